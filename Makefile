@@ -1,0 +1,74 @@
+# Every target sets up what it needs: a virtual environment, torch, and the five packages with all development extras.
+# The stamp makes a second run skip that, until a pyproject.toml or constraints.txt changes.
+# Needed: Python 3.11 or newer, and make. Settings, as `make demo PYTHON=python3.12`:
+#   PYTHON      the interpreter that makes the environment
+#   VENV        the folder of the environment
+#   TORCH_ARGS  more arguments for pip where torch is installed, such as
+#               --index-url https://download.pytorch.org/whl/cpu   (on Linux, without CUDA's gigabytes)
+#   ARGS        passed on: make demo ARGS=--short, make test ARGS="-k cache", make bench ARGS=--smoke
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_ARGS ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PACKAGES := langchain llama-index qdrant milvus
+PROJECTS := pyproject.toml $(PACKAGES:%=integrations/%/pyproject.toml)
+COVERAGE := --cov --cov-report=
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all check format bench notebooks test-gpu bench-gpu constraints clean
+
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## set up .venv with the five packages and every development extra
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "millpond needs Python 3.11 or newer; name one: make install PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch first: which build of it is wanted is a decision of its own (TORCH_ARGS), and everything else asks only for torch.
+$(STAMP): $(BIN)/python $(PROJECTS) constraints.txt
+	$(PIP) install --quiet $(TORCH_ARGS) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]' $(PACKAGES:%=--editable integrations/%)
+	@touch $@
+
+demo: $(STAMP) ## answer questions about the Python standard library on this machine
+	$(BIN)/millpond demo $(ARGS)
+
+test: $(STAMP) ## the tests that need no GPU, network or service, and their coverage
+	$(BIN)/python -m pytest -m "not slow and not gpu and not network and not service" $(COVERAGE) $(ARGS)
+
+test-all: $(STAMP) ## every test; those that lack their device, network or service skip themselves
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## format, lint, layering and types: what CI runs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-timings 2>/dev/null || $(BIN)/lint-imports
+	$(BIN)/mypy
+
+format: $(STAMP) ## put the code in form
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## run every script of benchmarks/; results go to benchmarks/results/
+
+notebooks: $(STAMP) ## execute the notebooks
+
+test-gpu: ## the GPU tests, on a machine that may have nothing but torch, transformers, numpy and pytest
+	PYTHONPATH=src $(PYTHON) -m pytest -c tests/gpu/pytest.ini tests/gpu $(ARGS)
+
+bench-gpu: ## the benchmarks that need a GPU
+
+constraints: $(STAMP) ## write constraints.txt from what is installed
+	$(PIP) freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' > constraints.txt
+
+clean: ## remove what was built here, but for .venv
+	rm -rf build dist .coverage .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks
+	find src integrations tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

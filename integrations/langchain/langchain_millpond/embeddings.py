@@ -1,0 +1,186 @@
+"""MillpondEmbeddings: LangChain's embeddings over a millpond engine in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from langchain_core.embeddings import Embeddings
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from millpond.engine.shared import shared, shared_async
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from millpond import Engine
+else:
+    # Importing the class would import torch; `_check_engine` looks at the value instead.
+    Engine = Any
+
+# Rows made into lists before an event loop gets its turn: about a millisecond's work.
+_ROWS_PER_TURN = 128
+_LOADING = (
+    "revision",
+    "device",
+    "dtype",
+    "max_length",
+    "pooling",
+    "hf_overrides",
+    "max_batch_tokens",
+    "cache",
+    "trust_remote_code",
+)
+
+
+def _path(value: object) -> object:
+    """A path object as the str it stands for."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _check_engine(value: object) -> object:
+    if value is None:
+        return None
+    from millpond import Engine
+
+    if not isinstance(value, Engine):
+        raise TypeError(f"engine must be a millpond.Engine, not a {type(value).__name__}")
+    return value
+
+
+PathStr = Annotated[str, BeforeValidator(_path)]
+
+
+class MillpondEmbeddings(BaseModel, Embeddings):
+    """Text embeddings of a model that runs in this process.
+
+    Built from ``model=``, it loads on first use, and all objects of one configuration share one engine. Built from
+    ``engine=``, it uses that one. Documents and queries get the checkpoint's own prompts, if it has any; texts are
+    embedded as they are. The async methods wait for the engine without blocking the event loop or taking a thread.
+
+    Attributes:
+        model: Hub id or local folder; also accepted as ``model_name``.
+        engine: A loaded engine instead of ``model`` and of every option that loading reads. Never serialized.
+        query_prompt: Put before every query instead of the checkpoint's query prompt; ``""`` for none.
+        document_prompt: Put before every document instead of the checkpoint's document prompt; ``""`` for none.
+        dimensions: Matryoshka width of the vectors.
+        normalize: L2-normalize the vectors; by default as the checkpoint does.
+        truncate: Which end of an over-long text is cut, or ``"error"``.
+        show_progress: Draw a progress bar in ``embed_documents``, if this is a terminal.
+        revision: Branch, tag or commit of a hub id.
+        device: ``auto`` (cuda, then mps, then cpu) or a torch device.
+        dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
+        max_length: Most tokens per text; the checkpoint's own by default.
+        pooling: Replaces the checkpoint's pooling.
+        hf_overrides: Merged into config.json, for example ``{"is_matryoshka": True}``.
+        max_batch_tokens: Most tokens per forward.
+        cache: Path of a vector cache. To share a ``VectorCache`` object, give it to an engine and pass that.
+        trust_remote_code: Never needed, and refused by the engine.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, protected_namespaces=())
+
+    model: PathStr | None = Field(default=None, validation_alias=AliasChoices("model", "model_name"), min_length=1)
+    engine: Annotated[Engine | None, BeforeValidator(_check_engine)] = Field(default=None, exclude=True, repr=False)
+    query_prompt: str | None = None
+    document_prompt: str | None = None
+    dimensions: int | None = Field(default=None, gt=0, strict=True)
+    normalize: bool | None = None
+    truncate: Literal["end", "start", "error"] = "end"
+    show_progress: bool = False
+    revision: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    max_length: int | None = Field(default=None, gt=0, strict=True)
+    pooling: str | None = None
+    hf_overrides: dict[str, Any] | None = None
+    max_batch_tokens: int | None = Field(default=None, gt=0, strict=True)
+    cache: PathStr | None = None
+    trust_remote_code: bool = False
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.model is None) == (self.engine is None):
+            raise ValueError("pass either model= (a hub id or a folder) or engine= (a loaded millpond.Engine)")
+        if self.engine is not None:
+            fields = type(self).model_fields
+            moot = [name for name in _LOADING if getattr(self, name) != fields[name].default]
+            if moot:
+                raise ValueError(f"{moot[0]}= is read when a model is loaded, and engine= is loaded; give it to Engine")
+        return self
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """One vector per document, in order; any number of documents.
+
+        Raises:
+            TypeError: ``texts`` is a bare str.
+            MillpondError: The model cannot be loaded, or a text cannot be embedded; the message says which and why.
+        """
+        output = self._engine().embed(texts, show_progress=self.show_progress, **self._options("document"))
+        return _lists(output.embeddings)
+
+    def embed_query(self, text: str) -> list[float]:
+        """The vector of a query.
+
+        Raises:
+            MillpondError: The model cannot be loaded, or the text cannot be embedded.
+        """
+        output = self._engine().embed([text], **self._options("query"))
+        return _lists(output.embeddings)[0]
+
+    async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
+        """As :meth:`embed_documents`; cancelling the task drops what is still queued."""
+        return await self._aembed(texts, "document")
+
+    async def aembed_query(self, text: str) -> list[float]:
+        """As :meth:`embed_query`."""
+        return (await self._aembed([text], "query"))[0]
+
+    async def _aembed(self, texts: list[str], role: Literal["query", "document"]) -> list[list[float]]:
+        engine = self.engine if self.engine is not None else await shared_async(**self._loading())
+        from millpond import AsyncEngine  # after loading: torch is imported by now
+
+        output = await AsyncEngine(engine).embed(texts, **self._options(role))
+        rows = output.embeddings  # [n, d]
+        vectors = _lists(rows[:_ROWS_PER_TURN])
+        for first in range(_ROWS_PER_TURN, len(rows), _ROWS_PER_TURN):
+            await asyncio.sleep(0)
+            vectors += _lists(rows[first : first + _ROWS_PER_TURN])
+        return vectors
+
+    def _engine(self) -> Engine:
+        return self.engine if self.engine is not None else shared(**self._loading())
+
+    def _loading(self) -> dict[str, Any]:
+        return {"model": self.model} | {name: getattr(self, name) for name in _LOADING}
+
+    def _options(self, role: Literal["query", "document"]) -> dict[str, Any]:
+        prompt = self.query_prompt if role == "query" else self.document_prompt
+        return {
+            "role": role,
+            "prompt": prompt,
+            "dimensions": self.dimensions,
+            "normalize": self.normalize,
+            "truncate": self.truncate,
+        }
+
+    def __getstate__(self) -> dict[Any, Any]:
+        if self.engine is not None:
+            raise TypeError(
+                "MillpondEmbeddings(engine=...) cannot be pickled: an engine holds a loaded model; build it from "
+                "model= instead, and each process loads its own"
+            )
+        return super().__getstate__()
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        memo = {} if memo is None else memo
+        memo[id(self.engine)] = self.engine  # shared by copies, deep ones too
+        return super().__deepcopy__(memo)
+
+
+def _lists(rows: npt.NDArray[np.float32]) -> list[list[float]]:
+    """Rows ``[n, d]`` as the builtin floats that LangChain asks for."""
+    lists: list[list[float]] = rows.tolist()
+    return lists

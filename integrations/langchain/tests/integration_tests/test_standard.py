@@ -1,0 +1,26 @@
+"""LangChain's own integration suite for embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain_core.embeddings import Embeddings
+from langchain_millpond import MillpondEmbeddings
+from langchain_tests.integration_tests import EmbeddingsIntegrationTests
+
+
+class TestMillpondEmbeddings(EmbeddingsIntegrationTests):
+    """Over the real MiniLM."""
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, minilm: str) -> None:
+        self._minilm = minilm
+
+    @property
+    def embeddings_class(self) -> type[Embeddings]:
+        return MillpondEmbeddings
+
+    @property
+    def embedding_model_params(self) -> dict[str, Any]:
+        return {"model": self._minilm}

@@ -1,0 +1,159 @@
+"""The vectors of MillpondEmbeddings are the engine's, in the right role, whatever the caller's style."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from langchain_millpond import MillpondEmbeddings
+
+from millpond import Engine
+from millpond.errors import InputTooLongError, InvalidRequestError
+
+T = TypeVar("T")
+PROMPTS = {"query": "search_query: ", "document": "search_document: "}
+
+
+async def turns_until(done: Awaitable[T]) -> tuple[T, int]:
+    """The result, and how often the event loop came round meanwhile."""
+    task = asyncio.ensure_future(done)
+    turns = 0
+    while not task.done():
+        turns += 1
+        await asyncio.sleep(0.001)
+    return task.result(), turns
+
+
+def many(count: int) -> list[str]:
+    return [f"the {i}th passage of {count}, about {i * i} things" for i in range(count)]
+
+
+def test_documents_and_queries_get_the_checkpoints_prompts(prompted: str, engine: Engine, texts: list[str]) -> None:
+    embeddings = MillpondEmbeddings(model=prompted, dtype="float32")
+    documents = engine.embed(texts, prompt=PROMPTS["document"]).embeddings
+    query = engine.embed([texts[0]], prompt=PROMPTS["query"]).embeddings[0]
+    np.testing.assert_allclose(embeddings.embed_documents(texts), documents, atol=1e-6)
+    np.testing.assert_allclose(embeddings.embed_query(texts[0]), query, atol=1e-6)
+    assert np.abs(query - documents[0]).max() > 1e-3  # the two roles can be told apart
+
+
+@pytest.mark.parametrize("prompt", ["ask: ", ""])
+def test_prompts_of_the_caller_win(prompted: str, engine: Engine, prompt: str) -> None:
+    embeddings = MillpondEmbeddings(model=prompted, dtype="float32", query_prompt=prompt, document_prompt=prompt)
+    expected = engine.embed(["tides"], prompt=prompt).embeddings
+    np.testing.assert_allclose(embeddings.embed_documents(["tides"]), expected, atol=1e-6)
+    np.testing.assert_allclose(embeddings.embed_query("tides"), expected[0], atol=1e-6)
+
+
+def test_options_reach_the_engine(minilm: str, engine: Engine, texts: list[str]) -> None:
+    full = engine.embed(texts, normalize=False).embeddings
+    raw = MillpondEmbeddings(engine=engine, normalize=False).embed_documents(texts)
+    np.testing.assert_allclose(raw, full, atol=1e-6)
+    cut = MillpondEmbeddings(model=minilm, dtype="float32", dimensions=64, hf_overrides={"is_matryoshka": True})
+    expected = full[:, :64] / np.linalg.norm(full[:, :64], axis=1, keepdims=True)
+    np.testing.assert_allclose(cut.embed_documents(texts), expected, atol=1e-6)
+
+
+def test_a_long_text_is_cut_or_refused_as_told(minilm: str) -> None:
+    long = "word " * 20 + "tail"
+    options: dict[str, Any] = {"model": minilm, "dtype": "float32", "max_length": 8}
+    head = MillpondEmbeddings(**options).embed_query(long)
+    assert head == MillpondEmbeddings(**options).embed_query("word " * 20)
+    assert head != MillpondEmbeddings(**options, truncate="start").embed_query(long)
+    with pytest.raises(InputTooLongError, match="max_length=8"):
+        MillpondEmbeddings(**options, truncate="error").embed_documents(["short", long])
+
+
+def test_texts_are_embedded_as_they_are(minilm: str, tmp_path: Path) -> None:
+    text = " two\nlines,  two spaces\t"
+    MillpondEmbeddings(model=minilm, dtype="float32", cache=str(tmp_path / "c.db")).embed_documents([text])
+    # The cache knows a text by its exact characters, so it tells what reached the engine.
+    with Engine(minilm, dtype="float32", cache=tmp_path / "c.db") as engine:
+        seen = engine.embed([text, text.replace("\n", " "), text.strip()], role="document").cached
+    assert seen.tolist() == [True, False, False]
+
+
+def test_the_numbers_are_builtin_floats(engine: Engine) -> None:
+    embeddings = MillpondEmbeddings(engine=engine)
+    for vector in (embeddings.embed_query("a"), *embeddings.embed_documents(["a", "b"])):
+        assert isinstance(vector, list)
+        assert {type(number) for number in vector} == {float}
+
+
+def test_a_hundred_thousand_texts_in_one_call(minilm: str) -> None:
+    # Few distinct texts at a small width: what is tested is the size of the call.
+    embeddings = MillpondEmbeddings(model=minilm, dtype="float32", dimensions=8, hf_overrides={"is_matryoshka": True})
+    distinct = many(50)
+    vectors = embeddings.embed_documents(distinct * 2000)
+    assert len(vectors) == 100_000
+    np.testing.assert_allclose(vectors[-50:], embeddings.embed_documents(distinct), atol=1e-6)
+
+
+def test_no_texts_no_vectors(engine: Engine) -> None:
+    embeddings = MillpondEmbeddings(engine=engine)
+    assert embeddings.embed_documents([]) == []
+    assert asyncio.run(embeddings.aembed_documents([])) == []
+
+
+@pytest.mark.parametrize(
+    ("texts", "error", "message"),
+    [
+        ("one text", TypeError, "not a str"),
+        (["a", None], InvalidRequestError, "index 1 is a NoneType"),
+        (["a", "\ud800"], InvalidRequestError, "index 1 holds a lone surrogate"),
+    ],
+)
+def test_bad_texts_are_named(engine: Engine, texts: Any, error: type[Exception], message: str) -> None:
+    embeddings = MillpondEmbeddings(engine=engine)
+    with pytest.raises(error, match=message):
+        embeddings.embed_documents(texts)
+    with pytest.raises(error, match=message):
+        asyncio.run(embeddings.aembed_documents(texts))
+
+
+async def test_async_equals_sync(prompted: str) -> None:
+    embeddings = MillpondEmbeddings(model=prompted, dtype="float32")
+    texts = many(300)  # more than the adapter turns into lists at a time
+    documents, query = await asyncio.gather(embeddings.aembed_documents(texts), embeddings.aembed_query(texts[0]))
+    np.testing.assert_allclose(documents, embeddings.embed_documents(texts), atol=1e-6)
+    np.testing.assert_allclose(query, embeddings.embed_query(texts[0]), atol=1e-6)
+
+
+async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the adapter took a thread of the loop's pool")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", refuse)
+    embeddings = MillpondEmbeddings(engine=engine)
+    vectors, turns = await turns_until(embeddings.aembed_documents(many(400)))
+    assert len(vectors) == 400
+    assert turns > 10
+
+    async def blocks() -> list[list[float]]:
+        return embeddings.embed_documents(many(400))
+
+    _, turns = await turns_until(blocks())
+    assert turns <= 2  # the count can tell
+
+
+async def test_the_loop_goes_on_while_a_model_loads(minilm: str) -> None:
+    embeddings = MillpondEmbeddings(model=minilm, dtype="float32", max_batch_tokens=1111)  # nobody else's engine
+    _, turns = await turns_until(embeddings.aembed_query("tides"))
+    assert turns > 10
+
+
+async def test_a_cancelled_call_leaves_the_engine_working(engine: Engine) -> None:
+    embeddings = MillpondEmbeddings(engine=engine)
+    call = asyncio.ensure_future(embeddings.aembed_documents(many(2000)))
+    await asyncio.sleep(0.01)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    query = await embeddings.aembed_query("tides")
+    np.testing.assert_allclose(query, engine.embed(["tides"]).embeddings[0], atol=1e-6)

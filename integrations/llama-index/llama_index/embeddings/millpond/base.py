@@ -1,0 +1,236 @@
+"""MillpondEmbedding: LlamaIndex's embedding model over a millpond engine in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from millpond.engine.shared import shared, shared_async
+from millpond.errors import EngineOverloadedError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from millpond import Engine
+else:
+    # Importing the class would import torch; `_check_engine` looks at the value instead.
+    Engine = Any
+
+# Rows made into lists before an event loop gets its turn: about a millisecond's work.
+_ROWS_PER_TURN = 128
+_LOADING = (
+    "revision",
+    "device",
+    "dtype",
+    "max_length",
+    "pooling",
+    "hf_overrides",
+    "max_batch_tokens",
+    "cache",
+    "trust_remote_code",
+)
+
+
+def _path(value: object) -> object:
+    """A path object as the str it stands for."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _check_engine(value: object) -> object:
+    if value is None:
+        return None
+    from millpond import Engine
+
+    if not isinstance(value, Engine):
+        raise TypeError(f"engine must be a millpond.Engine, not a {type(value).__name__}")
+    return value
+
+
+PathStr = Annotated[str, BeforeValidator(_path)]
+
+
+class MillpondEmbedding(BaseEmbedding):
+    """Text embeddings of a model that runs in this process.
+
+    Built from ``model_name=``, it loads on first use, and all objects of one configuration share one engine, also after
+    pickling. Built from ``engine=``, it uses that one. Texts and queries get the checkpoint's own prompts, if it has
+    any. The async methods wait for the engine without blocking the event loop.
+
+    Every option that changes a vector is a public field, so an ``IngestionPipeline`` sees it in its cache key.
+
+    Attributes:
+        model_name: Hub id or local folder; also accepted as ``model``.
+        engine: A loaded engine instead of ``model_name`` and of every option that loading reads. Never serialized.
+        engine_identity: Written by serialization for ``engine=``: which engine it was.
+        embed_batch_size: Texts handed to the engine at a time; it forms its own batches, so larger is better.
+        num_workers: Such hand-overs under way at a time in ``aget_text_embedding_batch``.
+        query_prompt: Put before every query instead of the checkpoint's query prompt; ``""`` for none.
+        document_prompt: Put before every text instead of the checkpoint's document prompt; ``""`` for none.
+        dimensions: Matryoshka width of the vectors.
+        normalize: L2-normalize the vectors; by default as the checkpoint does.
+        truncate: Which end of an over-long text is cut, or ``"error"``.
+        revision: Branch, tag or commit of a hub id.
+        device: ``auto`` (cuda, then mps, then cpu) or a torch device.
+        dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
+        max_length: Most tokens per text; the checkpoint's own by default.
+        pooling: Replaces the checkpoint's pooling.
+        hf_overrides: Merged into config.json, for example ``{"is_matryoshka": True}``.
+        max_batch_tokens: Most tokens per forward.
+        cache: Path of a vector cache, which unlike ``embeddings_cache`` knows model, role and width. To share a
+            ``VectorCache`` object, give it to an engine and pass that.
+        trust_remote_code: Never needed, and refused by the engine.
+    """
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    model_name: PathStr = Field(default="", validation_alias=AliasChoices("model_name", "model"))
+    engine: Annotated[Engine | None, BeforeValidator(_check_engine)] = Field(default=None, exclude=True, repr=False)
+    engine_identity: str | None = None
+    embed_batch_size: int = Field(default=2048, gt=0, le=2048)
+    # The base class would hand a whole corpus to the engine's bounded queue at once.
+    num_workers: int | None = 16
+    query_prompt: str | None = None
+    document_prompt: str | None = None
+    dimensions: int | None = Field(default=None, gt=0, strict=True)
+    normalize: bool | None = None
+    truncate: Literal["end", "start", "error"] = "end"
+    revision: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    max_length: int | None = Field(default=None, gt=0, strict=True)
+    pooling: str | None = None
+    hf_overrides: dict[str, Any] | None = None
+    max_batch_tokens: int | None = Field(default=None, gt=0, strict=True)
+    cache: PathStr | None = None
+    trust_remote_code: bool = False
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name that serialization knows this class by."""
+        return "MillpondEmbedding"
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        engine, identity = self.engine, self.engine_identity
+        if engine is None:
+            if identity is not None:
+                raise ValueError(
+                    f"this was serialized with engine= (a {self.model_name}), which is not serialized; "
+                    "pass that engine: from_dict(data, engine=...)"
+                )
+            if not self.model_name:
+                raise ValueError("pass either model_name= (a hub id or a folder) or engine= (a loaded millpond.Engine)")
+            return self
+        if identity is not None and identity != _identity(engine):
+            raise ValueError(f"this was serialized with another engine than {engine!r}; pass one of the same settings")
+        if self.model_name and identity is None:
+            raise ValueError("pass either model_name= or engine=, not both; the engine knows its model")
+        fields = type(self).model_fields
+        moot = [name for name in _LOADING if getattr(self, name) != fields[name].default]
+        if moot:
+            raise ValueError(f"{moot[0]}= is read when a model is loaded, and engine= is loaded; give it to Engine")
+        self.model_name = engine.spec.name
+        return self
+
+    @model_serializer(mode="wrap")
+    def custom_model_dump(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        """The public fields, the class's name, and which engine it was, where one was passed.
+
+        So a pipeline's cache tells two engines of one model apart, and deserializing without the engine is an error.
+        """
+        data: dict[str, Any] = handler(self)
+        data["class_name"] = self.class_name()
+        if self.engine is not None and "engine_identity" in data:
+            data["engine_identity"] = _identity(self.engine)
+        return data
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        return self._embed([query], "query")[0]
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        return self._embed([text], "document")[0]
+
+    def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        return self._embed(texts, "document")
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return (await self._aembed([query], "query"))[0]
+
+    async def _aget_text_embedding(self, text: str) -> list[float]:
+        return (await self._aembed([text], "document"))[0]
+
+    async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        while True:
+            try:
+                return await self._aembed(texts, "document")
+            except EngineOverloadedError as error:
+                # A corpus waits for its turn; the queue may be full of its own other batches.
+                await asyncio.sleep(error.retry_after)
+
+    def _embed(self, texts: list[str], role: Literal["query", "document"]) -> list[list[float]]:
+        engine = self.engine if self.engine is not None else shared(**self._loading())
+        return _lists(engine.embed(texts, **self._options(role)).embeddings)
+
+    async def _aembed(self, texts: list[str], role: Literal["query", "document"]) -> list[list[float]]:
+        engine = self.engine if self.engine is not None else await shared_async(**self._loading())
+        from millpond import AsyncEngine  # after loading: torch is imported by now
+
+        output = await AsyncEngine(engine).embed(texts, **self._options(role))
+        rows = output.embeddings  # [n, d]
+        vectors = _lists(rows[:_ROWS_PER_TURN])
+        for first in range(_ROWS_PER_TURN, len(rows), _ROWS_PER_TURN):
+            await asyncio.sleep(0)
+            vectors += _lists(rows[first : first + _ROWS_PER_TURN])
+        return vectors
+
+    def _loading(self) -> dict[str, Any]:
+        return {"model": self.model_name} | {name: getattr(self, name) for name in _LOADING}
+
+    def _options(self, role: Literal["query", "document"]) -> dict[str, Any]:
+        prompt = self.query_prompt if role == "query" else self.document_prompt
+        return {
+            "role": role,
+            "prompt": prompt,
+            "dimensions": self.dimensions,
+            "normalize": self.normalize,
+            "truncate": self.truncate,
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The base class would drop the engine with no more than a log line, and restore something else.
+        if self.engine is not None:
+            raise TypeError(
+                "MillpondEmbedding(engine=...) cannot be pickled: an engine holds a loaded model; build it from "
+                "model_name= instead, and each process loads its own"
+            )
+        return super().__getstate__()
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        memo = {} if memo is None else memo
+        memo[id(self.engine)] = self.engine  # shared by copies, deep ones too
+        return super().__deepcopy__(memo)
+
+
+def _identity(engine: Engine) -> str:
+    """What tells the vectors of two engines apart, without prompts and widths, which are fields here."""
+    return f"{engine.spec.fingerprint} {engine.dtype} normalize={engine.spec.normalize}"
+
+
+def _lists(rows: npt.NDArray[np.float32]) -> list[list[float]]:
+    """Rows ``[n, d]`` as the builtin floats that LlamaIndex stores."""
+    lists: list[list[float]] = rows.tolist()
+    return lists

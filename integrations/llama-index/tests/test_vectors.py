@@ -1,0 +1,151 @@
+"""The vectors of MillpondEmbedding are the engine's, in the right role, whatever the caller's style."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.storage.kvstore import SimpleKVStore
+from llama_index.embeddings.millpond import MillpondEmbedding
+
+from millpond import Engine
+from millpond.errors import EngineOverloadedError, InputTooLongError, InvalidRequestError
+
+T = TypeVar("T")
+PROMPTS = {"query": "search_query: ", "document": "search_document: "}
+
+
+async def turns_until(done: Awaitable[T]) -> tuple[T, int]:
+    """The result, and how often the event loop came round meanwhile."""
+    task = asyncio.ensure_future(done)
+    turns = 0
+    while not task.done():
+        turns += 1
+        await asyncio.sleep(0.001)
+    return task.result(), turns
+
+
+def many(count: int) -> list[str]:
+    return [f"the {i}th passage of {count}, about {i * i} things" for i in range(count)]
+
+
+def test_texts_and_queries_get_the_checkpoints_prompts(prompted: str, engine: Engine, texts: list[str]) -> None:
+    embedding = MillpondEmbedding(model_name=prompted, dtype="float32", embed_batch_size=5)
+    documents = engine.embed(texts, prompt=PROMPTS["document"]).embeddings
+    queries = engine.embed(texts, prompt=PROMPTS["query"]).embeddings
+    np.testing.assert_allclose(embedding.get_text_embedding_batch(texts), documents, atol=1e-6)
+    np.testing.assert_allclose(embedding.get_text_embedding(texts[3]), documents[3], atol=1e-6)
+    np.testing.assert_allclose(embedding.get_query_embedding(texts[3]), queries[3], atol=1e-6)
+    np.testing.assert_allclose(embedding.get_agg_embedding_from_queries(texts), queries.mean(axis=0), atol=1e-6)
+    assert np.abs(queries[3] - documents[3]).max() > 1e-3  # the two roles can be told apart
+
+
+async def test_async_equals_sync(prompted: str, engine: Engine) -> None:
+    embedding = MillpondEmbedding(model_name=prompted, dtype="float32")
+    texts = many(300)  # more than the adapter turns into lists at a time
+    documents = engine.embed(texts, prompt=PROMPTS["document"]).embeddings
+    query = engine.embed(texts[:1], prompt=PROMPTS["query"]).embeddings[0]
+    batch, one, question = await asyncio.gather(
+        embedding.aget_text_embedding_batch(texts),
+        embedding.aget_text_embedding(texts[0]),
+        embedding.aget_query_embedding(texts[0]),
+    )
+    np.testing.assert_allclose(batch, documents, atol=1e-6)
+    np.testing.assert_allclose(one, documents[0], atol=1e-6)
+    np.testing.assert_allclose(question, query, atol=1e-6)
+
+
+@pytest.mark.parametrize("prompt", ["ask: ", ""])
+def test_prompts_of_the_caller_win(prompted: str, engine: Engine, prompt: str) -> None:
+    embedding = MillpondEmbedding(model_name=prompted, dtype="float32", query_prompt=prompt, document_prompt=prompt)
+    expected = engine.embed(["tides"], prompt=prompt).embeddings[0]
+    np.testing.assert_allclose(embedding.get_text_embedding("tides"), expected, atol=1e-6)
+    np.testing.assert_allclose(embedding.get_query_embedding("tides"), expected, atol=1e-6)
+
+
+def test_options_reach_the_engine(minilm: str, engine: Engine, texts: list[str]) -> None:
+    full = engine.embed(texts, normalize=False).embeddings
+    raw = MillpondEmbedding(engine=engine, normalize=False).get_text_embedding_batch(texts)
+    np.testing.assert_allclose(raw, full, atol=1e-6)
+    cut = MillpondEmbedding(model_name=minilm, dtype="float32", dimensions=64, hf_overrides={"is_matryoshka": True})
+    expected = full[:, :64] / np.linalg.norm(full[:, :64], axis=1, keepdims=True)
+    np.testing.assert_allclose(cut.get_text_embedding_batch(texts), expected, atol=1e-6)
+    with pytest.raises(InputTooLongError, match="max_length=4"):
+        MillpondEmbedding(model_name=minilm, max_length=4, truncate="error").get_text_embedding(texts[0])
+
+
+def test_texts_are_embedded_as_they_are(minilm: str, tmp_path: Path) -> None:
+    text = " two\nlines,  two spaces\t"
+    MillpondEmbedding(model_name=minilm, dtype="float32", cache=str(tmp_path / "c.db")).get_text_embedding(text)
+    # The cache knows a text by its exact characters, so it tells what reached the engine.
+    with Engine(minilm, dtype="float32", cache=tmp_path / "c.db") as engine:
+        seen = engine.embed([text, text.replace("\n", " "), text.strip()], role="document").cached
+    assert seen.tolist() == [True, False, False]
+
+
+def test_the_numbers_are_builtin_floats(engine: Engine) -> None:
+    embedding = MillpondEmbedding(engine=engine)
+    for vector in (embedding.get_query_embedding("a"), *embedding.get_text_embedding_batch(["a", "b"])):
+        assert isinstance(vector, list)
+        assert {type(number) for number in vector} == {float}
+
+
+def test_bad_texts_are_named(engine: Engine) -> None:
+    embedding = MillpondEmbedding(engine=engine)
+    bad: Any = ["a", None]
+    with pytest.raises(InvalidRequestError, match="index 1 is a NoneType"):
+        embedding.get_text_embedding_batch(bad)
+    with pytest.raises(InvalidRequestError, match="index 1 is a NoneType"):
+        asyncio.run(embedding.aget_text_embedding_batch(bad))
+
+
+def test_no_texts_no_vectors(engine: Engine) -> None:
+    embedding = MillpondEmbedding(engine=engine)
+    assert embedding.get_text_embedding_batch([]) == []
+    assert asyncio.run(embedding.aget_text_embedding_batch([])) == []
+
+
+async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the adapter took a thread of the loop's pool")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", refuse)
+    embedding = MillpondEmbedding(engine=engine)
+    vectors, turns = await turns_until(embedding.aget_text_embedding_batch(many(400)))
+    assert len(vectors) == 400
+    assert turns > 10
+    # What the base class would do, to show that the count can tell.
+    _, turns = await turns_until(BaseEmbedding._aget_text_embedding(embedding, " ".join(many(40))))
+    assert turns <= 2
+
+
+async def test_the_loop_goes_on_while_a_model_loads(minilm: str) -> None:
+    embedding = MillpondEmbedding(model_name=minilm, dtype="float32", max_batch_tokens=1112)  # nobody else's engine
+    _, turns = await turns_until(embedding.aget_query_embedding("tides"))
+    assert turns > 10
+
+
+async def test_a_corpus_larger_than_the_queue_waits_for_its_turn(minilm: str) -> None:
+    texts = many(48)
+    with Engine(minilm, dtype="float32", max_queue=20) as engine:
+        embedding = MillpondEmbedding(engine=engine, embed_batch_size=8)
+        vectors = await embedding.aget_text_embedding_batch(texts)
+        np.testing.assert_allclose(vectors, engine.embed(texts).embeddings, atol=1e-6)
+        with pytest.raises(EngineOverloadedError):  # a query is told, so that its caller can answer
+            await asyncio.gather(*(embedding.aget_query_embedding(text) for text in texts))
+
+
+def test_embeddings_cache_still_works(engine: Engine) -> None:
+    store = SimpleKVStore()
+    embedding = MillpondEmbedding(engine=engine, embeddings_cache=store)
+    first = embedding.get_text_embedding_batch(["a", "b"])
+    store.put("c", {"any": [1.0, 2.0]}, collection="embeddings")
+    assert embedding.get_text_embedding_batch(["b", "c", "a"]) == [first[1], [1.0, 2.0], first[0]]
+    assert asyncio.run(embedding.aget_text_embedding_batch(["c", "a"])) == [[1.0, 2.0], first[0]]

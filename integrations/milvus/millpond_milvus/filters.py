@@ -1,0 +1,69 @@
+"""A filter on metadata as a Milvus expression."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from millpond.errors import InvalidRequestError
+from millpond.ingest.search import Scalar, check_filter
+from millpond_milvus.layout import Layout
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# A key of such a name could be read as an operator.
+_WORDS = frozenset(
+    ["and", "or", "not", "in", "like", "exists", "is", "null", "true", "false", "array_contains", "json_contains"]
+)
+
+
+def to_expression(wanted: Mapping[str, object] | str | None, layout: Layout) -> str:
+    """Every key must hold its value, or one of its list; a list in the metadata matches if it has the value.
+
+    Without a JSON field (the frameworks' layouts) a list matches only under a key that is a plain name.
+
+    Raises:
+        InvalidRequestError: A filter of another database, or a key that is a field of the layout.
+    """
+    if wanted is None:
+        return ""
+    if isinstance(wanted, str):
+        return wanted
+    if not isinstance(wanted, Mapping):
+        raise InvalidRequestError(
+            f"filter is of type {type(wanted).__name__}; pass a dict of metadata, or a Milvus expression as a str"
+        )
+    clauses = []
+    for key, values in check_filter(wanted).items():
+        if layout.json is None and key in layout.reserved:
+            raise InvalidRequestError(
+                f"filter key {key!r} is a field of the collection, not metadata; pass a Milvus expression instead"
+            )
+        clauses.append("(" + " or ".join(_matches(key, value, layout) for value in values) + ")")
+    return " and ".join(clauses)
+
+
+def one_of(field: str, values: Sequence[str]) -> str:
+    """``field in [...]`` for a field of the schema."""
+    return f"{field} in [{', '.join(map(_literal, values))}]"
+
+
+def _matches(key: str, value: Scalar, layout: Layout) -> str:
+    path = f"{layout.json or '$meta'}[{_quoted(key)}]"
+    equal = f"{path} == {_literal(value)}"
+    if layout.json is not None:
+        return f"{equal} or json_contains({path}, {_literal(value)})"
+    if _NAME.fullmatch(key) and key.lower() not in _WORDS:
+        return f"{equal} or json_contains({key}, {_literal(value)})"
+    return equal
+
+
+def _literal(value: Scalar) -> str:
+    return _quoted(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    # Not json.dumps: Milvus knows no \\u, and takes every other character as it is.
+    for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
+        text = text.replace(plain, escaped)
+    return f'"{text}"'

@@ -1,0 +1,95 @@
+"""Layout: which fields a payload form has in Milvus, and a record as a row of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millpond.errors import InvalidRequestError
+from millpond.ingest.payload import Payload, llama_index_fields, read_llama_index
+from millpond.ingest.record import Record, content_hash
+
+MAX_VARCHAR = 65_535
+MAX_JSON = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The fields of a collection, vectors aside.
+
+    Attributes:
+        form: The payload form.
+        primary: Name of the primary field, which holds the point's id.
+        strings: The other VARCHAR fields.
+        json: The JSON field of the metadata; ``None`` where its keys are fields of their own (dynamic ones).
+    """
+
+    form: Payload
+    primary: str
+    strings: tuple[str, ...]
+    json: str | None
+
+    @property
+    def reserved(self) -> frozenset[str]:
+        """Names that no dynamic field may have."""
+        return frozenset((self.primary, *self.strings))
+
+    def row(self, record: Record, point: str, *, vectors: frozenset[str]) -> dict[str, Any]:
+        """The fields of a record, vectors aside.
+
+        Args:
+            record: The record.
+            point: Its id in the database.
+            vectors: Names of the vector fields, which metadata may not take either.
+
+        Raises:
+            InvalidRequestError: A text or metadata that Milvus cannot store.
+        """
+        if (size := len(record.text.encode())) > MAX_VARCHAR:
+            raise InvalidRequestError(f"its text has {size} bytes; Milvus stores at most {MAX_VARCHAR}, so split it")
+        taken = self.reserved | vectors
+        if self.form == "plain":
+            fields: dict[str, Any] = {"metadata": dict(record.metadata)}
+            row = {"pk": point, "id": record.id, "text": record.text, "content_hash": content_hash(record.text)}
+        elif self.form == "langchain":
+            if clash := sorted((taken | {"record_id", "content_hash"}) & record.metadata.keys()):
+                raise InvalidRequestError(
+                    f"its metadata has the key {clash[0]!r}, which is a field of the collection; rename the key"
+                )
+            fields = {**record.metadata, "record_id": record.id, "content_hash": content_hash(record.text)}
+            row = {"pk": point, "text": record.text}
+        else:
+            # The node keeps every key; a flat one that is a field already would only have served filters.
+            flat = llama_index_fields(record, point, text_inside=False)
+            fields = {key: value for key, value in flat.items() if key not in taken}
+            row = {"id": point, "doc_id": record.id, "text": record.text}
+        if (size := len(json.dumps(fields, ensure_ascii=False).encode())) > MAX_JSON:
+            raise InvalidRequestError(f"its metadata has {size} bytes as JSON; Milvus stores at most {MAX_JSON}")
+        if any(key.startswith("$") for key in fields):
+            raise InvalidRequestError("its metadata has a key that begins with '$', which Milvus keeps for itself")
+        return {**row, **fields}
+
+    def output_fields(self) -> list[str]:
+        """What a search asks back."""
+        return [*self.strings, self.json or "$meta"]
+
+    def record_fields(self, entity: Mapping[str, Any], point: str) -> tuple[str, str, dict[str, Any]]:
+        """Id, text and metadata of a stored row. One written by the framework itself has its row's id."""
+        text = str(entity["text"])
+        if self.form == "plain":
+            return str(entity["id"]), text, dict(entity["metadata"] or {})
+        if self.form == "llama_index":
+            identity, _, metadata = read_llama_index(entity)
+            return identity, text, metadata
+        hidden = self.reserved | {"record_id", "content_hash"}
+        metadata = {key: value for key, value in entity.items() if key not in hidden}
+        return str(entity.get("record_id", point)), text, metadata
+
+
+LAYOUTS: Mapping[Payload, Layout] = {
+    "plain": Layout(form="plain", primary="pk", strings=("id", "text", "content_hash"), json="metadata"),
+    "langchain": Layout(form="langchain", primary="pk", strings=("text",), json=None),
+    "llama_index": Layout(form="llama_index", primary="id", strings=("doc_id", "text"), json=None),
+}

@@ -1,0 +1,96 @@
+"""millpond: an in-process pooling engine. One checkpoint in; vectors and token matrices out."""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from millpond.cache import VectorCache
+    from millpond.engine.aio import AsyncEngine
+    from millpond.engine.engine import Engine
+    from millpond.errors import (
+        CacheError,
+        EngineClosedError,
+        EngineOverloadedError,
+        FingerprintMismatchError,
+        InputTooLongError,
+        InvalidDimensionsError,
+        InvalidRequestError,
+        MillpondError,
+        MissingExtraError,
+        ModelLoadError,
+        UnknownModelError,
+        UnsupportedArchitectureError,
+        UnsupportedTaskError,
+        WeightMismatchError,
+    )
+    from millpond.outputs import EmbeddingOutput, TokenEmbeddingOutput, Usage
+    from millpond.params import PoolingParams
+    from millpond.ragged import Ragged
+    from millpond.spec import ModelSpec
+
+# Imported when first asked for, so that `import millpond` costs nothing and reads no torch.
+_HOMES = {
+    "AsyncEngine": "engine.aio",
+    "CacheError": "errors",
+    "EmbeddingOutput": "outputs",
+    "Engine": "engine.engine",
+    "EngineClosedError": "errors",
+    "EngineOverloadedError": "errors",
+    "FingerprintMismatchError": "errors",
+    "InputTooLongError": "errors",
+    "InvalidDimensionsError": "errors",
+    "InvalidRequestError": "errors",
+    "MillpondError": "errors",
+    "MissingExtraError": "errors",
+    "ModelLoadError": "errors",
+    "ModelSpec": "spec",
+    "PoolingParams": "params",
+    "Ragged": "ragged",
+    "TokenEmbeddingOutput": "outputs",
+    "UnknownModelError": "errors",
+    "UnsupportedArchitectureError": "errors",
+    "UnsupportedTaskError": "errors",
+    "Usage": "outputs",
+    "VectorCache": "cache",
+    "WeightMismatchError": "errors",
+}
+
+__all__ = [
+    "AsyncEngine",
+    "CacheError",
+    "EmbeddingOutput",
+    "Engine",
+    "EngineClosedError",
+    "EngineOverloadedError",
+    "FingerprintMismatchError",
+    "InputTooLongError",
+    "InvalidDimensionsError",
+    "InvalidRequestError",
+    "MillpondError",
+    "MissingExtraError",
+    "ModelLoadError",
+    "ModelSpec",
+    "PoolingParams",
+    "Ragged",
+    "TokenEmbeddingOutput",
+    "UnknownModelError",
+    "UnsupportedArchitectureError",
+    "UnsupportedTaskError",
+    "Usage",
+    "VectorCache",
+    "WeightMismatchError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("millpond")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

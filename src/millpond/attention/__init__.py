@@ -1,0 +1,1 @@
+"""One packed signature, several kernels."""

@@ -1,0 +1,81 @@
+"""FlexAttention: CUDA attention with a softcap (Gemma 2), which no flash kernel of torch has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from millpond.attention.segments import Segments
+from millpond.attention.signature import Masking
+
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    """flex_attention compiled once per process; lengths stay dynamic, or each new total would compile anew."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def fits(query: torch.Tensor, masking: Masking) -> bool:
+    """Whether the kernel should take this call."""
+    return query.device.type == "cuda" and masking.softcap is not None
+
+
+def score_mod(masking: Masking) -> Callable[..., torch.Tensor] | None:
+    """The softcap as FlexAttention's score modifier."""
+    softcap = masking.softcap
+    if softcap is None:
+        return None
+
+    def cap(score: torch.Tensor, _b: Any, _h: Any, _q: Any, _k: Any) -> torch.Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return cap
+
+
+def mask_mod(segment_ids: torch.Tensor, masking: Masking) -> Callable[..., torch.Tensor]:
+    """Same segment, not after the query if causal, and inside the window."""
+
+    def allowed(_b: Any, _h: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        inside = segment_ids[q] == segment_ids[k]
+        if masking.causal:
+            inside = inside & (q >= k)
+        if masking.window is not None:
+            inside = inside & ((q - k).abs() < masking.window)
+        return inside
+
+    return allowed
+
+
+def attend(
+    query: torch.Tensor,  # [tokens, heads, dim]
+    key: torch.Tensor,  # [tokens, kv_heads, dim]
+    value: torch.Tensor,  # [tokens, kv_heads, dim]
+    segments: Segments,
+    masking: Masking,
+    *,
+    flex: Callable[..., Any] | None = None,
+) -> torch.Tensor:  # [tokens, heads, dim]
+    """Attention within each segment; ``flex`` replaces the compiled function (the tests run it uncompiled on a CPU)."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    total = segments.total
+    lengths = (segments.cu_seqlens[1:] - segments.cu_seqlens[:-1]).long()
+    numbers = torch.arange(len(segments.lengths), device=query.device)
+    segment_ids = torch.repeat_interleave(numbers, lengths, output_size=total)  # [tokens]
+    blocks = create_block_mask(mask_mod(segment_ids, masking), None, None, total, total, device=query.device)
+    out = (flex or _compiled())(
+        query.transpose(0, 1)[None],
+        key.transpose(0, 1)[None],
+        value.transpose(0, 1)[None],
+        score_mod=score_mod(masking),
+        block_mask=blocks,
+        scale=masking.scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    result: torch.Tensor = out[0].transpose(0, 1)
+    return result

@@ -1,0 +1,82 @@
+"""Attention one run of equal lengths at a time: the CPU's kernel, and the reference for every other.
+
+Nothing here depends on the device, so it also serves CUDA in float32, where the packed flash kernel has no variant.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from millpond.attention.segments import Run, Segments
+from millpond.attention.signature import Masking
+
+# Explicit scores are written out as [heads, rows, length]; rows are taken in blocks so that they stay below this.
+_SCORE_BLOCK = 1 << 24
+
+
+def attend(
+    query: torch.Tensor,  # [tokens, heads, dim]
+    key: torch.Tensor,  # [tokens, kv_heads, dim]
+    value: torch.Tensor,  # [tokens, kv_heads, dim]
+    segments: Segments,
+    masking: Masking,
+) -> torch.Tensor:  # [tokens, heads, dim]
+    """Attention within each segment; see :class:`Masking` for what may attend to what."""
+    out = query.new_empty(query.shape)
+    for run in segments.runs:
+        q, k, v = (_batch(states, run) for states in (query, key, value))
+        if masking.softcap is None and not _is_short(run, query):
+            mixed = _fused(q, k, v, masking)
+        else:
+            mixed = _explicit(q, k, v, masking)
+        out[run.start : run.stop].view(run.count, run.length, *out.shape[1:]).copy_(mixed.transpose(1, 2))
+    return out
+
+
+def _batch(states: torch.Tensor, run: Run) -> torch.Tensor:
+    """A run's rows as ``[count, heads, length, dim]``, without a copy."""
+    return states[run.start : run.stop].reshape(run.count, run.length, *states.shape[1:]).transpose(1, 2)
+
+
+def _is_short(run: Run, query: torch.Tensor) -> bool:
+    """On a CPU in half precision the fused kernel loses to plain products while the scores fit the cache."""
+    return query.device.type == "cpu" and query.dtype is not torch.float32 and run.length <= 256
+
+
+def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Masking) -> torch.Tensor:
+    """torch's own scaled dot product, ``[count, heads, length, dim]``."""
+    length = q.shape[2]
+    mask = masking.mask(length, q.device)
+    if masking.bias is not None:  # the families that have one are bidirectional and have no window
+        mask = masking.bias[:, :length, :length]
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=masking.causal and mask is None and length > 1,
+        scale=masking.scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+
+
+def _explicit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Masking) -> torch.Tensor:
+    """Scores, softcap, mask, softmax and product written out, block by block of query rows."""
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    count, heads, length, _ = q.shape
+    rows = max(1, _SCORE_BLOCK // (count * heads * length))
+    mask = masking.mask(length, q.device, keep_causal=True)
+    blocks = []
+    for first in range(0, length, rows):
+        scores = torch.matmul(q[:, :, first : first + rows], k.transpose(-1, -2)).mul_(masking.scale)
+        if masking.softcap is not None:
+            scores = scores.div_(masking.softcap).tanh_().mul_(masking.softcap)
+        if masking.bias is not None:
+            scores = scores.add_(masking.bias[:, first : min(first + rows, length), :length])
+        if mask is not None:
+            scores = scores.masked_fill_(~mask[first : first + rows], float("-inf"))
+        blocks.append(torch.matmul(scores.softmax(-1), v))
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 2)

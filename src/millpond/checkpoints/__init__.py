@@ -1,0 +1,1 @@
+"""Files on disk or on the hub, read into plain descriptions. Nothing here builds a network."""

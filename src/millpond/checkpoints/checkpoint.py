@@ -1,0 +1,91 @@
+"""Checkpoint: one folder, its config with the user's overrides, and the pipeline it describes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millpond.checkpoints.resolve import Source, read_json_object, resolve
+from millpond.checkpoints.sentence_transformers import Layout, read_layout
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+    "tokenizer.model",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """Everything the files say.
+
+    Attributes:
+        source: Where they lie.
+        config: config.json of the backbone, the user's ``hf_overrides`` merged in.
+        layout: The pipeline around the backbone.
+    """
+
+    source: Source
+    config: Mapping[str, Any]
+    layout: Layout
+
+    @property
+    def architecture(self) -> str | None:
+        """The first name under ``architectures``, if there is one."""
+        names = self.config.get("architectures")
+        return str(names[0]) if names else None
+
+    def digest(self, *settings: object) -> str:
+        """SHA-256 over the files that decide a vector and ``settings`` (whatever the engine overrides), in hex.
+
+        A hub revision stands for its files; a local folder's are read whole.
+        """
+        whole = hashlib.sha256()
+        whole.update(json.dumps([self.config, settings], sort_keys=True, default=str).encode())
+        if self.source.revision is not None:
+            whole.update(f"{self.source.name}@{self.source.revision}".encode())
+            return whole.hexdigest()
+        for path in _vector_files(self.source.folder, self.layout.transformer):
+            whole.update(os.fspath(path.relative_to(self.source.folder)).encode() + b"\0")
+            with path.open("rb") as file:
+                whole.update(hashlib.file_digest(file, "sha256").digest())
+        return whole.hexdigest()
+
+
+def _vector_files(folder: Path, transformer: Path) -> list[Path]:
+    weights = [
+        p for pattern in ("*.safetensors", "*.bin") for p in (*folder.glob(pattern), *folder.glob(f"*/{pattern}"))
+    ]
+    configs = [*folder.glob("modules.json"), *folder.glob("[0-9]*/*.json"), *transformer.glob("sentence_*_config.json")]
+    tokenizer = [transformer / name for name in _TOKENIZER_FILES if (transformer / name).is_file()]
+    return sorted({*weights, *configs, *tokenizer})
+
+
+def read_checkpoint(
+    model: str | os.PathLike[str], *, revision: str | None = None, hf_overrides: Mapping[str, Any] | None = None
+) -> Checkpoint:
+    """Read a checkpoint's descriptions (no weights).
+
+    Raises:
+        ModelLoadError: It cannot be found, or describes something that millpond does not run.
+    """
+    source = resolve(model, revision)
+    layout = read_layout(source.folder)
+    config = merge(read_json_object(layout.transformer / "config.json"), hf_overrides or {})
+    return Checkpoint(source=source, config=config, layout=layout)
+
+
+def merge(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """``config`` with ``overrides`` laid over it, nested objects key by key."""
+    merged = dict(config)
+    for key, value in overrides.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged

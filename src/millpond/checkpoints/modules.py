@@ -1,0 +1,44 @@
+"""The sentence-transformers modules that millpond runs, as descriptions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from millpond.spec import PoolingMode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooling:
+    """Token rows to one row: modes concatenated in order; ``include_prompt=False`` leaves the prompt's tokens out."""
+
+    modes: tuple[PoolingMode, ...]
+    include_prompt: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dense:
+    """``activation(x W^T + b)``, plus ``x`` (projected where the widths differ) if ``residual``."""
+
+    folder: Path
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+    residual: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNorm:
+    """Layer normalization of a pooled row."""
+
+    folder: Path
+    dimensions: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalize:
+    """Division by the L2 norm."""
+
+
+Head = Dense | LayerNorm | Normalize

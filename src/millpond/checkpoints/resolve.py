@@ -1,0 +1,104 @@
+"""A hub id or a folder, resolved to files on disk."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millpond.errors import ModelLoadError
+
+logger = logging.getLogger(__name__)
+
+_TEXT_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
+_SAFE_WEIGHTS = ["*.safetensors", "[0-9]*/pytorch_model.bin"]
+_PICKLED_WEIGHTS = ["pytorch_model*.bin", "0_Transformer/pytorch_model*.bin"]
+_OTHER_RUNTIMES = ["onnx/*", "openvino/*", "coreml/*", "gguf/*", "*/onnx/*", "*/openvino/*"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a checkpoint lies.
+
+    Attributes:
+        name: What the user called it.
+        folder: The folder on disk.
+        revision: The hub's commit hash; ``None`` for a local folder, whose content has to be hashed instead.
+    """
+
+    name: str
+    folder: Path
+    revision: str | None
+
+
+def resolve(model: str | os.PathLike[str], revision: str | None = None) -> Source:
+    """Find a checkpoint: a local folder as it is, a hub id through the hub's cache (downloading what is missing).
+
+    Raises:
+        ModelLoadError: There is no such folder and no such repository, or the hub cannot be reached.
+    """
+    name = os.fspath(model)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if revision is not None:
+            raise ModelLoadError(f"revision={revision!r} means nothing for the folder {name}; leave it out")
+        return Source(name=name, folder=folder, revision=None)
+    if folder.is_file():
+        raise ModelLoadError(f"{name} is a file; pass the folder that holds config.json")
+    if not _looks_like_hub_id(name):
+        raise ModelLoadError(f"{name} is no folder, and no hub id (owner/name) either; check the path")
+    return _download(name, revision)
+
+
+def _looks_like_hub_id(name: str) -> bool:
+    parts = name.split("/")
+    return 1 <= len(parts) <= 2 and all(parts) and not name.startswith((".", "~", "-")) and "\\" not in name
+
+
+def _download(name: str, revision: str | None) -> Source:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    def fetch(patterns: list[str]) -> Path:
+        return Path(
+            snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=_OTHER_RUNTIMES)
+        )
+
+    try:
+        folder = fetch(_TEXT_FILES + _SAFE_WEIGHTS)
+        if not any(folder.glob("*.safetensors")) and not any(folder.glob("0_Transformer/*.safetensors")):
+            folder = fetch(_TEXT_FILES + _SAFE_WEIGHTS + _PICKLED_WEIGHTS)
+    except LocalEntryNotFoundError as error:
+        raise ModelLoadError(
+            f"{name} is neither a folder here nor in the local hub cache, and the hub cannot be reached; "
+            "check the spelling, go online once, or pass a folder"
+        ) from error
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise ModelLoadError(
+            f"{name} (revision {revision or 'main'}) is not a folder here, and the hub answered: "
+            f"{type(error).__name__}; check the name, and HF_TOKEN if the repository is private"
+        ) from error
+    return Source(name=name, folder=folder, revision=folder.name)
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file, with its path in every error."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"{path} is missing; is {path.parent} a complete checkpoint?") from error
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} is not readable JSON: {error}") from error
+
+
+def read_json_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """A JSON file that must hold an object; a missing optional one is empty."""
+    if optional and not path.is_file():
+        return {}
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{path} holds a {type(content).__name__}; an object was expected")
+    return content

@@ -1,0 +1,216 @@
+"""sentence-transformers' layouts, old and new: modules.json and the files beside it.
+
+Every module that the list names is run, in its order, or refused by name: a skipped module would give wrong vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from millpond.checkpoints.modules import Dense, Head, LayerNorm, Normalize, Pooling
+from millpond.checkpoints.resolve import read_json, read_json_object
+from millpond.errors import ModelLoadError
+from millpond.spec import PoolingMode
+
+# In the order in which sentence-transformers concatenates the modes of an old file.
+_OLD_MODES: dict[str, PoolingMode] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_NEW_MODES: dict[str, PoolingMode] = {"mean_sqrt_len_tokens": "mean_sqrt_len"}
+_TRANSFORMER_CONFIGS = ["sentence_bert_config.json"] + [
+    f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+]
+_DEFAULT_PROMPTS = frozenset({"query", "document"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A checkpoint's pipeline: backbone, heads on tokens, pooling, heads on the pooled row, final normalization.
+
+    Attributes:
+        transformer: Folder of the backbone.
+        token_heads: Run on every token row before pooling.
+        pooling: ``None`` where the checkpoint does not say.
+        heads: Run on the pooled row, up to the final Normalize.
+        normalize: Whether the last module is Normalize; ``None`` where the checkpoint does not say.
+    """
+
+    transformer: Path
+    token_heads: tuple[Dense, ...] = ()
+    pooling: Pooling | None = None
+    heads: tuple[Head, ...] = ()
+    normalize: bool | None = None
+    max_seq_length: int | None = None
+    do_lower_case: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    truncate_dim: int | None = None
+
+
+def read_layout(folder: Path) -> Layout:
+    """The pipeline that ``folder`` describes; without modules.json, a bare backbone.
+
+    Raises:
+        ModelLoadError: A module that millpond does not run, or a file that cannot be understood.
+    """
+    settings = read_json_object(folder / "config_sentence_transformers.json", optional=True)
+    kind = settings.get("model_type", "SentenceTransformer")
+    if kind != "SentenceTransformer":
+        raise ModelLoadError(
+            f"{folder} is a {kind} checkpoint; this version of millpond embeds SentenceTransformer ones"
+        )
+    listed = folder / "modules.json"
+    modules = _read_modules(listed) if listed.is_file() else []
+    transformer = modules[0][1] if modules else folder
+    return Layout(
+        transformer=transformer,
+        **_read_chain(modules[1:], listed),
+        **_read_transformer_settings(transformer),
+        **_read_prompts(settings, folder),
+        truncate_dim=settings.get("truncate_dim"),
+    )
+
+
+def _read_modules(listed: Path) -> list[tuple[str, Path]]:
+    """(class name, folder) of each module, the Transformer first."""
+    content = read_json(listed)
+    if not isinstance(content, list) or not content or not all(isinstance(entry, dict) for entry in content):
+        raise ModelLoadError(f"{listed} must be a list of modules")
+    entries = sorted(content, key=lambda entry: entry.get("idx", 0))
+    modules = [(_class_name(entry, listed), listed.parent / entry.get("path", "")) for entry in entries]
+    if modules[0][0] != "Transformer":
+        raise ModelLoadError(
+            f"{listed} begins with {modules[0][0]}, which millpond does not run; it must be Transformer"
+        )
+    return modules
+
+
+def _class_name(entry: Mapping[str, Any], listed: Path) -> str:
+    dotted = str(entry.get("type", ""))
+    if not dotted.startswith(("sentence_transformers.", "pylate.")):
+        raise ModelLoadError(
+            f"{listed} names {dotted or 'a module without type'}, which is code of the checkpoint's own"
+        )
+    return dotted.rsplit(".", 1)[-1]
+
+
+def _read_chain(modules: list[tuple[str, Path]], listed: Path) -> dict[str, Any]:
+    """Everything behind the backbone, as fields of :class:`Layout`."""
+    if not modules and not listed.is_file():
+        return {}
+    token_heads: list[Dense] = []
+    heads: list[Head] = []
+    pooling: Pooling | None = None
+    for name, folder in modules:
+        if name == "Pooling" and pooling is None:
+            pooling = read_pooling(folder)
+        elif name == "Dense" and pooling is None:
+            token_heads.append(_read_dense(folder, "token_embeddings"))
+        elif name == "Dense":
+            heads.append(_read_dense(folder, "sentence_embedding"))
+        elif name == "LayerNorm" and pooling is not None:
+            heads.append(_read_layer_norm(folder))
+        elif name == "Normalize" and pooling is not None:
+            heads.append(Normalize())
+        elif name != "Dropout":
+            raise ModelLoadError(
+                f"{listed} lists {name} {'before' if pooling is None else 'after'} Pooling, which is not run there "
+                "(it runs Transformer, Pooling, Dense, LayerNorm, Normalize and Dropout); refusing to skip it"
+            )
+    if pooling is None:
+        raise ModelLoadError(f"{listed} lists no Pooling; a late-interaction checkpoint is not served by this version")
+    normalize = bool(heads) and isinstance(heads[-1], Normalize)
+    return {
+        "token_heads": tuple(token_heads),
+        "pooling": pooling,
+        "heads": tuple(heads[:-1] if normalize else heads),
+        "normalize": normalize,
+    }
+
+
+def read_pooling(folder: Path) -> Pooling:
+    """A Pooling module's config: ``pooling_mode`` (new) or the ``pooling_mode_*`` booleans (old)."""
+    path = folder / "config.json"
+    config = read_json_object(path)
+    modes: list[PoolingMode] = []
+    if "pooling_mode" in config:
+        named = config["pooling_mode"]
+        for name in [named] if isinstance(named, str) else named:
+            mode = _NEW_MODES.get(name, name)
+            if mode not in get_args(PoolingMode):
+                raise ModelLoadError(f"{path}: pooling_mode {name!r} is unknown; millpond has {get_args(PoolingMode)}")
+            modes.append(cast("PoolingMode", mode))
+    else:
+        unknown = [k for k, v in config.items() if k.startswith("pooling_mode_") and v and k not in _OLD_MODES]
+        if unknown:
+            raise ModelLoadError(f"{path}: {unknown[0]} is a pooling mode that millpond does not have")
+        # sentence-transformers' own default for a file that names no mode is the mean.
+        modes = [mode for key, mode in _OLD_MODES.items() if config.get(key, key == "pooling_mode_mean_tokens")]
+    if not modes:
+        raise ModelLoadError(f"{path} switches every pooling mode off")
+    return Pooling(modes=tuple(modes), include_prompt=bool(config.get("include_prompt", True)))
+
+
+def _read_dense(folder: Path, stage: str) -> Dense:
+    path = folder / "config.json"
+    config = read_json_object(path)
+    reads = config.get("module_input_name") or "sentence_embedding"
+    writes = config.get("module_output_name") or reads
+    if (reads, writes) != (stage, stage):
+        raise ModelLoadError(f"{path}: a Dense from {reads} to {writes} does not fit its place; it must be on {stage}")
+    try:
+        widths = int(config["in_features"]), int(config["out_features"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelLoadError(f"{path} must give in_features and out_features as ints") from error
+    activation = config.get("activation_function") or "torch.nn.modules.activation.Tanh"
+    if not str(activation).startswith("torch.nn."):
+        raise ModelLoadError(f"{path}: activation_function {activation!r} is code of the checkpoint's own; refusing it")
+    return Dense(
+        folder=folder,
+        in_features=widths[0],
+        out_features=widths[1],
+        bias=bool(config.get("bias", True)),
+        activation=str(activation),
+        residual=bool(config.get("use_residual", False)),
+    )
+
+
+def _read_layer_norm(folder: Path) -> LayerNorm:
+    path = folder / "config.json"
+    config = read_json_object(path)
+    width = config.get("dimension", config.get("embedding_dimension"))
+    if not isinstance(width, int):
+        raise ModelLoadError(f"{path} must give dimension as an int")
+    return LayerNorm(folder=folder, dimensions=width)
+
+
+def _read_transformer_settings(folder: Path) -> dict[str, Any]:
+    for name in _TRANSFORMER_CONFIGS:
+        if (folder / name).is_file():
+            config = read_json_object(folder / name)
+            return {
+                "max_seq_length": config.get("max_seq_length"),
+                "do_lower_case": bool(config.get("do_lower_case", False)),
+            }
+    return {}
+
+
+def _read_prompts(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    prompts = settings.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise ModelLoadError(f"{folder / 'config_sentence_transformers.json'}: prompts must map names to texts")
+    default = settings.get("default_prompt_name")
+    if default is not None and default not in _DEFAULT_PROMPTS | prompts.keys():
+        raise ModelLoadError(
+            f"{folder / 'config_sentence_transformers.json'}: "
+            f"default_prompt_name {default!r} is none of {sorted(prompts)}"
+        )
+    return {"prompts": prompts, "default_prompt_name": default}

@@ -1,0 +1,55 @@
+"""EngineConfig: the arguments of an Engine, checked and frozen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millpond.errors import InvalidRequestError, ModelLoadError, UnsupportedTaskError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What an engine was asked to be; see :class:`millpond.Engine` for the meaning of each field."""
+
+    model: str
+    revision: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    max_length: int | None = None
+    pooling: str | None = None
+    normalize: bool | None = None
+    convert: str = "auto"
+    hf_overrides: Mapping[str, Any] | None = None
+    quantization: str | None = None
+    max_batch_tokens: int | None = None
+    max_queue: int = 1 << 18
+    compile: bool = False
+    trust_remote_code: bool = False
+    score_template: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str | os.PathLike) or not os.fspath(self.model):
+            raise ModelLoadError(f"model={self.model!r} must be a hub id or a folder")
+        if self.convert == "classify":
+            raise UnsupportedTaskError("convert='classify': this version of millpond embeds only; leave convert out")
+        if self.convert not in ("auto", "embed"):
+            raise InvalidRequestError(f"convert={self.convert!r} is unknown; choose auto, embed or classify")
+        for name in ("max_batch_tokens", "max_queue"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidRequestError(f"{name}={value!r} must be a positive int")
+        if self.hf_overrides is not None and not isinstance(self.hf_overrides, Mapping):
+            raise InvalidRequestError(f"hf_overrides={self.hf_overrides!r} must be a dict, merged into config.json")
+        for name, nothing in (("quantization", None), ("compile", False), ("score_template", None)):
+            if getattr(self, name) != nothing:
+                raise InvalidRequestError(
+                    f"{name}={getattr(self, name)!r} is not available in this version of millpond; leave it out"
+                )
+        if self.trust_remote_code:
+            raise InvalidRequestError(
+                "trust_remote_code=True is not available: millpond runs its own and transformers' code only, "
+                "and no architecture it supports needs a checkpoint's; leave it out"
+            )

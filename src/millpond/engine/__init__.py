@@ -1,0 +1,1 @@
+"""The engine: tokenize, schedule, run, pool, resolve."""

@@ -1,0 +1,61 @@
+"""Batch: requests packed into one row of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from millpond.attention.segments import Segments
+from millpond.engine.request import Request
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """One forward's input.
+
+    Attributes:
+        requests: In the order of the row: by length, so that neighbours of equal length form dense runs.
+        input_ids: int64 ``[1, tokens]``.
+        position_ids: int64 ``[1, tokens]``, restarting per sequence.
+        segments: Where each sequence lies.
+        skip: int32 ``[n]`` prompt tokens that pooling leaves out; ``None`` where there are none.
+    """
+
+    requests: tuple[Request, ...]
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    segments: Segments
+    skip: torch.Tensor | None
+
+    @classmethod
+    def pack(cls, requests: Sequence[Request], *, position_offset: int, device: torch.device) -> Batch:
+        """Pack requests, shortest first."""
+        ordered = tuple(sorted(requests, key=len_of))
+        lengths = np.fromiter((request.length for request in ordered), dtype=np.int64, count=len(ordered))
+        ids = np.concatenate([request.ids for request in ordered])
+        starts = np.cumsum(lengths) - lengths
+        positions = np.arange(position_offset, position_offset + len(ids)) - np.repeat(starts, lengths)
+        skips = [request.call.skip for request in ordered]
+        return cls(
+            requests=ordered,
+            input_ids=_upload(ids.astype(np.int64), device)[None],
+            position_ids=_upload(positions, device)[None],
+            segments=Segments.of(lengths.tolist(), device),
+            skip=_upload(np.array(skips, dtype=np.int32), device) if any(skips) else None,
+        )
+
+
+def len_of(request: Request) -> int:
+    """The sort key of a row."""
+    return request.length
+
+
+def _upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A numpy array on the device; through pinned memory and without a sync where that is CUDA."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

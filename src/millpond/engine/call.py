@@ -1,0 +1,210 @@
+"""Call: one caller's request from admission to result."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond import matryoshka
+from millpond.errors import MillpondError
+from millpond.outputs import EmbeddingOutput, TokenEmbeddingOutput, Usage
+from millpond.quantization import quantize
+from millpond.ragged import Ragged
+from millpond.tasks import OutputDtype, Task, Truncate
+
+logger = logging.getLogger(__name__)
+
+# Vectors are committed to the cache in groups of this many: what a crash can cost.
+COMMIT_GROUP = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a call asks for, every default filled in.
+
+    Attributes:
+        task: ``embed`` or ``token_embed``.
+        prompt: Put before every text.
+        skip: Leading tokens that pooling leaves out.
+        limit: Most tokens per text.
+        truncate: What happens to longer ones.
+        width: Columns of the result.
+        normalize: L2-normalize the rows after the cut.
+        output_dtype: Type of the result.
+    """
+
+    task: Task
+    prompt: str
+    skip: int
+    limit: int
+    truncate: Truncate
+    width: int
+    normalize: bool
+    output_dtype: OutputDtype
+
+
+class Call:
+    """The distinct texts of one call, and their results as these come in.
+
+    The future stays cancellable until its result is there; a done call's queued texts are dropped by the scheduler.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        plan: Plan,
+        *,
+        native_width: int,
+        commit: Callable[[Call, list[int], bool], None] | None,
+        progress: Callable[[int], object] | None,
+        refill: Callable[[Call, int], None],
+    ) -> None:
+        distinct = dict.fromkeys(texts)
+        self.size = len(texts)
+        self.texts = list(distinct)
+        self._copies: npt.NDArray[np.int64] | None = None  # [n] each text's slot, where any is a duplicate
+        if len(distinct) < len(texts):
+            slots = {text: slot for slot, text in enumerate(distinct)}
+            self._copies = np.fromiter((slots[text] for text in texts), dtype=np.int64, count=len(texts))
+        self.plan = plan
+        self.future: Future[Any] = Future()
+        count = len(self.texts)
+        self.native_width = native_width
+        self.rows = np.zeros((count if plan.task == "embed" else 0, native_width), dtype=np.float32)
+        self.matrices: list[npt.NDArray[np.float32] | None] = [None] * (count if plan.task == "token_embed" else 0)
+        self.tokens = np.zeros(count, dtype=np.int32)
+        self.truncated = np.zeros(count, dtype=np.bool_)
+        self.cached = np.zeros(count, dtype=np.bool_)
+        self._missing = count
+        self._uncommitted: list[int] = []
+        self._commit = commit
+        self._progress = progress
+        self._refill = refill
+        self._lock = threading.Lock()
+
+    @property
+    def task(self) -> Task:
+        """The task of every text of the call."""
+        return self.plan.task
+
+    @property
+    def skip(self) -> int:
+        """Leading tokens that pooling leaves out."""
+        return self.plan.skip
+
+    @property
+    def done(self) -> bool:
+        """Nobody waits any more: finished, failed or cancelled."""
+        return self.future.done()
+
+    def position(self, slot: int) -> int:
+        """Index of a distinct text in the caller's list."""
+        return slot if self._copies is None else int(np.argmax(self._copies == slot))
+
+    def refill(self, left: int) -> None:
+        """Called when ``left`` of the call's requests are still in line."""
+        self._refill(self, left)
+
+    def deliver_cached(self, slots: npt.NDArray[np.int64], rows: npt.NDArray[np.float32]) -> None:
+        """Take rows ``[len(slots), d]`` that the cache already held."""
+        with self._lock:
+            self.rows[slots] = rows
+            self._missing -= len(slots)
+            last = self._missing == 0
+        if self._progress is not None:
+            self._progress(len(slots))
+        if last:
+            self.finish()
+
+    def deliver(self, slots: Sequence[int], results: Sequence[npt.NDArray[np.float32]]) -> None:
+        """Take results for ``slots``; the last ones finish the call."""
+        if self.done:
+            return
+        finite = [bool(np.isfinite(result).all()) for result in results]
+        if not all(finite):
+            return self.fail(_not_finite(self.position(slots[finite.index(False)])))
+        group: list[int] = []
+        with self._lock:
+            for slot, result in zip(slots, results, strict=True):
+                if self.plan.task == "embed":
+                    self.rows[slot] = result
+                else:
+                    self.matrices[slot] = result
+            self._missing -= len(slots)
+            last = self._missing == 0
+            if self._commit is not None:
+                self._uncommitted.extend(slots)
+                if last or len(self._uncommitted) >= COMMIT_GROUP:
+                    group, self._uncommitted = self._uncommitted, []
+        if self._progress is not None:
+            self._progress(len(slots))
+        if group and self._commit is not None:
+            self._commit(self, group, last)
+        elif last:
+            self.finish()
+
+    def fail(self, error: BaseException) -> None:
+        """End the call with an error; what it computed so far is still committed."""
+        with self._lock:
+            group, self._uncommitted = self._uncommitted, []
+        try:
+            self.future.set_exception(error)
+        except InvalidStateError:
+            logger.debug("a call that is already over failed too: %s", error)
+        if group and self._commit is not None:
+            self._commit(self, group, False)
+
+    def finish(self) -> None:
+        """Assemble the output and hand it over."""
+        try:
+            output = self._embedding_output() if self.plan.task == "embed" else self._token_output()
+        except Exception as error:  # the caller must hear of it; nobody else is near
+            return self.fail(error)
+        cut = int(self._per_text(self.truncated).sum())
+        if cut:
+            logger.warning("%d of %d texts were cut to %d tokens", cut, self.size, self.plan.limit)
+        try:
+            self.future.set_result(output)
+        except InvalidStateError:
+            logger.debug("a call was cancelled while its result was put together")
+
+    def _embedding_output(self) -> EmbeddingOutput:
+        rows = matryoshka.cut(self.rows, self.plan.width, normalize=self.plan.normalize)
+        return EmbeddingOutput(
+            embeddings=quantize(self._per_text(rows), self.plan.output_dtype),
+            cached=self._per_text(self.cached),
+            truncated=self._per_text(self.truncated),
+            usage=self._usage(),
+        )
+
+    def _token_output(self) -> TokenEmbeddingOutput:
+        order = range(self.size) if self._copies is None else self._copies
+        stacked = Ragged.from_matrices(
+            [matrix for slot in order if (matrix := self.matrices[slot]) is not None], width=self.native_width
+        )
+        flat = matryoshka.cut(stacked.flat, self.plan.width, normalize=self.plan.normalize)
+        return TokenEmbeddingOutput(
+            embeddings=Ragged(flat=flat, offsets=stacked.offsets),
+            truncated=self._per_text(self.truncated),
+            usage=self._usage(),
+        )
+
+    def _usage(self) -> Usage:
+        return Usage(prompt_tokens=int(self._per_text(self.tokens).sum()))
+
+    def _per_text(self, per_slot: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return per_slot if self._copies is None else per_slot[self._copies]
+
+
+def _not_finite(position: int) -> MillpondError:
+    return MillpondError(
+        f"the text at index {position} gave a vector that is not finite; the model overflows in this precision: "
+        'load it with dtype="bfloat16" or "float32"'
+    )

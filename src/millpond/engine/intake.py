@@ -1,0 +1,144 @@
+"""Intake: a call's texts, looked up in the cache, tokenized and put in line, a bounded stretch at a time."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+
+import numpy as np
+
+from millpond.cache import VectorCache
+from millpond.engine.call import Call
+from millpond.engine.request import Request
+from millpond.engine.scheduler import Scheduler
+from millpond.engine.tokenize import TextTokenizer
+
+# Texts tokenized at a time. More sorts better by length; less starts sooner.
+_STRETCH = 1024
+# A call whose line is shorter than this gets its next stretch.
+_LOW_WATER = 512
+# A call of at most this many texts is tokenized where it was made: a hand-over would take longer.
+INLINE_TEXTS = 16
+
+
+class Intake:
+    """Feeds the scheduler; holds no more of a call in tokenized form than the forward needs."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        tokenizer: TextTokenizer,
+        threads: Executor,
+        cache: VectorCache | None,
+        namespace: Callable[[Call], str],
+    ) -> None:
+        self._scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._threads = threads
+        self._cache = cache
+        self._namespace = namespace
+        self._backlogs: dict[Call, list[int]] = {}  # slots not tokenized yet, next stretch last; absent: being fed
+        self._lock = threading.Lock()
+
+    def admit(self, call: Call, *, inline: bool, caches: bool) -> None:
+        """Start a call: in this thread if ``inline``, after a look into the cache if it ``caches``."""
+        if inline:
+            self._begin(call, caches)
+        else:
+            self._threads.submit(self._begin, call, caches)
+
+    def refill(self, call: Call, left: int) -> None:
+        """Tokenize a call's next stretch if its line runs low."""
+        if left >= _LOW_WATER:
+            return
+        with self._lock:
+            backlog = self._backlogs.pop(call, None)
+        if backlog:
+            self._threads.submit(self._feed, call, backlog)
+
+    def _begin(self, call: Call, caches: bool) -> None:
+        try:
+            if not call.texts:
+                return call.finish()
+            slots = self._look_up(call) if caches else list(range(len(call.texts)))
+            # Characters stand in for tokens: the stretches come out nearly sorted, shortest texts last in the list
+            # so that the longest are popped first and the last batches are the cheap ones.
+            slots.sort(key=lambda slot: len(call.texts[slot]))
+            if call.plan.truncate == "error":
+                # A text that is too long must refuse the call before any of it is queued.
+                self._put(call, slots)
+            else:
+                self._feed(call, slots)
+        except Exception as error:  # belongs to this caller alone
+            call.fail(error)
+
+    def _look_up(self, call: Call) -> list[int]:
+        """Deliver what the cache holds; returns the slots it does not."""
+        assert self._cache is not None
+        keys = self._cache.keys(self._namespace(call), call.texts)
+        missing: list[int] = []
+        for first in range(0, len(keys), _STRETCH * 8):
+            hits = self._cache.get(keys[first : first + _STRETCH * 8], width=call.native_width)
+            found = np.flatnonzero(hits.found)
+            missing.extend((np.flatnonzero(~hits.found) + first).tolist())
+            slots = found + first
+            call.tokens[slots] = hits.tokens[found]
+            call.truncated[slots] = hits.truncated[found]
+            call.cached[slots] = True
+            if len(slots):
+                call.deliver_cached(slots, hits.rows[found])
+        return missing
+
+    def _feed(self, call: Call, backlog: list[int]) -> None:
+        """Put the next stretch in line, and remember the rest."""
+        if call.done or not backlog:
+            return
+        try:
+            stretch = backlog[-_STRETCH:]
+            del backlog[-_STRETCH:]
+            requests = self._tokenize(call, stretch)
+        except Exception as error:  # belongs to this caller alone
+            return call.fail(error)
+        if backlog:
+            with self._lock:
+                self._backlogs[call] = backlog
+        self._scheduler.put(call, requests)
+
+    def _put(self, call: Call, slots: Sequence[int]) -> None:
+        requests: list[Request] = []
+        for first in range(0, len(slots), _STRETCH):
+            requests += self._tokenize(call, slots[first : first + _STRETCH])
+        if requests:
+            self._scheduler.put(call, requests)
+
+    def _tokenize(self, call: Call, slots: Sequence[int]) -> list[Request]:
+        """Requests for ``slots``, longest first."""
+        plan = call.plan
+        tokenized = self._tokenizer.encode(
+            [call.texts[slot] for slot in slots],
+            prompt=plan.prompt,
+            limit=plan.limit,
+            truncate=plan.truncate,
+            position=lambda i: call.position(slots[i]),
+        )
+        requests = []
+        for slot, text in zip(slots, tokenized, strict=True):
+            call.tokens[slot] = len(text.ids)
+            call.truncated[slot] = text.truncated
+            requests.append(Request(call=call, slot=slot, ids=text.ids))
+        requests.sort(key=lambda request: -request.length)
+        return requests
+
+    def drop(self, call: Call) -> None:
+        """Forget the rest of a call that is over."""
+        with self._lock:
+            self._backlogs.pop(call, None)
+
+
+def cache_namespace(fingerprint: str, dtype: str, call: Call) -> str:
+    """Everything besides the text that decides a cached vector."""
+    plan = call.plan
+    return json.dumps([fingerprint, dtype, plan.prompt, plan.truncate, plan.limit])

@@ -1,0 +1,148 @@
+"""Engines shared by a whole process: one for each configuration, loaded when it is first asked for.
+
+An adapter that is built from a model's name asks here on every call, so that ten retrievers over one model hold its
+weights once, and that a copied or unpickled adapter finds the engine again. Importing this module imports no torch.
+
+A shared engine lives until it is closed, by :func:`close_shared`, by its own ``close()`` or at the end of the program:
+an adapter that comes and goes with every request must not load the model each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from millpond.config import EngineConfig
+
+if TYPE_CHECKING:
+    from millpond.cache import VectorCache
+    from millpond.engine.engine import Engine
+
+    Cache = str | os.PathLike[str] | VectorCache | None
+    Key = tuple[Any, ...]
+
+
+def shared(model: str | os.PathLike[str], *, cache: Cache = None, **options: Any) -> Engine:
+    """This process's engine for a configuration; thread-safe.
+
+    Equal configurations share one engine: options left out equal their defaults, ``device="auto"`` the device it
+    stands for, and a folder equals another spelling of its path. The first caller loads, the others wait for it. An
+    engine that was closed is replaced; a forked child loads its own.
+
+    Args:
+        model: Hub id or local folder.
+        cache: A path or a :class:`~millpond.VectorCache`.
+        **options: The other arguments of :class:`~millpond.Engine`.
+
+    Raises:
+        TypeError: An option that :class:`~millpond.Engine` does not have.
+        MillpondError: What loading raises; the next call tries again.
+    """
+    config = EngineConfig(model=os.fspath(model), **options)
+    future, ours = _REGISTRY.claim(_key(config, cache))
+    if ours:
+        _REGISTRY.settle(future, partial(_engine, config, cache))
+    return future.result()
+
+
+async def shared_async(model: str | os.PathLike[str], *, cache: Cache = None, **options: Any) -> Engine:
+    """As :func:`shared`, for an event loop: a thread of its own loads, and the loop goes on.
+
+    Cancelling the awaiting task leaves the loading to whoever else waits for it.
+    """
+    config = EngineConfig(model=os.fspath(model), **options)
+    future, ours = _REGISTRY.claim(_key(config, cache))
+    if ours:
+        load = partial(_engine, config, cache)
+        threading.Thread(target=_REGISTRY.settle, args=(future, load), name="millpond-load", daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
+def close_shared() -> None:
+    """Close and forget every shared engine of this process, to give its memory back; one still loading is left alone.
+
+    Whoever asks again gets a new one.
+    """
+    for engine in _REGISTRY.clear():
+        engine.close()
+
+
+class _Registry:
+    """Engines by configuration, each as the future of its loading."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._engines: dict[Key, Future[Engine]] = {}
+
+    def claim(self, key: Key) -> tuple[Future[Engine], bool]:
+        """The future of an engine, and whether the caller is the one who has to load it."""
+        with self._lock:
+            future = self._engines.get(key)
+            if future is not None and not (future.done() and future.result().closed):
+                return future, False
+            future = self._engines[key] = Future()
+            future.set_running_or_notify_cancel()  # from here on, a waiter that is cancelled cannot cancel it for all
+            return future, True
+
+    def settle(self, future: Future[Engine], load: Callable[[], Engine]) -> None:
+        """Load the engine of a claimed future, for everyone who waits for it."""
+        try:
+            engine = load()
+        except BaseException as error:
+            # Forgotten first: the next call tries again, and no traceback keeps half a model alive here.
+            with self._lock:
+                self._engines = {key: other for key, other in self._engines.items() if other is not future}
+            future.set_exception(error)
+        else:
+            future.set_result(engine)
+
+    def clear(self) -> set[Engine]:
+        """Forget what this process has loaded, and return it."""
+        with self._lock:
+            loaded = [key for key, future in self._engines.items() if key[0] == os.getpid() and future.done()]
+            return {self._engines.pop(key).result() for key in loaded}
+
+    def after_fork(self) -> None:
+        """In a forked child: the lock may be held by a thread that is not here.
+
+        The parent's engines stay referenced, so that the child does not tear them down; no key of the child finds them.
+        """
+        self._lock = threading.Lock()
+
+
+_REGISTRY = _Registry()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_REGISTRY.after_fork)
+
+
+def _engine(config: EngineConfig, cache: Cache) -> Engine:
+    from millpond.engine.engine import Engine
+    from millpond.models.placement import resolve_device
+
+    device = str(resolve_device(config.device))
+    if device != config.device:  # "auto" and its meaning are one engine
+        config = replace(config, device=device)
+        return shared(cache=cache, **_options(config))
+    return Engine(cache=cache, **_options(config))
+
+
+def _options(config: EngineConfig) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in fields(config)}
+
+
+def _key(config: EngineConfig, cache: Cache) -> Key:
+    """Equal for equal configurations of one process, and hashable."""
+    options = _options(config)
+    folder = os.path.expanduser(config.model)
+    if os.path.isdir(folder):
+        options["model"] = os.path.realpath(folder)
+    options["hf_overrides"] = json.dumps(dict(config.hf_overrides or {}), sort_keys=True, default=repr)
+    place = os.path.realpath(cache) if isinstance(cache, str | os.PathLike) else cache
+    return (os.getpid(), place, *options.values())

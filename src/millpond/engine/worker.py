@@ -1,0 +1,103 @@
+"""Worker: the thread that turns the queue into results. Schedule, run, resolve."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from millpond.engine.call import Call
+from millpond.engine.request import Request
+from millpond.engine.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+Result = tuple[Request, npt.NDArray[np.float32]]
+
+
+class Runs(Protocol):
+    """What the worker drives: the runner, or a test's recording of one."""
+
+    def run(self, requests: Sequence[Request]) -> list[Result]:
+        """Each request with its result."""
+        ...
+
+
+class Worker:
+    """One device's loop."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runs, *, name: str) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._thread = threading.Thread(target=self._loop, name=f"millpond-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until the scheduler is closed and its queue worked off."""
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _loop(self) -> None:
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """One batch; a method of its own, so that nothing of it is held while the next one is waited for."""
+        requests = self._scheduler.schedule()
+        if requests is None:
+            return False
+        self._resolve(self._run(requests))
+        return True
+
+    def _run(self, requests: Sequence[Request]) -> list[Result]:
+        """Run a batch; what does not run is halved until the request at fault is alone."""
+        requests = [request for request in requests if not request.call.done]
+        if not requests:
+            return []
+        try:
+            return self._runner.run(requests)
+        except Exception as error:
+            memory = is_out_of_memory(error)
+            if len(requests) == 1:
+                logger.exception("a text of %d tokens could not be run", requests[0].length)
+                requests[0].call.fail(error)
+                return []
+            tokens = sum(request.length for request in requests)
+            logger.warning("a batch of %d tokens failed (%s); halving it", tokens, type(error).__name__)
+        # Outside the except block: the traceback would hold the failed forward's tensors alive.
+        if memory:
+            self._scheduler.shrink(tokens // 2)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        # By length, so that the halves separate the long from the short.
+        ordered = sorted(requests, key=lambda request: request.length)
+        middle = len(ordered) // 2
+        return self._run(ordered[:middle]) + self._run(ordered[middle:])
+
+    @staticmethod
+    def _resolve(results: Sequence[Result]) -> None:
+        by_call: dict[Call, tuple[list[int], list[npt.NDArray[np.float32]]]] = defaultdict(lambda: ([], []))
+        for request, result in results:
+            slots, rows = by_call[request.call]
+            slots.append(request.slot)
+            rows.append(result)
+        for call, (slots, rows) in by_call.items():
+            call.deliver(slots, rows)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on any device."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(
+        sign in str(error) for sign in ("out of memory", "not enough memory", "DefaultCPUAllocator: can't allocate")
+    )

@@ -1,0 +1,85 @@
+"""Every exception millpond raises, in one tree.
+
+::
+
+    MillpondError
+    ├── ModelLoadError
+    │   ├── UnsupportedArchitectureError
+    │   └── WeightMismatchError
+    ├── InvalidRequestError (ValueError)
+    │   ├── UnsupportedTaskError
+    │   ├── InvalidDimensionsError
+    │   └── InputTooLongError
+    ├── UnknownModelError (LookupError)
+    ├── EngineOverloadedError
+    ├── EngineClosedError
+    ├── CacheError
+    ├── FingerprintMismatchError (ValueError)
+    └── MissingExtraError (ImportError)
+
+Each also subclasses the builtin that a caller would catch, and its message names the value, the limit and the way out.
+"""
+
+
+class MillpondError(Exception):
+    """The root: ``except MillpondError`` catches everything millpond raises on purpose."""
+
+
+class ModelLoadError(MillpondError):
+    """A checkpoint could not be found, read or built."""
+
+
+class UnsupportedArchitectureError(ModelLoadError):
+    """The checkpoint is of a family that millpond cannot run as packed rows."""
+
+
+class WeightMismatchError(ModelLoadError):
+    """The checkpoint's tensors do not fit the architecture its config describes."""
+
+
+class InvalidRequestError(MillpondError, ValueError):
+    """A request that can never succeed; raised before anything is queued."""
+
+
+class UnsupportedTaskError(InvalidRequestError):
+    """The loaded checkpoint does not serve the requested task."""
+
+
+class InvalidDimensionsError(InvalidRequestError):
+    """The requested width is not one that the checkpoint can be cut to."""
+
+
+class InputTooLongError(InvalidRequestError):
+    """A text is longer than the model reads, and truncation was refused (or cannot help)."""
+
+
+class UnknownModelError(MillpondError, LookupError):
+    """No model of that name is served here."""
+
+
+class EngineOverloadedError(MillpondError):
+    """The queue is full.
+
+    Attributes:
+        retry_after: Seconds after which a retry is likely to be admitted.
+    """
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineClosedError(MillpondError):
+    """The engine was closed, or belongs to another process (it does not survive a fork)."""
+
+
+class CacheError(MillpondError):
+    """A vector cache file is damaged, foreign, or of a schema this version cannot read."""
+
+
+class FingerprintMismatchError(MillpondError, ValueError):
+    """An index or a collection was built by another model."""
+
+
+class MissingExtraError(MillpondError, ImportError):
+    """An optional dependency is absent; the message holds the pip command."""

@@ -1,0 +1,110 @@
+"""CollectionMark: the line in a collection that says which model filled it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millpond.errors import FingerprintMismatchError, InvalidRequestError
+from millpond.ingest.payload import Payload
+from millpond.spec import ModelSpec
+
+MARK_KEY = "millpond"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionMark:
+    """What a collection holds, stored with it when it is created.
+
+    Attributes:
+        fingerprint: :attr:`~millpond.spec.ModelSpec.fingerprint` of the model.
+        model: Its name, for people.
+        dimensions: The widths stored, ascending.
+        payload: The form of the payload.
+    """
+
+    fingerprint: str
+    model: str
+    dimensions: tuple[int, ...]
+    payload: Payload
+
+    @classmethod
+    def of(cls, spec: ModelSpec, *, dimensions: tuple[int, ...] | None, payload: Payload) -> CollectionMark:
+        """The mark of a collection about to be filled; refuses widths the model cannot be cut to."""
+        widths = tuple(sorted({spec.check_dimensions(width) for width in dimensions or (None,)}))
+        # A folder's name will do: the path to it is nobody else's business.
+        name = os.path.basename(os.path.normpath(spec.name)) if os.path.isdir(spec.name) else spec.name
+        return cls(fingerprint=spec.fingerprint, model=name, dimensions=widths, payload=payload)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The mark as JSON."""
+        return {
+            "schema": _SCHEMA,
+            "fingerprint": self.fingerprint,
+            "model": self.model,
+            "dimensions": list(self.dimensions),
+            "payload": self.payload,
+        }
+
+    @classmethod
+    def from_dict(cls, data: object, *, collection: str) -> CollectionMark:
+        """The mark read from a collection.
+
+        Raises:
+            FingerprintMismatchError: There is none, or this version cannot read it.
+        """
+        if data is None:
+            raise FingerprintMismatchError(
+                f"collection {collection!r} was not made by millpond (it carries no fingerprint of a model), so its "
+                "vectors cannot be trusted to compare; choose another collection name"
+            )
+        try:
+            if not isinstance(data, Mapping) or data["schema"] != _SCHEMA:
+                raise ValueError("another schema")
+            return cls(
+                fingerprint=str(data["fingerprint"]),
+                model=str(data["model"]),
+                dimensions=tuple(int(width) for width in data["dimensions"]),
+                payload=data["payload"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise FingerprintMismatchError(
+                f"collection {collection!r} carries a mark that this version of millpond cannot read ({error}); "
+                "upgrade millpond, or choose another collection name"
+            ) from None
+
+    def check_model(self, spec: ModelSpec, *, collection: str) -> None:
+        """Refuse a model that did not fill the collection."""
+        if self.fingerprint != spec.fingerprint:
+            raise FingerprintMismatchError(
+                f"collection {collection!r} was built by {self.model} (fingerprint {self.fingerprint[:12]}), and this "
+                f"engine is {spec.name} ({spec.fingerprint[:12]}); vectors of two models do not compare. "
+                "Use that model, or another collection name"
+            )
+
+    def check_write(self, wanted: CollectionMark, spec: ModelSpec, *, collection: str) -> None:
+        """Refuse to add rows of another model, other widths or another payload form."""
+        self.check_model(spec, collection=collection)
+        if self.dimensions != wanted.dimensions:
+            raise InvalidRequestError(
+                f"collection {collection!r} holds the widths {list(self.dimensions)}, and this sink writes "
+                f"{list(wanted.dimensions)}; pass dimensions={list(self.dimensions)}, or another collection name"
+            )
+        if self.payload != wanted.payload:
+            raise InvalidRequestError(
+                f"collection {collection!r} holds payloads of the form {self.payload!r}, and this sink writes "
+                f"{wanted.payload!r}; pass payload={self.payload!r}, or another collection name"
+            )
+
+    def widths_to_search(self, wanted: tuple[int, ...] | None, *, collection: str) -> tuple[int, ...]:
+        """The widths a search uses: those asked for, or all that are stored."""
+        missing = sorted(set(wanted or ()) - set(self.dimensions))
+        if missing:
+            raise InvalidRequestError(
+                f"collection {collection!r} holds the widths {list(self.dimensions)}, not {missing}; "
+                f"choose among {list(self.dimensions)}"
+            )
+        return wanted or self.dimensions

@@ -1,0 +1,75 @@
+"""Payload forms: whose reader a stored record should please."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from millpond.errors import InvalidRequestError
+from millpond.ingest.record import Record, content_hash
+
+Payload = Literal["plain", "langchain", "llama_index"]
+PAYLOADS: tuple[Payload, ...] = get_args(Payload)
+
+_SOURCE = "1"  # llama-index's NodeRelationship.SOURCE: the document that a node was cut from
+
+
+def check_payload(payload: str) -> Payload:
+    """The form, or :class:`~millpond.errors.InvalidRequestError`."""
+    for known in PAYLOADS:
+        if payload == known:
+            return known
+    raise InvalidRequestError(f"payload={payload!r} is unknown; choose one of {', '.join(PAYLOADS)}")
+
+
+def llama_index_fields(record: Record, node_id: str, *, text_inside: bool) -> dict[str, Any]:
+    """A record as llama-index's vector stores keep a TextNode: flat metadata, and the node itself as JSON.
+
+    The record is the node's source document, so that deleting by document id finds it. Where a metadata key is one of
+    the store's own, the store's wins among the flat keys (which serve filters); the node keeps the record's.
+
+    Args:
+        record: The record.
+        node_id: The node's id, which is the row's.
+        text_inside: Whether the text is in the node, or beside it in a field of its own.
+    """
+    node: dict[str, Any] = {
+        "id_": node_id,
+        "embedding": None,
+        "metadata": dict(record.metadata),
+        "excluded_embed_metadata_keys": [],
+        "excluded_llm_metadata_keys": [],
+        "relationships": {
+            _SOURCE: {
+                "node_id": record.id,
+                "node_type": None,
+                "metadata": {},
+                "hash": None,
+                "class_name": "RelatedNodeInfo",
+            }
+        },
+        "metadata_template": "{key}: {value}",
+        "metadata_separator": "\n",
+        "text": record.text if text_inside else "",
+        "mimetype": "text/plain",
+        "start_char_idx": None,
+        "end_char_idx": None,
+        "text_template": "{metadata_str}\n\n{content}",
+        "class_name": "TextNode",
+    }
+    return {
+        **record.metadata,
+        "_node_content": json.dumps(node, ensure_ascii=False),
+        "_node_type": "TextNode",
+        "document_id": record.id,
+        "doc_id": record.id,
+        "ref_doc_id": record.id,
+        "content_hash": content_hash(record.text),
+    }
+
+
+def read_llama_index(fields: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """The record's id, the node's text and its metadata, out of what :func:`llama_index_fields` wrote."""
+    node = json.loads(fields["_node_content"])
+    return str(fields["doc_id"]), str(node["text"]), dict(node["metadata"])

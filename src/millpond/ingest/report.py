@@ -1,0 +1,35 @@
+"""IngestReport: what one run of ingest did, in numbers that add up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestReport:
+    """The outcome of one run; ``read == cached + embedded + failed + duplicates`` always holds.
+
+    Attributes:
+        read: Records and bad lines that came out of the source.
+        cached: Records whose vector came from the engine's cache.
+        embedded: Records whose vector was computed.
+        failed: Lines that held no record, and records that the database could not keep; each was logged.
+        duplicates: Records dropped because a later one of the same batch has their id.
+        written: Rows the database acknowledged.
+        retried: Writes sent again; always 0 in this version.
+        seconds: Wall time from the first record read to the last acknowledgement.
+    """
+
+    read: int
+    cached: int
+    embedded: int
+    failed: int
+    duplicates: int
+    written: int
+    retried: int = 0
+    seconds: float
+
+    def __post_init__(self) -> None:
+        parts = self.cached + self.embedded + self.failed + self.duplicates
+        if self.read != parts:
+            raise ValueError(f"read={self.read} is not cached + embedded + failed + duplicates = {parts}")

@@ -1,0 +1,122 @@
+"""Search in two stages: many candidates by the shortest vectors, then the best of them by the longest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond import matryoshka
+from millpond.errors import InvalidRequestError
+from millpond.ingest.sink import storable
+
+if TYPE_CHECKING:
+    from millpond.engine.engine import Engine
+
+Scalar = str | int | float | bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hit:
+    """One result of a search.
+
+    Attributes:
+        id: The record's own id.
+        score: Cosine at the largest width searched, higher is closer.
+        text: The record's text.
+        metadata: The record's metadata.
+    """
+
+    id: str
+    score: float
+    text: str
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SearchPlan:
+    """A question, embedded and cut, with the stages it goes through.
+
+    Attributes:
+        k: How many results.
+        candidates: How many rows of the first stage go on to the second.
+        coarse: Width of the first stage; ``None`` where there is only one stage.
+        full: Width of the scores.
+        vectors: For each of these widths, ``[width]`` float32 of length 1.
+    """
+
+    k: int
+    candidates: int
+    coarse: int | None
+    full: int
+    vectors: Mapping[int, npt.NDArray[np.float32]]
+
+
+def plan_search(
+    engine: Engine,
+    question: str,
+    *,
+    widths: Sequence[int],
+    k: int,
+    funnel: bool,
+    candidates: int | None,
+) -> SearchPlan:
+    """Check a search, embed its question with the role ``query``, and cut it.
+
+    Args:
+        engine: The engine whose vectors are searched.
+        question: One question.
+        widths: The widths of the collection, ascending.
+        k: How many results, from 1.
+        funnel: Whether to search the smallest width first; of no effect with one width.
+        candidates: Rows that the first stage hands on; ``max(100, 10 * k)`` by default.
+
+    Raises:
+        InvalidRequestError: A value out of its range, or a question without a direction.
+    """
+    if not isinstance(question, str):
+        raise InvalidRequestError(f"question is of type {type(question).__name__}; pass one str")
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise InvalidRequestError(f"k={k!r} must be an int from 1")
+    if candidates is None:
+        candidates = max(100, 10 * k)
+    elif isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < k:
+        raise InvalidRequestError(
+            f"candidates={candidates!r} must be an int from k={k}; leave it out for max(100, 10 k)"
+        )
+    full = widths[-1]
+    coarse = widths[0] if funnel and len(widths) > 1 else None
+    row = engine.embed([question], role="query", normalize=False).embeddings  # [1, d]
+    vectors = {width: matryoshka.cut(row, width, normalize=True)[0] for width in (coarse, full) if width is not None}
+    if not all(storable(vector[None]).all() for vector in vectors.values()):
+        raise InvalidRequestError("the question's vector is not finite, or all zero, so nothing is nearest to it")
+    return SearchPlan(k=k, candidates=candidates, coarse=coarse, full=full, vectors=vectors)
+
+
+def check_filter(conditions: Mapping[str, object]) -> dict[str, tuple[Scalar, ...]]:
+    """A filter on metadata: every key must hold its value, or one of its list of values.
+
+    Returns:
+        For each key, the values of which one must match: str, int, bool or finite float.
+    """
+    result: dict[str, tuple[Scalar, ...]] = {}
+    for key, wanted in conditions.items():
+        if not isinstance(key, str):
+            raise InvalidRequestError(f"filter key {key!r} is not a str")
+        values = tuple(wanted) if isinstance(wanted, list | tuple | set | frozenset) else (wanted,)
+        if not values:
+            raise InvalidRequestError(f"filter[{key!r}] is an empty list, which nothing matches; leave the key out")
+        result[key] = tuple(_scalar(key, value) for value in values)
+    return result
+
+
+def _scalar(key: str, value: object) -> Scalar:
+    if isinstance(value, str | bool | int) or (isinstance(value, float) and np.isfinite(value)):
+        return value
+    raise InvalidRequestError(
+        f"filter[{key!r}] holds {value!r}; pass a str, int, bool, float or a list of these, "
+        "or one of the database's own filters instead of the dict"
+    )

@@ -1,0 +1,68 @@
+"""Matryoshka: the one place that decides which widths a vector may be cut to, and cuts it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.errors import InvalidDimensionsError
+
+
+def widths(native: int, declared: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The widths a checkpoint declares, ascending, its native one always among them."""
+    return tuple(sorted({*(declared or ()), native}))
+
+
+def check(
+    dimensions: int | None,
+    *,
+    native: int,
+    trained: bool,
+    declared: tuple[int, ...] | None,
+    model: str,
+    smallest: int = 1,
+) -> int:
+    """Resolve a requested width, or refuse it.
+
+    Args:
+        dimensions: The requested width; ``None`` is the native one.
+        native: The checkpoint's own width.
+        trained: Whether the checkpoint was trained for Matryoshka cuts (or the user forced it).
+        declared: The widths it was trained for, or ``None`` if it declares no list.
+        model: The name to print.
+        smallest: The least width it was trained for, where it declares no list.
+
+    Raises:
+        InvalidDimensionsError: The width is no positive int, wider than the model, or not one it was trained for.
+    """
+    if dimensions is None or (dimensions == native and not isinstance(dimensions, bool)):
+        return native
+    choices = "one of " + ", ".join(map(str, widths(native, declared))) if declared else f"{smallest} to {native}"
+    if isinstance(dimensions, bool) or not isinstance(dimensions, (int, np.integer)):
+        raise InvalidDimensionsError(f"dimensions={dimensions!r} is not an int; choose {choices}")
+    if not trained:
+        raise InvalidDimensionsError(
+            f"dimensions={dimensions} cuts {model} ({native} wide), which does not say that it was trained for "
+            f'Matryoshka; leave dimensions out, or force it with hf_overrides={{"is_matryoshka": True}}'
+        )
+    if dimensions > native:
+        raise InvalidDimensionsError(f"dimensions={dimensions} is more than {model} has ({native}); choose {choices}")
+    if dimensions < smallest or (declared and dimensions not in declared):
+        raise InvalidDimensionsError(f"dimensions={dimensions} is not a width of {model}; choose {choices}")
+    return int(dimensions)
+
+
+def cut(rows: npt.NDArray[np.float32], dimensions: int, *, normalize: bool) -> npt.NDArray[np.float32]:
+    """``rows [n, d]`` cut to ``[n, dimensions]``, then divided by their L2 norm if ``normalize``.
+
+    A zero row stays zero. The result never aliases ``rows``' memory when it was normalized.
+    """
+    head = rows[:, :dimensions]
+    if not normalize:
+        return np.ascontiguousarray(head)
+    norms = np.sqrt(np.einsum("nd,nd->n", head, head, dtype=np.float32))
+    np.maximum(norms, 1e-12, out=norms)
+    result: npt.NDArray[Any] = head / norms[:, None]
+    return result

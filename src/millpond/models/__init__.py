@@ -1,0 +1,1 @@
+"""A checkpoint's description, turned into a network that runs packed rows."""

@@ -1,0 +1,51 @@
+"""Where a model runs, and in what precision."""
+
+from __future__ import annotations
+
+import torch
+
+from millpond.errors import ModelLoadError
+from millpond.models.architectures import Architecture
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def resolve_device(device: str) -> torch.device:
+    """``auto`` is cuda, then mps, then cpu.
+
+    Raises:
+        ModelLoadError: The name is no device, or the device is not there.
+    """
+    if device == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device(kind)
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ModelLoadError(f"device={device!r} is not usable here: {str(error).splitlines()[0]}") from error
+    return chosen
+
+
+def resolve_dtype(dtype: str, device: torch.device, architecture: Architecture, stored: str | None) -> torch.dtype:
+    """The precision of the backbone; pooling and heads are float32 whatever it is.
+
+    ``auto`` is bfloat16 on a CPU that has bfloat16 products in hardware and float32 on one that has not; on a GPU
+    bfloat16 where the checkpoint is stored so or its family needs the range, else float16.
+
+    Raises:
+        ModelLoadError: An unknown name.
+    """
+    if dtype == "auto":
+        if device.type == "cpu":
+            return torch.bfloat16 if has_native_bfloat16() else torch.float32
+        return DTYPES["bfloat16" if stored == "bfloat16" else architecture.half]
+    if dtype not in DTYPES:
+        raise ModelLoadError(f"dtype={dtype!r} is unknown; choose auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def has_native_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware (AVX512-BF16, AMX, or Arm's own), not by widening to float32."""
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_arm_bf16_supported")
+    return any(bool(probe()) for name in probes if (probe := getattr(torch.cpu, name, None)) is not None)

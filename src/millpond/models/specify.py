@@ -1,0 +1,135 @@
+"""Checkpoint plus the user's options: the ModelSpec and the pipeline to build."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast, get_args
+
+from millpond.checkpoints.checkpoint import Checkpoint
+from millpond.checkpoints.families import matryoshka_family
+from millpond.checkpoints.modules import Dense, Pooling
+from millpond.checkpoints.sentence_transformers import Layout
+from millpond.errors import ModelLoadError
+from millpond.models.architectures import Architecture
+from millpond.spec import ModelSpec, PoolingMode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the user may override at construction."""
+
+    max_length: int | None = None
+    pooling: str | None = None
+    normalize: bool | None = None
+    hf_overrides: Mapping[str, Any] | None = None
+
+
+def complete(checkpoint: Checkpoint, architecture: Architecture, options: Options) -> Layout:
+    """The checkpoint's layout with every open question answered: option, then file, then the family's default."""
+    layout = checkpoint.layout
+    pooling = layout.pooling or Pooling(modes=(architecture.pooling,))
+    if options.pooling is not None:
+        pooling = replace(pooling, modes=_modes(options.pooling))
+    # As vLLM has it: a plain repository gives unit vectors, one with modules.json what its list says.
+    normalize = layout.normalize if layout.normalize is not None else True
+    return replace(layout, pooling=pooling, normalize=normalize if options.normalize is None else options.normalize)
+
+
+def _modes(pooling: str) -> tuple[PoolingMode, ...]:
+    modes = tuple(pooling.split("+"))
+    known = get_args(PoolingMode)
+    if not all(mode in known for mode in modes):
+        raise ModelLoadError(f"pooling={pooling!r} is unknown; choose {', '.join(known)}, or several joined by +")
+    return cast("tuple[PoolingMode, ...]", modes)
+
+
+def specify(
+    checkpoint: Checkpoint, architecture: Architecture, layout: Layout, options: Options, *, tokenizer_limit: int | None
+) -> ModelSpec:
+    """The public description of an engine's model.
+
+    Raises:
+        ModelLoadError: Widths that do not fit each other, or a ``max_length`` that the positions do not cover.
+    """
+    name, config = checkpoint.source.name, checkpoint.config
+    assert layout.pooling is not None and layout.normalize is not None  # answered by complete()
+    hidden = _chain_width(int(config.get("hidden_size", config.get("dim", 0))), layout.token_heads, name)
+    dimensions = _chain_width(hidden * len(layout.pooling.modes), layout.heads, name)
+    trained, declared, smallest = _matryoshka(checkpoint, options)
+    max_length = _max_length(architecture, config, layout, options, tokenizer_limit, name)
+    # Whatever the user overrides and the files do not show.
+    settings = (layout.pooling.modes, layout.pooling.include_prompt, max_length)
+    return ModelSpec(
+        name=name,
+        architecture=checkpoint.architecture or architecture.model_class,
+        model_type=architecture.model_type,
+        pooling=layout.pooling.modes,
+        normalize=layout.normalize,
+        dimensions=dimensions,
+        hidden_size=hidden,
+        matryoshka=trained,
+        matryoshka_dimensions=declared,
+        matryoshka_smallest=smallest,
+        prompts=dict(layout.prompts),
+        default_prompt_name=layout.default_prompt_name,
+        labels=(),
+        max_length=max_length,
+        tasks=frozenset(("embed", "token_embed")),
+        digest=lambda: checkpoint.digest(*settings),
+    )
+
+
+def _chain_width(width: int, heads: tuple[Any, ...], name: str) -> int:
+    """Width behind a chain of heads."""
+    for head in heads:
+        if isinstance(head, Dense):
+            if head.in_features != width:
+                raise ModelLoadError(
+                    f"{name}: {head.folder.name} takes {head.in_features} features, and gets {width}; "
+                    "check its config.json and the pooling"
+                )
+            width = head.out_features
+    return width
+
+
+def _matryoshka(checkpoint: Checkpoint, options: Options) -> tuple[bool, tuple[int, ...] | None, int]:
+    """(trained for it, declared widths, least width); the user's word first, then the files', then known families."""
+    overrides, config = options.hf_overrides or {}, checkpoint.config
+    if "is_matryoshka" in overrides and "matryoshka_dimensions" not in overrides:
+        return bool(overrides["is_matryoshka"]), None, 1
+    declared = config.get("matryoshka_dimensions")
+    if declared:
+        return True, tuple(sorted(int(width) for width in declared)), 1
+    if config.get("is_matryoshka") or checkpoint.layout.truncate_dim is not None:
+        return True, None, 1
+    family = matryoshka_family(checkpoint.source.name)
+    if family is not None:
+        return True, family.dimensions, family.smallest
+    return False, None, 1
+
+
+def _max_length(
+    architecture: Architecture,
+    config: Mapping[str, Any],
+    layout: Layout,
+    options: Options,
+    tokenizer_limit: int | None,
+    name: str,
+) -> int:
+    """The user's length, else max_seq_length, else what tokenizer and positions allow; never past a position table."""
+    capacity = architecture.capacity(config)
+    if options.max_length is not None:
+        if isinstance(options.max_length, bool) or options.max_length < 1:
+            raise ModelLoadError(f"max_length={options.max_length!r} must be a positive int")
+        if capacity is not None and options.max_length > capacity and architecture.positions == "absolute":
+            raise ModelLoadError(
+                f"max_length={options.max_length} is more than the position table of {name} covers ({capacity}); "
+                f"choose 1 to {capacity}"
+            )
+        return options.max_length
+    limits: list[int | None] = [layout.max_seq_length] if layout.max_seq_length else [tokenizer_limit, capacity]
+    if architecture.positions == "absolute":
+        limits.append(capacity)
+    known = [int(limit) for limit in limits if limit]
+    return min(known) if known else 512

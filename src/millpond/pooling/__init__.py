@@ -1,0 +1,1 @@
+"""Pooler = method + head: token rows to one row, and what follows."""

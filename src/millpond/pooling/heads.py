@@ -1,0 +1,107 @@
+"""Heads: what sentence-transformers runs on rows around the pooling, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from millpond.checkpoints.modules import Dense, Head, LayerNorm
+from millpond.errors import ModelLoadError, WeightMismatchError
+
+
+class DenseHead(nn.Module):
+    """``activation(x W^T + b)``, plus the input where the checkpoint adds it."""
+
+    def __init__(self, description: Dense) -> None:
+        super().__init__()
+        widths = description.in_features, description.out_features
+        self.linear = nn.Linear(*widths, bias=description.bias)
+        self.activation = _activation(description)
+        self.residual: nn.Module | None = None
+        if description.residual:
+            self.residual = nn.Identity() if widths[0] == widths[1] else nn.Linear(*widths, bias=False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [n, in] -> [n, out]
+        """Project the rows."""
+        out: torch.Tensor = self.activation(self.linear(rows))
+        return out if self.residual is None else out + self.residual(rows)
+
+
+class LayerNormHead(nn.Module):
+    """Layer normalization with the checkpoint's weights."""
+
+    def __init__(self, description: LayerNorm) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(description.dimensions)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [n, d] -> [n, d]
+        """Normalize the rows."""
+        out: torch.Tensor = self.norm(rows)
+        return out
+
+
+class NormalizeHead(nn.Module):
+    """Division by the L2 norm, where a checkpoint has it before another head (the last one is the engine's)."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [n, d] -> [n, d]
+        """Normalize the rows."""
+        return nn.functional.normalize(rows, dim=-1)
+
+
+def build_heads(descriptions: Sequence[Head], device: torch.device) -> nn.Sequential:
+    """The heads in order, with their weights, in evaluation mode.
+
+    Raises:
+        ModelLoadError: A weight file is missing or damaged.
+        WeightMismatchError: It holds other tensors than the head's config says.
+    """
+    heads: list[nn.Module] = []
+    for description in descriptions:
+        if isinstance(description, Dense):
+            heads.append(_with_weights(DenseHead(description), description.folder))
+        elif isinstance(description, LayerNorm):
+            heads.append(_with_weights(LayerNormHead(description), description.folder))
+        else:
+            heads.append(NormalizeHead())
+    return nn.Sequential(*heads).to(device=device, dtype=torch.float32).eval().requires_grad_(False)
+
+
+def _activation(description: Dense) -> nn.Module:
+    """An activation by its dotted path: only classes of torch.nn, and only those that need no arguments."""
+    name = description.activation.rsplit(".", 1)[-1]
+    found = getattr(nn, name, None)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise ModelLoadError(
+            f"{description.folder}: activation_function {description.activation!r} is no module of torch.nn"
+        )
+    try:
+        return found()
+    except TypeError as error:
+        raise ModelLoadError(
+            f"{description.folder}: activation_function {description.activation!r} cannot be built without arguments"
+        ) from error
+
+
+def _with_weights(head: nn.Module, folder: Path) -> nn.Module:
+    try:
+        head.load_state_dict(_read_weights(folder))
+    except RuntimeError as error:
+        raise WeightMismatchError(f"{folder}: weights and config.json disagree: {error}") from error
+    return head
+
+
+def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    safe, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
+    try:
+        if safe.is_file():
+            from safetensors.torch import load_file
+
+            return load_file(safe)
+        if pickled.is_file():
+            return torch.load(pickled, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
+    except Exception as error:  # each reader has its own root exception; the file is at fault in all of them
+        raise ModelLoadError(f"{folder}: the weight file is damaged: {error}; fetch it again") from error
+    raise ModelLoadError(f"{folder} has neither model.safetensors nor pytorch_model.bin; is the checkpoint complete?")

