@@ -3,7 +3,6 @@
 The oracle is numpy on the engine's own vectors.
 """
 
-import numpy as np
 import pytest
 
 from millpond.engine.engine import Engine

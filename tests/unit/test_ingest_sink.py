@@ -1,6 +1,7 @@
 """What sinks share: batches, request sizes, marks and URLs."""
 
 import textwrap
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -75,7 +76,7 @@ def test_requests_hold_every_row_once_and_no_more_than_they_may(sizes, rows, siz
     for part in parts:
         taken = sizes[part]
         assert 1 <= len(taken) <= rows and (sum(taken) <= size or len(taken) == 1)
-    for one, two in zip(parts, parts[1:], strict=False):  # none is cut short
+    for one, two in pairwise(parts):  # none is cut short
         assert one.stop - one.start == rows or sum(sizes[one]) + sizes[two.start] > size
 
 
@@ -148,8 +149,8 @@ def test_marks_that_do_not_fit():
         mark.check_model(other, collection="docs")
     with pytest.raises(InvalidRequestError, match=r"holds the widths \[128, 384\].* pass dimensions=\[128, 384\]"):
         mark.check_write(CollectionMark.of(spec(), dimensions=None, payload="plain"), spec(), collection="docs")
+    wanted = CollectionMark.of(spec(), dimensions=(128, 384), payload="langchain")
     with pytest.raises(InvalidRequestError, match="form 'plain'.* pass payload='plain'"):
-        wanted = CollectionMark.of(spec(), dimensions=(128, 384), payload="langchain")
         mark.check_write(wanted, spec(), collection="docs")
     with pytest.raises(InvalidRequestError, match=r"not \[64\]; choose among \[128, 384\]"):
         mark.widths_to_search((64, 384), collection="docs")

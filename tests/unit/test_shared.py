@@ -127,7 +127,7 @@ async def test_an_event_loop_goes_on_while_an_engine_loads(folder: str) -> None:
     while not all(task.done() for task in tasks):
         turns += 1
         await asyncio.sleep(0.001)
-    assert turns > 10
+    assert turns > 3  # a loop that is blocked comes round twice
     assert {task.result() for task in tasks} == {shared(folder)}
 
 

@@ -1,0 +1,91 @@
+"""Truncation that keeps special tokens and prompts."""
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from millpond.engine.tokenize import TextTokenizer
+from millpond.errors import InputTooLongError
+
+CLS, SEP = 0, 1
+
+
+def tokenizer(*, prefix=True, suffix=True, lower=False):
+    """One token per word; ``w7`` is id 17."""
+    vocabulary = {"[CLS]": CLS, "[SEP]": SEP, "[UNK]": 2, **{f"w{i}": 10 + i for i in range(100)}}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    parts = ["[CLS]"] * prefix + ["$A"] + ["[SEP]"] * suffix
+    backend.post_processor = processors.TemplateProcessing(
+        single=" ".join(parts), special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)]
+    )
+    backend.enable_padding(length=64)  # as files often have it
+    backend.enable_truncation(max_length=8)
+    return TextTokenizer(backend, lower=lower, limit=None)
+
+
+def words(*numbers):
+    return " ".join(f"w{i}" for i in numbers)
+
+
+def encode(tok, text, *, limit=100, truncate="end", prompt=""):
+    return tok.encode([text], prompt=prompt, limit=limit, truncate=truncate, position=lambda i: 40 + i)[0]
+
+
+def test_padding_and_truncation_of_the_file_are_switched_off():
+    out = encode(tokenizer(), words(*range(30)))
+    assert len(out.ids) == 32 and not out.truncated and out.ids.dtype == np.int32
+
+
+@pytest.mark.parametrize(("truncate", "kept"), [("end", [10, 11, 12]), ("start", [17, 18, 19])], ids=["end", "start"])
+def test_special_tokens_survive(truncate, kept):
+    out = encode(tokenizer(), words(*range(10)), limit=5, truncate=truncate)
+    assert out.ids.tolist() == [CLS, *kept, SEP] and out.truncated
+
+
+@pytest.mark.parametrize(("prefix", "suffix"), [(True, False), (False, True), (False, False)])
+def test_tokenizers_of_other_shapes(prefix, suffix):
+    out = encode(tokenizer(prefix=prefix, suffix=suffix), words(*range(10)), limit=5)
+    body = list(range(10, 15 - prefix - suffix))
+    assert out.ids.tolist() == [CLS] * prefix + body + [SEP] * suffix
+
+
+@pytest.mark.parametrize(("truncate", "kept"), [("end", [10, 11]), ("start", [18, 19])])
+def test_a_prompt_survives(truncate, kept):
+    out = encode(tokenizer(), words(*range(10)), prompt="w90 w91 ", limit=6, truncate=truncate)
+    assert out.ids.tolist() == [CLS, 100, 101, *kept, SEP]
+
+
+def test_exactly_the_limit_is_not_cut():
+    out = encode(tokenizer(), words(1, 2, 3), limit=5)
+    assert out.ids.tolist() == [CLS, 11, 12, 13, SEP] and not out.truncated
+
+
+def test_error_names_the_callers_index():
+    with pytest.raises(InputTooLongError, match=r"index 40 has 12 tokens, more than max_length=5"):
+        encode(tokenizer(), words(*range(10)), limit=5, truncate="error")
+
+
+def test_no_room_for_the_text():
+    with pytest.raises(InputTooLongError, match=r"take 4 of max_length=4"):
+        encode(tokenizer(), words(1, 2, 3), prompt="w90 w91 ", limit=4)
+
+
+def test_prompt_length_counts_leading_specials_only():
+    assert tokenizer().prompt_length("w90 w91 ") == 3
+    assert tokenizer(prefix=False).prompt_length("w90 w91 ") == 2
+    assert tokenizer().prompt_length("") == 0
+
+
+def test_lower():
+    assert encode(tokenizer(lower=True), "W3 w4").ids.tolist() == [CLS, 13, 14, SEP]
+    assert encode(tokenizer(), "W3 w4").ids.tolist() == [CLS, 2, 14, SEP]
+
+
+def test_many_texts_at_once_equal_each_alone():
+    tok = tokenizer()
+    texts = [words(*range(n)) for n in range(1, 20)]
+    together = tok.encode(texts, prompt="w50 ", limit=9, truncate="start", position=lambda i: i)
+    for text, out in zip(texts, together, strict=True):
+        alone = encode(tok, text, prompt="w50 ", limit=9, truncate="start")
+        assert out.ids.tolist() == alone.ids.tolist() and out.truncated == alone.truncated
