@@ -17,6 +17,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PACKAGES := langchain llama-index qdrant milvus
 PROJECTS := pyproject.toml $(PACKAGES:%=integrations/%/pyproject.toml)
+BENCHMARKS = $(shell grep -l -e '"--smoke"' benchmarks/*.py) # what takes --smoke is a benchmark, the rest serves them
 COVERAGE := --cov --cov-report=
 
 .DEFAULT_GOAL := help
@@ -50,7 +51,7 @@ test-all: $(STAMP) ## every test; those that lack their device, network or servi
 check: $(STAMP) ## format, lint, layering and types: what CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/lint-imports --no-timings 2>/dev/null || $(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 
 format: $(STAMP) ## put the code in form
@@ -58,13 +59,16 @@ format: $(STAMP) ## put the code in form
 	$(BIN)/ruff format .
 
 bench: $(STAMP) ## run every script of benchmarks/; results go to benchmarks/results/
+	@set -e; for script in $(BENCHMARKS); do echo "== $$script $(ARGS)"; $(BIN)/python $$script $(ARGS); done
 
-notebooks: $(STAMP) ## execute the notebooks
+notebooks: ## execute the notebooks
+	@echo "There are no notebooks in this version."
 
 test-gpu: ## the GPU tests, on a machine that may have nothing but torch, transformers, numpy and pytest
-	PYTHONPATH=src $(PYTHON) -m pytest -c tests/gpu/pytest.ini tests/gpu $(ARGS)
+	PYTHONPATH=src $(or $(wildcard $(BIN)/python),$(PYTHON)) -m pytest -c tests/gpu/pytest.ini tests/gpu $(ARGS)
 
 bench-gpu: ## the benchmarks that need a GPU
+	@echo "There are no GPU benchmarks in this version."
 
 constraints: $(STAMP) ## write constraints.txt from what is installed
 	$(PIP) freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' > constraints.txt

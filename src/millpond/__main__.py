@@ -1,6 +1,6 @@
 """``python -m millpond`` is the program ``millpond``."""
 
-from millpond.cli import main
+from millpond.cli.app import main
 
 if __name__ == "__main__":
     main()

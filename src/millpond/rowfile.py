@@ -188,7 +188,7 @@ def _bytes_in_use(connection: sqlite3.Connection) -> int:
 
 
 def _footprint(length: int) -> int:
-    """Bytes of the file that a value of ``length`` takes at most: a page holds whole rows, at worst half of it empty."""
+    """Bytes of the file that a value of ``length`` takes at most; at worst half of a page stays empty."""
     return length * 2 + 256
 
 

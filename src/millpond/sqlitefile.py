@@ -65,10 +65,10 @@ class SqliteFile:
         self._lent = 0
         self._pool = threading.Condition()
         self._writing = threading.Lock()  # our own threads queue here: fairer and faster than sqlite's polling
-        if not path.exists():
+        with _reported(path):
             _create(path)
-        _recognize(path, application_id)
         with self.connection() as connection:
+            _recognize(connection, path, application_id)
             _migrate(connection, path, application_id, migrations)
             _use_wal(connection, path)
         _hook_fork(self)
@@ -102,7 +102,7 @@ class SqliteFile:
         try:
             with _reported(self.path):
                 if connection is None:
-                    connection = _connect(self.path, "rw")
+                    connection = _connect(self.path)
                 connection.execute(f"PRAGMA busy_timeout={int(self.busy_timeout * 1000) if wait else 0}")
                 yield connection
             healthy = True
@@ -179,6 +179,8 @@ def _reported(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte: extended codes refine it
         raise CacheError(f"{path} {_REASONS.get(code, f'is damaged; {WAY_OUT}')} ({error})") from error
+    except UnicodeDecodeError as error:  # sqlite quoted damage in its message
+        raise CacheError(f"{path} {_REASONS[sqlite3.SQLITE_CORRUPT]}") from error
     except OSError as error:
         raise CacheError(f"{path} {_REASONS[sqlite3.SQLITE_CANTOPEN]} ({error})") from error
 
@@ -196,28 +198,36 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _create(path: Path) -> None:
-    """An empty file, private from its first moment.
+    """Where there is no file, an empty one, private from its first moment.
 
     It is made under another name and linked, since closing a descriptor of a file drops the locks that this process
     has on it, and another thread's sqlite may already have some.
     """
-    with _reported(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
-        os.close(descriptor)
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            pass  # another process was faster
-        except OSError:  # no hard links on this disk
-            path.touch(mode=0o600)
-        finally:
-            os.unlink(draft)
+    if path.exists():
+        if not path.is_file():
+            raise CacheError(f"{path} is not a file; choose another path")
+        size = path.stat().st_size
+        if size == 0:
+            path.chmod(0o600)
+        elif size < 512:  # sqlite's smallest page; it takes a file of one byte for an empty one
+            raise CacheError(f"{path} {_REASONS[sqlite3.SQLITE_NOTADB]}")
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+    os.close(descriptor)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        pass  # another process was faster
+    except OSError:  # no hard links on this disk
+        path.touch(mode=0o600)
+    finally:
+        os.unlink(draft)
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
+def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(
-        f"{path.as_uri()}?mode={mode}",
+        f"{path.as_uri()}?mode=rw",  # a file removed meanwhile is an error, not a new file without tables
         uri=True,
         timeout=SqliteFile.busy_timeout,
         isolation_level=None,
@@ -232,20 +242,11 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     return connection
 
 
-def _recognize(path: Path, application_id: int) -> None:
+def _recognize(connection: sqlite3.Connection, path: Path, application_id: int) -> None:
     """Refuse what is not ours before anything is written to it. An empty file is nobody's, and taken."""
-    with _reported(path):
-        if not path.is_file():
-            raise CacheError(f"{path} is not a file; choose another path")
-        if path.stat().st_size == 0:
-            path.chmod(0o600)
-            return
-        connection = _connect(path, "ro")
-        try:
-            (application,) = connection.execute("PRAGMA application_id").fetchone()
-        finally:
-            connection.close()
-    if application != application_id:
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()  # before the id, lest a file just made seem foreign
+    (found,) = connection.execute("PRAGMA application_id").fetchone()
+    if pages > 0 and found != application_id:
         raise CacheError(f"{path} is a database of another application; choose another path, or delete it")
 
 

@@ -217,12 +217,12 @@ def test_impossible_dimensions(cuttable, width):
 def test_duplicates_are_computed_once(engine):
     """Counted in the runner, not believed: the forward sees each distinct text once."""
     seen = []
-    run = engine._worker._runner.run
-    engine._worker._runner.run = lambda requests: seen.extend(requests) or run(requests)
+    run = engine._loaded.runner.run
+    engine._loaded.runner.run = lambda requests: seen.extend(requests) or run(requests)
     try:
         output = engine.embed(["a", "b", "a", "a", "b"])
     finally:
-        engine._worker._runner.run = run
+        engine._loaded.runner.run = run
     assert len(seen) == 2
     np.testing.assert_array_equal(output.embeddings[[0, 1]], output.embeddings[[2, 4]])
     tokens = engine.token_embed(["a b c", "d", "a b c"]).embeddings
@@ -322,7 +322,7 @@ async def test_a_cancelled_task_leaves_the_others_alone(engine):
 
 def test_embed_and_token_embed_share_batches(engine):
     kinds = []
-    run = engine._worker._runner.run
+    run = engine._loaded.runner.run
     gate = threading.Event()
 
     def gated(requests):
@@ -330,17 +330,17 @@ def test_embed_and_token_embed_share_batches(engine):
         kinds.append({request.call.task for request in requests})
         return run(requests)
 
-    engine._worker._runner.run = gated
+    engine._loaded.runner.run = gated
     try:
         blocker = engine.submit("embed", ["first"])
         vectors, matrices = engine.submit("embed", ["mill pond"]), engine.submit("token_embed", ["mill pond"])
-        while len(engine._scheduler._lines) < 2:
+        while len(engine._dispatcher._scheduler._lines) < 2:
             pass
         gate.set()
         blocker.result(timeout=30)
         pooled = matrices.result(timeout=30).embeddings
     finally:
-        engine._worker._runner.run = run
+        engine._loaded.runner.run = run
     assert {"embed", "token_embed"} in kinds
     assert len(pooled) == 1 and vectors.result(timeout=30).embeddings.shape == (1, 384)
 
@@ -368,7 +368,7 @@ def test_close_drains_then_refuses():
 def test_a_dropped_engine_stops_its_threads():
     engine = Engine(model, dtype="float32", device="cpu")
     engine.embed(["a"])
-    thread, gone = engine._worker._thread, weakref.ref(engine)
+    thread, gone = engine._dispatcher.worker._thread, weakref.ref(engine)
     del engine
     for _ in range(200):  # the worker lets go of its last batch a moment after the result is out
         gc.collect()

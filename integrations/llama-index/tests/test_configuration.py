@@ -14,9 +14,9 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.ingestion.pipeline import get_transformation_hash
 from llama_index.core.schema import TextNode
-from llama_index.embeddings.millpond import MillpondEmbedding
 from pydantic import ValidationError
 
+from llama_index.embeddings.millpond import MillpondEmbedding
 from millpond import Engine
 from millpond.config import EngineConfig
 from millpond.errors import ModelLoadError

@@ -15,11 +15,11 @@ from llama_index.core.ingestion import IngestionCache, IngestionPipeline
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events.embedding import EmbeddingEndEvent, EmbeddingStartEvent
 from llama_index.core.schema import TextNode
-from llama_index.embeddings.millpond import MillpondEmbedding
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from pydantic import Field
 from qdrant_client import QdrantClient
 
+from llama_index.embeddings.millpond import MillpondEmbedding
 from millpond import Engine
 
 QUESTION = "What makes dough rise?"

@@ -16,5 +16,5 @@ def test_the_readme_runs(minilm: str, capsys: pytest.CaptureFixture[str]) -> Non
     program = "\n".join(blocks)
     assert "sentence-transformers/all-MiniLM-L6-v2" in program
     program = program.replace("sentence-transformers/all-MiniLM-L6-v2", Path(minilm).as_posix())
-    exec(compile(program, str(README), "exec"), {})  # noqa: S102
+    exec(compile(program, str(README), "exec"), {})
     assert "Bread rises because of yeast." in capsys.readouterr().out

@@ -7,6 +7,7 @@ import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from json import JSONDecodeError
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -252,6 +253,8 @@ class QdrantSink:
             raise self._failed(f"is too busy for {request}; it asks to wait {error.retry_after_s} s") from error
         except ResponseHandlingException as error:
             raise self._failed(f"did not answer {request}: {error.source!r}") from error
+        except JSONDecodeError as error:
+            raise self._failed(f"answered {request} with something that is not JSON ({error})") from error
         except (ApiException, QdrantException, ValueError, RuntimeError) as error:
             raise self._failed(f"refused {request}: {error}") from error
 

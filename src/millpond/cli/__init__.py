@@ -1,0 +1,1 @@
+"""The program ``millpond``: one file per command."""

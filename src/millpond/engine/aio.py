@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from millpond.engine.engine import Engine
+from millpond.engine.progress import progress_bar
 from millpond.outputs import EmbeddingOutput, TokenEmbeddingOutput
 from millpond.params import PoolingParams
 from millpond.spec import ModelSpec
@@ -46,6 +47,7 @@ class AsyncEngine:
         normalize: bool | None = None,
         output_dtype: OutputDtype = "float32",
         truncate: Truncate = "end",
+        show_progress: bool = False,
     ) -> EmbeddingOutput:
         """As :meth:`millpond.Engine.embed`."""
         params = PoolingParams(
@@ -57,7 +59,7 @@ class AsyncEngine:
             output_dtype=output_dtype,
             truncate=truncate,
         )
-        output: EmbeddingOutput = await self.submit("embed", texts, params)
+        output: EmbeddingOutput = await self._run("embed", texts, params, show_progress)
         return output
 
     async def token_embed(
@@ -70,6 +72,7 @@ class AsyncEngine:
         dimensions: int | None = None,
         normalize: bool | None = None,
         truncate: Truncate = "end",
+        show_progress: bool = False,
     ) -> TokenEmbeddingOutput:
         """As :meth:`millpond.Engine.token_embed`."""
         params = PoolingParams(
@@ -80,12 +83,17 @@ class AsyncEngine:
             normalize=normalize,
             truncate=truncate,
         )
-        output: TokenEmbeddingOutput = await self.submit("token_embed", texts, params)
+        output: TokenEmbeddingOutput = await self._run("token_embed", texts, params, show_progress)
         return output
 
     async def submit(self, task: Task, inputs: Sequence[str], params: PoolingParams | None = None) -> Any:
         """As :meth:`millpond.Engine.submit`, awaited: the task's output."""
         return await asyncio.wrap_future(self.engine.submit(task, inputs, params))
+
+    async def _run(self, task: Task, texts: Sequence[str], params: PoolingParams, show_progress: bool) -> Any:
+        with progress_bar(texts, show=show_progress) as bar:
+            progress = bar.update if show_progress else None
+            return await asyncio.wrap_future(self.engine._start(task, texts, params, progress=progress))
 
     async def aclose(self) -> None:
         """Close the engine; the loop goes on while it drains."""

@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy.typing as npt
 from tqdm import tqdm
 
 from millpond.cache import VectorCache
-from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.config import EngineConfig
 from millpond.engine import demand
-from millpond.engine.call import Call
-from millpond.engine.intake import INLINE_TEXTS, Intake, cache_namespace
-from millpond.engine.runner import Runner
-from millpond.engine.scheduler import Scheduler
-from millpond.engine.tokenize import TextTokenizer
-from millpond.engine.worker import Worker
-from millpond.errors import CacheError, EngineClosedError, EngineOverloadedError, InvalidRequestError
-from millpond.models.architectures import find
-from millpond.models.load import load_backbone
-from millpond.models.placement import resolve_device, resolve_dtype
-from millpond.models.specify import Options, complete, specify
+from millpond.engine.dispatch import Dispatcher
+from millpond.engine.intake import INLINE_TEXTS
+from millpond.engine.loading import load
+from millpond.engine.progress import progress_bar
+from millpond.errors import InvalidRequestError
 from millpond.outputs import EmbeddingOutput, TokenEmbeddingOutput
 from millpond.params import PoolingParams
-from millpond.pooling.pooler import Pooler
 from millpond.spec import ModelSpec
 from millpond.tasks import OutputDtype, Role, Task, Truncate
-
-logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 # Tokens per batch: on a CPU what keeps a layer's activations in the cache, on a GPU what fills it.
 _CPU_BATCH_TOKENS = 2048
@@ -115,58 +101,27 @@ class Engine:
             trust_remote_code=trust_remote_code,
             score_template=score_template,
         )
-        checkpoint = read_checkpoint(self.config.model, revision=revision, hf_overrides=hf_overrides)
-        architecture = find(checkpoint.config, checkpoint.source.name)
-        place = resolve_device(device)
-        precision = resolve_dtype(dtype, place, architecture, _stored_dtype(checkpoint.config))
-        options = Options(max_length=max_length, pooling=pooling, normalize=normalize, hf_overrides=hf_overrides)
-        layout = complete(checkpoint, architecture, options)
-        assert layout.pooling is not None
-        tokenizer = TextTokenizer.load(layout.transformer, lower=layout.do_lower_case)
-        self._spec = specify(checkpoint, architecture, layout, options, tokenizer_limit=tokenizer.limit)
-        backbone = load_backbone(checkpoint, architecture, device=place, dtype=precision)
-        pooler = Pooler(layout.pooling, token_heads=layout.token_heads, heads=layout.heads, device=place)
-        offset = architecture.position_offset(checkpoint.config)
-        runner = Runner(backbone, pooler, architecture=architecture, device=place, offset=offset)
-
-        self.device = str(place)
-        self.dtype = str(precision).removeprefix("torch.")
-        self._include_prompt = layout.pooling.include_prompt
-        self._tokenizer = tokenizer
+        self._loaded = load(self.config)
+        self.dtype = self._loaded.dtype
+        self.device = str(self._loaded.runner.device)
         self._owns_cache = cache is not None and not isinstance(cache, VectorCache)
         self._cache = cache if cache is None or isinstance(cache, VectorCache) else VectorCache(cache)
-        budget = max_batch_tokens or (_CPU_BATCH_TOKENS if place.type == "cpu" else _GPU_BATCH_TOKENS)
-        self._scheduler = Scheduler(budget)
-        self._threads = ThreadPoolExecutor(_intake_threads(), thread_name_prefix="millpond-intake")
-        self._committer = ThreadPoolExecutor(1, thread_name_prefix="millpond-commit")
-        self._intake = Intake(
-            scheduler=self._scheduler,
-            tokenizer=tokenizer,
-            threads=self._threads,
-            cache=self._cache,
-            namespace=self._namespace,
+        default = _CPU_BATCH_TOKENS if self._loaded.runner.device.type == "cpu" else _GPU_BATCH_TOKENS
+        self._dispatcher = Dispatcher(
+            self._loaded, budget=max_batch_tokens or default, max_queue=max_queue, cache=self._cache
         )
-        self._gate = threading.Condition()
-        self._waiting: dict[Call, int] = {}  # calls under way, with their texts
-        self._closed = False
-        self._pid = os.getpid()
-        self._pace = _Pace()
-        self._worker = Worker(self._scheduler, runner, name=self.device)
-        self._worker.start()
-        # Without a reference to the engine: it stops its threads when it is collected, or when the program ends.
-        self._stop = weakref.finalize(
-            self, _stop, self._scheduler, self._worker, self._threads, self._committer, self._pid
-        )
+        # Holds the dispatcher, not the engine: its threads stop when the engine is dropped, or the program ends.
+        self._finalizer = weakref.finalize(self, self._dispatcher.stop)
 
     @property
     def spec(self) -> ModelSpec:
         """What the checkpoint is."""
-        return self._spec
+        return self._loaded.spec
 
     @property
     def tasks(self) -> frozenset[Task]:
         """What the checkpoint serves."""
-        return self._spec.tasks
+        return self._loaded.spec.tasks
 
     @property
     def cache(self) -> VectorCache | None:
@@ -176,7 +131,7 @@ class Engine:
     @property
     def closed(self) -> bool:
         """Whether :meth:`close` was called."""
-        return self._closed
+        return self._dispatcher.closed
 
     def embed(
         self,
@@ -259,7 +214,7 @@ class Engine:
                 f"output_dtype={output_dtype!r} finds its range over a whole call, which a stream does not have; "
                 "choose float16 or binary, or call embed"
             )
-        demand.plan("embed", params, self._spec, texts=2)
+        demand.plan("embed", params, self.spec, texts=2)
         return self._stream(iter(texts), params, show_progress)
 
     def token_embed(
@@ -304,14 +259,11 @@ class Engine:
             EngineOverloadedError: Too many texts are waiting.
             EngineClosedError: The engine was closed.
         """
-        return self._submit(task, inputs, params or PoolingParams(), inline=False, progress=None)
+        return self._start(task, inputs, params or PoolingParams())
 
     def close(self) -> None:
         """Finish what is queued, then stop; later calls raise :class:`~millpond.errors.EngineClosedError`."""
-        with self._gate:
-            self._closed = True
-            self._gate.wait_for(lambda: not self._waiting)
-        self._stop()
+        self._dispatcher.close()
         if self._owns_cache and self._cache is not None:
             self._cache.close()
 
@@ -324,7 +276,7 @@ class Engine:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Engine({self._spec.name!r}, device={self.device!r}, dtype={self.dtype!r})"
+        return f"Engine({self._loaded.spec.name!r}, device={self.device!r}, dtype={self.dtype!r})"
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -332,148 +284,48 @@ class Engine:
         )
 
     def _run(self, task: Task, texts: Sequence[str], params: PoolingParams, show_progress: bool) -> Any:
-        with _bar(texts, show_progress) as bar:
+        with progress_bar(texts, show=show_progress) as bar:
             inline = isinstance(texts, Sequence) and len(texts) <= INLINE_TEXTS
-            future = self._submit(task, texts, params, inline=inline, progress=bar.update if show_progress else None)
+            future = self._start(task, texts, params, inline=inline, progress=bar.update if show_progress else None)
             try:
                 return future.result()
             except BaseException:
                 future.cancel()  # the caller was interrupted: nobody waits for the rest
                 raise
 
-    def _submit(
+    def _start(
         self,
         task: Task,
         inputs: Sequence[str],
         params: PoolingParams,
         *,
-        inline: bool,
-        progress: Callable[[int], object] | None,
+        inline: bool = False,
+        progress: Callable[[int], object] | None = None,
     ) -> Future[Any]:
-        task = demand.check_task(task, self._spec)
+        """Check everything, then queue."""
+        task = demand.check_task(task, self.spec)
         texts = demand.check_texts(inputs, task)
-        plan = demand.plan(task, params, self._spec, texts=len(texts))
-        if not self._include_prompt and plan.prompt:
-            plan = replace(plan, skip=self._tokenizer.prompt_length(plan.prompt))
-        caches = self._cache is not None and task == "embed"
-        call = Call(
-            texts,
-            plan,
-            native_width=self._spec.dimensions if task == "embed" else self._spec.hidden_size,
-            commit=self._commit if caches else None,
-            progress=progress,
-            refill=self._intake.refill,
-        )
-        self._admit(call)
-        self._intake.admit(call, inline=inline, caches=caches)
-        return call.future
-
-    def _admit(self, call: Call) -> None:
-        if os.getpid() != self._pid:
-            raise EngineClosedError(
-                "this engine was loaded in another process and does not survive a fork; load it after forking, "
-                'or start workers with the "spawn" method'
-            )
-        with self._gate:
-            if self._closed:
-                raise EngineClosedError("the engine was closed; make a new one")
-            waiting = sum(self._waiting.values())
-            if waiting and waiting + call.size > self.config.max_queue:
-                wait = self._pace.seconds(waiting)
-                raise EngineOverloadedError(
-                    f"{waiting} texts are waiting and {call.size} more would pass max_queue={self.config.max_queue}; "
-                    f"retry in about {wait:.1f} s, or raise max_queue",
-                    retry_after=wait,
-                )
-            self._waiting[call] = call.size
-        call.future.add_done_callback(lambda _: self._release(call))
-
-    def _release(self, call: Call) -> None:
-        self._intake.drop(call)
-        self._pace.count(call.size)
-        with self._gate:
-            self._waiting.pop(call, None)
-            self._gate.notify_all()
-
-    def _namespace(self, call: Call) -> str:
-        return cache_namespace(self._spec.fingerprint, self.dtype, call)
-
-    def _commit(self, call: Call, slots: list[int], last: bool) -> None:
-        self._committer.submit(self._write, call, slots, last)
-
-    def _write(self, call: Call, slots: list[int], last: bool) -> None:
-        """Commit a group of vectors; the call ends with its last group, so what was returned was committed."""
-        assert self._cache is not None
-        try:
-            keys = self._cache.keys(self._namespace(call), [call.texts[slot] for slot in slots])
-            self._cache.put(keys, call.rows[slots], tokens=call.tokens[slots], truncated=call.truncated[slots])
-        except CacheError as error:
-            # The vectors are right all the same; losing them because the disk is full would be worse.
-            logger.error("%d vectors could not be cached: %s", len(slots), error)
-        except Exception as error:
-            return call.fail(error)
-        if last:
-            call.finish()
+        plan = demand.plan(task, params, self.spec, texts=len(texts))
+        if plan.prompt and not self._loaded.include_prompt:
+            plan = replace(plan, skip=self._loaded.tokenizer.prompt_length(plan.prompt))
+        return self._dispatcher.submit(texts, plan, inline=inline, progress=progress)
 
     def _stream(self, texts: Iterator[str], params: PoolingParams, show_progress: bool) -> Iterator[npt.NDArray[Any]]:
         ahead: deque[Future[EmbeddingOutput]] = deque()
         try:
-            with tqdm(unit=" texts", disable=None if show_progress else True) as bar:
-                windows = iter(lambda: list(islice(texts, _ITER_WINDOW)), [])
-                for window in windows:
-                    ahead.append(self._submit("embed", window, params, inline=False, progress=None))
-                    if len(ahead) >= _ITER_CALLS:
+            with progress_bar(texts, show=show_progress) as bar:
+                while window := list(islice(texts, _ITER_WINDOW)):
+                    ahead.append(self._start("embed", window, params))
+                    if len(ahead) == _ITER_CALLS:
                         yield from _rows(ahead.popleft().result(), bar)
                 while ahead:
                     yield from _rows(ahead.popleft().result(), bar)
         finally:
-            for future in chain(ahead):
+            for future in ahead:
                 future.cancel()
-
-
-class _Pace:
-    """How fast texts get done, for the advice in an overload error."""
-
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-        self._texts = 0
-
-    def count(self, texts: int) -> None:
-        self._texts += texts
-
-    def seconds(self, texts: int) -> float:
-        """Time that ``texts`` will take, between 0.1 and 60 seconds."""
-        elapsed = max(time.monotonic() - self._started, 1e-3)
-        return min(60.0, max(0.1, texts * elapsed / max(self._texts, 1)))
 
 
 def _rows(output: EmbeddingOutput, bar: tqdm[Any]) -> Iterator[npt.NDArray[Any]]:
     for row in output.embeddings:
         yield row
         bar.update()
-
-
-def _bar(texts: Sequence[str], show: bool) -> tqdm[Any]:
-    total = len(texts) if isinstance(texts, Sequence) else None
-    # disable=None hides the bar where nobody would see it draw: no terminal.
-    return tqdm(total=total, unit=" texts", disable=None if show else True)
-
-
-def _stored_dtype(config: Mapping[str, Any]) -> str | None:
-    stored = config.get("dtype") or config.get("torch_dtype")
-    return None if stored is None else str(stored).removeprefix("torch.")
-
-
-def _intake_threads() -> int:
-    return max(1, min(4, (os.cpu_count() or 2) // 2))
-
-
-def _stop(
-    scheduler: Scheduler, worker: Worker, threads: ThreadPoolExecutor, committer: ThreadPoolExecutor, pid: int
-) -> None:
-    if os.getpid() != pid:
-        return  # a fork has none of these threads
-    scheduler.close()
-    worker.join()
-    threads.shutdown()
-    committer.shutdown()

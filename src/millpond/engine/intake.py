@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -136,9 +135,3 @@ class Intake:
         """Forget the rest of a call that is over."""
         with self._lock:
             self._backlogs.pop(call, None)
-
-
-def cache_namespace(fingerprint: str, dtype: str, call: Call) -> str:
-    """Everything besides the text that decides a cached vector."""
-    plan = call.plan
-    return json.dumps([fingerprint, dtype, plan.prompt, plan.truncate, plan.limit])

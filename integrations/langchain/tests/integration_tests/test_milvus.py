@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from langchain_core.documents import Document
 from langchain_milvus import Milvus
-from langchain_millpond import MillpondEmbeddings
 
+from langchain_millpond import MillpondEmbeddings
 from millpond import Engine
 
 QUESTION = "What makes dough rise?"

@@ -7,9 +7,9 @@ import uuid
 import numpy as np
 import pytest
 from langchain_core.documents import Document
-from langchain_millpond import MillpondEmbeddings
 from langchain_qdrant import QdrantVectorStore
 
+from langchain_millpond import MillpondEmbeddings
 from millpond import Engine
 
 QUESTION = "What makes dough rise?"

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from langchain_core.embeddings import Embeddings
-from langchain_millpond import MillpondEmbeddings
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests
+
+from langchain_millpond import MillpondEmbeddings
 
 
 class TestMillpondEmbeddings(EmbeddingsIntegrationTests):

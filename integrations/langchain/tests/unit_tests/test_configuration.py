@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_millpond import MillpondEmbeddings
 from pydantic import ValidationError
 
+from langchain_millpond import MillpondEmbeddings
 from millpond import Engine
 from millpond.errors import InvalidDimensionsError, ModelLoadError
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from langchain_core.embeddings import Embeddings
-from langchain_millpond import MillpondEmbeddings
 from langchain_tests.unit_tests import EmbeddingsUnitTests
+
+from langchain_millpond import MillpondEmbeddings
 
 
 class TestMillpondEmbeddings(EmbeddingsUnitTests):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from langchain_millpond import MillpondEmbeddings
 
+from langchain_millpond import MillpondEmbeddings
 from millpond import Engine
 from millpond.errors import InputTooLongError, InvalidRequestError
 
@@ -133,7 +134,7 @@ async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
     embeddings = MillpondEmbeddings(engine=engine)
     vectors, turns = await turns_until(embeddings.aembed_documents(many(400)))
     assert len(vectors) == 400
-    assert turns > 10
+    assert turns > 5
 
     async def blocks() -> list[list[float]]:
         return embeddings.embed_documents(many(400))
@@ -144,8 +145,14 @@ async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
 
 async def test_the_loop_goes_on_while_a_model_loads(minilm: str) -> None:
     embeddings = MillpondEmbeddings(model=minilm, dtype="float32", max_batch_tokens=1111)  # nobody else's engine
-    _, turns = await turns_until(embeddings.aembed_query("tides"))
-    assert turns > 10
+    task = asyncio.ensure_future(embeddings.aembed_query("tides"))
+    started = last = time.perf_counter()
+    longest = 0.0
+    while not task.done():
+        await asyncio.sleep(0.001)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    assert longest < 0.9 * (last - started)  # a loop that is blocked comes round once, at the end
 
 
 async def test_a_cancelled_call_leaves_the_engine_working(engine: Engine) -> None:

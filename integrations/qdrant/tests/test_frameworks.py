@@ -1,0 +1,97 @@
+"""What ingest wrote, read by the frameworks' own vector stores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+
+from millpond import Engine
+from millpond.ingest import Record, ingest, point_id
+from millpond_qdrant import QdrantSink
+
+QUESTION = "what moves blood around the body?"
+
+
+@pytest.fixture
+def client() -> QdrantClient:
+    return QdrantClient(":memory:")
+
+
+def scores(engine: Engine, records: list[Record], width: int) -> dict[str, float]:
+    documents = engine.embed([r.text for r in records], role="document", dimensions=width, normalize=True).embeddings
+    query = engine.embed([QUESTION], role="query", dimensions=width, normalize=True).embeddings[0]
+    return {record.id: float(score) for record, score in zip(records, documents @ query, strict=True)}
+
+
+@pytest.mark.parametrize("width", [128, 384])
+def test_langchain_reads_its_documents(client: QdrantClient, engine: Engine, records: list[Record], width: int) -> None:
+    store_of = pytest.importorskip("langchain_qdrant").QdrantVectorStore
+    embeddings = pytest.importorskip("langchain_core.embeddings").Embeddings
+    sink = QdrantSink(client, "docs", dimensions=[128, 384], payload="langchain")
+    ingest(records, engine=engine, sink=sink, show_progress=False)
+
+    class Cut(embeddings):  # type: ignore[misc, valid-type]
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            rows = engine.embed(texts, role="document", dimensions=width, normalize=True).embeddings
+            return [[float(value) for value in row] for row in rows]
+
+        def embed_query(self, text: str) -> list[float]:
+            row = engine.embed([text], role="query", dimensions=width, normalize=True).embeddings[0]
+            return [float(value) for value in row]
+
+    store = store_of(client, "docs", embedding=Cut(), vector_name=f"d{width}")
+    found = store.similarity_search_with_score(QUESTION, k=12)
+    wanted = scores(engine, records, width)
+    texts = {record.text: record for record in records}
+    assert len(found) == 12
+    for document, score in found:
+        record = texts[document.page_content]
+        assert score == pytest.approx(wanted[record.id], abs=1e-5)
+        assert {key: document.metadata[key] for key in record.metadata} == record.metadata
+        assert document.metadata["_id"] == point_id(record.id)
+    only = models.Filter(must=[models.FieldCondition(key="metadata.n", match=models.MatchValue(value=4))])
+    assert [d.page_content for d in store.similarity_search(QUESTION, k=3, filter=only)] == [records[4].text]
+    assert [d.page_content for d in store.get_by_ids([point_id("doc-7")])] == [records[7].text]
+
+
+def test_llama_index_reads_its_nodes(client: QdrantClient, engine: Engine, records: list[Record]) -> None:
+    store_of = pytest.importorskip("llama_index.vector_stores.qdrant").QdrantVectorStore
+    types = pytest.importorskip("llama_index.core.vector_stores")
+    odd = [
+        *records,
+        Record("doc-x", 'text with "quotes" — ä\n', {"doc_id": "mine", "text": "also mine", "d": {"e": [1]}}),
+    ]
+    sink = QdrantSink(client, "docs", dimensions=[128, 384], payload="llama_index")
+    ingest(odd, engine=engine, sink=sink, show_progress=False)
+    store = store_of(client=client, collection_name="docs", dense_vector_name="d384")
+    query = engine.embed([QUESTION], role="query", normalize=True).embeddings[0].tolist()
+    wanted = scores(engine, odd, 384)
+
+    found = store.query(types.VectorStoreQuery(query_embedding=query, similarity_top_k=13))
+    assert found.nodes is not None and found.similarities is not None and len(found.nodes) == 13
+    by_id = {record.id: record for record in odd}
+    for node, score in zip(found.nodes, found.similarities, strict=True):
+        record = by_id[node.ref_doc_id]
+        assert (node.node_id, node.get_content(), node.metadata) == (point_id(record.id), record.text, record.metadata)
+        assert score == pytest.approx(wanted[record.id], abs=1e-5)
+
+    only = types.MetadataFilters(filters=[types.MetadataFilter(key="n", value=4)])
+    found = store.query(types.VectorStoreQuery(query_embedding=query, similarity_top_k=3, filters=only))
+    assert [node.ref_doc_id for node in found.nodes or []] == ["doc-4"]
+    store.delete("doc-4")
+    assert sink.count() == 12
+
+
+def test_documents_that_langchain_added_are_found_too(
+    client: QdrantClient, engine: Engine, records: list[Record]
+) -> None:
+    sink = QdrantSink(client, "docs", dimensions=[384], payload="langchain")
+    ingest(records, engine=engine, sink=sink, show_progress=False)
+    row = engine.embed(["a stray document"], role="document", normalize=True).embeddings[0]
+    point = point_id("stray")
+    payload = {"page_content": "a stray document", "metadata": None}
+    client.upsert("docs", points=[models.PointStruct(id=point, vector={"d384": row.tolist()}, payload=payload)])
+    hit = sink.search(engine, "a stray document", k=1)[0]
+    assert (hit.id, hit.text, hit.metadata) == (point, "a stray document", {})
+    assert np.isclose(hit.score, 1, atol=1e-5)

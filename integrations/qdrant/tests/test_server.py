@@ -1,0 +1,179 @@
+"""A server that fails: whatever it does, the caller learns who was asked what, and nothing hangs."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+
+from millpond import Engine
+from millpond.ingest import Batch, Record, SinkError, ingest, point_id
+from millpond.ingest.mark import CollectionMark
+from millpond_qdrant import QdrantSink
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+class Fake(ThreadingHTTPServer):
+    """As much of Qdrant's REST as a run needs; ``upsert`` decides what writing answers."""
+
+    daemon_threads = True
+
+    def __init__(self, mark: CollectionMark) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.mark = mark
+        self.upsert: Callable[[], Answer | None] = lambda: ok({"operation_id": 0, "status": "completed"})
+        self.upserts: list[dict[str, Any]] = []
+        self.queries: list[str] = []
+        self.keys: set[str | None] = set()
+        self.free = threading.Event()  # lets the requests that hang go
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Fake
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+    def do_GET(self) -> None:
+        if self.path.endswith("/exists"):
+            self._send(ok({"exists": True}))
+            return
+        vectors = {f"d{width}": {"size": width, "distance": "Cosine"} for width in self.server.mark.dimensions}
+        config = {
+            "params": {"vectors": vectors},
+            "hnsw_config": {"m": 16, "ef_construct": 100, "full_scan_threshold": 10000},
+            "optimizer_config": {"deleted_threshold": 0.2, "vacuum_min_vector_number": 1, "flush_interval_sec": 5},
+            "metadata": {"millpond": self.server.mark.to_dict()},
+        }
+        config["optimizer_config"]["default_segment_number"] = 0
+        self._send(ok({"status": "green", "optimizer_status": "ok", "segments_count": 1, "config": config,
+                       "payload_schema": {}}))  # fmt: skip
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.keys.add(self.headers.get("api-key"))
+        self.server.queries.append(self.path)
+        self.server.upserts.append(json.loads(body))
+        answer = self.server.upsert()
+        if answer is None:
+            self.server.free.wait(30)
+            self.close_connection = True
+        else:
+            self._send(answer)
+
+    def _send(self, answer: Answer) -> None:
+        status, headers, body = answer
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def ok(result: object) -> Answer:
+    return 200, {}, json.dumps({"result": result, "status": "ok", "time": 0.0}).encode()
+
+
+def error(status: int, message: str, **headers: str) -> Answer:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return status, named, json.dumps({"status": {"error": message}, "time": 0.0}).encode()
+
+
+@pytest.fixture
+def server(engine: Engine) -> Iterator[Fake]:
+    fake = Fake(CollectionMark.of(engine.spec, dimensions=(64, 384), payload="plain"))
+    thread = threading.Thread(target=fake.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield fake
+    fake.free.set()
+    fake.shutdown()
+    thread.join()
+    fake.server_close()
+
+
+def run(engine: Engine, server: Fake, records: list[Record], timeout: int = 60) -> int:
+    with QdrantSink(server.url, "docs", dimensions=[64, 384], timeout=timeout) as sink:
+        return ingest(records, engine=engine, sink=sink, show_progress=False).written
+
+
+def test_a_server_gets_what_it_can_take(engine: Engine, server: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QDRANT_API_KEY", "hunter2")
+    with pytest.warns(UserWarning, match="insecure connection"):  # qdrant-client's own: a key over plain http
+        assert run(engine, server, [Record(f"r{i}", f"text {i}") for i in range(600)]) == 600
+    rows = [len(body["batch"]["ids"]) for body in server.upserts]
+    assert sum(rows) == 600 and max(rows) == 256
+    assert all("wait=true" in query for query in server.queries)
+    assert server.keys == {"hunter2"}
+    first = server.upserts[0]["batch"]
+    assert sorted(first["vectors"]) == ["d384", "d64"] and len(first["vectors"]["d64"][0]) == 64
+
+
+def test_a_request_is_bounded_by_bytes_too(engine: Engine, server: Fake) -> None:
+    records = [Record(f"r{i}", "x" * (3 << 20)) for i in range(12)]
+    vectors = {width: np.eye(12, width, dtype=np.float32) for width in (64, 384)}
+    with QdrantSink(server.url, "docs", dimensions=[64, 384]) as sink:
+        sink.prepare(engine.spec)
+        sink.write(Batch(records=records, ids=[point_id(record.id) for record in records], vectors=vectors))
+    sizes = [len(json.dumps(body)) for body in server.upserts]
+    assert len(sizes) == 3 and max(sizes) < 17 << 20
+
+
+def test_a_record_too_large_for_any_request_is_left_out(engine: Engine, server: Fake) -> None:
+    assert run(engine, server, [Record("large", "x" * (17 << 20)), Record("small", "x")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (error(500, "disk on fire"), "answered an upsert of 3 points with 500 Internal Server Error: .*disk on fire"),
+        (error(429, "slow down", Retry_After="7"), "too busy for an upsert of 3 points; it asks to wait 7 s"),
+        (error(429, "slow down"), "with 429 Too Many Requests"),
+        (error(400, "wrong dimension"), "with 400 Bad Request: .*wrong dimension"),
+        ((200, {}, b"<html>a proxy</html>"), "answered an upsert of 3 points with something that is not JSON"),
+    ],
+)
+def test_a_refusal_comes_out_as_it_was_given(
+    engine: Engine, server: Fake, records: list[Record], answer: Answer, message: str
+) -> None:
+    server.upsert = lambda: answer
+    with pytest.raises(SinkError, match=message) as caught:
+        run(engine, server, records[:3])
+    assert server.url in str(caught.value) and caught.value.__cause__ is not None
+    assert len(server.upserts) == 1  # trying again is the caller's to decide
+
+
+def test_a_server_that_hangs_is_given_up(engine: Engine, server: Fake, records: list[Record]) -> None:
+    server.upsert = lambda: None
+    with pytest.raises(SinkError, match=r"did not answer an upsert of 3 points: .*timed out"):
+        run(engine, server, records[:3], timeout=1)
+
+
+def test_a_server_that_fails_halfway_leaves_what_it_has(engine: Engine, server: Fake) -> None:
+    answers = iter([ok({"operation_id": 0, "status": "completed"}), error(500, "full")])
+    server.upsert = lambda: next(answers)
+    with pytest.raises(SinkError, match="an upsert of 44 points with 500"):
+        run(engine, server, [Record(f"r{i}", f"text {i}") for i in range(300)])
+
+
+def test_nobody_listening(engine: Engine) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with (
+        QdrantSink(url, "docs", timeout=5) as sink,
+        pytest.raises(SinkError, match="did not answer a look for the coll"),
+    ):
+        sink.prepare(engine.spec)

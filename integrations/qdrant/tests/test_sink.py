@@ -1,0 +1,126 @@
+"""What is Qdrant's own: places, names, filters, and the folder's journal. The rest is in the sinks' contract."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from qdrant_client import QdrantClient, models
+
+from millpond import Engine, FingerprintMismatchError, InvalidRequestError
+from millpond.ingest import Record, SinkError, ingest, open_sink
+from millpond_qdrant import QdrantSink, sink_from_url
+from millpond_qdrant.filters import to_filter
+from millpond_qdrant.folder import open_journal
+
+
+def fill(engine: Engine, sink: QdrantSink, records: list[Record]) -> None:
+    ingest(records, engine=engine, sink=sink, show_progress=False)
+
+
+def test_vectors_are_named_by_width_and_the_collection_marked(engine: Engine, records: list[Record]) -> None:
+    client = QdrantClient(":memory:")
+    fill(engine, QdrantSink(client, "docs", dimensions=[384, 128]), records)
+    config = client.get_collection("docs").config
+    assert isinstance(config.params.vectors, dict)
+    assert {name: (v.size, v.distance) for name, v in config.params.vectors.items()} == {
+        "d128": (128, models.Distance.COSINE),
+        "d384": (384, models.Distance.COSINE),
+    }
+    assert config.metadata is not None
+    assert config.metadata["millpond"]["fingerprint"] == engine.spec.fingerprint
+    (point, *_), _ = client.scroll("docs")
+    assert point.payload is not None and sorted(point.payload) == ["content_hash", "id", "metadata", "text"]
+
+
+@pytest.mark.parametrize("width", [384, 7])
+def test_a_foreign_collection_is_left_alone_whatever_its_widths(
+    engine: Engine, records: list[Record], width: int
+) -> None:
+    client = QdrantClient(":memory:")
+    client.create_collection("docs", {"d384": models.VectorParams(size=width, distance=models.Distance.COSINE)})
+    sink = QdrantSink(client, "docs")
+    with pytest.raises(FingerprintMismatchError, match="was not made by millpond"):
+        fill(engine, sink, records)
+    with pytest.raises(FingerprintMismatchError, match="was not made by millpond"):
+        sink.search(engine, "anything")
+    assert client.count("docs").count == 0
+
+
+# qdrant-client leaves the lock file it could not lock to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_folder_in_use_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with QdrantSink(tmp_path / "db", "docs"), pytest.raises(SinkError, match="in use by another process or client"):
+        QdrantSink(tmp_path / "db", "docs")
+    QdrantSink(tmp_path / "db", "docs").close()
+
+
+def test_a_folder_commits_to_a_journal(engine: Engine, records: list[Record], tmp_path: Path) -> None:
+    with QdrantSink(tmp_path, "docs") as sink:
+        fill(engine, sink, records)
+        (file,) = tmp_path.rglob("*.sqlite")
+        other = sqlite3.connect(file)  # as another process would see it, before the sink is closed
+        assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert other.execute("SELECT count(*) FROM points").fetchone() == (12,)
+        other.close()
+        # Copied as a crash would leave it: the database file alone has every acknowledged row.
+        (tmp_path / "crashed.sqlite").write_bytes(file.read_bytes())
+    crashed = sqlite3.connect(tmp_path / "crashed.sqlite")
+    assert crashed.execute("SELECT count(*) FROM points").fetchone() == (12,)
+    crashed.close()
+
+
+def test_a_client_without_a_file_keeps_its_own_ways() -> None:
+    client = QdrantClient(":memory:")
+    client.create_collection("docs", {"d4": models.VectorParams(size=4, distance=models.Distance.COSINE)})
+    assert open_journal(client, "docs") is None and open_journal(client, "nowhere") is None
+
+
+def test_a_native_filter_is_passed_on(engine: Engine, records: list[Record]) -> None:
+    sink = QdrantSink(":memory:", "docs", dimensions=[64, 384])
+    fill(engine, sink, records)
+    below = models.Filter(must=[models.FieldCondition(key="metadata.n", range=models.Range(lt=3))])
+    assert {hit.id for hit in sink.search(engine, "anything", filter=below)} == {"doc-0", "doc-1", "doc-2"}
+    wrong = models.Filter(must=[models.FieldCondition(key='"', match=models.MatchValue(value=1))])
+    with pytest.raises(SinkError, match="refused a search"):
+        sink.search(engine, "anything", filter=wrong)
+
+
+def test_a_key_no_path_can_spell_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="holds a quote"):
+        to_filter({'a"b': 1}, "plain")
+
+
+@pytest.mark.parametrize("value", [2**53, -(2**53), 2**63 - 1])
+def test_integers_that_floats_confuse_are_matched_exactly(engine: Engine, value: int) -> None:
+    sink = QdrantSink(":memory:", "docs")
+    fill(engine, sink, [Record("a", "x", {"n": value}), Record("b", "y", {"n": value - 1})])
+    assert [hit.id for hit in sink.search(engine, "x", filter={"n": value})] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "location", "shown"),
+    [
+        ("memory", "", "':memory:'"),
+        ("http", "//127.0.0.1:6333", "'http://127.0.0.1:6333'"),
+        ("https", "//host", "'https://host'"),
+    ],
+)
+def test_urls(scheme: str, location: str, shown: str) -> None:
+    with sink_from_url(scheme, location, "docs", dimensions=[64], payload="langchain") as sink:
+        assert repr(sink) == f"QdrantSink({shown}, 'docs', dimensions=(64,), 'langchain')"
+
+
+@pytest.mark.parametrize(("scheme", "location"), [("memory", "x"), ("path", ""), ("http", "host"), ("file", "x")])
+def test_urls_of_something_else(scheme: str, location: str) -> None:
+    with pytest.raises(InvalidRequestError, match="does not name a Qdrant"):
+        sink_from_url(scheme, location, "docs")
+
+
+def test_the_entry_point_opens_a_folder(engine: Engine, records: list[Record], tmp_path: Path) -> None:
+    sink = open_sink(f"qdrant+path:{tmp_path / 'db'}#docs", dimensions=[64, 384])
+    assert isinstance(sink, QdrantSink) and sink.collection == "docs" and sink.dimensions == (64, 384)
+    with sink:
+        fill(engine, sink, records)
+        assert sink.search(engine, "what moves blood around the body?", k=1)[0].id == "doc-4"

@@ -1,0 +1,66 @@
+"""The program: its commands, and what becomes of an error.
+
+Nothing here imports torch: ``millpond --help`` answers at once, and a command loads what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated, Literal
+
+import typer
+
+from millpond.cli.embed import embed
+from millpond.cli.env import env
+from millpond.cli.ingest import ingest
+from millpond.cli.models import models
+from millpond.errors import InvalidRequestError, MillpondError
+
+FAILED = 1
+USAGE = 2
+
+app = typer.Typer(
+    name="millpond",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # a traceback is for a bug report: Python's own, without the values of locals
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (embed, ingest, models, env):
+    app.command()(command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from millpond import __version__
+
+        typer.echo(f"millpond {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def start(
+    *,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option(help="How much of the log goes to standard error.")
+    ] = "warning",
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """A pooling engine: text in; vectors, and databases full of them, out.
+
+    Exit codes: 0 all done, 1 some or all of it failed, 2 it was asked for something that cannot be done.
+    """
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("millpond").setLevel(log_level.upper())
+
+
+def main() -> None:
+    """Run the program on ``sys.argv``."""
+    try:
+        app()
+    except MillpondError as error:
+        print(f"millpond: {error}", file=sys.stderr)
+        raise SystemExit(USAGE if isinstance(error, InvalidRequestError) else FAILED) from None

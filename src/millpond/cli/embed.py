@@ -1,0 +1,121 @@
+"""``millpond embed``: texts in, JSONL of vectors out, in bounded memory."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from millpond.cli import options
+from millpond.tasks import OutputDtype, Role, Truncate
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from millpond.ingest.record import Record
+    from millpond.ingest.sources import Rejected
+
+logger = logging.getLogger(__name__)
+
+
+def embed(
+    source: Annotated[
+        str, typer.Argument(help="A .jsonl or .csv, a folder of .txt and .md, a file with one text a line, or -.")
+    ] = "-",
+    *,
+    model: options.Model,
+    revision: options.Revision = None,
+    dimensions: Annotated[int | None, typer.Option(help="Matryoshka width.", metavar="N")] = None,
+    role: Annotated[Role | None, typer.Option(help="Apply the checkpoint's prompt for it.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Put before every text.", metavar="TEXT")] = None,
+    prompt_name: Annotated[str | None, typer.Option(help="One of the checkpoint's prompts.", metavar="NAME")] = None,
+    normalize: Annotated[bool | None, typer.Option(help="L2-normalize; the checkpoint's habit if not given.")] = None,
+    output_dtype: Annotated[OutputDtype, typer.Option(help="Type of the numbers.")] = "float32",
+    truncate: Annotated[Truncate, typer.Option(help="Which end of an over-long text is cut.")] = "end",
+    text: Annotated[str, typer.Option(help="Key or column of the text.", metavar="COLUMN")] = "text",
+    identity: Annotated[str, typer.Option("--id", help="Key or column of the id.", metavar="COLUMN")] = "id",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here.", metavar="PATH")] = None,
+    cache: options.Cache = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    hf_overrides: options.HfOverrides = None,
+) -> None:
+    """Turn texts into vectors: a line {"id": ..., "embedding": [...]} for each, in order.
+
+    Standard input is read as JSONL if its first line is a JSON object, else as one text a line, and the id of such a
+    text is its line number. Blank lines are skipped. A line that holds no text is reported, and the exit code is 1.
+    """
+    from millpond.engine.engine import Engine
+
+    with ExitStack() as stack:
+        if source == "-" and sys.stdin.isatty():
+            raise typer.BadParameter("name a file, or pipe texts in", param_hint="SOURCE")
+        items = _read(source, identity, text)
+        engine = stack.enter_context(
+            Engine(
+                model,
+                revision=revision,
+                device=device,
+                dtype=dtype,
+                cache=cache,
+                hf_overrides=hf_overrides,
+            )
+        )
+        stream = _Stream(items)
+        rows = engine.embed_iter(
+            stream.texts(),
+            role=role,
+            prompt=prompt,
+            prompt_name=prompt_name,
+            dimensions=dimensions,
+            normalize=normalize,
+            output_dtype=output_dtype,
+            truncate=truncate,
+            show_progress=output is not None or not sys.stdout.isatty(),
+        )
+        # Opened last: a request that fails leaves what stood there.
+        write(rows, stream, sys.stdout if output is None else stack.enter_context(_create(output)))
+    if stream.failed:
+        raise typer.Exit(1)
+
+
+class _Stream:
+    """Texts for the engine; their ids wait here for the vectors."""
+
+    def __init__(self, items: Iterable[Record | Rejected]) -> None:
+        self._items = items
+        self._ids: deque[str] = deque()
+        self.failed = 0
+
+    def texts(self) -> Iterator[str]:
+        from millpond.ingest.record import Record
+
+        for item in self._items:
+            if isinstance(item, Record):
+                self._ids.append(item.id)
+                yield item.text
+            else:
+                self.failed += 1
+                logger.error("%s: %s", item.where, item.reason)
+
+    def next_id(self) -> str:
+        return self._ids.popleft()
+
+
+def write(rows: Iterable[npt.NDArray[Any]], stream: _Stream, file: TextIO) -> None:
+    """One JSON object per row."""
+    template = ""
+    for row in rows:
+        if not template:
+            # Nine digits name a float32 exactly; json would write the seventeen of a float64.
+            number = "%.9g" if row.dtype.kind == "f" else "%d"
+            template = f'{{"id": %s, "embedding": [{", ".join([number] * len(row))}]}}\n'
+        file.write(template % (json.dumps(stream.next_id(), ensure_ascii=False), *row.tolist()))
+    file.flush()

@@ -1,0 +1,178 @@
+"""Dispatcher: calls admitted, worked on, committed to the cache and released; the threads behind an engine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from millpond.cache import VectorCache
+from millpond.engine.call import Call, Plan
+from millpond.engine.intake import Intake
+from millpond.engine.loading import Loaded
+from millpond.engine.scheduler import Scheduler
+from millpond.engine.worker import Worker
+from millpond.errors import CacheError, EngineClosedError, EngineOverloadedError
+
+logger = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """Everything between a checked request and its future."""
+
+    def __init__(self, loaded: Loaded, *, budget: int, max_queue: int, cache: VectorCache | None) -> None:
+        self._loaded = loaded
+        self._max_queue = max_queue
+        self._cache = cache
+        self._scheduler = Scheduler(budget)
+        self._threads = ThreadPoolExecutor(_intake_threads(), thread_name_prefix="millpond-intake")
+        self._committer = ThreadPoolExecutor(1, thread_name_prefix="millpond-commit")
+        self._intake = Intake(
+            scheduler=self._scheduler,
+            tokenizer=loaded.tokenizer,
+            threads=self._threads,
+            cache=cache,
+            namespace=self._namespace,
+        )
+        self._gate = threading.Condition()
+        self._waiting: dict[Call, int] = {}  # calls under way, with their texts
+        self._closed = False
+        self._pid = os.getpid()
+        self._pace = _Pace()
+        self.worker = Worker(self._scheduler, loaded.runner, name=str(loaded.runner.device))
+        self.worker.start()
+
+    def submit(
+        self, texts: Sequence[str], plan: Plan, *, inline: bool, progress: Callable[[int], object] | None
+    ) -> Future[Any]:
+        """Queue a call.
+
+        Args:
+            texts: The checked texts.
+            plan: What to do with them.
+            inline: Tokenize in this thread.
+            progress: Told how many distinct texts are done, from the threads that do them.
+
+        Raises:
+            EngineOverloadedError: Too many texts are waiting.
+            EngineClosedError: Closed, or in a forked process.
+        """
+        spec, caches = self._loaded.spec, self._cache is not None and plan.task == "embed"
+        call = Call(
+            texts,
+            plan,
+            native_width=spec.dimensions if plan.task == "embed" else spec.hidden_size,
+            commit=self._commit if caches else None,
+            progress=progress,
+            refill=self._intake.refill,
+        )
+        self._admit(call)
+        self._intake.admit(call, inline=inline, caches=caches)
+        return call.future
+
+    def close(self) -> None:
+        """Finish what was admitted, then stop the threads."""
+        with self._gate:
+            self._closed = True
+            self._gate.wait_for(lambda: not self._waiting)
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop the threads once the queue is worked off; in a fork there are none."""
+        with self._gate:
+            self._closed = True
+        if os.getpid() == self._pid:
+            self._scheduler.close()
+            self.worker.join()
+            self._threads.shutdown()
+            self._committer.shutdown()
+
+    @property
+    def closed(self) -> bool:
+        """Whether new calls are refused."""
+        return self._closed
+
+    def _admit(self, call: Call) -> None:
+        if os.getpid() != self._pid:
+            raise EngineClosedError(
+                "this engine was loaded in another process and does not survive a fork; load it after forking, "
+                'or start workers with the "spawn" method'
+            )
+        with self._gate:
+            if self._closed:
+                raise EngineClosedError("the engine was closed; make a new one")
+            waiting = sum(self._waiting.values())
+            if waiting and waiting + call.size > self._max_queue:
+                wait = self._pace.seconds(waiting)
+                raise EngineOverloadedError(
+                    f"{waiting} texts are waiting and {call.size} more would pass max_queue={self._max_queue}; "
+                    f"retry in about {wait:.1f} s, or raise max_queue",
+                    retry_after=wait,
+                )
+            self._waiting[call] = call.size
+            self._pace.begin()
+        call.future.add_done_callback(lambda _: self._release(call))
+
+    def _release(self, call: Call) -> None:
+        self._intake.drop(call)
+        with self._gate:
+            self._waiting.pop(call, None)
+            self._pace.count(call.size, idle=not self._waiting)
+            self._gate.notify_all()
+
+    def _namespace(self, call: Call) -> str:
+        """Everything besides the text that decides a cached vector."""
+        plan = call.plan
+        return json.dumps([self._loaded.spec.fingerprint, self._loaded.dtype, plan.prompt, plan.truncate, plan.limit])
+
+    def _commit(self, call: Call, slots: list[int], last: bool) -> None:
+        self._committer.submit(self._write, call, slots, last)
+
+    def _write(self, call: Call, slots: list[int], last: bool) -> None:
+        """Commit a group of vectors; a call ends with its last group, so what was returned was committed."""
+        assert self._cache is not None
+        try:
+            keys = self._cache.keys(self._namespace(call), [call.texts[slot] for slot in slots])
+            self._cache.put(keys, call.rows[slots], tokens=call.tokens[slots], truncated=call.truncated[slots])
+        except CacheError as error:
+            # The vectors are right all the same; losing them because the disk is full would be worse.
+            logger.error("%d vectors could not be cached: %s", len(slots), error)
+        except Exception as error:  # the caller must hear of it; nobody else is near
+            return call.fail(error)
+        if last:
+            call.finish()
+
+
+class _Pace:
+    """How fast texts get done while there are any, for the advice in an overload error."""
+
+    def __init__(self) -> None:
+        self._texts = 0
+        self._busy = 0.0  # seconds of finished busy stretches
+        self._since: float | None = None  # when the present stretch began
+
+    def begin(self) -> None:
+        """Work arrived."""
+        if self._since is None:
+            self._since = time.monotonic()
+
+    def count(self, texts: int, *, idle: bool) -> None:
+        """``texts`` are done; ``idle``: nothing is left."""
+        self._texts += texts
+        if idle and self._since is not None:
+            self._busy += time.monotonic() - self._since
+            self._since = None
+
+    def seconds(self, texts: int) -> float:
+        """Time that ``texts`` will take, between 0.1 and 60 seconds."""
+        busy = self._busy + (0.0 if self._since is None else time.monotonic() - self._since)
+        return min(60.0, max(0.1, texts * max(busy, 1e-3) / max(self._texts, 1)))
+
+
+def _intake_threads() -> int:
+    return max(1, min(4, (os.cpu_count() or 2) // 2))
