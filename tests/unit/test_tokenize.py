@@ -5,7 +5,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from millpond.engine.tokenize import TextTokenizer
-from millpond.errors import InputTooLongError
+from millpond.errors import InputTooLongError, InvalidRequestError
 
 CLS, SEP = 0, 1
 
@@ -89,3 +89,10 @@ def test_many_texts_at_once_equal_each_alone():
     for text, out in zip(texts, together, strict=True):
         alone = encode(tok, text, prompt="w50 ", limit=9, truncate="start")
         assert out.ids.tolist() == alone.ids.tolist() and out.truncated == alone.truncated
+
+
+def test_a_text_of_no_tokens_gets_a_stand_in():
+    bare = tokenizer(prefix=False, suffix=False)
+    with pytest.raises(InvalidRequestError, match="index 40 has no tokens"):
+        encode(bare, "")
+    assert encode(TextTokenizer(bare._backend, lower=False, limit=None, stand_in=7), "").ids.tolist() == [7]

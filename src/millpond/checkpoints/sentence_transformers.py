@@ -119,10 +119,11 @@ def _read_chain(modules: list[tuple[str, Path]], listed: Path) -> dict[str, Any]
         elif name == "LayerNorm" and pooling is not None:
             heads.append(_read_layer_norm(folder))
         elif name == "Normalize" and pooling is not None:
-            heads.append(Normalize())
+            heads.append(_read_normalize(folder))
         elif name != "Dropout":
             raise ModelLoadError(
-                f"{listed} lists {name} {'before' if pooling is None else 'after'} Pooling, which is not run there "
+                f"{listed} lists {name} {'before' if pooling is None else 'after'} Pooling, "
+                "which millpond does not run "
                 "(it runs Transformer, Pooling, Dense, LayerNorm, Normalize and Dropout); refusing to skip it"
             )
     if pooling is None:
@@ -152,8 +153,8 @@ def read_pooling(folder: Path) -> Pooling:
         unknown = [k for k, v in config.items() if k.startswith("pooling_mode_") and v and k not in _OLD_MODES]
         if unknown:
             raise ModelLoadError(f"{path}: {unknown[0]} is a pooling mode that millpond does not have")
-        # sentence-transformers' own default for a file that names no mode is the mean.
-        modes = [mode for key, mode in _OLD_MODES.items() if config.get(key, key == "pooling_mode_mean_tokens")]
+        # sentence-transformers' own default for a file that switches no mode on is the mean.
+        modes = [mode for key, mode in _OLD_MODES.items() if config.get(key)] or ["mean"]
     if not modes:
         raise ModelLoadError(f"{path} switches every pooling mode off")
     return Pooling(modes=tuple(modes), include_prompt=bool(config.get("include_prompt", True)))
@@ -190,6 +191,14 @@ def _read_layer_norm(folder: Path) -> LayerNorm:
     if not isinstance(width, int):
         raise ModelLoadError(f"{path} must give dimension as an int")
     return LayerNorm(folder=folder, dimensions=width)
+
+
+def _read_normalize(folder: Path) -> Normalize:
+    path = folder / "config.json"
+    reads = read_json_object(path, optional=True).get("module_input_name") or "sentence_embedding"
+    if reads != "sentence_embedding":
+        raise ModelLoadError(f"{path}: a Normalize of {reads} after Pooling is not run; refusing to skip it")
+    return Normalize()
 
 
 def _read_transformer_settings(folder: Path) -> dict[str, Any]:

@@ -9,25 +9,27 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
 from millpond.cli import options
-from millpond.tasks import OutputDtype, Role, Truncate
+from millpond.cli.texts import read_texts
+from millpond.ingest.record import Record
+from millpond.ingest.sources import Rejected
+from millpond.tasks import Role, Truncate
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from millpond.ingest.record import Record
-    from millpond.ingest.sources import Rejected
-
 logger = logging.getLogger(__name__)
+
+StreamDtype = Literal["float32", "float16", "binary", "ubinary"]  # int8 and uint8 find their range over a whole call
 
 
 def embed(
     source: Annotated[
-        str, typer.Argument(help="A .jsonl or .csv, a folder of .txt and .md, a file with one text a line, or -.")
+        str, typer.Argument(help="A .jsonl or .csv, a folder of .txt and .md, any other file of lines, or - (stdin).")
     ] = "-",
     *,
     model: options.Model,
@@ -36,12 +38,15 @@ def embed(
     role: Annotated[Role | None, typer.Option(help="Apply the checkpoint's prompt for it.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Put before every text.", metavar="TEXT")] = None,
     prompt_name: Annotated[str | None, typer.Option(help="One of the checkpoint's prompts.", metavar="NAME")] = None,
-    normalize: Annotated[bool | None, typer.Option(help="L2-normalize; the checkpoint's habit if not given.")] = None,
-    output_dtype: Annotated[OutputDtype, typer.Option(help="Type of the numbers.")] = "float32",
+    normalize: Annotated[
+        bool | None, typer.Option("--normalize/--no-normalize", help="L2-normalize; else as the checkpoint does.")
+    ] = None,
+    output_dtype: Annotated[StreamDtype, typer.Option(help="Type of the numbers.")] = "float32",
     truncate: Annotated[Truncate, typer.Option(help="Which end of an over-long text is cut.")] = "end",
-    text: Annotated[str, typer.Option(help="Key or column of the text.", metavar="COLUMN")] = "text",
-    identity: Annotated[str, typer.Option("--id", help="Key or column of the id.", metavar="COLUMN")] = "id",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here.", metavar="PATH")] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="One text a line, whatever SOURCE looks like.")] = False,
+    id_column: options.IdColumn = "id",
+    text_column: options.TextColumn = "text",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.", metavar="PATH")] = None,
     cache: options.Cache = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -49,26 +54,18 @@ def embed(
 ) -> None:
     """Turn texts into vectors: a line {"id": ..., "embedding": [...]} for each, in order.
 
-    Standard input is read as JSONL if its first line is a JSON object, else as one text a line, and the id of such a
-    text is its line number. Blank lines are skipped. A line that holds no text is reported, and the exit code is 1.
+    Standard input that begins with { is JSONL, and any other is one text a line, with the line's number for an id.
+    Blank lines are skipped. A line that holds no text is reported, and the exit code is 1 then.
     """
+    if source == "-" and sys.stdin.isatty():
+        raise typer.BadParameter("name a file, or pipe texts in", param_hint="SOURCE")
+    stream = _Stream(read_texts(source, lines=lines, id_column=id_column, text_column=text_column))
+
     from millpond.engine.engine import Engine
 
     with ExitStack() as stack:
-        if source == "-" and sys.stdin.isatty():
-            raise typer.BadParameter("name a file, or pipe texts in", param_hint="SOURCE")
-        items = _read(source, identity, text)
-        engine = stack.enter_context(
-            Engine(
-                model,
-                revision=revision,
-                device=device,
-                dtype=dtype,
-                cache=cache,
-                hf_overrides=hf_overrides,
-            )
-        )
-        stream = _Stream(items)
+        engine = Engine(model, revision=revision, device=device, dtype=dtype, cache=cache, hf_overrides=hf_overrides)
+        stack.enter_context(engine)
         rows = engine.embed_iter(
             stream.texts(),
             role=role,
@@ -80,8 +77,8 @@ def embed(
             truncate=truncate,
             show_progress=output is not None or not sys.stdout.isatty(),
         )
-        # Opened last: a request that fails leaves what stood there.
-        write(rows, stream, sys.stdout if output is None else stack.enter_context(_create(output)))
+        # Opened last: a request that is refused leaves what stood there.
+        _write(rows, stream, sys.stdout if output is None else stack.enter_context(_create(output)))
     if stream.failed:
         raise typer.Exit(1)
 
@@ -95,8 +92,6 @@ class _Stream:
         self.failed = 0
 
     def texts(self) -> Iterator[str]:
-        from millpond.ingest.record import Record
-
         for item in self._items:
             if isinstance(item, Record):
                 self._ids.append(item.id)
@@ -109,13 +104,20 @@ class _Stream:
         return self._ids.popleft()
 
 
-def write(rows: Iterable[npt.NDArray[Any]], stream: _Stream, file: TextIO) -> None:
+def _create(path: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"{str(path)!r} cannot be written ({error.strerror})", param_hint="--output") from None
+
+
+def _write(rows: Iterable[npt.NDArray[Any]], stream: _Stream, file: TextIO) -> None:
     """One JSON object per row."""
     template = ""
-    for row in rows:
+    for row in rows:  # [d]
         if not template:
             # Nine digits name a float32 exactly; json would write the seventeen of a float64.
             number = "%.9g" if row.dtype.kind == "f" else "%d"
             template = f'{{"id": %s, "embedding": [{", ".join([number] * len(row))}]}}\n'
-        file.write(template % (json.dumps(stream.next_id(), ensure_ascii=False), *row.tolist()))
+        file.write(template % (json.dumps(stream.next_id()), *row.tolist()))
     file.flush()

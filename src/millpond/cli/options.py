@@ -15,6 +15,8 @@ Dtype = Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.", 
 Cache = Annotated[
     Path | None, typer.Option(help="File of vectors to read and fill; made if it is not there.", metavar="PATH")
 ]
+IdColumn = Annotated[str, typer.Option("--id", help="Key or column of the id.", metavar="COLUMN")]
+TextColumn = Annotated[str, typer.Option("--text", help="Key or column of the text.", metavar="COLUMN")]
 
 
 def read_object(text: str) -> dict[str, Any]:
@@ -36,3 +38,18 @@ HfOverrides = Annotated[
         metavar="JSON",
     ),
 ]
+
+
+Widths = Annotated[
+    str | None, typer.Option("--dimensions", help="Matryoshka widths to store, as 128,768.", metavar="N,N")
+]
+
+
+def read_widths(text: str | None) -> list[int] | None:
+    """The value of :data:`Widths`, which typer would take for an option that is given several times."""
+    try:
+        return None if text is None else [int(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not a list of widths; write them as 128,768", param_hint="--dimensions"
+        ) from None

@@ -38,7 +38,8 @@ class Batch:
         ids = np.concatenate([request.ids for request in ordered])
         starts = np.cumsum(lengths) - lengths
         positions = np.arange(position_offset, position_offset + len(ids)) - np.repeat(starts, lengths)
-        skips = [request.call.skip for request in ordered]
+        # A text that tokenizes to nothing of its own behind its prompt still has one row to pool.
+        skips = [min(request.call.skip, request.length - 1) for request in ordered]
         return cls(
             requests=ordered,
             input_ids=_upload(ids.astype(np.int64), device)[None],

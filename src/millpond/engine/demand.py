@@ -97,7 +97,7 @@ def plan(task: Task, params: PoolingParams, spec: ModelSpec, *, texts: int) -> P
 
 
 def _prompt(params: PoolingParams, spec: ModelSpec) -> str:
-    """The caller's prompt, else the named one, else the role's, else the checkpoint's default."""
+    """The caller's prompt, else the named one, else the role's; without any of these the checkpoint's default."""
     if params.prompt is not None:
         _check_unicode(params.prompt, "prompt")
         return params.prompt
@@ -106,9 +106,9 @@ def _prompt(params: PoolingParams, spec: ModelSpec) -> str:
             known = ", ".join(sorted(spec.prompts)) or "none"
             raise InvalidRequestError(f"prompt_name={params.prompt_name!r} is no prompt of {spec.name}; it has {known}")
         return spec.prompts[params.prompt_name]
-    for name in _ROLE_PROMPTS.get(params.role or "", ()):
-        if name in spec.prompts:
-            return spec.prompts[name]
+    if params.role is not None:
+        # A role without a prompt has none: the default may be the other role's.
+        return next((spec.prompts[name] for name in _ROLE_PROMPTS[params.role] if name in spec.prompts), "")
     return spec.prompts.get(spec.default_prompt_name or "", "")
 
 

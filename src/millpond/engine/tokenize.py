@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
-from millpond.errors import InputTooLongError, ModelLoadError
+from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
 from millpond.tasks import Truncate
 
 # A tokenizer without a limit of its own says so with an astronomical number.
@@ -34,12 +34,13 @@ class Tokenized:
 class TextTokenizer:
     """A checkpoint's tokenizer with truncation of its own: special tokens and prompts are never cut."""
 
-    def __init__(self, backend: Tokenizer, *, lower: bool, limit: int | None) -> None:
+    def __init__(self, backend: Tokenizer, *, lower: bool, limit: int | None, stand_in: int | None = None) -> None:
         # Files often carry the padding and truncation of somebody's training run.
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
         self._lower = lower
+        self._stand_in = stand_in
         self.limit = limit
         probe = backend.encode("a").special_tokens_mask
         self._prefix = next((i for i, special in enumerate(probe) if not special), len(probe))
@@ -60,7 +61,13 @@ class TextTokenizer:
         except (OSError, ValueError, KeyError, AttributeError, TypeError, ImportError) as error:
             raise ModelLoadError(f"{folder} has no tokenizer that can be read here: {error}") from error
         limit = tokenizer.model_max_length
-        return cls(backend, lower=lower, limit=None if limit is None or limit > _NO_LIMIT else int(limit))
+        stand_ins = (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
+        return cls(
+            backend,
+            lower=lower,
+            limit=None if limit is None or limit > _NO_LIMIT else int(limit),
+            stand_in=next((int(token) for token in stand_ins if token is not None), None),
+        )
 
     def prompt_length(self, prompt: str) -> int:
         """Tokens at the front that belong to ``prompt``, leading special ones too, as sentence-transformers counts."""
@@ -85,6 +92,8 @@ class TextTokenizer:
         tokenized = []
         for i, encoding in enumerate(encodings):
             ids = np.array(encoding.ids, dtype=np.int32)
+            if len(ids) == 0:
+                ids = self._nothing(position(i))
             cut = len(ids) > limit
             if cut:
                 if truncate == "error":
@@ -102,6 +111,15 @@ class TextTokenizer:
         if len(texts) == 1:
             return [self._backend.encode(texts[0])]
         return self._backend.encode_batch_fast(list(texts))
+
+    def _nothing(self, position: int) -> npt.NDArray[np.int32]:
+        """The ids of a text that has none (the empty one, with a tokenizer that adds no special tokens)."""
+        if self._stand_in is None:
+            raise InvalidRequestError(
+                f"the text at index {position} has no tokens, and this tokenizer has no special token to stand in; "
+                "leave empty texts out"
+            )
+        return np.array([self._stand_in], dtype=np.int32)
 
     def _cut(
         self, ids: npt.NDArray[np.int32], text: str, prompt: str, limit: int, truncate: Truncate

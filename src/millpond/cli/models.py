@@ -1,0 +1,90 @@
+"""``millpond models``: what millpond runs, or what one checkpoint is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from millpond.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from millpond.spec import ModelSpec
+
+
+def models(
+    model: Annotated[
+        str | None, typer.Argument(help="Hub id or local folder: describe this checkpoint.", metavar="[MODEL]")
+    ] = None,
+    *,
+    revision: options.Revision = None,
+    hf_overrides: options.HfOverrides = None,
+) -> None:
+    """List the architectures that millpond runs, or describe one checkpoint; its weights are not loaded."""
+    if model is None:
+        from millpond.models.architectures import ARCHITECTURES
+
+        heads = ("model_type", "class", "pooling*", "positions", "kind", "example")
+        rows = [
+            (
+                row.model_type,
+                row.model_class,
+                row.pooling,
+                row.positions,
+                "decoder" if row.decoder else "encoder",
+                row.example,
+            )
+            for row in ARCHITECTURES
+        ]
+        _table([heads, *rows])
+        print("* where a repository names none")
+    else:
+        _table(_facts(_describe(model, revision, hf_overrides)))
+
+
+def _describe(model: str, revision: str | None, hf_overrides: dict[str, object] | None) -> ModelSpec:
+    from millpond.checkpoints.checkpoint import read_checkpoint
+    from millpond.engine.tokenize import TextTokenizer
+    from millpond.models.architectures import find
+    from millpond.models.specify import Options, complete, specify
+
+    checkpoint = read_checkpoint(model, revision=revision, hf_overrides=hf_overrides)
+    architecture = find(checkpoint.config, checkpoint.source.name)
+    given = Options(hf_overrides=hf_overrides)
+    layout = complete(checkpoint, architecture, given)
+    tokenizer = TextTokenizer.load(layout.transformer, lower=layout.do_lower_case)
+    return specify(checkpoint, architecture, layout, given, tokenizer_limit=tokenizer.limit)
+
+
+def _facts(spec: ModelSpec) -> list[tuple[str, str]]:
+    if not spec.matryoshka:
+        widths = "no"
+    elif spec.matryoshka_dimensions is not None:
+        widths = ", ".join(map(str, spec.matryoshka_dimensions))
+    else:
+        widths = f"{spec.matryoshka_smallest} to {spec.dimensions}"
+    facts = [
+        ("name", spec.name),
+        ("architecture", f"{spec.architecture} ({spec.model_type})"),
+        ("tasks", ", ".join(sorted(spec.tasks))),
+        ("pooling", " + ".join(spec.pooling)),
+        ("normalize", "yes" if spec.normalize else "no"),
+        ("dimensions", str(spec.dimensions)),
+        ("matryoshka", widths),
+        ("hidden size", str(spec.hidden_size)),
+        ("max length", f"{spec.max_length} tokens"),
+        ("labels", ", ".join(spec.labels)),
+        ("default prompt", spec.default_prompt_name or ""),
+        *((f"prompt {name!r}", repr(prompt)) for name, prompt in spec.prompts.items()),
+        ("fingerprint", spec.fingerprint),
+    ]
+    return [fact for fact in facts if fact[1]]
+
+
+def _table(rows: Iterable[Sequence[str]]) -> None:
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

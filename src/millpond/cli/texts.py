@@ -1,0 +1,59 @@
+"""The texts of ``millpond embed``: the sources of ingest, and plain lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from io import BufferedReader
+from pathlib import Path
+from typing import cast
+
+from millpond.errors import InvalidRequestError
+from millpond.ingest.record import Record
+from millpond.ingest.sources import Rejected, SourceNotFoundError, read
+
+_BOM = b"\xef\xbb\xbf"
+_RECORDS = (".jsonl", ".csv", ".parquet")
+
+
+def read_texts(source: str, *, lines: bool, id_column: str, text_column: str) -> Iterator[Record | Rejected]:
+    """The texts of a path, or of ``-``, standard input.
+
+    Args:
+        source: A ``.jsonl`` or ``.csv`` file or a folder, as :func:`millpond.ingest.read` takes them; any other file
+            is one text a line. Standard input is JSONL if it begins with ``{``, else one text a line.
+        lines: Whatever it looks like, it is one text a line.
+        id_column: Key or column of the id. The id of a line is its number.
+        text_column: Key or column of the text.
+
+    Raises:
+        SourceNotFoundError: No such file or folder.
+        InvalidRequestError: A kind of file that cannot be read.
+    """
+    path = Path(source)
+    if source == "-":
+        ahead = cast("BufferedReader", sys.stdin.buffer).peek(1)
+        plain = lines or not ahead.removeprefix(_BOM).lstrip().startswith(b"{")
+    else:
+        plain = lines or not (path.is_dir() or path.suffix.lower() in _RECORDS)
+    if not plain:
+        return read(source, id_column=id_column, text_column=text_column)
+    if source != "-" and not path.is_file():
+        raise SourceNotFoundError(f"there is no file or folder at {source!r}")
+    return _lines(source)
+
+
+def _lines(source: str) -> Iterator[Record | Rejected]:
+    with ExitStack() as stack:
+        file = sys.stdin.buffer if source == "-" else stack.enter_context(Path(source).open("rb"))
+        for number, line in enumerate(file, start=1):
+            data = line.removeprefix(_BOM) if number == 1 else line
+            if not data.strip():
+                continue
+            try:
+                yield Record(str(number), data.rstrip(b"\r\n").decode())
+            except UnicodeDecodeError as error:
+                yield Rejected(where=f"{source}:{number}", reason=f"not UTF-8 (byte {error.start})")
+            except InvalidRequestError as error:
+                yield Rejected(where=f"{source}:{number}", reason=str(error))
