@@ -1,7 +1,6 @@
 """millpond: an in-process pooling engine. One checkpoint in; vectors and token matrices out."""
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -85,6 +84,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
+        from importlib.metadata import version
+
         return version("millpond")
     home = _HOMES.get(name)
     if home is None:

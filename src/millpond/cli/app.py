@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from millpond.cli.demo import demo
 from millpond.cli.embed import embed
 from millpond.cli.env import env
 from millpond.cli.ingest import ingest
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # a traceback is for a bug report: Python's own, without the values of locals
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (embed, ingest, models, env):
+for command in (demo, embed, ingest, models, env):
     app.command()(command)
 
 

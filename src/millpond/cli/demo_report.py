@@ -15,7 +15,7 @@ from rich.text import Text
 from millpond.cli.demo_search import Answered
 
 WIDTH = 100
-_INDENT = 4
+_RANK, _NAME, _SCORE, _PLACE = 3, 36, 5, 3  # columns of the answers
 
 
 class Stage:
@@ -48,8 +48,9 @@ class DemoReport:
         self._console.print()
 
     def text(self, text: str) -> None:
-        """A paragraph."""
+        """A paragraph, and air below it."""
         self._console.print(Text(text, style="dim"))
+        self._console.print()
 
     @contextmanager
     def stage(self, name: str, *, bar: bool = False) -> Iterator[Stage]:
@@ -75,15 +76,17 @@ class DemoReport:
 
     def answers(self, answered: Answered) -> None:
         """A question with its answers."""
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-        table.add_column(width=_INDENT - 2)
-        table.add_column(width=34, no_wrap=True, overflow="ellipsis")
-        table.add_column(width=5, justify="right")
-        table.add_column(width=5, justify="right")
-        table.add_column(no_wrap=True, overflow="ellipsis")
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column(width=_RANK, justify="right")
+        table.add_column(width=_NAME, no_wrap=True, overflow="ellipsis")
+        table.add_column(width=_SCORE, justify="right")
+        table.add_column(width=_PLACE, justify="right")
+        # The rest, but never so little that rich would narrow the other columns in its favour.
+        rest = self._console.width - sum((_RANK, _NAME, _SCORE, _PLACE)) - 4 * 2
+        table.add_column(width=max(rest, 8), no_wrap=True, overflow="ellipsis")
         for rank, answer in enumerate(answered.answers, start=1):
             table.add_row(
-                Text(str(rank), style="dim", justify="right"),
+                Text(str(rank), style="dim"),
                 Text(answer.name, style="green" if rank == 1 else ""),
                 Text(f"{answer.score:.2f}", style="cyan"),
                 Text(f"#{answer.place}", style="dim"),

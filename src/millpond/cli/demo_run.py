@@ -21,12 +21,14 @@ from millpond.ingest.sink import Sink, SinkError
 from millpond.ingest.url import open_sink
 
 MODEL = "all-MiniLM-L6-v2"
-_HOW = f"""\
-Each question finds its nearest passages by {COARSE} dimensions, scored by all {FULL}, in both databases; the best
-{CANDIDATES} are then ordered by MaxSim over token states. Behind each name: its MaxSim, and where the search had it.
-{MODEL} was not trained for Matryoshka. The demo forces the cut to {COARSE} all the same, which costs quality:
-use a model trained for it, where that matters.
-"""
+_HOW = (
+    f"Each question finds its nearest passages by {COARSE} dimensions, scored by all {FULL}, in both databases; then "
+    f"MaxSim over token states orders the best {CANDIDATES}. Behind each name: its MaxSim, and where the search had it."
+)
+_FORCED = (
+    f"{MODEL} was not trained for Matryoshka. The cut to {COARSE} is forced here and costs some quality; where that "
+    "matters, use a model trained for it."
+)
 
 
 class _Database(Sink, Searchable, Protocol):
@@ -115,6 +117,7 @@ class DemoRun:
         questions = [question.text for question in QUESTIONS] if ask is None else [ask]
         self._report.title("questions and answers")
         self._report.text(_HOW)
+        self._report.text(_FORCED)
         self._engine.embed(questions, role="query")  # into the cache: the searches are to time the databases
         answered = []
         for question in questions:

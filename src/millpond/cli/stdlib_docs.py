@@ -46,6 +46,7 @@ _IN_C: tuple[ModuleType, ...] = (builtins, collections, functools, itertools, ma
 _IMPLIED = re.compile(r"^\(\$\w+(, /)?(, )?")  # the argument that a bound method does not take
 # Older docstrings begin with the call: "D.pop(k[,d]) -> v, remove ...", "chain(*iterables) --> chain object".
 _CALL = re.compile(r"(?:\w+\.)*(\w+)(\([^()]*\))[ \t]*(?:-{1,2}>(?:[ \w]{0,25}\n| None\.| v,))?\s*")
+_SENTENCE = re.compile(r"(?<=\w\w[.])\s+(?=[A-Z])")
 
 _FEWEST_CHARS = 20
 _MOST_CHARS = 1000  # about what the model reads (256 tokens)
@@ -61,7 +62,7 @@ def read_stdlib(root: Path | None = None) -> list[Record]:
 
     Returns:
         Records with the dotted name as ``id``, ``name(signature): docstring`` as ``text``, and in ``metadata`` the
-        ``kind`` (module, class, function, method or property) and the ``summary``, which is the docstring's first line.
+        ``kind`` (module, class, function, method or property) and the ``summary``, which is the docstring's first sentence.
 
     Raises:
         InvalidRequestError: There are no sources at ``root``.
@@ -223,5 +224,5 @@ def _record(name: str, signature: str, kind: str, doc: str | None) -> Iterator[R
     text = " ".join(paragraphs)
     if len(text) < _FEWEST_CHARS or not text.isprintable() or text.startswith(">>>"):
         return
-    metadata = {"kind": kind, "summary": paragraphs[0]}
+    metadata = {"kind": kind, "summary": _SENTENCE.split(paragraphs[0])[0]}
     yield Record(name, f"{name}{signature}: {text}"[:_MOST_CHARS], metadata)

@@ -16,6 +16,7 @@ from millpond.tasks import Truncate
 
 # A tokenizer without a limit of its own says so with an astronomical number.
 _NO_LIMIT = 1_000_000
+_VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +56,9 @@ class TextTokenizer:
         """
         from transformers import AutoTokenizer
 
+        if not any(path.is_file() for pattern in _VOCABULARIES for path in folder.glob(pattern)):
+            # transformers would make an empty tokenizer up, and every text would be unknown tokens.
+            raise ModelLoadError(f"{folder} has no tokenizer that can be read here; is the checkpoint complete?")
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
             backend = tokenizer.backend_tokenizer
