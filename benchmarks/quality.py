@@ -1,6 +1,6 @@
 """Retrieval quality on a BEIR-format folder: nDCG@10 at each width, after a funnel, and after a MaxSim rerank.
 
-    python benchmarks/quality.py [--smoke] [--data FOLDER] [--set cranfield] [--model M] [--dtype auto] [--widths 384,128]
+    python benchmarks/quality.py [--smoke] [--data FOLDER] [--set NAME] [--model M] [--dtype auto] [--widths 384,128]
 
 ``--data`` holds one folder per set (``corpus.jsonl``, ``queries.jsonl``, ``qrels.tsv``, and a
 ``candidates_bm25_top50.tsv`` if there is one); by default it is what MILLPOND_DATA names. The model is the packaged
@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from record import record
 
 from millpond.engine.engine import Engine
 from millpond.late_interaction.maxsim import maxsim
@@ -29,6 +30,8 @@ from millpond.ragged import Ragged
 
 FloatArray = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
+
+PACKAGED = "all-MiniLM-L6-v2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +135,9 @@ def funnel(
 
 def overlap(found: Indices, expected: Indices) -> float:
     """Share of ``expected [q, k]`` that ``found [q, k]`` holds, whatever the order."""
-    return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), expected.tolist(), strict=True)]))
+    return float(
+        np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), expected.tolist(), strict=True)])
+    )
 
 
 def rerank(queries: Ragged, documents: Ragged, candidates: Sequence[Sequence[int]], k: int) -> list[list[int]]:
@@ -192,8 +197,6 @@ def evaluate_maxsim(engine: Engine, data: Retrieval, dense: Indices) -> dict[str
 
 def main() -> None:
     """Run one set and write ``results/quality[.smoke].json``."""
-    from record import record  # beside this script; the tests import the functions above from elsewhere
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="the 82 documents of adi, to see that it runs")
     parser.add_argument("--data", type=Path, default=os.environ.get("MILLPOND_DATA"), help="folder of BEIR-format sets")
@@ -203,7 +206,7 @@ def main() -> None:
     parser.add_argument("--widths", default="384,256,128,64")
     arguments = parser.parse_args()
     if arguments.data is None:
-        print("quality: no data; set MILLPOND_DATA to a folder of BEIR-format sets, or pass --data. Nothing was measured.")
+        print("no data: set MILLPOND_DATA to a folder of BEIR-format sets, or pass --data; nothing was measured")
         return
     model = arguments.model
     if model is None:
@@ -219,7 +222,7 @@ def main() -> None:
     ):
         widths = [int(width) for width in arguments.widths.split(",")]
         results = evaluate(engine, read_retrieval(Path(arguments.data) / name), widths=widths)
-        results |= {"set": name, "device": engine.device, "dtype": engine.dtype, "model": Path(model).name}
+        results |= {"set": name, "device": engine.device, "dtype": engine.dtype, "model": arguments.model or PACKAGED}
     print(json.dumps(results, indent=2))
     print(record("quality.smoke" if arguments.smoke else "quality", results))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.testing import assert_array_equal  # now: an import that a fork cuts in half never ends in the child
 
 import millpond.cache
 from millpond.cache import VectorCache
@@ -42,7 +43,7 @@ def kept(cache: VectorCache, *numbers: int, width: int = WIDTH) -> list[int]:
     hits = cache.get(names(*numbers), width=width)
     for place, number in enumerate(numbers):
         if hits.found[place]:
-            np.testing.assert_array_equal(hits.rows[place], vector(number, width))
+            assert_array_equal(hits.rows[place], vector(number, width))
             assert hits.tokens[place] == number % 1000
             assert hits.truncated[place] == (number % 3 == 0)
         else:
@@ -73,6 +74,12 @@ def script(body: str, *arguments: object, **options: Any) -> subprocess.Popen[st
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    output, errors = process.communicate(timeout=120)
+    """What a process printed; it has two minutes, and must end well."""
+    try:
+        output, errors = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
     assert process.returncode == 0, errors
     return output

@@ -48,8 +48,12 @@ def load(tmp_path: Path) -> Iterator[Load]:
     """Write a checkpoint and load it twice: (millpond's engine, sentence-transformers' model)."""
     with ExitStack() as stack:
 
-        def load(layout: Layout | None, family: str = "bert", *, change: Any = None, **options: Any) -> tuple[Engine, Any]:
-            engine_options = {key: options.pop(key) for key in ("hf_overrides", "pooling", "normalize") if key in options}
+        def load(
+            layout: Layout | None, family: str = "bert", *, change: Any = None, **options: Any
+        ) -> tuple[Engine, Any]:
+            engine_options = {
+                key: options.pop(key) for key in ("hf_overrides", "pooling", "normalize") if key in options
+            }
             folder = write_checkpoint(tmp_path / "model", family, sentence_transformers=layout, **options)
             if change is not None:
                 change(folder)
@@ -137,10 +141,25 @@ def test_the_prompt_left_out_of_the_pooling(modes, family, load):
     """Its tokens are read by the others, but not pooled; with a leading and with a trailing special token."""
     layout = Layout(modules=(Pooling(modes=modes, include_prompt=False),), prompts=PROMPTS)
     engine, reference = load(layout, family)
+    texts = TEXTS[1:]  # the first becomes one token with the end of a prompt: see the next test
     for prompt in ("the wheel: ", "x"):
-        assert_equal(engine.embed(TEXTS, prompt=prompt).embeddings, reference.encode(TEXTS, prompt=prompt))
-    assert_equal(engine.embed(TEXTS, role="query").embeddings, reference.encode_query(TEXTS))
+        assert_equal(engine.embed(texts, prompt=prompt).embeddings, reference.encode(texts, prompt=prompt))
+    assert_equal(engine.embed(texts, role="query").embeddings, reference.encode_query(texts))
     assert_equal(engine.embed(TEXTS).embeddings, reference.encode(TEXTS))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_prompt_that_swallows_the_text_leaves_its_last_token(mode, tmp_path):
+    """sentence-transformers divides nothing by nothing there (zeros, or -inf); no neighbour's token may be read."""
+    layout = Layout(modules=(Pooling(modes=(mode,), include_prompt=False),))
+    folder = write_checkpoint(tmp_path / "model", "llama", sentence_transformers=layout)
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        alone, nothing = engine.token_embed(["a", ""], prompt="the ").embeddings
+        assert len(alone) == len(nothing)  # the prompt's space goes to the "a"
+        scattered = engine.embed(["a", "", *TEXTS], prompt="the ").embeddings
+        assert_equal(scattered[:1], alone[-1:])
+        assert_equal(scattered[1:2], nothing[-1:])
+        assert_equal(engine.embed(["a"], prompt="the ").embeddings, alone[-1:])
 
 
 def test_leaving_the_prompt_out_matters(load, tmp_path):
@@ -181,8 +200,14 @@ CHAINS = {
     "normalize first and last": (Pooling(), Normalize(), DENSE, Normalize()),
     "normalize twice": (Pooling(), Normalize(), Normalize()),
     "dropout": (Pooling(), Dropout(), DENSE, Dropout(), Normalize()),
-    "dropout before pooling": (Pooling(), Dropout()),
-    "everything": (Pooling(modes=("max", "mean")), LayerNorm(), DENSE, Normalize(), Dense(out_features=12), Normalize()),
+    "everything": (
+        Pooling(modes=("max", "mean")),
+        LayerNorm(),
+        DENSE,
+        Normalize(),
+        Dense(out_features=12),
+        Normalize(),
+    ),
 }
 
 
@@ -237,6 +262,7 @@ def test_matryoshka_cuts(width, modules, load):
 
 
 def test_truncate_dim_in_the_files_says_that_the_checkpoint_may_be_cut(load):
+    """sentence-transformers cuts by default then (and does not normalize again); millpond cuts when asked to."""
     engine, reference = load(Layout(modules=(Pooling(), Normalize()), truncate_dim=16))
     assert engine.spec.matryoshka
     assert reference.truncate_dim == 16
@@ -312,6 +338,15 @@ def test_a_role_without_a_prompt_of_its_own(load):
     assert_equal(engine.embed(TEXTS, role="query").embeddings, reference.encode_query(TEXTS))
 
 
+@pytest.mark.parametrize("name", ["passage", "corpus"])
+def test_a_documents_prompt_by_its_older_names(name, load):
+    """What encode_document promises; but sentence-transformers 6.2 finds its own empty "document" prompt first."""
+    engine, reference = load(Layout(prompts={"query": "query: ", name: "passage: "}))
+    found = engine.embed(TEXTS, role="document").embeddings
+    assert_equal(found, reference.encode(TEXTS, prompt_name=name))
+    assert difference(found, engine.embed(TEXTS).embeddings) > VISIBLE
+
+
 def test_token_states_with_a_prompt(load):
     engine, reference = load(Layout(prompts=PROMPTS))
     expected = reference.encode_query(TEXTS, output_value="token_embeddings", convert_to_numpy=False)
@@ -331,9 +366,7 @@ def test_max_seq_length(length, style, load):
     output = engine.embed(TEXTS)
     assert_equal(output.embeddings, reference.encode(TEXTS))
     assert output.truncated.tolist() == [len(reference.tokenizer(text)["input_ids"]) > length for text in TEXTS]
-    assert output.usage.prompt_tokens == sum(
-        min(length, len(reference.tokenizer(text)["input_ids"])) for text in TEXTS
-    )
+    assert output.usage.prompt_tokens == sum(min(length, len(reference.tokenizer(text)["input_ids"])) for text in TEXTS)
     if length > 16:
         assert_equal(engine.embed(TEXTS, role="query").embeddings, reference.encode_query(TEXTS))
 
@@ -362,6 +395,23 @@ def test_case_matters_without_do_lower_case(load):
     upper = [text.upper() for text in TEXTS]
     assert_same_vectors((engine, reference), upper)
     assert difference(engine.embed(upper).embeddings, engine.embed(TEXTS).embeddings) > VISIBLE
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_do_lower_case_beyond_ascii(family, load):
+    """Where folding is more than one character for another: a final sigma, a dotted capital I, a capital sharp s."""
+    engine, reference = load(Layout(style="old", do_lower_case=True), family)
+    assert_same_vectors((engine, reference), ["ΣΊΣΥΦΟΣ ΟΔΟΣ", "İstanbul", "STRAẞE", "ÉTANG"])
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_a_tokenizer_without_special_tokens(family, load):
+    engine, reference = load(Layout(modules=FAMILIES[family].modules), family, template="$A")
+    assert_same_vectors((engine, reference))
+    found = engine.embed(["", *TEXTS]).embeddings
+    assert_equal(found[1:], engine.embed(TEXTS).embeddings)
+    assert_equal(found[:1], engine.embed([""]).embeddings)  # a stand-in: sentence-transformers fails here
+    assert np.isfinite(found).all()
 
 
 @pytest.mark.parametrize("family", ["bert", "xlm-roberta", "llama", "qwen3"])
@@ -456,7 +506,9 @@ def test_other_modules_are_refused_by_name(name, place, tmp_path):
 
 @pytest.mark.parametrize("dotted", ["custom_st.Transformer", "jinaai/code--custom_st.Pooling", "modeling.MyHead"])
 def test_code_of_the_checkpoints_own_is_refused(dotted, tmp_path):
-    folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout(modules=(Pooling(), Other(dotted=dotted))))
+    folder = write_checkpoint(
+        tmp_path / "model", sentence_transformers=Layout(modules=(Pooling(), Other(dotted=dotted)))
+    )
     with pytest.raises(ModelLoadError, match=dotted):
         Engine(folder, device="cpu")
 
@@ -484,6 +536,24 @@ def test_an_unknown_pooling_mode_is_refused(style, tmp_path):
     mode = {"pooling_mode": "median"} if style == "new" else {"pooling_mode_median_tokens": True}
     edit_json(folder / "1_Pooling" / "config.json", **mode)
     with pytest.raises(ModelLoadError, match="median"):
+        Engine(folder, device="cpu")
+
+
+def test_no_pooling_mode_at_all_is_refused(tmp_path):
+    folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout())
+    edit_json(folder / "1_Pooling" / "config.json", pooling_mode=[])
+    with pytest.raises(ModelLoadError, match="switches every pooling mode off"):
+        Engine(folder, device="cpu")
+
+
+@pytest.mark.parametrize(("place", "name"), [(2, "Dense"), (3, "Normalize")])
+def test_a_module_on_rows_of_another_kind_is_refused(place, name, tmp_path):
+    """Behind the pooling, a module that reads token rows would have no effect on the vector: not what it says."""
+    modules = (Pooling(), Dense(out_features=48), Normalize())
+    folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout(modules=modules))
+    rows = dict.fromkeys(("module_input_name", "module_output_name"), "token_embeddings")
+    edit_json(folder / f"{place}_{name}" / "config.json", **rows)
+    with pytest.raises(ModelLoadError, match=f"{name}.*token_embeddings"):
         Engine(folder, device="cpu")
 
 

@@ -385,6 +385,28 @@ def test_a_width_the_model_cannot_be_cut_to(place):
     assert sink.count() == 0
 
 
+def test_a_collection_that_another_process_makes_meanwhile_is_taken(engine, place, monkeypatch):
+    sink = place(dimensions=[384])
+    fill(engine, sink, records()[:3])
+    late = type(sink)(sink._client, "docs", dimensions=[384])
+    answers = iter([False, True])  # it was not there when asked, and is when made
+    monkeypatch.setattr(late, "_exists", lambda: next(answers, True))
+    fill(engine, late, records()[3:5])
+    assert sink.count() == 5
+    never = type(sink)(sink._client, "docs", dimensions=[64])
+    monkeypatch.setattr(never, "_exists", lambda: False)
+    with pytest.raises(SinkError, match="creating the collection"):
+        never.prepare(engine.spec)
+
+
+def test_a_closed_sink_says_so(engine, place):
+    sink = place(dimensions=[384])
+    fill(engine, sink, records()[:3])
+    sink.close()
+    with pytest.raises(SinkError, match="refused a search"):
+        sink.search(engine, "anything")
+
+
 # ---------------------------------------------------------------------------------------------------- construction
 
 

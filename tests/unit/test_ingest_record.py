@@ -88,3 +88,12 @@ def test_metadata_nested_without_end_is_refused():
 
 def test_an_id_of_the_greatest_length_is_kept():
     assert len(Record("x" * 4096, "").id) == 4096
+
+
+def test_the_package_gives_its_names_lazily_and_no_others():
+    import millpond.ingest as package
+
+    assert all(getattr(package, name) is not None for name in package.__all__)
+    assert dir(package) == sorted(package.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Recrod'"):
+        package.Recrod  # noqa: B018

@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-import os
 import sys
 
 import pytest
@@ -147,6 +146,11 @@ def test_csv_headers_are_checked_before_anything_is_read(tmp_path, header, colum
         read(write(tmp_path / "x.csv", header), **columns)
 
 
+def test_a_csv_that_begins_with_no_header(tmp_path):
+    with pytest.raises(InvalidRequestError, match="does not begin with a CSV header"):
+        read(write(tmp_path / "x.csv", '"id"text\n'))
+
+
 # --------------------------------------------------------------------------------------------------------- folders
 
 
@@ -177,11 +181,21 @@ def test_a_folder_without_texts_says_so(tmp_path, caplog):
     assert "holds no .txt or .md file" in caplog.text
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
 def test_a_file_that_cannot_be_read_is_left_out(tmp_path):
-    write(tmp_path / "a.txt", "t").chmod(0)
+    (tmp_path / "a.txt").symlink_to(tmp_path / "gone")
+    write(tmp_path / "b.txt", "t")
+    items = list(read(tmp_path))
+    assert items == [
+        Rejected(where=str(tmp_path / "a.txt"), reason="cannot be read (No such file or directory)"),
+        Record("b.txt", "t"),
+    ]
+
+
+def test_a_path_too_long_for_an_id_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("millpond.ingest.record.MAX_ID_BYTES", 10)
+    write(tmp_path / "a-longer-name.txt", "t")
     (item,) = read(tmp_path)
-    assert "cannot be read" in item.reason
+    assert "at most 10 are stored" in item.reason
 
 
 # ------------------------------------------------------------------------------------------------------------ paths

@@ -52,6 +52,7 @@ def demo(
 
     folder = (state or _default_state()).expanduser().absolute()
     with _explained(folder), _calm(), DemoRun(folder, cache=cache or folder / "vectors.sqlite", short=short) as run:
+        run.read()
         run.load(model, device=device, dtype=dtype)
         run.fill(again=ask is None)
         run.answer(ask, k=k)

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import io
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from millpond.cli.demo_search import Answered
 
 WIDTH = 100
-_RANK, _NAME, _SCORE, _PLACE = 3, 36, 5, 3  # columns of the answers
+_STAGE = 18
+_NAME = 36
 
 
 class Stage:
-    """A part of the run while it is timed."""
+    """A part of the run while it is timed.
+
+    Attributes:
+        note: What to say of it when it is done.
+    """
 
     def __init__(self) -> None:
         self.note = ""
@@ -37,20 +42,21 @@ class DemoReport:
     def __init__(self) -> None:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a docstring may hold what the terminal cannot show
-        console = Console(highlight=False)
+        self._console = Console(highlight=False)
         # A pipe has no width of its own, and rich would take 80 columns.
-        self._console = Console(highlight=False, width=min(console.width, WIDTH) if console.is_terminal else WIDTH)
+        self._width = min(self._console.width, WIDTH) if self._console.is_terminal else WIDTH
 
     def title(self, text: str) -> None:
         """A heading with air around it."""
-        self._console.print()
-        self._console.print(Text(text, style="bold"))
-        self._console.print()
+        self._line("")
+        self._line(Text(text, style="bold"))
+        self._line("")
 
     def text(self, text: str) -> None:
         """A paragraph, and air below it."""
-        self._console.print(Text(text, style="dim"))
-        self._console.print()
+        for line in textwrap.wrap(text, self._width):
+            self._line(Text(line, style="dim"))
+        self._line("")
 
     @contextmanager
     def stage(self, name: str, *, bar: bool = False) -> Iterator[Stage]:
@@ -67,31 +73,27 @@ class DemoReport:
 
     def timed(self, name: str, seconds: float | None, note: str) -> None:
         """A line of the table of stages."""
-        row = Table.grid(padding=(0, 2))
-        row.add_column(width=18)
-        row.add_column(width=8, justify="right")
-        row.add_column()
-        row.add_row(Text(name), Text("" if seconds is None else f"{seconds:.2f} s", style="cyan"), Text(note))
-        self._console.print(row)
+        time_taken = "" if seconds is None else f"{seconds:.2f} s"
+        self._line(Text.assemble(_fit(name, _STAGE), (f"{time_taken:>9}  ", "cyan"), note))
 
     def answers(self, answered: Answered) -> None:
         """A question with its answers."""
-        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column(width=_RANK, justify="right")
-        table.add_column(width=_NAME, no_wrap=True, overflow="ellipsis")
-        table.add_column(width=_SCORE, justify="right")
-        table.add_column(width=_PLACE, justify="right")
-        # The rest, but never so little that rich would narrow the other columns in its favour.
-        rest = self._console.width - sum((_RANK, _NAME, _SCORE, _PLACE)) - 4 * 2
-        table.add_column(width=max(rest, 8), no_wrap=True, overflow="ellipsis")
+        self._line(Text(answered.question, style="bold"))
         for rank, answer in enumerate(answered.answers, start=1):
-            table.add_row(
-                Text(str(rank), style="dim"),
-                Text(answer.name, style="green" if rank == 1 else ""),
-                Text(f"{answer.score:.2f}", style="cyan"),
-                Text(f"#{answer.place}", style="dim"),
-                Text(answer.summary),
+            line = Text.assemble(
+                (f"{rank:>3}  ", "dim"),
+                (_fit(answer.name, _NAME), "green" if rank == 1 else ""),
+                (f"{answer.score:>6.2f}  ", "cyan"),
+                (f"{f'#{answer.place}':>3}  ", "dim"),
+                answer.summary,
             )
-        self._console.print(Text(answered.question, style="bold"))
-        self._console.print(table)
-        self._console.print()
+            line.truncate(self._width, overflow="ellipsis")
+            self._line(line)
+        self._line("")
+
+    def _line(self, line: Text | str) -> None:
+        self._console.print(line, soft_wrap=True)
+
+
+def _fit(text: str, width: int) -> str:
+    return text.ljust(width) if len(text) <= width else f"{text[: width - 1]}…"

@@ -14,9 +14,7 @@ from millpond.cli.demo_questions import QUESTIONS, short_of
 from millpond.cli.demo_report import DemoReport
 from millpond.cli.demo_search import CANDIDATES, COARSE, FULL, Answered, Searchable, answer
 from millpond.cli.stdlib_docs import read_stdlib
-from millpond.engine.engine import Engine
 from millpond.ingest.pipeline import ingest
-from millpond.ingest.record import Record
 from millpond.ingest.sink import Sink, SinkError
 from millpond.ingest.url import open_sink
 
@@ -36,7 +34,7 @@ class _Database(Sink, Searchable, Protocol):
 
 
 class DemoRun:
-    """The stages, in the order in which they are called: ``load``, ``fill``, ``answer``.
+    """The stages, in the order in which they are called: ``read``, ``load``, ``fill``, ``answer``.
 
     Args:
         folder: Where the databases are kept.
@@ -59,26 +57,31 @@ class DemoRun:
     ) -> None:
         self._open.close()
 
-    def load(self, model: Path, *, device: str, dtype: str) -> None:
-        """Load the model, read the documentation and open the databases.
-
-        Raises:
-            MissingExtraError: A database's package is not installed.
-            SinkError: Another run uses the databases.
-        """
+    def read(self) -> None:
+        """Read the documentation; before the model, since parsing is slow beside torch's many objects."""
         self._report.title(f"millpond demo: asking the standard library of Python {platform.python_version()}")
-        with self._report.stage("load the model") as stage:
-            overrides = {"is_matryoshka": True}
-            self._engine = Engine(model, device=device, dtype=dtype, hf_overrides=overrides, cache=self._cache)
-            self._open.callback(self._engine.close)
-            stage.note = f"{MODEL}, {FULL} wide, {self._engine.dtype} on {self._engine.device}"
         with self._report.stage("read the docs") as stage:
             records = read_stdlib()
             self._records = short_of(records) if self._short else records
             of_all = f" of {len(records):,}" if self._short else ""
             stage.note = f"{len(self._records):,}{of_all} docstrings of modules, classes, functions and methods"
+
+    def load(self, model: Path, *, device: str, dtype: str) -> None:
+        """Load the model and open the databases.
+
+        Raises:
+            MissingExtraError: A database's package is not installed.
+            SinkError: Another run uses the databases.
+        """
+        with self._report.stage("load the model") as stage:
+            from millpond.engine.engine import Engine
+
+            overrides = {"is_matryoshka": True}
+            self._engine = Engine(model, device=device, dtype=dtype, hf_overrides=overrides, cache=self._cache)
+            self._open.callback(self._engine.close)
+            stage.note = f"{MODEL}, {FULL} wide, {self._engine.dtype} on {self._engine.device}"
         with self._report.stage("open the databases") as stage:
-            # A collection per corpus and model: after an upgrade of Python no passage of the old one is left over.
+            # A folder per corpus and model: after an upgrade of Python no passage of the old one is left over.
             self._place = self._folder / f"{'short' if self._short else 'full'}-{self._digest()}"
             self._place.mkdir(parents=True, exist_ok=True)
             self._databases: Mapping[str, _Database] = {
@@ -159,7 +162,7 @@ class DemoRun:
             self._report.timed(
                 "cache",
                 None,
-                f"{stats.hits:,} vectors read, {stats.written:,} added; it holds {stats.rows:,} in "
+                f"{stats.hits:,} look-ups answered, {stats.written:,} vectors added; it holds {stats.rows:,} in "
                 f"{stats.bytes / (1 << 20):.1f} MiB",
             )
 
@@ -182,8 +185,7 @@ class DemoRun:
 
 
 def _each(seconds: float, count: int) -> str:
-    questions = "1 question" if count == 1 else f"{count} questions, {seconds / count * 1000:.0f} ms each"
-    return questions
+    return "1 question" if count == 1 else f"{count} questions, {seconds / count * 1000:.0f} ms each"
 
 
 def _tilde(path: Path) -> str:

@@ -62,7 +62,7 @@ def read_stdlib(root: Path | None = None) -> list[Record]:
 
     Returns:
         Records with the dotted name as ``id``, ``name(signature): docstring`` as ``text``, and in ``metadata`` the
-        ``kind`` (module, class, function, method or property) and the ``summary``, which is the docstring's first sentence.
+        ``kind`` (module, class, function or method) and the ``summary``, the docstring's first sentence.
 
     Raises:
         InvalidRequestError: There are no sources at ``root``.

@@ -1,0 +1,234 @@
+"""What is Milvus's own: limits, names, filters, and servers that do not answer. The rest is in the sinks' contract."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pymilvus import DataType, MilvusClient
+
+from millpond import Engine, FingerprintMismatchError, InvalidRequestError, MissingExtraError
+from millpond.ingest import Batch, IngestReport, Record, SinkError, ingest, open_sink, point_id
+from millpond_milvus import MilvusSink, sink_from_url
+from millpond_milvus.filters import to_expression
+from millpond_milvus.layout import LAYOUTS
+
+
+def fill(engine: Engine, sink: MilvusSink, records: list[Record]) -> IngestReport:
+    return ingest(records, engine=engine, sink=sink, show_progress=False)
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return str(tmp_path / "x.db")
+
+
+def test_fields_are_named_by_width_and_the_collection_marked(engine: Engine, records: list[Record], uri: str) -> None:
+    with MilvusSink(uri, "docs", dimensions=[384, 128]) as sink:
+        fill(engine, sink, records)
+        described = sink._client.describe_collection("docs")
+        fields = {field["name"]: field for field in described["fields"]}
+        assert sorted(fields) == ["content_hash", "d128", "d384", "id", "metadata", "pk", "text"]
+        assert fields["pk"]["is_primary"] and fields["d128"]["params"]["dim"] == 128
+        assert fields["metadata"]["type"] == DataType.JSON
+        assert engine.spec.fingerprint in described["properties"]["millpond"]
+        index = sink._client.describe_index("docs", "d128")
+        assert (index["index_type"], index["metric_type"]) == ("FLAT", "COSINE")
+
+
+# ----------------------------------------------------------------------------------------------------------- limits
+
+
+@pytest.mark.parametrize("form", ["plain", "langchain", "llama_index"])
+def test_a_text_too_long_for_a_field_does_not_take_its_batch_along(
+    engine: Engine, uri: str, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    longest = "ä" * 32_767 + "x"  # 65,535 bytes of UTF-8
+    records = [Record("a", "short"), Record("b", longest), Record("c", longest + "x"), Record("d", "short too")]
+    with MilvusSink(uri, "docs", payload=form) as sink:
+        report = fill(engine, sink, records)
+        assert (report.read, report.failed, report.written, sink.count()) == (4, 1, 3, 3)
+        assert "left out record 'c': its text has 65536 bytes; Milvus stores at most 65535" in caplog.text
+        assert {hit.id: hit.text for hit in sink.search(engine, "x")}["b"] == longest
+
+
+@pytest.mark.parametrize("form", ["plain", "langchain", "llama_index"])
+def test_so_does_metadata_too_large(engine: Engine, uri: str, form: str, caplog: pytest.LogCaptureFixture) -> None:
+    with MilvusSink(uri, "docs", payload=form) as sink:
+        report = fill(engine, sink, [Record("a", "x", {"k": "x" * 70_000}), Record("b", "x", {"k": "x" * 30_000})])
+        assert (report.failed, report.written) == (1, 1)
+    assert "bytes as JSON; Milvus stores at most 65536" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["pk", "text", "record_id", "content_hash", "d384", "$meta"])
+def test_langchains_layout_refuses_metadata_named_like_its_fields(
+    engine: Engine, uri: str, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with MilvusSink(uri, "docs", payload="langchain") as sink:
+        report = fill(engine, sink, [Record("a", "x", {key: "mine"}), Record("b", "x", {"other": 1})])
+    assert (report.failed, report.written) == (1, 1)
+    assert "rename the key" in caplog.text or "keeps for itself" in caplog.text
+
+
+def test_the_other_layouts_take_any_key(engine: Engine, uri: str) -> None:
+    metadata = {"pk": 1, "text": 2, "record_id": 3, "content_hash": 4, "d384": 5, "id": 6, "_node_content": 7}
+    for form in ("plain", "llama_index"):
+        with MilvusSink(uri, form, payload=form) as sink:
+            fill(engine, sink, [Record("a", "x", metadata)])
+            (hit,) = sink.search(engine, "x")
+            assert (hit.id, hit.text, hit.metadata) == ("a", "x", metadata)
+
+
+def test_requests_are_bounded(engine: Engine, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    with MilvusSink(uri, "docs", dimensions=[16]) as sink:
+        sink.prepare(engine.spec)
+        insert = sink._client.insert
+
+        def counted(collection: str, rows: list[dict[str, object]], **options: object) -> object:
+            sent.append(len(rows))
+            return insert(collection, rows, **options)
+
+        monkeypatch.setattr(sink._client, "insert", counted)
+        many = [Record(f"r{n}", "x") for n in range(2100)]
+        vectors = {16: np.ones((2100, 16), np.float32)}
+        sink.write(Batch(records=many, ids=[point_id(record.id) for record in many], vectors=vectors))
+        assert sent == [1000, 1000, 100] and sink.count() == 2100
+        sent.clear()
+        wide = [Record(f"w{n}", "x" * 60_000) for n in range(700)]  # 42 MB
+        vectors = {16: np.ones((700, 16), np.float32)}
+        sink.write(Batch(records=wide, ids=[point_id(record.id) for record in wide], vectors=vectors))
+        assert sent == [558, 142]
+
+
+@pytest.mark.parametrize("options", [{"k": 16_385}, {"candidates": 16_385}])
+def test_no_more_is_asked_for_than_a_server_hands_out(
+    engine: Engine, records: list[Record], uri: str, options: dict[str, int]
+) -> None:
+    with MilvusSink(uri, "docs", dimensions=[64, 384]) as sink:
+        fill(engine, sink, records)
+        with pytest.raises(InvalidRequestError, match="16385 is more than Milvus hands out"):
+            sink.search(engine, "anything", **options)
+        assert len(sink.search(engine, "anything", k=2000)) == 12  # whose default is 20,000 candidates
+
+
+# ---------------------------------------------------------------------------------------------------------- filters
+
+
+def test_a_native_expression_is_passed_on(engine: Engine, records: list[Record], uri: str) -> None:
+    with MilvusSink(uri, "docs", dimensions=[64, 384]) as sink:
+        fill(engine, sink, records)
+        hits = sink.search(engine, "anything", filter='metadata["n"] < 3')
+        assert {hit.id for hit in hits} == {"doc-0", "doc-1", "doc-2"}
+        with pytest.raises(SinkError, match="refused a search"):
+            sink.search(engine, "anything", filter="this is (no expression")
+
+
+def test_expressions_quote_what_they_hold() -> None:
+    plain, llama = LAYOUTS["plain"], LAYOUTS["llama_index"]
+    assert to_expression(None, plain) == to_expression({}, plain) == ""
+    assert to_expression({'k"]': 'a"\\\n'}, plain) == (
+        r'(metadata["k\"]"] == "a\"\\\n" or json_contains(metadata["k\"]"], "a\"\\\n"))'
+    )
+    assert to_expression({"a": [1, True], "in": 0.5}, llama) == (
+        '($meta["a"] == 1 or json_contains(a, 1) or $meta["a"] == true or json_contains(a, true))'
+        ' and ($meta["in"] == 0.5)'
+    )
+    with pytest.raises(InvalidRequestError, match="'doc_id' is a field of the collection"):
+        to_expression({"doc_id": "x"}, llama)
+
+
+# ----------------------------------------------------------------------------------------------- foreign and absent
+
+
+def test_a_foreign_collection_is_left_alone_whatever_its_widths(
+    engine: Engine, uri: str, records: list[Record]
+) -> None:
+    client = MilvusClient(uri)
+    client.create_collection("docs", dimension=384)
+    sink = MilvusSink(client, "docs")
+    with pytest.raises(FingerprintMismatchError, match="was not made by millpond"):
+        fill(engine, sink, records)
+    with pytest.raises(FingerprintMismatchError, match="was not made by millpond"):
+        sink.search(engine, "anything")
+    assert sink.count() == 0
+    client.close()
+
+
+def test_a_collection_left_half_made_is_finished(engine: Engine, uri: str, records: list[Record]) -> None:
+    with MilvusSink(uri, "docs", dimensions=[64, 384]) as sink:
+        sink.prepare(engine.spec)
+        sink._client.release_collection("docs")
+        sink._client.drop_index("docs", "d64")
+        again = MilvusSink(sink._client, "docs", dimensions=[64, 384])
+        fill(engine, again, records)
+        assert len(again.search(engine, "anything")) == 10
+
+
+@pytest.mark.parametrize("mark", ["not json", "[]", "{}"])
+def test_a_mark_that_cannot_be_read_is_an_error(engine: Engine, uri: str, mark: str) -> None:
+    with MilvusSink(uri, "docs") as sink:
+        sink.prepare(engine.spec)
+        sink._client.alter_collection_properties("docs", properties={"millpond": mark})
+        with pytest.raises(FingerprintMismatchError, match="cannot read"):
+            MilvusSink(sink._client, "docs").prepare(engine.spec)
+
+
+@pytest.mark.parametrize("name", ["", "1docs", "my-docs", "ä", "x" * 256, "../docs"])
+def test_names_milvus_would_refuse(uri: str, name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="is no name for Milvus"):
+        MilvusSink(uri, name)
+
+
+def test_milvus_lite_missing(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "milvus_lite", None)
+    with pytest.raises(MissingExtraError, match="pip install milvus-lite"):
+        MilvusSink(uri, "docs")
+
+
+def test_nobody_listening() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(SinkError, match=rf"Milvus at http://127.0.0.1:{port} refused the connection"):
+        MilvusSink(f"http://127.0.0.1:{port}", "docs", timeout=1)
+
+
+def test_a_server_that_hangs_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        taken: list[socket.socket] = []
+        threading.Thread(target=lambda: taken.append(silent.accept()[0]), daemon=True).start()
+        start = time.monotonic()
+        with pytest.raises(SinkError, match="refused the connection"):
+            MilvusSink(f"http://127.0.0.1:{silent.getsockname()[1]}", "docs", timeout=1)
+        assert time.monotonic() - start < 30
+        for connection in taken:
+            connection.close()
+
+
+# ------------------------------------------------------------------------------------------------------------- URLs
+
+
+def test_the_entry_point_opens_a_file(engine: Engine, records: list[Record], uri: str) -> None:
+    sink = open_sink(f"milvus+file:{uri}#docs", dimensions=[64, 384])
+    assert isinstance(sink, MilvusSink) and sink.collection == "docs" and sink.dimensions == (64, 384)
+    with sink:
+        assert repr(sink) == f"MilvusSink({uri!r}, 'docs', dimensions=(64, 384), 'plain')"
+        fill(engine, sink, records)
+        assert sink.search(engine, "what moves blood around the body?", k=1)[0].id == "doc-4"
+
+
+@pytest.mark.parametrize(("scheme", "location"), [("file", ""), ("http", "host"), ("path", "x.db"), ("memory", "")])
+def test_urls_of_something_else(scheme: str, location: str) -> None:
+    with pytest.raises(InvalidRequestError, match="does not name a Milvus"):
+        sink_from_url(scheme, location, "docs")
+
+
+def test_a_url_of_a_server_becomes_its_address() -> None:
+    with pytest.raises(SinkError, match="Milvus at http://127.0.0.1:1 refused the connection"):
+        sink_from_url("http", "//127.0.0.1:1", "docs")

@@ -1,0 +1,75 @@
+"""The public surface as text, one line for each thing a caller may write.
+
+``python tests/house/signatures.py > tests/house/signatures.txt`` after a change that is meant.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+PACKAGES = (
+    "millpond",
+    "millpond.ingest",
+    "millpond.late_interaction",
+    "langchain_millpond",
+    "llama_index.embeddings.millpond",
+    "millpond_qdrant",
+    "millpond_milvus",
+)
+
+
+def surface() -> list[str]:
+    """Every public name with its signature, in a stable order."""
+    return [line for name in PACKAGES for line in _package(importlib.import_module(name))]
+
+
+def _package(package: ModuleType) -> Iterator[str]:
+    for name in sorted(package.__all__):
+        value = getattr(package, name)
+        path = f"{package.__name__}.{name}"
+        if inspect.isclass(value):
+            yield from _class(path, value)
+        elif inspect.isfunction(value):
+            yield path + str(inspect.signature(value))
+        else:
+            yield f"{path} = {value!r}"
+
+
+def _class(path: str, cls: type) -> Iterator[str]:
+    bases = ", ".join(base.__name__ for base in cls.__bases__ if base is not object)
+    fields = getattr(cls, "model_fields", None)
+    if fields is not None:  # pydantic: what it inherits is its framework's
+        yield f"{path} <- {bases}"
+        annotations = inspect.get_annotations(cls)
+        for name, field in fields.items():
+            if name in annotations:
+                yield f"{path}.{name}: {annotations[name]} = {_default(field)}"
+    else:
+        # An exception's constructor is Python's, unless it has one of its own.
+        own = "__init__" in cls.__dict__ or not issubclass(cls, BaseException)
+        yield f"{path}{inspect.signature(cls) if own else ''} <- {bases or 'object'}"
+    for name, member in sorted(vars(cls).items()):
+        if name.startswith("_") or (fields is not None and name in fields):
+            continue
+        if isinstance(member, property) or hasattr(member, "attrname"):
+            yield f"{path}.{name} (property)"
+        elif isinstance(member, staticmethod | classmethod):
+            yield f"{path}.{name}{inspect.signature(member.__func__)} ({type(member).__name__})"
+        elif inspect.isfunction(member):
+            kind = "async " if inspect.iscoroutinefunction(member) else ""
+            yield f"{kind}{path}.{name}{inspect.signature(member)}"
+
+
+def _default(field: Any) -> str:
+    if field.is_required():
+        return "required"
+    return "factory" if field.default_factory is not None else repr(field.default)
+
+
+if __name__ == "__main__":
+    sys.stdout.writelines(f"{line}\n" for line in surface())

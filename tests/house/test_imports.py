@@ -1,0 +1,68 @@
+"""What an import costs: the vocabulary, the package itself and the program's help load no torch."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import millpond
+import millpond.ingest
+import millpond.late_interaction
+
+HEAVY = ("torch", "transformers", "tokenizers", "langchain_core", "llama_index", "qdrant_client", "pymilvus")
+LIGHT = [
+    "errors",
+    "tasks",
+    "spec",
+    "ragged",
+    "matryoshka",
+    "quantization",
+    "config",
+    "params",
+    "outputs",
+    "cache",
+    "engine",
+    "engine.shared",
+    "ingest",
+    "ingest.record",
+    "ingest.sources",
+    "ingest.sink",
+    "ingest.url",
+    "late_interaction",
+    "models.architectures",
+    "cli.app",
+]
+
+
+def loaded_by(module: str) -> set[str]:
+    code = f"import {module}, sys; print(*(name for name in {HEAVY} if name in sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return set(run.stdout.split())
+
+
+@pytest.mark.parametrize("module", ["millpond", *(f"millpond.{name}" for name in LIGHT)])
+def test_light_modules_load_nothing_heavy(module: str):
+    assert loaded_by(module) == set()
+
+
+def test_a_heavy_import_is_seen():
+    assert "torch" in loaded_by("millpond.attention.sdpa")
+
+
+@pytest.mark.parametrize("package", [millpond, millpond.ingest, millpond.late_interaction], ids=lambda m: m.__name__)
+def test_every_public_name_is_there(package):
+    assert set(package.__all__) <= set(dir(package))
+    for name in package.__all__:
+        value = getattr(package, name)
+        home = getattr(value, "__module__", None)
+        if home is not None and name[0].isalpha() and not name.isupper() and hasattr(value, "__name__"):
+            assert getattr(importlib.import_module(home), value.__name__) is value
+
+
+@pytest.mark.parametrize("package", [millpond, millpond.ingest, millpond.late_interaction], ids=lambda m: m.__name__)
+def test_an_unknown_name_is_an_attribute_error(package):
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'nothing'"):
+        _ = package.nothing

@@ -1,0 +1,100 @@
+"""The tree: no path of somebody's machine, the targets of the Makefile, and a set-up that is done once."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TARGETS = "install demo test test-all check bench notebooks test-gpu bench-gpu help".split()
+# The first folders of paths that hold on one machine only. Written so that this file does not name one.
+PLACES = re.compile("(?<![\\w.~:/-])/(?:" + "|".join(["home", "root", "work", "Users", "mnt", "scratch"]) + ")/\\w")
+
+
+def files() -> list[Path]:
+    """What git tracks or would."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def test_nothing_names_a_path_of_one_machine():
+    found = []
+    for path in files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in PLACES.finditer(text)]
+    assert not found
+
+
+@pytest.mark.parametrize("text", ["cd /" + "work/x", '"/' + 'home/me/x"', "=/" + "root/x"])
+def test_a_path_of_one_machine_would_be_found(text: str):
+    assert PLACES.search(text)
+
+
+@pytest.mark.parametrize("text", ["https://x.org/home/me", "~/work/x", "shared/work/x", "/etc/hosts"])
+def test_what_is_none_is_left_alone(text: str):
+    assert not PLACES.search(text)
+
+
+def make(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    return subprocess.run(["make", *words], cwd=cwd, env=clean, capture_output=True, text=True, timeout=60)
+
+
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+
+
+@needs_make
+def test_help_names_every_target():
+    listed = make("help").stdout
+    assert all(re.search(rf"^  make {target}\s", listed, re.MULTILINE) for target in TARGETS), listed
+
+
+@needs_make
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_target_is_there(target: str):
+    run = make("--dry-run", target)
+    assert run.returncode == 0, run.stderr
+
+
+@needs_make
+@pytest.mark.parametrize("target", ["demo", "test", "check", "install"])
+def test_the_set_up_is_done_once(target: str, tmp_path: Path):
+    projects = [
+        path.relative_to(ROOT) for path in [ROOT / "pyproject.toml", *ROOT.glob("integrations/*/pyproject.toml")]
+    ]
+    for name in ("Makefile", "constraints.txt", *map(str, projects)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, tmp_path / name)
+        os.utime(tmp_path / name, (1000, 1000))
+    first = make("--dry-run", target, cwd=tmp_path).stdout
+    assert "-m venv .venv" in first
+    assert first.index("torch==") < first.index("--editable"), "torch goes first"
+    assert all(f"--editable integrations/{path.parent.name}" in first for path in projects[1:])
+
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").touch()
+    os.utime(tmp_path / ".venv" / "bin" / "python", (1500, 1500))
+    (tmp_path / ".venv" / ".installed").touch()
+    os.utime(tmp_path / ".venv" / ".installed", (2000, 2000))
+    assert " pip " not in make("--dry-run", target, cwd=tmp_path).stdout
+
+    os.utime(tmp_path / "integrations" / "qdrant" / "pyproject.toml", (3000, 3000))
+    again = make("--dry-run", target, cwd=tmp_path).stdout
+    assert "--editable" in again
+    assert "-m venv" not in again

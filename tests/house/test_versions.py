@@ -1,0 +1,93 @@
+"""One version, one licence, one set of pins for all five packages."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.metadata import entry_points, version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import millpond
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = [ROOT, *(ROOT / "integrations" / name for name in ("langchain", "llama-index", "qdrant", "milvus"))]
+OURS = {"millpond", "langchain-millpond", "llama-index-millpond", "millpond-qdrant", "millpond-milvus"}
+
+
+def project(folder: Path) -> dict[str, Any]:
+    table: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return table
+
+
+def requirements(folder: Path) -> list[Requirement]:
+    table = project(folder)
+    lines = [
+        *table["dependencies"],
+        *(line for extra in table.get("optional-dependencies", {}).values() for line in extra),
+    ]
+    return [Requirement(line) for line in lines]
+
+
+PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").split())
+
+
+def test_the_five_packages_have_one_version():
+    versions = {project(folder)["name"]: project(folder)["version"] for folder in FOLDERS}
+    assert versions.keys() == OURS
+    assert set(versions.values()) == {millpond.__version__}
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_what_is_installed_is_this_version(name: str):
+    assert version(name) == millpond.__version__
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_our_own_packages_are_asked_for_in_this_version(folder: Path):
+    own = [line for line in requirements(folder) if line.name in OURS and not line.extras]
+    assert own
+    assert {str(line.specifier) for line in own} == {f"=={millpond.__version__}"}
+
+
+def test_the_changelog_has_this_version():
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(rf"^## \[{re.escape(millpond.__version__)}\]", changelog, re.MULTILINE)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_each_package_carries_licence_readme_and_types(folder: Path):
+    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert project(folder)["license"] == "Apache-2.0"
+    assert (folder / "README.md").read_text(encoding="utf-8").count("\n") > 10
+    places = list((folder / "src" if folder == ROOT else folder).rglob("py.typed"))
+    assert len(places) == 1
+    assert (places[0].parent / "__init__.py").is_file()
+
+
+def test_only_the_leaf_of_the_namespace_is_a_package():
+    namespace = ROOT / "integrations" / "llama-index" / "llama_index"
+    assert [str(path.relative_to(namespace)) for path in namespace.rglob("__init__.py")] == [
+        str(Path("embeddings", "millpond", "__init__.py"))
+    ]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_constraints_pin_what_the_packages_ask_for(folder: Path):
+    pins = {canonicalize_name(name): pin for name, pin in PINS.items()}
+    for line in requirements(folder):
+        if line.name in OURS or (line.marker is not None and not line.marker.evaluate()):
+            continue
+        pin = pins.get(canonicalize_name(line.name))
+        assert pin is not None, f"constraints.txt does not pin {line.name}: run `make constraints`"
+        assert line.specifier.contains(pin), f"constraints.txt pins {line.name}=={pin}, {folder.name} asks for {line}"
+
+
+def test_both_sinks_are_found_by_name():
+    found = {point.name: point.value for point in entry_points(group="millpond.sinks")}
+    assert found == {"qdrant": "millpond_qdrant:sink_from_url", "milvus": "millpond_milvus:sink_from_url"}
+    assert all(callable(point.load()) for point in entry_points(group="millpond.sinks"))

