@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import inspect
 import subprocess
 import sys
 
@@ -55,11 +55,7 @@ def test_a_heavy_import_is_seen():
 @pytest.mark.parametrize("package", [millpond, millpond.ingest, millpond.late_interaction], ids=lambda m: m.__name__)
 def test_every_public_name_is_there(package):
     assert set(package.__all__) <= set(dir(package))
-    for name in package.__all__:
-        value = getattr(package, name)
-        home = getattr(value, "__module__", None)
-        if home is not None and name[0].isalpha() and not name.isupper() and hasattr(value, "__name__"):
-            assert getattr(importlib.import_module(home), value.__name__) is value
+    assert not [name for name in package.__all__ if inspect.ismodule(getattr(package, name))]
 
 
 @pytest.mark.parametrize("package", [millpond, millpond.ingest, millpond.late_interaction], ids=lambda m: m.__name__)

@@ -338,6 +338,16 @@ def test_a_role_without_a_prompt_of_its_own(load):
     assert_equal(engine.embed(TEXTS, role="query").embeddings, reference.encode_query(TEXTS))
 
 
+def test_a_role_without_a_prompt_of_its_own_does_not_get_the_default(load):
+    engine, reference = load(Layout(prompts={"other": "the miller's "}, default_prompt_name="other"))
+    for found, expected in (
+        (engine.embed(TEXTS), reference.encode(TEXTS)),
+        (engine.embed(TEXTS, role="query"), reference.encode_query(TEXTS)),
+        (engine.embed(TEXTS, role="document"), reference.encode_document(TEXTS)),
+    ):
+        assert_equal(found.embeddings, expected)
+
+
 @pytest.mark.parametrize("name", ["passage", "corpus"])
 def test_a_documents_prompt_by_its_older_names(name, load):
     """What encode_document promises; but sentence-transformers 6.2 finds its own empty "document" prompt first."""

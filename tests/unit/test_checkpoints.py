@@ -172,6 +172,8 @@ def test_the_fingerprint_knows_what_changes_a_vector(folder, tmp_path):
     assert load(folder, pooling="mean").fingerprint != base
     assert load(folder, max_length=10).fingerprint != base
     assert load(folder, normalize=False).fingerprint == base  # stored rows are not normalized
+    assert load(folder, hf_overrides={"is_matryoshka": True}).fingerprint == base  # nor cut
+    assert load(folder, hf_overrides={"layer_norm_eps": 1e-3}).fingerprint != base
     weights = copy / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-3] ^= 1

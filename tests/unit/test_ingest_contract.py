@@ -418,6 +418,8 @@ def test_a_closed_sink_says_so(engine, place):
         ({"payload": "haystack"}, "payload='haystack'"),
         ({"collection": ""}, "collection=''"),
         ({"collection": "../docs"}, "is no name"),
+        ({"collection": ".."}, "is no name"),
+        ({"collection": "x" * 256}, "is no name"),
         ({"collection": None}, "is no name"),
     ],
 )

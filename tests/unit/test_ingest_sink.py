@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from millpond.errors import FingerprintMismatchError, InvalidDimensionsError, InvalidRequestError, MissingExtraError
 from millpond.ingest import Batch, CollectionMark, Record, open_sink
 from millpond.ingest.payload import check_payload
-from millpond.ingest.search import check_filter
+from millpond.ingest.search import check_filter, plan_search
 from millpond.ingest.sink import check_widths, record_bytes, slices, storable
+from millpond.outputs import EmbeddingOutput, Usage
 from millpond.spec import ModelSpec
 
 RECORDS = (Record("a", "x"), Record("b", "y"))
@@ -112,6 +113,18 @@ def test_filters_are_lists_of_scalars():
 def test_what_is_no_filter(bad):
     with pytest.raises(InvalidRequestError, match="filter"):
         check_filter(bad)
+
+
+@pytest.mark.parametrize("value", [0, np.nan])
+def test_a_question_without_a_direction_has_no_neighbours(value):
+    class Flat:
+        def embed(self, texts, *, role, normalize):
+            assert (texts, role, normalize) == (["?"], "query", False)
+            rows = np.full((1, 4), value, np.float32)
+            return EmbeddingOutput(embeddings=rows, cached=None, truncated=None, usage=Usage(prompt_tokens=1))
+
+    with pytest.raises(InvalidRequestError, match="nothing is nearest"):
+        plan_search(Flat(), "?", widths=[2, 4], k=1, funnel=True, candidates=None)
 
 
 # ----------------------------------------------------------------------------------------------------------- marks

@@ -305,7 +305,8 @@ class MilvusSink:
         except MilvusException as error:
             raise SinkError(f"Milvus at {self._where} refused {request}: {error.message}") from error
         except grpc.RpcError as error:
-            raise SinkError(f"Milvus at {self._where} did not answer {request}: {error}") from error
+            detail = error.details() if isinstance(error, grpc.Call) else error
+            raise SinkError(f"Milvus at {self._where} did not answer {request}: {detail}") from error
 
 
 def _connect(uri: str, timeout: float) -> MilvusClient:

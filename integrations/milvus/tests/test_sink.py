@@ -211,6 +211,13 @@ def test_a_server_that_hangs_is_given_up() -> None:
             connection.close()
 
 
+def test_a_request_that_takes_too_long_is_given_up(engine: Engine, uri: str) -> None:
+    with MilvusSink(uri, "docs") as sink:
+        impatient = MilvusSink(sink._client, "docs", timeout=1e-9)
+        with pytest.raises(SinkError, match="did not answer a look for the collection: Deadline Exceeded"):
+            impatient.count()
+
+
 # ------------------------------------------------------------------------------------------------------------- URLs
 
 

@@ -289,10 +289,9 @@ def _connect(location: str | os.PathLike[str] | QdrantClient, timeout: int) -> t
 
 
 def _check_name(collection: str) -> str:
-    if not isinstance(collection, str) or not collection or len(collection) > 255 or _FORBIDDEN.search(collection):
+    named = isinstance(collection, str) and 0 < len(collection) <= 255 and collection not in (".", "..")
+    if not named or _FORBIDDEN.search(collection):
         raise InvalidRequestError(
             f'collection={collection!r} is no name; use 1 to 255 characters without < > : " / \\ | ? *'
         )
-    if collection in (".", ".."):
-        raise InvalidRequestError(f"collection={collection!r} is no name; '.' and '..' are places")
     return collection

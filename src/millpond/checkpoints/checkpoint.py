@@ -13,6 +13,8 @@ from typing import Any
 from millpond.checkpoints.resolve import Source, read_json_object, resolve
 from millpond.checkpoints.sentence_transformers import Layout, read_layout
 
+# Keys of config.json that say what may be asked for, not what a vector is.
+_NOT_ARITHMETIC = ("is_matryoshka", "matryoshka_dimensions", "_name_or_path", "transformers_version")
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -48,7 +50,8 @@ class Checkpoint:
         A hub revision stands for its files; a local folder's are read whole.
         """
         whole = hashlib.sha256()
-        whole.update(json.dumps([self.config, settings], sort_keys=True, default=str).encode())
+        config = {key: value for key, value in self.config.items() if key not in _NOT_ARITHMETIC}
+        whole.update(json.dumps([config, settings], sort_keys=True, default=str).encode())
         if self.source.revision is not None:
             whole.update(f"{self.source.name}@{self.source.revision}".encode())
             return whole.hexdigest()

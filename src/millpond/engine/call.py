@@ -167,6 +167,8 @@ class Call:
             output = self._embedding_output() if self.plan.task == "embed" else self._token_output()
         except Exception as error:  # the caller must hear of it; nobody else is near
             return self.fail(error)
+        if self._progress is not None and self._copies is not None:
+            self._progress(self.size - len(self.texts))  # the bar counts texts, deliveries distinct ones
         cut = int(self._per_text(self.truncated).sum())
         if cut:
             logger.warning("%d of %d texts were cut to %d tokens", cut, self.size, self.plan.limit)

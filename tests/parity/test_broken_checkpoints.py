@@ -1,0 +1,220 @@
+"""Checkpoints that cannot be run right are refused with an error of their own kind, naming what is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tests.tiny import (
+    FAMILIES,
+    Dense,
+    LayerNorm,
+    Layout,
+    Pooling,
+    drop_tensor,
+    edit_json,
+    truncate_file,
+    write_checkpoint,
+)
+
+from millpond.engine.engine import Engine
+from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
+
+HEADS = Layout(modules=(Pooling(), Dense(out_features=8), LayerNorm()))
+
+
+def refused(folder: Path, error: type[Exception], match: str) -> None:
+    """Loading must fail with this very class (not a relative), whose message says what and where."""
+    with pytest.raises(error, match=match) as caught:
+        Engine(folder, dtype="float32", device="cpu")
+    assert caught.type is error
+
+
+# --- The backbone ---------------------------------------------------------------------------------------------------
+
+MISSING = {
+    "bert": "encoder.layer.1.output.dense.weight",
+    "modernbert": "layers.2.attn.Wqkv.weight",
+    "llama": "layers.0.self_attn.q_proj.weight",
+    "gemma2": "norm.weight",
+}
+
+
+@pytest.mark.parametrize("family", MISSING)
+def test_a_missing_tensor(family, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", family)
+    drop_tensor(folder, MISSING[family])
+    refused(folder, WeightMismatchError, MISSING[family].replace(".", r"\."))
+
+
+def test_a_tensor_of_another_shape(tmp_path):
+    folder = write_checkpoint(tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["encoder.layer.0.attention.self.query.weight"] = tensors["encoder.layer.0.attention.self.query.weight"][:24]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    refused(folder, WeightMismatchError, r"attention\.self\.query\.weight")
+
+
+def test_a_tensor_that_the_class_does_not_know(tmp_path):
+    """The config says two layers, the file has three: it is not that model."""
+    folder = write_checkpoint(tmp_path / "model", config={"num_hidden_layers": 3})
+    edit_json(folder / "config.json", num_hidden_layers=2)
+    refused(folder, WeightMismatchError, r"encoder\.layer\.2\.")
+
+
+def test_fewer_layers_than_the_config_says(tmp_path):
+    folder = write_checkpoint(tmp_path / "model")
+    edit_json(folder / "config.json", num_hidden_layers=3)
+    refused(folder, WeightMismatchError, r"encoder\.layer\.2\.")
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.001, 0.5, 0.999])
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_a_download_that_was_interrupted(kind, keep, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", weights=kind)
+    truncate_file(folder / ("model.safetensors" if kind == "safetensors" else "pytorch_model.bin"), keep=keep)
+    refused(folder, ModelLoadError, str(folder))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_missing_file(name, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", "modernbert")
+    (folder / name).unlink()
+    refused(folder, ModelLoadError, str(folder))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '"bert"', "\x00\x01"])
+def test_a_config_that_is_no_object(content, tmp_path):
+    folder = write_checkpoint(tmp_path / "model")
+    (folder / "config.json").write_text(content)
+    refused(folder, ModelLoadError, r"config\.json")
+
+
+def test_a_pickle_that_is_more_than_tensors(tmp_path):
+    """It must not run: only ``weights_only`` reading is allowed."""
+    import pickle
+
+    ran = tmp_path / "ran"
+
+    class Harm:
+        def __reduce__(self) -> tuple[Callable[..., object], tuple[Path]]:
+            return Path.touch, (ran,)
+
+    folder = write_checkpoint(tmp_path / "model", weights="bin")
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"embeddings.word_embeddings.weight": Harm()}))
+    refused(folder, ModelLoadError, str(folder))
+    assert not ran.exists()
+
+
+# --- The architecture -----------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_architecture(tmp_path):
+    folder = write_checkpoint(tmp_path / "model")
+    edit_json(folder / "config.json", model_type="pondformer", architectures=["PondformerModel"])
+    refused(folder, UnsupportedArchitectureError, r"PondformerModel.*pondformer.*it runs bert")
+
+
+def test_code_of_the_checkpoints_own(tmp_path):
+    """The code lies there and would leave a trace; it is named, and not run."""
+    folder = write_checkpoint(tmp_path / "model")
+    trace = tmp_path / "ran"
+    (folder / "modeling_pond.py").write_text(f"open({str(trace)!r}, 'w').close()\nclass PondModel: ...\n")
+    edit_json(
+        folder / "config.json",
+        model_type="pondformer",
+        architectures=["PondModel"],
+        auto_map={"AutoModel": "modeling_pond.PondModel", "AutoConfig": "modeling_pond.PondConfig"},
+    )
+    refused(folder, UnsupportedArchitectureError, "auto_map")
+    assert not trace.exists()
+
+
+def test_a_native_architectures_own_code_is_left_alone(tmp_path):
+    folder = write_checkpoint(tmp_path / "model")
+    trace = tmp_path / "ran"
+    (folder / "modeling_pond.py").write_text(f"open({str(trace)!r}, 'w').close()\n")
+    edit_json(folder / "config.json", auto_map={"AutoModel": "modeling_pond.PondModel"})
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        assert engine.embed(["a"]).embeddings.shape == (1, 48)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if FAMILIES[family].head == "ForCausalLM"])
+def test_a_class_with_another_head(family, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", family)
+    claimed = FAMILIES[family].prefix + "ForSequenceClassification"
+    edit_json(folder / "config.json", architectures=[claimed])
+    refused(folder, UnsupportedArchitectureError, claimed)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "match"),
+    [
+        ("bert", {"position_embedding_type": "relative_key"}, "relative_key"),
+        ("xlm-roberta", {"position_embedding_type": "rotary"}, "rotary"),
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ("qwen2", {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+    ],
+)
+def test_a_config_that_changes_the_arithmetic(family, fields, match, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", family)
+    edit_json(folder / "config.json", **fields)
+    refused(folder, UnsupportedArchitectureError, match)
+
+
+# --- The modules ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("module", "name"), [("2_Dense", "linear.bias"), ("3_LayerNorm", "norm.weight")])
+def test_a_missing_tensor_of_a_module(module, name, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", sentence_transformers=HEADS)
+    drop_tensor(folder / module, name)
+    refused(folder, WeightMismatchError, rf"(?s){module}.*{name}")
+
+
+def test_a_tensor_that_a_module_does_not_know(tmp_path):
+    folder = write_checkpoint(tmp_path / "model", sentence_transformers=HEADS)
+    edit_json(folder / "2_Dense" / "config.json", bias=False)
+    refused(folder, WeightMismatchError, r"(?s)2_Dense.*linear\.bias")
+
+
+@pytest.mark.parametrize("weights", ["safetensors", "bin"])
+def test_damaged_weights_of_a_module(weights, tmp_path):
+    layout = Layout(modules=HEADS.modules, weights=weights)
+    folder = write_checkpoint(tmp_path / "model", sentence_transformers=layout)
+    truncate_file(next((folder / "2_Dense").glob("*model.*")))
+    refused(folder, ModelLoadError, "2_Dense.*damaged")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_missing_file_of_a_module(name, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", sentence_transformers=HEADS)
+    (folder / "2_Dense" / name).unlink()
+    refused(folder, ModelLoadError, "2_Dense")
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "[1]", '[{"idx": 0}]'])
+def test_a_list_of_modules_that_is_none(content, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout())
+    (folder / "modules.json").write_text(content)
+    refused(folder, ModelLoadError, r"modules\.json")
+
+
+def test_a_list_without_a_pooling(tmp_path):
+    folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout())
+    entries = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps(entries[:1]))
+    refused(folder, ModelLoadError, "no Pooling")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"prompts": ["query: "]}, {"prompts": {"query": 3}}, {"prompts": {}, "default_prompt_name": "other"}]
+)
+def test_prompts_that_are_none(fields, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout())
+    edit_json(folder / "config_sentence_transformers.json", **fields)
+    refused(folder, ModelLoadError, "prompt")

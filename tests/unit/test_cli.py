@@ -1,0 +1,332 @@
+"""The program, as a user runs it: what it prints, where, and with which exit code."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from tests.tiny import Layout, write_checkpoint
+
+import millpond
+from millpond import Engine
+from millpond.cli.app import main
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The program within this process, which has loaded torch already."""
+
+    def run(*words: object, stdin: str | bytes = "") -> Ran:
+        data = stdin if isinstance(stdin, bytes) else stdin.encode()
+        monkeypatch.setattr(sys, "argv", ["millpond", *map(str, words)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
+        monkeypatch.setenv("COLUMNS", "200")
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        return Ran(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    layout = Layout(prompts={"query": "find: ", "document": "keep: "})
+    return write_checkpoint(tmp_path_factory.mktemp("cli") / "bert", "bert", sentence_transformers=layout)
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path):
+    with Engine(model, dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+def test_both_ways_to_start_it_are_one_program():
+    script = Path(sys.executable).with_name("millpond")
+    starts = [[str(script)], [sys.executable, "-m", "millpond"]]
+    said = [subprocess.check_output([*start, "--version"], text=True, timeout=60) for start in starts]
+    assert said == [f"millpond {millpond.__version__}\n"] * 2
+
+
+def test_usage_names_the_program(run: Run):
+    assert "Usage: millpond embed " in run("embed").err
+
+
+def test_without_arguments_it_explains_itself(run: Run):
+    ran = run()
+    assert ran.code == 2
+    assert all(name in ran.out + ran.err for name in ("demo", "embed", "ingest", "models", "env"))
+
+
+@pytest.mark.parametrize("command", ["demo", "embed", "ingest", "models", "env"])
+def test_every_command_explains_itself(run: Run, command: str):
+    ran = run(command, "--help")
+    assert ran.code == 0
+    assert f"millpond {command}" in ran.out
+    assert ran.err == ""
+
+
+class TestEmbed:
+    def test_lines_of_standard_input(self, run: Run, model: Path, engine: Engine):
+        ran = run("embed", "-m", model, "--dtype", "float32", stdin="mill pond\r\n\n  \nwheel\n")
+        assert ran.code == 0
+        assert [row["id"] for row in ran.rows] == ["1", "4"]
+        expected = engine.embed(["mill pond", "wheel"]).embeddings
+        np.testing.assert_allclose(np.float32([row["embedding"] for row in ran.rows]), expected, atol=1e-6)
+
+    def test_the_numbers_are_the_float32_exactly(self, run: Run, model: Path, engine: Engine):
+        ran = run("embed", "-", "-m", model, "--dtype", "float32", stdin="mill pond\n")
+        written = np.array(ran.rows[0]["embedding"], dtype=np.float64)
+        expected = engine.embed(["mill pond"]).embeddings[0]
+        assert np.array_equal(written.astype(np.float32), expected)
+
+    def test_jsonl_of_standard_input_keeps_its_ids(self, run: Run, model: Path):
+        rows = [{"id": "b", "text": "mill"}, {"id": 7, "text": ""}, {"text": "mill"}]
+        ran = run("embed", "-m", model, stdin="\n" + "\n".join(map(json.dumps, rows)))
+        assert [row["id"] for row in ran.rows][:2] == ["b", "7"]
+        assert len(str(ran.rows[2]["id"])) == 64
+        assert ran.rows[0]["embedding"] == ran.rows[2]["embedding"] != ran.rows[1]["embedding"]
+
+    def test_lines_may_begin_with_a_brace(self, run: Run, model: Path):
+        ran = run("embed", "-m", model, "--lines", stdin='{"id": "b", "text": "mill"}\n{\n')
+        assert ran.code == 0
+        assert [row["id"] for row in ran.rows] == ["1", "2"]
+
+    @pytest.mark.parametrize("kind", ["jsonl", "csv", "folder", "lines"])
+    def test_files(self, run: Run, model: Path, engine: Engine, tmp_path: Path, kind: str):
+        source = tmp_path / {"jsonl": "x.jsonl", "csv": "x.csv", "folder": "x", "lines": "x.txt"}[kind]
+        if kind == "folder":
+            source.mkdir()
+            (source / "1.txt").write_text("mill pond")
+        else:
+            source.write_text(
+                {"jsonl": '{"key": "1", "body": "mill pond"}', "csv": "key,body\n1,mill pond\n", "lines": "mill pond"}[
+                    kind
+                ]
+            )
+        columns = ["--id", "key", "--text", "body"] if kind in ("jsonl", "csv") else []
+        ran = run("embed", source, "-m", model, "--dtype", "float32", *columns)
+        assert ran.code == 0
+        assert ran.rows[0]["id"] == ("1.txt" if kind == "folder" else "1")
+        expected = engine.embed(["mill pond"]).embeddings[0]
+        np.testing.assert_allclose(ran.rows[0]["embedding"], expected, atol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("words", "given"),
+        [
+            (["--role", "query"], {"role": "query"}),
+            (["--prompt", "x: "], {"prompt": "x: "}),
+            (["--prompt-name", "document"], {"prompt_name": "document"}),
+            (["--normalize"], {"normalize": True}),
+            (["--no-normalize"], {"normalize": False}),
+            (["--output-dtype", "ubinary"], {"output_dtype": "ubinary"}),
+            (["--output-dtype", "float16"], {"output_dtype": "float16"}),
+        ],
+    )
+    def test_options_reach_the_engine(self, run: Run, model: Path, engine: Engine, words, given):
+        ran = run("embed", "-m", model, "--dtype", "float32", *words, stdin="mill pond")
+        expected = engine.embed(["mill pond"], **given).embeddings[0]
+        np.testing.assert_allclose(
+            ran.rows[0]["embedding"], expected.astype(float), atol=1e-3 if expected.itemsize == 2 else 1e-6
+        )
+
+    def test_a_width_is_forced_by_an_override(self, run: Run, model: Path):
+        words = ["embed", "-m", model, "--dimensions", "16"]
+        refused = run(*words, stdin="mill")
+        assert refused.code == 2
+        assert refused.out == ""
+        assert refused.err.startswith("millpond: dimensions=16 ")
+        assert refused.err.count("\n") == 1
+        ran = run(*words, "--hf-overrides", '{"is_matryoshka": true}', stdin="mill")
+        assert ran.code == 0
+        assert len(ran.rows[0]["embedding"]) == 16  # type: ignore[arg-type]
+
+    def test_a_cache_is_filled_and_read(self, run: Run, model: Path, tmp_path: Path):
+        words = ["embed", "-m", model, "--cache", tmp_path / "c"]
+        first = run(*words, stdin="mill pond")
+        with millpond.VectorCache(tmp_path / "c") as cache:
+            assert len(cache) == 1
+        assert run(*words, stdin="mill pond").out == first.out
+
+    def test_output_goes_to_a_file(self, run: Run, model: Path, tmp_path: Path):
+        ran = run("embed", "-m", model, "-o", tmp_path / "out.jsonl", stdin="mill\npond\n")
+        assert (ran.code, ran.out) == (0, "")
+        assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
+
+    def test_a_refused_request_leaves_the_file_alone(self, run: Run, model: Path, tmp_path: Path):
+        (tmp_path / "out.jsonl").write_text("kept")
+        assert run("embed", "-m", model, "--dimensions", "7", "-o", tmp_path / "out.jsonl", stdin="mill").code == 2
+        assert (tmp_path / "out.jsonl").read_text() == "kept"
+
+    def test_a_bad_line_is_reported_and_the_rest_embedded(
+        self, run: Run, model: Path, caplog: pytest.LogCaptureFixture
+    ):
+        ran = run("embed", "-m", model, stdin=b"mill\n\xff\xfe\npond\n")
+        assert ran.code == 1
+        assert [row["id"] for row in ran.rows] == ["1", "3"]
+        assert "-:2: not UTF-8 (byte 0)" in caplog.text
+
+    def test_a_long_stream_stays_in_order(self, run: Run, model: Path, engine: Engine):
+        texts = [f"pond {n % 37} mill" for n in range(3000)]  # more than the engine reads ahead
+        ran = run("embed", "-m", model, "--dtype", "float32", stdin="\n".join(texts))
+        assert [row["id"] for row in ran.rows] == [str(n) for n in range(1, 3001)]
+        expected = engine.embed(texts).embeddings
+        np.testing.assert_allclose(np.float32([row["embedding"] for row in ran.rows]), expected, atol=1e-6)
+
+    def test_nothing_in_nothing_out(self, run: Run, model: Path):
+        assert run("embed", "-m", model, stdin="")[:2] == (0, "")
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["nowhere.txt"], "there is no file or folder at 'nowhere.txt'"),
+            (["nowhere.jsonl"], "there is no file or folder at 'nowhere.jsonl'"),
+            (["-", "--output-dtype", "int8"], "int8"),
+            (["-", "--role", "passage"], "passage"),
+            (["-", "--prompt-name", "nobody"], "nobody"),
+            (["-", "--hf-overrides", "{"], "is not JSON"),
+            (["-", "--hf-overrides", "[1]"], "is not a JSON object"),
+            (["-", "--dimensions", "many"], "--dimensions"),
+            (["-", "-o", "no/such/folder/x"], "cannot be written"),
+            (["-", "--nothing"], "--nothing"),
+        ],
+    )
+    def test_what_cannot_be_done_is_exit_2(self, run: Run, model: Path, words: list[str], said: str):
+        ran = run("embed", *words, "-m", model, stdin="mill")
+        assert ran.code == 2
+        assert said in ran.err
+        assert "Traceback" not in ran.err
+        assert ran.out == ""
+
+    def test_a_model_that_is_not_there_is_exit_1(self, run: Run):
+        ran = run("embed", "-m", "nobody/nothing", stdin="mill")
+        assert ran.code == 1
+        assert ran.err.startswith("millpond: nobody/nothing ")
+        assert ran.err.count("\n") == 1
+
+
+class TestIngest:
+    @pytest.mark.parametrize("url", ["qdrant+path:{}/q#docs", "milvus+file:{}/m.db#docs"])
+    def test_records_arrive(self, run: Run, model: Path, tmp_path: Path, url: str):
+        rows = [{"id": "a", "text": "mill pond"}, {"id": "b", "text": "wheel", "metadata": {"n": 1}}]
+        place = url.format(tmp_path)
+        words = ["-m", model, "--to", place, "--dimensions", "16,48", "--cache", tmp_path / "c"]
+        words += ["--hf-overrides", '{"is_matryoshka": true}', "--dtype", "float32"]
+        ran = run("ingest", "-", *words, stdin="\n".join(map(json.dumps, rows)))
+        assert ran.code == 0, ran.err
+        counts = {"read": 2, "embedded": 2, "cached": 0, "failed": 0, "duplicates": 0, "written": 2, "retried": 0}
+        assert {name: count for name, count in ran.rows[0].items() if name != "seconds"} == counts
+        again = run("ingest", "-", *words, stdin="\n".join(map(json.dumps, rows)))
+        assert (again.rows[0]["cached"], again.rows[0]["embedded"]) == (2, 0)
+        with Engine(model, dtype="float32", hf_overrides={"is_matryoshka": True}) as engine:
+            sink = millpond.ingest.open_sink(place, dimensions=[16, 48])
+            try:
+                hits = sink.search(engine, "wheel", k=2)  # type: ignore[attr-defined]
+            finally:
+                sink.close()
+            asked = engine.embed(["wheel"], role="query", normalize=True).embeddings[0]
+            cosine = asked @ engine.embed(["wheel"], role="document", normalize=True).embeddings[0]
+        assert [(hit.id, hit.text, dict(hit.metadata)) for hit in hits] == [
+            ("b", "wheel", {"n": 1}),
+            ("a", "mill pond", {}),
+        ]
+        assert hits[0].score == pytest.approx(cosine, abs=1e-5)
+
+    def test_a_record_that_fails_is_exit_1(self, run: Run, model: Path, tmp_path: Path):
+        lines = '{"id": "a", "text": "mill"}\n{"id": "b"}\n'
+        ran = run("ingest", "-", "-m", model, "--to", "qdrant+memory:#docs", stdin=lines)
+        assert ran.code == 1
+        assert (ran.rows[0]["written"], ran.rows[0]["failed"]) == (1, 1)
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["nowhere.jsonl", "--to", "qdrant+memory:#docs"], "there is no file or folder"),
+            (["-", "--to", "somewhere"], "is no URL of a collection"),
+            (["-", "--to", "redis+x:#docs"], "'redis'"),
+            (["-", "--to", "qdrant+memory:#docs", "--dimensions", "16,wide"], "is not a list of widths"),
+            (["-", "--to", "qdrant+memory:#docs", "--dimensions", "16"], "dimensions=16"),
+            (["-", "--to", "qdrant+memory:#docs", "--payload", "xml"], "xml"),
+            (["-", "--to", "qdrant+memory:#docs", "--journal", "j"], "not available in this version"),
+            (["-"], "--to"),
+        ],
+    )
+    def test_what_cannot_be_done_is_exit_2(self, run: Run, model: Path, words: list[str], said: str):
+        ran = run("ingest", *words, "-m", model, stdin='{"text": "mill"}')
+        assert ran.code == 2
+        assert said in ran.err
+        assert "Traceback" not in ran.err
+        assert ran.out == ""
+
+
+class TestModels:
+    def test_every_architecture_has_a_line(self, run: Run):
+        from millpond.models.architectures import ARCHITECTURES
+
+        lines = run("models").out.splitlines()
+        listed = {line.split()[0]: line for line in lines}
+        for row in ARCHITECTURES:
+            assert row.model_class in listed[row.model_type]
+            assert row.example in listed[row.model_type]
+
+    def test_a_checkpoint_is_described_as_the_engine_has_it(self, run: Run, model: Path, engine: Engine):
+        out = run("models", model).out
+        facts = {line.split("  ")[0].strip(): line.split("  ", 1)[1].strip() for line in out.splitlines()}
+        spec = engine.spec
+        assert facts["dimensions"] == str(spec.dimensions)
+        assert facts["max length"] == f"{spec.max_length} tokens"
+        assert facts["pooling"] == "mean"
+        assert facts["matryoshka"] == "no"
+        assert facts["prompt 'query'"] == "'find: '"
+        assert facts["fingerprint"] == spec.fingerprint
+
+    def test_an_override_shows(self, run: Run, model: Path):
+        out = run("models", model, "--hf-overrides", '{"matryoshka_dimensions": [8, 48]}').out
+        assert "8, 48" in out
+
+    def test_what_is_no_checkpoint_is_an_error(self, run: Run, tmp_path: Path):
+        ran = run("models", tmp_path)
+        assert ran.code == 1
+        assert ran.err.startswith("millpond: ")
+
+
+def test_env_names_variables_and_never_their_values(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("QDRANT_API_KEY", "s3cret-of-qdrant")
+    monkeypatch.setenv("HF_TOKEN", "s3cret-of-the-hub")
+    monkeypatch.setenv("UNRELATED", "nothing")
+    ran = run("env")
+    assert ran.code == 0
+    assert "QDRANT_API_KEY" in ran.out
+    assert "HF_TOKEN" in ran.out
+    assert "UNRELATED" not in ran.out
+    assert "s3cret" not in ran.out + ran.err
+    assert f"millpond {millpond.__version__}" in ran.out
+    assert str(Path.home()) not in ran.out
+
+
+def test_a_bug_keeps_its_traceback(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("millpond.models.placement.has_native_bfloat16", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run("env")

@@ -1,0 +1,43 @@
+"""The exception tree: as drawn, and catchable as the builtins that callers know."""
+
+import re
+
+import pytest
+
+from millpond import errors
+from millpond.errors import EngineOverloadedError, MillpondError
+
+BUILTINS = {"ValueError": ValueError, "LookupError": LookupError, "ImportError": ImportError}
+DRAWN = re.findall(r"^    ([│ ]*(?:[├└]── )?)(\w+Error)(?: \((\w+)\))?$", errors.__doc__, re.MULTILINE)
+
+
+def test_the_drawing_shows_every_error():
+    classes = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    assert {name for _, name, _ in DRAWN} == classes
+
+
+@pytest.mark.parametrize(("indent", "name", "builtin"), DRAWN, ids=[name for _, name, _ in DRAWN])
+def test_each_is_where_it_is_drawn(indent: str, name: str, builtin: str):
+    place = [other for _, other, _ in DRAWN].index(name)
+    # The parent is the nearest one above that is drawn less far to the right.
+    parent = next((other for i, other, _ in reversed(DRAWN[:place]) if len(i) < len(indent)), "Exception")
+    expected = [getattr(errors, parent, Exception), *([BUILTINS[builtin]] if builtin else [])]
+    assert list(getattr(errors, name).__bases__) == expected
+
+
+@pytest.mark.parametrize("name", [name for _, name, _ in DRAWN if name != "EngineOverloadedError"])
+def test_one_clause_catches_all(name: str):
+    with pytest.raises(MillpondError, match="^what, limit, way out$"):
+        raise getattr(errors, name)("what, limit, way out")
+
+
+def test_overload_says_when_to_come_back():
+    with pytest.raises(MillpondError, match="full") as caught:
+        raise EngineOverloadedError("full", retry_after=1.5)
+    assert isinstance(caught.value, EngineOverloadedError)
+    assert caught.value.retry_after == 1.5
+
+
+def test_an_unknown_model_is_a_failed_look_up():
+    with pytest.raises(LookupError, match="bert"):
+        raise errors.UnknownModelError("no model 'bert' here")
