@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tiny import write_checkpoint
+from tests.tiny import Layout, write_checkpoint
 
 from millpond.engine.engine import Engine
 
@@ -38,3 +39,24 @@ def engine_of(plain: Callable[[str], Path]) -> Iterator[Callable[..., Engine]]:
     yield engine
     for made in engines.values():
         made.close()
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Callable[..., tuple[Engine, Any]]]:
+    """Write a checkpoint and load it twice: (millpond's engine, sentence-transformers' model)."""
+    reference = pytest.importorskip("sentence_transformers").SentenceTransformer
+    with ExitStack() as stack:
+
+        def load(
+            layout: Layout | None, family: str = "bert", *, change: Any = None, **options: Any
+        ) -> tuple[Engine, Any]:
+            engine_options = {
+                key: options.pop(key) for key in ("hf_overrides", "pooling", "normalize") if key in options
+            }
+            folder = write_checkpoint(tmp_path / "model", family, sentence_transformers=layout, **options)
+            if change is not None:
+                change(folder)
+            engine = stack.enter_context(Engine(folder, dtype="float32", device="cpu", **engine_options))
+            return engine, reference(str(folder), device="cpu", local_files_only=True)
+
+        yield load

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.cached import kept, names, store
 
-from millpond import rowfile
+from millpond import rowfile, sqlitefile
 from millpond.cache import VectorCache
 from millpond.errors import InvalidRequestError
 
@@ -56,7 +56,22 @@ def test_storing_again_is_a_use(path: Path) -> None:
         store(cache, *range(100), width=384)
         for start in range(1000, 2000, 20):
             store(cache, *range(start, start + 20), 7, width=384)
+            group = [*range(start, start + 20), 7]
+            assert kept(cache, *group, width=384) == group
         assert kept(cache, *range(100), width=384) == [7]
+
+
+def test_scattered_survivors_leave_no_holes(path: Path) -> None:
+    """Two vectors share a page, and one of each two goes: the new ones take the places that became free."""
+    with VectorCache(path, max_bytes=400_000) as cache:
+        store(cache, *range(180), width=384)
+        while cache.stats().evicted == 0:  # up to the brim
+            store(cache, 1000 + len(cache), width=384)
+        full = len(cache)
+        used = kept(cache, *range(0, 180, 2), width=384)
+        store(cache, *range(2000, 2060), width=384)
+        assert kept(cache, *used, width=384) == used
+        assert len(cache) >= full - 5
 
 
 def test_uses_are_remembered_across_openings(path: Path) -> None:
@@ -74,6 +89,7 @@ def test_uses_are_remembered_across_openings(path: Path) -> None:
 
 def test_many_uses_are_written_down_on_the_way(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rowfile, "_USES_HELD", 8)
+    monkeypatch.setattr(sqlitefile.SqliteFile, "busy_timeout", 10_000.0)
     with VectorCache(path, max_bytes=400_000) as cache:
         store(cache, *range(60), width=384)
         store(cache, *range(100, 160), width=384)

@@ -326,4 +326,6 @@ def _connect(uri: str, timeout: float) -> MilvusClient:
         import milvus_lite  # noqa: F401
     except ImportError:
         raise MissingExtraError("a *.db file needs Milvus Lite: pip install milvus-lite") from None
-    return MilvusClient(uri, timeout=timeout)
+    # The client's keepalive pings (every 10 s) are more than Lite's server suffers from an idle connection: it hangs up.
+    quiet = {"grpc.keepalive_time_ms": 2**31 - 1, "grpc.keepalive_permit_without_calls": False}
+    return MilvusClient(uri, timeout=timeout, grpc_options=quiet)

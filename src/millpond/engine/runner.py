@@ -12,6 +12,7 @@ from torch import nn
 
 from millpond.engine.batch import Batch
 from millpond.engine.request import Request
+from millpond.engine.threads import Threads
 from millpond.models.architectures import Architecture
 from millpond.pooling.pooler import Pooler
 
@@ -28,13 +29,17 @@ class Runner:
         self._pooler = pooler
         self._offset = offset
         self.device = device
+        self._threads = Threads(backbone, device)
         self._options: dict[str, Any] = {"use_cache": False} if architecture.decoder else {}
         self._token_types = architecture.token_types
 
     @torch.inference_mode()
     def run(self, requests: Sequence[Request]) -> list[tuple[Request, npt.NDArray[np.float32]]]:
         """Each request with its result: ``[d]`` for ``embed``, ``[tokens, hidden]`` for ``token_embed``."""
-        batch = Batch.pack(requests, position_offset=self._offset, device=self.device)
+        with self._threads.using(sum(request.length for request in requests)):
+            return self._results(Batch.pack(requests, position_offset=self._offset, device=self.device))
+
+    def _results(self, batch: Batch) -> list[tuple[Request, npt.NDArray[np.float32]]]:
         tokens = self._pooler.tokens(self._forward(batch))  # float32 [tokens, hidden]
         wanted = {request.call.task for request in batch.requests}
         pooled = _host(self._pooler.pool(tokens, batch.segments, batch.skip)) if "embed" in wanted else None

@@ -8,20 +8,16 @@ position bias. transformers' own classes stay the reference: tests hold both equ
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from millpond.attention.segments import Segments
 from millpond.attention.select import select
 from millpond.attention.signature import Masking
-
-# config.hidden_act to oneDNN's name of the fused form.
-_FUSED_ACTIVATIONS = {"gelu": ("gelu", "none"), "relu": ("relu", "")}
+from millpond.models.linear import linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,14 +105,12 @@ class PackedLayer(nn.Module):
         self.heads = heads
         parts = [layer.get_submodule(name) for name in (names.query, names.key, names.value)]
         weight, bias = (torch.cat([getattr(part, kind).detach() for part in parts]) for kind in ("weight", "bias"))
-        self.qkv = _linear(weight, bias)
-        self.attention_out = layer.get_submodule(names.attention_out)
+        self.qkv = linear(weight, bias)
+        self.attention_out = _linear_of(layer.get_submodule(names.attention_out))
         self.attention_norm = layer.get_submodule(names.attention_norm)
-        self.up = layer.get_submodule(names.up)
-        self.down = layer.get_submodule(names.down)
+        self.up = _linear_of(layer.get_submodule(names.up), activation)
+        self.down = _linear_of(layer.get_submodule(names.down))
         self.norm = layer.get_submodule(names.norm)
-        self.activate = _activation(activation)
-        self.fused = _FUSED_ACTIVATIONS.get(activation) if _can_fuse(weight) else None
 
     def forward(self, hidden: torch.Tensor, segments: Segments, bias: torch.Tensor | None) -> torch.Tensor:
         """``[tokens, hidden]`` in and out; ``bias [heads, longest, longest]`` is added to the scores."""
@@ -125,16 +119,7 @@ class PackedLayer(nn.Module):
         masking = Masking(scale=query.shape[-1] ** -0.5, causal=False, bias=bias)
         mixed = select(query, masking)(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]
         hidden = self.attention_norm(self.attention_out(mixed).add_(hidden))
-        return self.norm(self.down(self._lift(hidden)).add_(hidden))  # type: ignore[no-any-return]
-
-    def _lift(self, hidden: torch.Tensor) -> torch.Tensor:  # [tokens, hidden] -> [tokens, intermediate]
-        if self.fused is None:
-            return self.activate(self.up(hidden))
-        name, algorithm = self.fused
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            hidden, self.up.weight, self.up.bias, name, [], algorithm
-        )
-        return out
+        return self.norm(self.down(self.up(hidden)).add_(hidden))  # type: ignore[no-any-return]
 
 
 class RelativeBias(nn.Module):
@@ -163,26 +148,7 @@ class RelativeBias(nn.Module):
         return torch.where(reach < exact, reach, far) + per_side * (distance > 0)
 
 
-def _linear(weight: torch.Tensor, bias: torch.Tensor) -> nn.Linear:
-    linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    linear.bias = nn.Parameter(bias, requires_grad=False)
-    return linear
-
-
-def _activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    from transformers.activations import ACT2FN
-
-    if name == "gelu":
-        return F.gelu
-    activate: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[name]
-    return activate
-
-
-def _can_fuse(weight: torch.Tensor) -> bool:
-    """oneDNN's fused linear: on a CPU in half precision, where it halves the time of the block's first linear."""
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype is torch.bfloat16
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
+def _linear_of(part: nn.Module, activation: str | None = None) -> nn.Module:
+    weight, bias = part.weight, part.bias
+    assert isinstance(weight, torch.Tensor) and isinstance(bias, torch.Tensor)
+    return linear(weight.detach(), bias.detach(), activation)

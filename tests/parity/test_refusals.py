@@ -13,6 +13,8 @@ from tests.tiny import (
     Dense,
     LayerNorm,
     Layout,
+    Normalize,
+    Other,
     Pooling,
     drop_tensor,
     edit_json,
@@ -218,3 +220,100 @@ def test_prompts_that_are_none(fields, tmp_path):
     folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout())
     edit_json(folder / "config_sentence_transformers.json", **fields)
     refused(folder, ModelLoadError, "prompt")
+
+
+# --- Modules that would have to be skipped -----------------------------------------------------------------------------
+
+UNKNOWN = (
+    "WordEmbeddings",
+    "CNN",
+    "LSTM",
+    "BoW",
+    "WordWeights",
+    "WeightedLayerPooling",
+    "StaticEmbedding",
+    "Router",
+    "Asym",
+    "CLIPModel",
+)
+
+
+@pytest.mark.parametrize("place", ["first", "before", "after"])
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_other_modules_are_refused_by_name(name, place, tmp_path):
+    other = Other(dotted=f"sentence_transformers.models.{name}")
+    modules = (Pooling(), other) if place == "after" else (other, Pooling())
+    folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout(modules=modules, style="old"))
+    if place == "first":
+        path = folder / "modules.json"
+        path.write_text(json.dumps([{**entry, "idx": i} for i, entry in enumerate(json.loads(path.read_text())[1:])]))
+    with pytest.raises(ModelLoadError, match=rf"{name}\b.*millpond does not run"):
+        Engine(folder, device="cpu")
+
+
+@pytest.mark.parametrize("dotted", ["custom_st.Transformer", "jinaai/code--custom_st.Pooling", "modeling.MyHead"])
+def test_code_of_the_checkpoints_own_is_refused(dotted, tmp_path):
+    folder = write_checkpoint(
+        tmp_path / "model", sentence_transformers=Layout(modules=(Pooling(), Other(dotted=dotted)))
+    )
+    with pytest.raises(ModelLoadError, match=dotted):
+        Engine(folder, device="cpu")
+
+
+def test_a_second_pooling_is_refused(tmp_path):
+    folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout(modules=(Pooling(), Pooling())))
+    with pytest.raises(ModelLoadError, match="Pooling"):
+        Engine(folder, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "activation",
+    ["my_package.Swish", "torch.nn.functional.gelu", "torch.nn.modules.activation.MultiheadAttention", "os.system"],
+)
+def test_an_activation_that_is_no_plain_torch_module_is_refused(activation, tmp_path):
+    modules = (Pooling(), Dense(out_features=8, activation=activation))
+    folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout(modules=modules))
+    with pytest.raises(ModelLoadError, match=activation.rsplit(".", 1)[-1]):
+        Engine(folder, device="cpu")
+
+
+@pytest.mark.parametrize("style", ["old", "new"])
+def test_an_unknown_pooling_mode_is_refused(style, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout(style=style))
+    mode = {"pooling_mode": "median"} if style == "new" else {"pooling_mode_median_tokens": True}
+    edit_json(folder / "1_Pooling" / "config.json", **mode)
+    with pytest.raises(ModelLoadError, match="median"):
+        Engine(folder, device="cpu")
+
+
+def test_no_pooling_mode_at_all_is_refused(tmp_path):
+    folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout())
+    edit_json(folder / "1_Pooling" / "config.json", pooling_mode=[])
+    with pytest.raises(ModelLoadError, match="switches every pooling mode off"):
+        Engine(folder, device="cpu")
+
+
+@pytest.mark.parametrize(("place", "name"), [(2, "Dense"), (3, "Normalize")])
+def test_a_module_on_rows_of_another_kind_is_refused(place, name, tmp_path):
+    """Behind the pooling, a module that reads token rows would have no effect on the vector: not what it says."""
+    modules = (Pooling(), Dense(out_features=48), Normalize())
+    folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout(modules=modules))
+    rows = dict.fromkeys(("module_input_name", "module_output_name"), "token_embeddings")
+    edit_json(folder / f"{place}_{name}" / "config.json", **rows)
+    with pytest.raises(ModelLoadError, match=f"{name}.*token_embeddings"):
+        Engine(folder, device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["CrossEncoder", "SparseEncoder", "MultiVectorEncoder"])
+def test_other_kinds_of_checkpoints_are_refused(kind, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout())
+    edit_json(folder / "config_sentence_transformers.json", model_type=kind)
+    with pytest.raises(ModelLoadError, match=kind):
+        Engine(folder, device="cpu")
+
+
+def test_widths_that_do_not_fit_are_refused(tmp_path):
+    folder = write_checkpoint(tmp_path / "model", sentence_transformers=HEADS)
+    edit_json(folder / "2_Dense" / "config.json", in_features=47)
+    with pytest.raises(ModelLoadError, match=r"47 features, and gets 48"):
+        Engine(folder, device="cpu")

@@ -1,0 +1,82 @@
+"""A linear layer with its activation, in the fastest form that its device and precision have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+# config.hidden_act to oneDNN's name of the fused form; None is no activation.
+_FUSED: dict[str | None, tuple[str, str]] = {None: ("none", ""), "gelu": ("gelu", "none"), "relu": ("relu", "")}
+
+
+def linear(weight: torch.Tensor, bias: torch.Tensor, activation: str | None = None) -> nn.Module:
+    """``activation(x weight^T + bias)`` with ``weight [out, in]``.
+
+    On a CPU in bfloat16 oneDNN keeps the weight in its own order and applies the activation as it writes the product:
+    an eighth of the time of a large product, a third of a small one's, and all of the activation's.
+    """
+    if weight.device.type == "cpu" and weight.dtype is torch.bfloat16 and activation in _FUSED and _has_onednn():
+        return ReorderedLinear(weight, bias, *_FUSED[activation])
+    return PlainLinear(weight, bias, activation)
+
+
+class ReorderedLinear(nn.Module):
+    """oneDNN's form: the weight in its blocked order, the activation fused.
+
+    Attributes:
+        weights: Elements of the weight, which is no parameter.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, name: str, algorithm: str) -> None:
+        super().__init__()
+        # An opaque tensor, which no state dict can hold: kept as an attribute.
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+        self._bias = bias
+        self.weights = weight.numel()
+        self._name, self._algorithm = name, algorithm
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [tokens, in] -> [tokens, out]
+        """Multiply, add, activate."""
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            rows, self._weight, self._bias, self._name, [], self._algorithm
+        )
+        return out
+
+
+class PlainLinear(nn.Module):
+    """torch's own product, then the activation."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, activation: str | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = nn.Parameter(bias, requires_grad=False)
+        self._activate = _activation(activation)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [tokens, in] -> [tokens, out]
+        """Multiply, add, activate."""
+        return self._activate(F.linear(rows, self.weight, self.bias))
+
+
+def _activation(name: str | None) -> Callable[[torch.Tensor], torch.Tensor]:
+    if name is None:
+        return _identity
+    if name == "gelu":
+        return F.gelu
+    from transformers.activations import ACT2FN
+
+    activate: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[name]
+    return activate
+
+
+def _identity(rows: torch.Tensor) -> torch.Tensor:
+    return rows
+
+
+def _has_onednn() -> bool:
+    """These operators are torch's own but not public: their absence only costs speed."""
+    return torch.backends.mkldnn.is_available() and all(
+        hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
+    )

@@ -1,0 +1,44 @@
+"""What a user gets: the wheels hold the packages, all of each and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WHEELS = {  # folder: (root of its sources, the package in it)
+    ".": ("src", "millpond"),
+    "integrations/langchain": (".", "langchain_millpond"),
+    "integrations/llama-index": (".", "llama_index/embeddings/millpond"),
+    "integrations/qdrant": (".", "millpond_qdrant"),
+    "integrations/milvus": (".", "millpond_milvus"),
+}
+
+
+@pytest.mark.parametrize("folder", WHEELS)
+def test_a_wheel_holds_its_package(folder: str, tmp_path: Path):
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT / folder]
+    run = subprocess.run(build, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stdout + run.stderr
+    (path,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(path) as wheel:
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+        notes = {Path(name).name: wheel.read(name).decode() for name in wheel.namelist() if ".dist-info/" in name}
+    sources, package = ROOT / folder / WHEELS[folder][0], WHEELS[folder][1]
+    expected = {
+        file.relative_to(sources).as_posix()
+        for file in (sources / package).rglob("*")
+        if file.suffix == ".py" or file.name == "py.typed"
+    }
+    assert names == expected
+    assert f"{package}/py.typed" in names
+    assert "Apache License" in notes["LICENSE"]
+    if folder in ("integrations/qdrant", "integrations/milvus"):
+        kind = Path(folder).name
+        assert f"[millpond.sinks]\n{kind} = millpond_{kind}:sink_from_url" in notes["entry_points.txt"]
+    if folder == ".":
+        assert "millpond = millpond.cli.app:main" in notes["entry_points.txt"]

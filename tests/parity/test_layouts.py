@@ -1,0 +1,67 @@
+"""The places and forms that a sentence-transformers checkpoint's files have had over the years."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.parity.comparison import assert_same_vectors
+from tests.tiny import (
+    FAMILIES,
+    Dense,
+    Layout,
+    Normalize,
+    Pooling,
+)
+
+DENSE = Dense(out_features=24)
+
+
+def test_the_backbone_in_a_folder_of_its_own(load):
+    modules = (Pooling(), DENSE, Normalize())
+    assert_same_vectors(load(Layout(modules=modules, style="old", weights="bin", transformer_folder="0_Transformer")))
+
+
+@pytest.mark.parametrize("family", ["bert", "qwen3"])
+def test_backbone_weights_in_pytorch_model_bin(family, load):
+    assert_same_vectors(load(Layout(modules=FAMILIES[family].modules), family, weights="bin"))
+
+
+@pytest.mark.parametrize("family", ["roberta", "mpnet", "llama", "gemma"])
+def test_a_language_models_weights(family, load):
+    assert_same_vectors(load(Layout(modules=FAMILIES[family].modules), family, wrapped=True))
+
+
+@pytest.mark.parametrize("name", ["sentence_roberta_config.json", "sentence_distilbert_config.json"])
+def test_older_names_of_the_transformer_settings(name, load):
+    def rename(folder):
+        (folder / "sentence_bert_config.json").rename(folder / name)
+
+    engine, reference = load(Layout(style="old", max_seq_length=9), change=rename)
+    assert engine.spec.max_length == 9
+    assert_same_vectors((engine, reference))
+
+
+@pytest.mark.parametrize("without", ["config_sentence_transformers.json", "sentence_bert_config.json"])
+def test_files_that_the_first_versions_did_not_have(without, load):
+    assert_same_vectors(load(Layout(style="old"), change=lambda folder: (folder / without).unlink()))
+
+
+def test_a_pooling_file_without_the_newer_modes(load):
+    """As all-MiniLM-L6-v2 has it: four booleans."""
+
+    def shorten(folder):
+        path = folder / "1_Pooling" / "config.json"
+        content = json.loads(path.read_text())
+        kept = [key for key in content if not key.endswith(("weightedmean_tokens", "lasttoken", "include_prompt"))]
+        path.write_text(json.dumps({key: content[key] for key in kept}))
+
+    assert_same_vectors(load(Layout(modules=(Pooling(modes=("mean", "max")),), style="old"), change=shorten))
+
+
+@pytest.mark.parametrize("flags", [{}, {"pooling_mode_cls_token": True}, {"pooling_mode_mean_tokens": False}])
+def test_a_pooling_file_that_leaves_booleans_out(flags, load):
+    def rewrite(folder):
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 48, **flags}))
+
+    assert_same_vectors(load(Layout(style="old"), change=rewrite))

@@ -1,0 +1,177 @@
+"""The demo's corpus: what is read of the standard library, and that it is only read."""
+
+import sys
+
+import pytest
+
+from millpond.cli.demo_questions import QUESTIONS, SHORT_PASSAGES, short_of
+from millpond.cli.stdlib_docs import read_stdlib
+from millpond.errors import InvalidRequestError
+
+
+@pytest.fixture(scope="module")
+def records():
+    return read_stdlib()
+
+
+def library(folder, files):
+    """A library of these files."""
+    for name, source in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source, encoding="utf-8")
+    return folder
+
+
+def texts(folder):
+    """The records of the library alone, not those of the interpreter's own modules."""
+    own = {record.id for record in read_stdlib(library(folder / "bare", {"bare.py": ""}))}
+    return {record.id: record.text for record in read_stdlib(folder) if record.id not in own}
+
+
+def test_names_signatures_and_docstrings(tmp_path):
+    source = '''
+"""A module about ponds."""
+raise RuntimeError("nobody may import this")
+
+def dig(depth: int, *tools: str, wide=True, **more) -> None:
+    """Dig a pond of that depth.
+
+    It takes
+      a while.
+    """
+
+def _hidden():
+    """Nobody should read this one."""
+
+def silent():
+    pass
+
+class Pond:
+    """Water, standing still."""
+
+    def __init__(self, litres: float = 1.0):
+        """Not listed apart from its class."""
+
+    def drain(self, /, fast=False):
+        """Let all of the water out."""
+
+    @staticmethod
+    def count(where):
+        """How many ponds there are."""
+
+    @classmethod
+    async def find(cls):
+        """Look for a pond nearby."""
+
+    @property
+    def depth(self):
+        """How deep the water is."""
+
+if True:
+    def only_here():
+        """Defined on this platform."""
+try:
+    import fish
+except ImportError:
+    def stock():
+        """A fallback without fish."""
+'''
+    assert texts(library(tmp_path, {"pond.py": source})) == {
+        "pond": "pond: A module about ponds.",
+        "pond.dig": "pond.dig(depth, *tools, wide=True, **more): Dig a pond of that depth. It takes a while.",
+        "pond.Pond": "pond.Pond(litres=1.0): Water, standing still.",
+        "pond.Pond.drain": "pond.Pond.drain(fast=False): Let all of the water out.",
+        "pond.Pond.count": "pond.Pond.count(where): How many ponds there are.",
+        "pond.Pond.find": "pond.Pond.find(): Look for a pond nearby.",
+        "pond.Pond.depth": "pond.Pond.depth: How deep the water is.",
+        "pond.only_here": "pond.only_here(): Defined on this platform.",
+        "pond.stock": "pond.stock(): A fallback without fish.",
+    }
+
+
+def test_a_package_gives_its_modules_the_names_users_know(tmp_path):
+    files = {
+        "mill/__init__.py": "from ._wheel import *\nfrom .stone import Stone\nfrom mill.sieve import sieve as sift\n",
+        "mill/_wheel.py": '''
+__all__ = ["turn"]
+def turn():
+    """Turn the wheel once."""
+def stop():
+    """Private by its module."""
+''',
+        "mill/stone.py": '''
+class Stone:
+    """It grinds all the corn."""
+    def grind(self):
+        """Grind some corn now."""
+def dress():
+    """Sharpen the stone again."""
+''',
+        "mill/sieve.py": 'def sieve():\n    """Part flour from bran."""\n',
+        "_pydecimal.py": 'class Decimal:\n    """A number for millers."""\n',
+        "_secret.py": 'def whisper():\n    """Private by its module."""\n',
+    }
+    library(tmp_path, files)
+    assert texts(tmp_path) == {
+        "mill.turn": "mill.turn(): Turn the wheel once.",
+        "mill.Stone": "mill.Stone: It grinds all the corn.",
+        "mill.Stone.grind": "mill.Stone.grind(): Grind some corn now.",
+        "mill.stone.dress": "mill.stone.dress(): Sharpen the stone again.",
+        "mill.sift": "mill.sift(): Part flour from bran.",
+        "decimal.Decimal": "decimal.Decimal: A number for millers.",
+    }
+
+
+def test_what_is_no_documentation_is_left_out(tmp_path):
+    files = {
+        "test/pond.py": '"""A test of the library."""\n',
+        "broken.py": '"""A template."""\ndef {{name}}:\n',
+        "examples.py": 'def shown():\n    """>>> shown()\n    1, and so on and so on\n    """\n',
+        "short.py": 'def short():\n    """Too short."""\n',
+        "call.py": 'def call(a, b):\n    """call(a[, b]) -> int\n\n    What the older docstrings look like.\n    """\n',
+        "odd.py": 'def odd():\n    """A letter that is none: \\ud800, somewhere."""\n',
+    }
+    library(tmp_path, files)
+    assert texts(tmp_path) == {"call.call": "call.call(a, b): What the older docstrings look like."}
+
+
+def test_a_library_without_sources_is_an_error(tmp_path):
+    with pytest.raises(InvalidRequestError, match="holds no Python sources"):
+        read_stdlib(tmp_path)
+
+
+def test_the_library_of_this_python(records):
+    """Thousands, each once, in one order, with the built-in modules; none of it private or a test."""
+    ids = [record.id for record in records]
+    assert len(ids) > 3000
+    assert len(set(ids)) == len(ids)
+    assert ids == [record.id for record in read_stdlib()]
+    assert {"str.split", "os.path.join", "os.listdir", "itertools.chain", "asyncio.gather", "math.gcd"} <= set(ids)
+    assert not [name for name in ids if any(part.startswith("_") for part in name.split("."))]
+    assert not [name for name in ids if name.split(".")[0] in ("test", "idlelib", "site-packages")]
+    assert all(record.text.startswith(record.id) and record.metadata["summary"] for record in records)
+    assert {record.metadata["kind"] for record in records} == {"module", "class", "function", "method"}
+
+
+def test_reading_imports_nothing(records):
+    assert records
+    assert not {"antigravity", "this", "nntplib", "turtle"} & set(sys.modules)
+
+
+def test_there_are_ten_questions_and_the_library_has_their_answers(records):
+    ids = {record.id for record in records}
+    assert len({question.text for question in QUESTIONS}) == 10
+    assert not [question.text for question in QUESTIONS if not ids & set(question.answers)]
+
+
+def test_the_short_form_keeps_the_answers_and_draws_the_rest_by_name(records):
+    few = short_of(records)
+    ids = [record.id for record in few]
+    assert len(ids) == SHORT_PASSAGES
+    assert ids == [record.id for record in records if record.id in set(ids)]
+    answers = {name for question in QUESTIONS for name in question.answers} & {record.id for record in records}
+    assert answers <= set(ids)
+    assert len(ids) - len(answers) > 300
+    # A passage more or less in another Python changes little of what is drawn.
+    assert len(set(ids) - {record.id for record in short_of(records[:-500])}) <= 60
