@@ -78,8 +78,6 @@ def test_known_families(name, smallest):
     assert matryoshka_family(name).smallest == smallest
 
 
-@pytest.mark.parametrize(
-    "name", ["nomic-ai/nomic-embed-text-v1", "BAAI/bge-base-en-v1.5", "my-qwen3-embedding-4b"]
-)
+@pytest.mark.parametrize("name", ["nomic-ai/nomic-embed-text-v1", "BAAI/bge-base-en-v1.5", "my-qwen3-embedding-4b"])
 def test_others_are_no_family(name):
     assert matryoshka_family(name) is None

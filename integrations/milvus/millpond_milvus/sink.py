@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 from pymilvus import DataType, MilvusClient, MilvusException
+from pymilvus.exceptions import ConnectionConfigException
 
 from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.ingest.mark import MARK_KEY, CollectionMark
@@ -54,7 +55,7 @@ class MilvusSink:
     Raises:
         InvalidRequestError: A place, a name or an option that cannot be.
         MissingExtraError: A file was asked for and milvus-lite is not installed.
-        SinkError: The server does not answer.
+        SinkError: The server does not answer, or another process has the file.
     """
 
     def __init__(
@@ -328,4 +329,10 @@ def _connect(uri: str, timeout: float) -> MilvusClient:
         raise MissingExtraError("a *.db file needs Milvus Lite: pip install milvus-lite") from None
     # The client's keepalive pings (every 10 s) are more than Lite's server suffers from an idle connection: it hangs up.
     quiet = {"grpc.keepalive_time_ms": 2**31 - 1, "grpc.keepalive_permit_without_calls": False}
-    return MilvusClient(uri, timeout=timeout, grpc_options=quiet)
+    try:
+        return MilvusClient(uri, timeout=timeout, grpc_options=quiet)
+    except ConnectionConfigException as error:
+        raise SinkError(
+            f"{uri!r} cannot be opened: another process uses it (Milvus Lite serves one at a time, until it ends), "
+            "or it is no database of Milvus Lite"
+        ) from error

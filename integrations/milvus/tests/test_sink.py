@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -189,6 +190,16 @@ def test_milvus_lite_missing(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "milvus_lite", None)
     with pytest.raises(MissingExtraError, match="pip install milvus-lite"):
         MilvusSink(uri, "docs")
+
+
+def test_a_file_in_use_is_an_error_that_says_so(uri: str) -> None:
+    program = "import sys; from millpond_milvus import MilvusSink; MilvusSink(sys.argv[1], 'docs')"
+    with MilvusSink(uri, "docs"):
+        other = subprocess.run([sys.executable, "-c", program, uri], capture_output=True, text=True, timeout=60)
+    assert other.returncode == 1
+    assert other.stderr.splitlines()[-1].startswith(
+        f"millpond.ingest.sink.SinkError: {uri!r} cannot be opened: another"
+    )
 
 
 def test_nobody_listening() -> None:
