@@ -9,11 +9,13 @@
     ├── InvalidRequestError (ValueError)
     │   ├── UnsupportedTaskError
     │   ├── InvalidDimensionsError
-    │   └── InputTooLongError
+    │   ├── InputTooLongError
+    │   └── SourceNotFoundError (FileNotFoundError)
     ├── UnknownModelError (LookupError)
     ├── EngineOverloadedError
     ├── EngineClosedError
     ├── CacheError
+    ├── SinkError
     ├── FingerprintMismatchError (ValueError)
     └── MissingExtraError (ImportError)
 
@@ -53,6 +55,10 @@ class InputTooLongError(InvalidRequestError):
     """A text is longer than the model reads, and truncation was refused (or cannot help)."""
 
 
+class SourceNotFoundError(InvalidRequestError, FileNotFoundError):
+    """There is nothing to ingest at the path."""
+
+
 class UnknownModelError(MillpondError, LookupError):
     """No model of that name is served here."""
 
@@ -75,6 +81,10 @@ class EngineClosedError(MillpondError):
 
 class CacheError(MillpondError):
     """A vector cache file is damaged, foreign, or of a schema this version cannot read."""
+
+
+class SinkError(MillpondError):
+    """A database refused a request, or did not answer it."""
 
 
 class FingerprintMismatchError(MillpondError, ValueError):

@@ -308,13 +308,15 @@ def test_notices_the_other_token_type(engine_of, alone, monkeypatch):
     assert_noticed(engine_of("bert"), "bert", alone)
 
 
-@pytest.mark.parametrize("mistake", ["activation", "fused order"])
-def test_notices_mistakes_of_the_encoder_forward(mistake, plain, alone, monkeypatch):
-    if mistake == "activation":
-        monkeypatch.setattr(encoder, "_activation", lambda name: torch.nn.functional.silu)
-    else:
-        swapped = replace(encoder.BERT, query=encoder.BERT.key, key=encoder.BERT.value, value=encoder.BERT.query)
-        monkeypatch.setitem(encoder.FAMILIES, "bert", swapped)
+def test_notices_the_wrong_activation(plain, alone):
+    with Engine(plain("bert"), dtype="float32", device="cpu", hf_overrides={"hidden_act": "silu"}) as engine:
+        assert_noticed(engine, "bert", alone)
+
+
+def test_notices_query_key_and_value_in_another_order(plain, alone, monkeypatch):
+    names = encoder.BERT
+    swapped = replace(names, query=names.key, key=names.value, value=names.query)
+    monkeypatch.setitem(encoder.FAMILIES, "bert", swapped)
     with Engine(plain("bert"), dtype="float32", device="cpu") as engine:
         assert_noticed(engine, "bert", alone)
 

@@ -222,7 +222,7 @@ def test_prompts_that_are_none(fields, tmp_path):
     refused(folder, ModelLoadError, "prompt")
 
 
-# --- Modules that would have to be skipped -----------------------------------------------------------------------------
+# --- Modules that would have to be skipped --------------------------------------------------------------------------
 
 UNKNOWN = (
     "WordEmbeddings",

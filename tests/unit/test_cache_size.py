@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.cached import kept, names, store
 
-from millpond import rowfile, sqlitefile
+from millpond import rowfile
 from millpond.cache import VectorCache
 from millpond.errors import InvalidRequestError
 
@@ -61,17 +62,31 @@ def test_storing_again_is_a_use(path: Path) -> None:
         assert kept(cache, *range(100), width=384) == [7]
 
 
+def brimful(cache: VectorCache) -> list[int]:
+    """Fill a cache from 0 until a vector has to go; what it holds, oldest first."""
+    start = 0
+    while cache.stats().evicted == 0:
+        store(cache, *range(start, start + 10), width=384)
+        start += 10
+    return kept(cache, *range(start), width=384)
+
+
 def test_scattered_survivors_leave_no_holes(path: Path) -> None:
     """Two vectors share a page, and one of each two goes: the new ones take the places that became free."""
     with VectorCache(path, max_bytes=400_000) as cache:
-        store(cache, *range(180), width=384)
-        while cache.stats().evicted == 0:  # up to the brim
-            store(cache, 1000 + len(cache), width=384)
+        used = kept(cache, *brimful(cache)[::2], width=384)
         full = len(cache)
-        used = kept(cache, *range(0, 180, 2), width=384)
-        store(cache, *range(2000, 2060), width=384)
+        store(cache, *range(1000, 1060), width=384)
         assert kept(cache, *used, width=384) == used
         assert len(cache) >= full - 5
+
+
+def test_a_put_does_not_push_out_its_own(path: Path) -> None:
+    with VectorCache(path, max_bytes=400_000) as cache:
+        oldest = brimful(cache)[:10]
+        group = [*range(1000, 1010), *oldest, *range(1010, 1020)]
+        store(cache, *group, width=384)
+        assert kept(cache, *group, width=384) == group
 
 
 def test_uses_are_remembered_across_openings(path: Path) -> None:
@@ -89,7 +104,6 @@ def test_uses_are_remembered_across_openings(path: Path) -> None:
 
 def test_many_uses_are_written_down_on_the_way(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rowfile, "_USES_HELD", 8)
-    monkeypatch.setattr(sqlitefile.SqliteFile, "busy_timeout", 10_000.0)
     with VectorCache(path, max_bytes=400_000) as cache:
         store(cache, *range(60), width=384)
         store(cache, *range(100, 160), width=384)
@@ -97,11 +111,21 @@ def test_many_uses_are_written_down_on_the_way(path: Path, monkeypatch: pytest.M
         with VectorCache(path, max_bytes=400_000) as other:  # which sees them before any put or close
             store(other, *range(200, 260), width=384)
         assert kept(cache, *range(60), width=384) == list(range(60))
-        blocker = sqlite3.connect(path, isolation_level=None)
-        blocker.execute("BEGIN IMMEDIATE")
-        assert kept(cache, *range(60), width=384) == list(range(60))  # a reader neither waits nor fails for them
-        blocker.execute("ROLLBACK")
-        blocker.close()
+
+
+def test_readers_do_not_wait_to_write_uses_down(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rowfile, "_USES_HELD", 1)
+    with VectorCache(path, max_bytes=400_000) as cache:
+        store(cache, 1)
+        writer = sqlite3.connect(path, isolation_level=None)
+        writer.execute("BEGIN IMMEDIATE")
+        reader = threading.Thread(target=kept, args=(cache, 1))
+        reader.start()
+        reader.join(15)  # less than the wait for a lock
+        assert not reader.is_alive()
+        writer.execute("ROLLBACK")
+        writer.close()
+        assert kept(cache, 1) == [1]
 
 
 def test_one_put_larger_than_the_limit_keeps_its_last(path: Path) -> None:

@@ -18,9 +18,8 @@ from millpond.cli.demo_questions import QUESTIONS, SHORT_PASSAGES
 from millpond.cli.demo_report import WIDTH, DemoReport
 from millpond.cli.demo_search import Answer, Answered, answer
 from millpond.engine.engine import Engine
-from millpond.errors import InvalidRequestError, MillpondError, MissingExtraError
+from millpond.errors import InvalidRequestError, MillpondError, MissingExtraError, SinkError
 from millpond.ingest.search import Hit
-from millpond.ingest.sink import SinkError
 
 app = typer.Typer()
 app.command()(command.demo)

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from millpond.errors import InvalidRequestError
-from millpond.ingest import Record, Rejected, SourceNotFoundError, content_hash, read
+from millpond.errors import InvalidRequestError, SourceNotFoundError
+from millpond.ingest import Record, Rejected, content_hash, read
 
 
 def write(path, data):

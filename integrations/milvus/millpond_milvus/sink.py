@@ -15,12 +15,12 @@ import grpc
 from pymilvus import DataType, MilvusClient, MilvusException
 from pymilvus.exceptions import ConnectionConfigException
 
-from millpond.errors import InvalidRequestError, MissingExtraError
+from millpond.errors import InvalidRequestError, MissingExtraError, SinkError
 from millpond.ingest.mark import MARK_KEY, CollectionMark
 from millpond.ingest.payload import check_payload
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.search import Hit, plan_search
-from millpond.ingest.sink import Batch, SinkError, check_widths, record_bytes, slices, vector_name
+from millpond.ingest.sink import Batch, check_widths, record_bytes, slices, vector_name
 from millpond.spec import ModelSpec
 from millpond_milvus.filters import one_of, to_expression
 from millpond_milvus.layout import LAYOUTS, MAX_VARCHAR
@@ -327,7 +327,7 @@ def _connect(uri: str, timeout: float) -> MilvusClient:
         import milvus_lite  # noqa: F401
     except ImportError:
         raise MissingExtraError("a *.db file needs Milvus Lite: pip install milvus-lite") from None
-    # The client's keepalive pings (every 10 s) are more than Lite's server suffers from an idle connection: it hangs up.
+    # The client pings every 10 s; Lite's server takes that from an idle connection for an attack, and hangs up.
     quiet = {"grpc.keepalive_time_ms": 2**31 - 1, "grpc.keepalive_permit_without_calls": False}
     try:
         return MilvusClient(uri, timeout=timeout, grpc_options=quiet)

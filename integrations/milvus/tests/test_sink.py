@@ -198,7 +198,7 @@ def test_a_file_in_use_is_an_error_that_says_so(uri: str) -> None:
         other = subprocess.run([sys.executable, "-c", program, uri], capture_output=True, text=True, timeout=60)
     assert other.returncode == 1
     assert other.stderr.splitlines()[-1].startswith(
-        f"millpond.ingest.sink.SinkError: {uri!r} cannot be opened: another"
+        f"millpond.errors.SinkError: {uri!r} cannot be opened: another"
     )
 
 

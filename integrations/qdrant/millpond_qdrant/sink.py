@@ -16,12 +16,12 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.common.client_exceptions import QdrantException, ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
 
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, SinkError
 from millpond.ingest.mark import MARK_KEY, CollectionMark
 from millpond.ingest.payload import check_payload
 from millpond.ingest.record import Record
 from millpond.ingest.search import Hit, plan_search
-from millpond.ingest.sink import Batch, SinkError, check_widths, record_bytes, slices, vector_name
+from millpond.ingest.sink import Batch, check_widths, record_bytes, slices, vector_name
 from millpond.spec import ModelSpec
 from millpond_qdrant.filters import to_filter
 from millpond_qdrant.folder import open_journal, settle

@@ -13,9 +13,10 @@ from millpond.cli.demo_questions import QUESTIONS, short_of
 from millpond.cli.demo_report import DemoReport
 from millpond.cli.demo_search import CANDIDATES, COARSE, FULL, Answered, Searchable, answer
 from millpond.cli.stdlib_docs import read_stdlib
+from millpond.errors import SinkError
 from millpond.ingest.pipeline import ingest
 from millpond.ingest.record import Record
-from millpond.ingest.sink import Sink, SinkError
+from millpond.ingest.sink import Sink
 from millpond.ingest.url import open_sink
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import cast
 
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, SourceNotFoundError
 from millpond.ingest.record import Record
-from millpond.ingest.sources import Rejected, SourceNotFoundError, read
+from millpond.ingest.sources import Rejected, read
 
 _BOM = b"\xef\xbb\xbf"
 _RECORDS = (".jsonl", ".csv", ".parquet")

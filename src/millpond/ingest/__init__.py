@@ -4,14 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from millpond.errors import SinkError, SourceNotFoundError
     from millpond.ingest.mark import CollectionMark
     from millpond.ingest.payload import Payload
     from millpond.ingest.pipeline import ingest
     from millpond.ingest.record import NAMESPACE, Record, content_hash, point_id
     from millpond.ingest.report import IngestReport
     from millpond.ingest.search import Hit
-    from millpond.ingest.sink import Batch, Sink, SinkError
-    from millpond.ingest.sources import Rejected, SourceNotFoundError, read
+    from millpond.ingest.sink import Batch, Sink
+    from millpond.ingest.sources import Rejected, read
     from millpond.ingest.url import open_sink
 
 _HOMES = {
@@ -24,8 +25,8 @@ _HOMES = {
     "Record": "record",
     "Rejected": "sources",
     "Sink": "sink",
-    "SinkError": "sink",
-    "SourceNotFoundError": "sources",
+    "SinkError": ".errors",
+    "SourceNotFoundError": ".errors",
     "content_hash": "record",
     "ingest": "pipeline",
     "open_sink": "url",
@@ -57,7 +58,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    return getattr(import_module(f".{home}", __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -10,15 +10,11 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from millpond.errors import InvalidRequestError, MillpondError
+from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record
 from millpond.spec import ModelSpec
 
 FloatArray = npt.NDArray[np.float32]
-
-
-class SinkError(MillpondError):
-    """A database refused a request, or did not answer it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

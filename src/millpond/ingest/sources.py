@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, SourceNotFoundError
 from millpond.ingest.record import Record, content_hash
 
 logger = logging.getLogger(__name__)
@@ -24,10 +24,6 @@ _TEXT_SUFFIXES = (".txt", ".md")
 # A cell may hold a book; the csv module's own limit (128 Ki characters, one for the whole process) is only ever raised.
 _CSV_FIELD_CHARS = 1 << 27
 _BOM = b"\xef\xbb\xbf"
-
-
-class SourceNotFoundError(InvalidRequestError, FileNotFoundError):
-    """There is nothing to read at the path."""
 
 
 @dataclass(frozen=True, kw_only=True)

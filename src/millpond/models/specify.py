@@ -59,7 +59,8 @@ def specify(
     trained, declared, smallest = _matryoshka(checkpoint, options)
     max_length = _max_length(architecture, config, layout, options, tokenizer_limit, name)
     # Whatever the user overrides and the files do not show.
-    settings = (layout.pooling.modes, layout.pooling.include_prompt, max_length)
+    prompts = sorted(layout.prompts.items())
+    settings = (layout.pooling.modes, layout.pooling.include_prompt, max_length, prompts, layout.default_prompt_name)
     return ModelSpec(
         name=name,
         architecture=checkpoint.architecture or architecture.model_class,
