@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PACKAGES := langchain llama-index qdrant milvus
 PROJECTS := pyproject.toml $(PACKAGES:%=integrations/%/pyproject.toml)
 BENCHMARKS = $(shell grep -l -e '"--smoke"' benchmarks/*.py) # what takes --smoke is a benchmark, the rest serves them
-COVERAGE := --cov --cov-report=
+COVERAGE = $(if $(ARGS),,--cov --cov-report=) # the floor (in pyproject.toml) is that of all tests
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all check format bench notebooks test-gpu bench-gpu constraints clean
@@ -42,7 +42,7 @@ $(STAMP): $(BIN)/python $(PROJECTS) constraints.txt
 demo: $(STAMP) ## answer questions about the Python standard library on this machine
 	$(BIN)/millpond demo $(ARGS)
 
-test: $(STAMP) ## the tests that need no GPU, network or service, and their coverage
+test: $(STAMP) ## the tests that need no GPU, network or service; the branches they cover
 	$(BIN)/python -m pytest -m "not slow and not gpu and not network and not service" $(COVERAGE) $(ARGS)
 
 test-all: $(STAMP) ## every test; those that lack their device, network or service skip themselves

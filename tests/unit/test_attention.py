@@ -51,6 +51,9 @@ MASKINGS = {
     "softcap": Masking(scale=0.25, causal=True, softcap=0.5),
     "softcap window": Masking(scale=0.25, causal=True, softcap=0.5, window=5),
     "softcap bidirectional": Masking(scale=0.3, causal=False, softcap=0.5),
+    "causal bias": Masking(
+        scale=0.25, causal=True, window=6, bias=torch.randn(4, 30, 30, generator=torch.Generator().manual_seed(3))
+    ),
     "bias": Masking(scale=0.25, causal=False, bias=torch.randn(4, 30, 30, generator=torch.Generator().manual_seed(2))),
 }
 

@@ -323,9 +323,10 @@ async def test_a_cancelled_task_leaves_the_others_alone(engine):
 def test_embed_and_token_embed_share_batches(engine):
     kinds = []
     run = engine._loaded.runner.run
-    gate = threading.Event()
+    entered, gate = threading.Event(), threading.Event()
 
     def gated(requests):
+        entered.set()
         gate.wait(timeout=30)
         kinds.append({request.call.task for request in requests})
         return run(requests)
@@ -333,6 +334,7 @@ def test_embed_and_token_embed_share_batches(engine):
     engine._loaded.runner.run = gated
     try:
         blocker = engine.submit("embed", ["first"])
+        assert entered.wait(timeout=30)  # alone in its batch: the two behind it have to wait together
         vectors, matrices = engine.submit("embed", ["mill pond"]), engine.submit("token_embed", ["mill pond"])
         while len(engine._dispatcher._scheduler._lines) < 2:
             pass

@@ -105,11 +105,18 @@ def test_other_dtypes_are_computed_in_float32(dtype):
     np.testing.assert_allclose(scores, naive(queries, scaled), rtol=1e-5)
 
 
-def test_takes_read_only_and_strided_rows_and_leaves_them_alone():
+def test_takes_read_only_rows_without_a_warning():
+    queries, documents = ragged([3]), ragged([4, 5], seed=1)
+    expected = maxsim(queries, documents)
+    for matrix in (queries.flat, documents.flat):
+        matrix.flags.writeable = False
+    np.testing.assert_array_equal(maxsim(queries, documents), expected)
+
+
+def test_takes_strided_rows_and_leaves_them_alone():
     queries, documents = ragged([3]), ragged([4, 5], width=16, seed=1)
     expected = maxsim(queries, Ragged(flat=documents.flat[:, :8].copy(), offsets=documents.offsets))
     before = documents.flat.copy()
-    documents.flat.flags.writeable = False
     half = Ragged(flat=documents.flat[:, :8], offsets=documents.offsets)
     np.testing.assert_array_equal(maxsim(queries, half), expected)
     np.testing.assert_array_equal(documents.flat, before)

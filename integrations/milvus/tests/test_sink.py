@@ -197,9 +197,7 @@ def test_a_file_in_use_is_an_error_that_says_so(uri: str) -> None:
     with MilvusSink(uri, "docs"):
         other = subprocess.run([sys.executable, "-c", program, uri], capture_output=True, text=True, timeout=60)
     assert other.returncode == 1
-    assert other.stderr.splitlines()[-1].startswith(
-        f"millpond.errors.SinkError: {uri!r} cannot be opened: another"
-    )
+    assert other.stderr.splitlines()[-1].startswith(f"millpond.errors.SinkError: {uri!r} cannot be opened: another")
 
 
 def test_nobody_listening() -> None:

@@ -26,7 +26,7 @@ def attend(
     out = query.new_empty(query.shape)
     for run in segments.runs:
         q, k, v = (_batch(states, run) for states in (query, key, value))
-        if masking.softcap is None and not _is_short(run, query):
+        if _is_plain(masking) and not _is_short(run, query):
             mixed = _fused(q, k, v, masking)
         else:
             mixed = _explicit(q, k, v, masking)
@@ -39,6 +39,11 @@ def _batch(states: torch.Tensor, run: Run) -> torch.Tensor:
     return states[run.start : run.stop].reshape(run.count, run.length, *states.shape[1:]).transpose(1, 2)
 
 
+def _is_plain(masking: Masking) -> bool:
+    """The fused kernel takes one mask: a bias, or what causality and window forbid, and no softcap."""
+    return masking.softcap is None and (masking.bias is None or not (masking.causal or masking.window))
+
+
 def _is_short(run: Run, query: torch.Tensor) -> bool:
     """On a CPU in half precision the fused kernel loses to plain products while the scores fit the cache."""
     return query.device.type == "cpu" and query.dtype is not torch.float32 and run.length <= 256
@@ -48,7 +53,7 @@ def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Masking) 
     """torch's own scaled dot product, ``[count, heads, length, dim]``."""
     length = q.shape[2]
     mask = masking.mask(length, q.device)
-    if masking.bias is not None:  # the families that have one are bidirectional and have no window
+    if masking.bias is not None:
         mask = masking.bias[:, :length, :length]
     return F.scaled_dot_product_attention(
         q,

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
+from tokenizers.normalizers import Lowercase
 
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
 from millpond.tasks import Truncate
 
 # A tokenizer without a limit of its own says so with an astronomical number.
 _NO_LIMIT = 1_000_000
+# As sentence-transformers folds case, letter by letter: str.lower() knows the final sigma.
+_LOWER = Lowercase()
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
 
 
@@ -111,7 +114,7 @@ class TextTokenizer:
 
     def _encode(self, texts: Sequence[str]) -> list[Encoding]:
         if self._lower:
-            texts = [text.lower() for text in texts]
+            texts = [_LOWER.normalize_str(text) for text in texts]
         if len(texts) == 1:
             return [self._backend.encode(texts[0])]
         return self._backend.encode_batch_fast(list(texts))
@@ -143,6 +146,6 @@ class TextTokenizer:
     def _prompt_tokens(self, text: str, prompt: str) -> int:
         """Tokens, special ones aside, that begin inside the prompt."""
         if self._lower:
-            text, prompt = text.lower(), prompt.lower()
+            text, prompt = _LOWER.normalize_str(text), _LOWER.normalize_str(prompt)
         offsets = self._backend.encode(text, add_special_tokens=False).offsets
         return next((i for i, (start, _) in enumerate(offsets) if start >= len(prompt)), len(offsets))

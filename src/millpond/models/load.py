@@ -53,6 +53,7 @@ def load_backbone(
                 trust_remote_code=False,
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are in the report, by name
                 **({"add_pooling_layer": False} if architecture.pooler else {}),
             )
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
