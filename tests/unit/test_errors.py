@@ -1,5 +1,6 @@
 """The exception tree: as drawn, and catchable as the builtins that callers know."""
 
+import builtins
 import re
 
 import pytest
@@ -7,7 +8,6 @@ import pytest
 from millpond import errors
 from millpond.errors import EngineOverloadedError, MillpondError
 
-BUILTINS = {"ValueError": ValueError, "LookupError": LookupError, "ImportError": ImportError}
 DRAWN = re.findall(r"^    ([│ ]*(?:[├└]── )?)(\w+Error)(?: \((\w+)\))?$", errors.__doc__, re.MULTILINE)
 
 
@@ -21,7 +21,7 @@ def test_each_is_where_it_is_drawn(indent: str, name: str, builtin: str):
     place = [other for _, other, _ in DRAWN].index(name)
     # The parent is the nearest one above that is drawn less far to the right.
     parent = next((other for i, other, _ in reversed(DRAWN[:place]) if len(i) < len(indent)), "Exception")
-    expected = [getattr(errors, parent, Exception), *([BUILTINS[builtin]] if builtin else [])]
+    expected = [getattr(errors, parent, Exception), *([getattr(builtins, builtin)] if builtin else [])]
     assert list(getattr(errors, name).__bases__) == expected
 
 

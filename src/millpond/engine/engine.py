@@ -29,7 +29,7 @@ from millpond.spec import ModelSpec
 from millpond.tasks import OutputDtype, Role, Task, Truncate
 
 # Tokens per batch: on a CPU what keeps a layer's activations in the cache, on a GPU what fills it.
-_CPU_BATCH_TOKENS = 2048
+_CPU_BATCH_TOKENS = 4096
 _GPU_BATCH_TOKENS = 32768
 _ITER_WINDOW = 1024
 _ITER_CALLS = 3
