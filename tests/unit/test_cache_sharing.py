@@ -202,6 +202,37 @@ def test_after_a_fork_the_object_raises_and_the_file_opens_anew(path: Path) -> N
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_parent_that_closes_takes_nothing_from_its_child(path: Path) -> None:
+    """Had the parent's connection been copied, the child would hold no lock, and lose its log to the parent."""
+    body = """
+        cache = VectorCache(sys.argv[1])
+        store(cache, 1)
+        to_parent, from_child = os.pipe()
+        to_child, from_parent = os.pipe()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                with VectorCache(sys.argv[1]) as mine:
+                    store(mine, *range(10, 20))
+                    os.write(from_child, b".")
+                    os.read(to_child, 1)
+                    store(mine, *range(20, 30))
+                    code = 0
+            finally:
+                os._exit(code)
+        os.read(to_parent, 1)
+        assert kept(cache, *range(10, 20)) == list(range(10, 20))
+        cache.close()
+        os.write(from_parent, b".")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    """
+    finish(script(body, path))
+    with VectorCache(path) as cache:
+        assert kept(cache, 1, *range(10, 30)) == [1, *range(10, 30)]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_fork_amid_other_threads_work(path: Path) -> None:
     """Children made while threads read and write open the file soundly, and the threads go on."""
     body = """
@@ -308,12 +339,39 @@ def test_sqlites_own_full_is_named(path: Path) -> None:
         assert kept(cache, *range(10)) == [1]
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
-def test_a_file_that_cannot_be_written_is_named(path: Path) -> None:
-    VectorCache(path).close()
-    path.chmod(0o400)
-    with pytest.raises(CacheError, match="writable"), VectorCache(path) as cache:
-        store(cache, 1)
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no such permissions on this system")
+def test_a_file_that_cannot_be_written_is_named() -> None:
+    body = """
+        import tempfile
+        from pathlib import Path
+        if os.geteuid() == 0:  # who may write everywhere
+            os.seteuid(65534)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "cache.db")
+            with VectorCache(path) as cache:
+                store(cache, 1)
+            for file, mode in ((path, 0o400), (path, 0), (path.parent, 0o500), (path.parent, 0)):
+                before = file.stat().st_mode
+                file.chmod(mode)
+                try:
+                    with VectorCache(path) as cache:
+                        store(cache, 2)
+                except CacheError as error:
+                    assert str(path) in str(error) and "make it and its folder writable" in str(error), error
+                    print("refused")
+                file.chmod(before)
+            with VectorCache(path) as cache:
+                assert kept(cache, 1, 2) == [1]
+    """
+    assert finish(script(body)).split() == ["refused"] * 4
+
+
+def test_close_closes_what_is_lent_as_it_comes_back(path: Path) -> None:
+    cache = VectorCache(path)
+    with cache._file._file.connection() as connection:
+        cache.close()
+        assert connection.execute("SELECT count(*) FROM rows").fetchone() == (0,)
+    assert [file.name for file in path.parent.iterdir()] == ["cache.db"]  # the last connection removed the log
 
 
 def test_close_amid_work_of_other_threads(path: Path) -> None:

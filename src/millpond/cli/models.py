@@ -45,17 +45,10 @@ def models(
 
 
 def _describe(model: str, revision: str | None, hf_overrides: dict[str, object] | None) -> ModelSpec:
-    from millpond.checkpoints.checkpoint import read_checkpoint
-    from millpond.engine.tokenize import TextTokenizer
-    from millpond.models.architectures import find
-    from millpond.models.specify import Options, complete, specify
+    from millpond.config import EngineConfig
+    from millpond.engine.loading import describe
 
-    checkpoint = read_checkpoint(model, revision=revision, hf_overrides=hf_overrides)
-    architecture = find(checkpoint.config, checkpoint.source.name)
-    given = Options(hf_overrides=hf_overrides)
-    layout = complete(checkpoint, architecture, given)
-    tokenizer = TextTokenizer.load(layout.transformer, lower=layout.do_lower_case)
-    return specify(checkpoint, architecture, layout, given, tokenizer_limit=tokenizer.limit)
+    return describe(EngineConfig(model=model, revision=revision, hf_overrides=hf_overrides))
 
 
 def _facts(spec: ModelSpec) -> list[tuple[str, str]]:
