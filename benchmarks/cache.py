@@ -72,6 +72,10 @@ def measure(path: Path, *, rows: int, width: int, group: int, repeat: int) -> di
         results["misses_per_second"] = rate(
             len(asked), lambda: ask(cache, absent[: len(asked)], width=width, group=group, found=False), repeat=repeat
         )
+        in_order = keys[: len(asked)]
+        results["hits_per_second_in_stored_order"] = rate(
+            len(in_order), lambda: ask(cache, in_order, width=width, group=group, found=True), repeat=repeat
+        )
         singles = asked[:5_000]
         results["single_hits_per_second"] = rate(
             len(singles), lambda: ask(cache, singles, width=width, group=1, found=True), repeat=repeat

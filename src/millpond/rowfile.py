@@ -15,7 +15,7 @@ from millpond.errors import CacheError
 from millpond.sqlitefile import WAY_OUT, SqliteFile
 
 APPLICATION_ID = 0x4D504E44  # "MPND"
-KEYS_PER_SELECT = 512
+KEYS_PER_SELECT = 128  # a few hundred KB of rows: still in the processor's cache when they are copied out
 SMALLEST_LIMIT = 1 << 15  # bytes; an empty file has 5 pages of 4 KiB
 
 # Script i leads from schema version i to i + 1; version 0 is an empty file. A released script is never edited.

@@ -14,6 +14,7 @@ from tests.cached import WIDTH, kept, names, store
 
 from millpond.cache import CacheStats, VectorCache
 from millpond.errors import CacheError, InvalidRequestError
+from millpond.rowfile import KEYS_PER_SELECT
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_rows_come_back_bit_for_bit(path: Path) -> None:
     np.testing.assert_array_equal(hits.truncated, order % 2 == 0)
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 511, 512, 513, 1025])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, KEYS_PER_SELECT - 1, KEYS_PER_SELECT, KEYS_PER_SELECT + 1, 500])
 def test_hits_and_misses_keep_their_places(path: Path, count: int) -> None:
     with VectorCache(path) as cache:
         present = [number for number in range(count) if number % 3]
