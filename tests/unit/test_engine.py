@@ -7,6 +7,8 @@ import logging
 import os
 import pickle
 import random
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -453,3 +455,50 @@ def test_a_truncated_text_is_remembered_as_such(tmp_path):
         second = engine.embed(["word " * 1000, "short"])
         assert second.cached.all() and second.truncated.tolist() == first.truncated.tolist() == [True, False]
         assert second.usage == first.usage
+
+
+def test_a_future_outlives_the_engine_that_made_it():
+    future = Engine(model, dtype="float32", device="cpu").submit("embed", some_texts(100))
+    gc.collect()
+    assert future.result(timeout=60).embeddings.shape == (100, 384)
+
+
+def test_a_failing_progress_callback_is_its_callers_trouble(engine):
+    def explode(count):
+        raise KeyError("bar")
+
+    with pytest.raises(KeyError):
+        engine._start("embed", some_texts(20), PoolingParams(), progress=explode).result(timeout=30)
+    assert engine.embed(["still here"]).embeddings.shape == (1, 384)
+
+
+def test_what_a_cancelled_call_computed_is_kept(tmp_path):
+    with Engine(model, dtype="float32", device="cpu", cache=tmp_path / "v.db", max_batch_tokens=64) as engine:
+        entered, gate = threading.Event(), threading.Event()
+        run = engine._loaded.runner.run
+
+        def gated(requests):
+            entered.set()
+            gate.wait(timeout=30)
+            return run(requests)
+
+        engine._loaded.runner.run = gated
+        future = engine.submit("embed", some_texts(50))
+        assert entered.wait(timeout=30)
+        assert future.cancel()
+        gate.set()
+        engine.embed(["a last one"])
+        engine.close()
+    with VectorCache(tmp_path / "v.db") as cache:
+        assert 2 <= len(cache) < 51  # the batch under way, and the last one
+
+
+def test_a_process_that_ends_with_work_queued_ends():
+    code = (
+        "from millpond import Engine\n"
+        f"engine = Engine({str(model)!r}, dtype='float32', device='cpu')\n"
+        "future = engine.submit('embed', [f'{i} ' * 200 for i in range(20000)])\n"
+        "print('leaving')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout == "leaving\n", done.stderr

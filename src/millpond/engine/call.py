@@ -125,12 +125,11 @@ class Call:
 
     def deliver(self, slots: Sequence[int], results: Sequence[npt.NDArray[np.float32]]) -> None:
         """Take results for ``slots``; the last ones finish the call."""
-        if self.done:
-            return
         finite = [bool(np.isfinite(result).all()) for result in results]
         if not all(finite):
             return self.fail(_not_finite(self.position(slots[finite.index(False)])))
         group: list[int] = []
+        over = self.done  # cancelled: nobody waits, but what is computed is still worth keeping
         with self._lock:
             for slot, result in zip(slots, results, strict=True):
                 if self.plan.task == "embed":
@@ -141,23 +140,27 @@ class Call:
             last = self._missing == 0
             if self._commit is not None:
                 self._uncommitted.extend(slots)
-                if last or len(self._uncommitted) >= COMMIT_GROUP:
+                if last or over or len(self._uncommitted) >= COMMIT_GROUP:
                     group, self._uncommitted = self._uncommitted, []
-        if self._progress is not None:
-            self._progress(len(slots))
         if group and self._commit is not None:
             self._commit(self, group, last)
-        elif last:
+        if self._progress is not None and not over:
+            self._progress(len(slots))
+        if last and not group:
             self.finish()
 
     def fail(self, error: BaseException) -> None:
         """End the call with an error; what it computed so far is still committed."""
-        with self._lock:
-            group, self._uncommitted = self._uncommitted, []
         try:
             self.future.set_exception(error)
         except InvalidStateError:
             logger.debug("a call that is already over failed too: %s", error)
+        self.flush()
+
+    def flush(self) -> None:
+        """Commit what was computed for a call that ends early."""
+        with self._lock:
+            group, self._uncommitted = self._uncommitted, []
         if group and self._commit is not None:
             self._commit(self, group, False)
 

@@ -40,7 +40,7 @@ class Dispatcher:
             namespace=self._namespace,
         )
         self._gate = threading.Condition()
-        self._waiting: dict[Call, int] = {}  # calls under way, with their texts
+        self._waiting: dict[Call, object] = {}  # calls under way, and whom they keep alive
         self._closed = False
         self._pid = os.getpid()
         self._pace = _Pace()
@@ -48,7 +48,13 @@ class Dispatcher:
         self.worker.start()
 
     def submit(
-        self, texts: Sequence[str], plan: Plan, *, inline: bool, progress: Callable[[int], object] | None
+        self,
+        texts: Sequence[str],
+        plan: Plan,
+        *,
+        inline: bool,
+        progress: Callable[[int], object] | None,
+        owner: object = None,
     ) -> Future[Any]:
         """Queue a call.
 
@@ -57,6 +63,7 @@ class Dispatcher:
             plan: What to do with them.
             inline: Tokenize in this thread.
             progress: Told how many distinct texts are done, from the threads that do them.
+            owner: Kept alive until the call is over: whoever stops this object when it is dropped.
 
         Raises:
             EngineOverloadedError: Too many texts are waiting.
@@ -71,33 +78,45 @@ class Dispatcher:
             progress=progress,
             refill=self._intake.refill,
         )
-        self._admit(call)
+        self._admit(call, owner)
         self._intake.admit(call, inline=inline, caches=caches)
         return call.future
 
     def close(self) -> None:
-        """Finish what was admitted, then stop the threads."""
+        """Finish what was admitted, then stop the threads; in a fork there is nothing to finish."""
+        if os.getpid() != self._pid:
+            self._closed = True
+            return
         with self._gate:
             self._closed = True
             self._gate.wait_for(lambda: not self._waiting)
         self.stop()
+        self._threads.shutdown()
+        self._committer.shutdown()
 
     def stop(self) -> None:
-        """Stop the threads once the queue is worked off; in a fork there are none."""
+        """Stop the threads without waiting for calls: when the program ends, or nobody holds the engine any more.
+
+        May run in any thread, these included. A fork has none of them.
+        """
+        if os.getpid() != self._pid:
+            return
         with self._gate:
             self._closed = True
-        if os.getpid() == self._pid:
-            self._scheduler.close()
-            self.worker.join()
-            self._threads.shutdown()
-            self._committer.shutdown()
+            abandoned = list(self._waiting)
+        for call in abandoned:
+            call.future.cancel()
+        self._scheduler.close()
+        self.worker.join()
+        self._threads.shutdown(wait=False)
+        self._committer.shutdown(wait=False)
 
     @property
     def closed(self) -> bool:
         """Whether new calls are refused."""
         return self._closed
 
-    def _admit(self, call: Call) -> None:
+    def _admit(self, call: Call, owner: object) -> None:
         if os.getpid() != self._pid:
             raise EngineClosedError(
                 "this engine was loaded in another process and does not survive a fork; load it after forking, "
@@ -106,7 +125,7 @@ class Dispatcher:
         with self._gate:
             if self._closed:
                 raise EngineClosedError("the engine was closed; make a new one")
-            waiting = sum(self._waiting.values())
+            waiting = sum(other.size for other in self._waiting)
             if waiting and waiting + call.size > self._max_queue:
                 wait = self._pace.seconds(waiting)
                 raise EngineOverloadedError(
@@ -114,16 +133,19 @@ class Dispatcher:
                     f"retry in about {wait:.1f} s, or raise max_queue",
                     retry_after=wait,
                 )
-            self._waiting[call] = call.size
+            self._waiting[call] = owner
             self._pace.begin()
         call.future.add_done_callback(lambda _: self._release(call))
 
     def _release(self, call: Call) -> None:
         self._intake.drop(call)
+        if call.future.cancelled():
+            call.flush()
         with self._gate:
-            self._waiting.pop(call, None)
+            owner = self._waiting.pop(call, None)
             self._pace.count(call.size, idle=not self._waiting)
             self._gate.notify_all()
+        del owner  # outside the gate: it may have been the last reference, and stop this object
 
     def _namespace(self, call: Call) -> str:
         """Everything besides the text that decides a cached vector."""

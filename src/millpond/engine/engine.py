@@ -308,7 +308,7 @@ class Engine:
         plan = demand.plan(task, params, self.spec, texts=len(texts))
         if plan.prompt and not self._loaded.include_prompt:
             plan = replace(plan, skip=self._loaded.tokenizer.prompt_length(plan.prompt))
-        return self._dispatcher.submit(texts, plan, inline=inline, progress=progress)
+        return self._dispatcher.submit(texts, plan, inline=inline, progress=progress, owner=self)
 
     def _stream(self, texts: Iterator[str], params: PoolingParams, show_progress: bool) -> Iterator[npt.NDArray[Any]]:
         ahead: deque[Future[EmbeddingOutput]] = deque()

@@ -91,7 +91,10 @@ class Worker:
             slots.append(request.slot)
             rows.append(result)
         for call, (slots, rows) in by_call.items():
-            call.deliver(slots, rows)
+            try:
+                call.deliver(slots, rows)
+            except Exception as error:  # a progress callback, say: this caller's trouble, not the loop's
+                call.fail(error)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
