@@ -40,6 +40,9 @@ def load_backbone(
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     interface.register()
+    # In a forked child torch makes its thread pool anew on first use, which fails when two threads are first at once;
+    # transformers loads with several. Here one thread is first.
+    torch.set_num_threads(torch.get_num_threads())
     name, folder = checkpoint.source.name, checkpoint.layout.transformer
     model_class = getattr(transformers, architecture.model_class)
     try:
