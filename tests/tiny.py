@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tests.tiny_families import FAMILIES, MAX_TOKENS, Family
 from tests.tiny_layouts import Dense, Dropout, LayerNorm, Layout, Normalize, Other, Pooling, write_layout
+from tests.tiny_originals import ORIGINALS
 from tests.tiny_tokenizers import SENTENCES, write_tokenizer
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ TEXTS = (
     "The wheel.",
     " ".join(SENTENCES[8:11]),
 )
+
+# What a caller may set for a family whose own config.json has other names for it.
+_WIDTHS = frozenset(("hidden_size", "num_attention_heads", "intermediate_size"))
 
 
 def write_checkpoint(
@@ -89,7 +93,7 @@ def write_checkpoint(
         tokenizer_limit = layout.max_seq_length
     vocabulary = write_tokenizer(place, row.tokenizer, limit=tokenizer_limit, lowercase=lowercase, template=template)
     content = {
-        "architectures": [row.prefix + (row.head if wrapped else "Model")],
+        "architectures": [row.claimed(wrapped=wrapped)],
         **row.config,
         "torch_dtype": "float32",
         "transformers_version": "4.44.2",
@@ -99,7 +103,7 @@ def write_checkpoint(
     (place / "config.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
     _save(_tensors(row, content, wrapped=wrapped, seed=seed), place, weights)
     if layout is not None:
-        width = int(content.get("hidden_size", content.get("dim", 0)))
+        width = int(content.get("hidden_size") or content.get("dim") or content.get("n_embd") or 0)
         write_layout(folder, layout, width=width, seed=seed + 1000)
     return folder
 
@@ -110,9 +114,10 @@ def _tensors(row: Family, content: Mapping[str, Any], *, wrapped: bool, seed: in
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    fields = {key: value for key, value in content.items() if key not in ("architectures", "auto_map")}
-    config = CONFIG_MAPPING[content["model_type"]].from_dict(fields)
-    model = getattr(transformers, row.prefix + (row.head if wrapped else "Model"))._from_config(config)
+    native = row.native | {key: content[key] for key in _WIDTHS & row.native.keys() & content.keys()}
+    fields = {key: value for key, value in content.items() if key not in ("architectures", "auto_map")} | native
+    config = CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
+    model = getattr(transformers, row.native_class(wrapped=wrapped))._from_config(config)
     generator = torch.Generator().manual_seed(seed)
     tied = set(model.all_tied_weights_keys) if wrapped else set()
     tensors = {}
@@ -122,7 +127,8 @@ def _tensors(row: Family, content: Mapping[str, Any], *, wrapped: bool, seed: in
     if row.position_ids:
         prefix = model.base_model_prefix + "." if wrapped else ""
         tensors[f"{prefix}embeddings.position_ids"] = torch.arange(content["max_position_embeddings"])[None]
-    return tensors
+    original = ORIGINALS.get(content["model_type"])
+    return tensors if original is None else original(tensors, content)
 
 
 def _random(name: str, shape: tuple[int, ...], generator: torch.Generator, *, shifted: bool) -> torch.Tensor:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tests.tiny_layouts import Normalize, Pooling
+
+from tests import tiny_rotary
 
 MAX_TOKENS = 64
 
@@ -61,6 +63,20 @@ _GEMMA = {
     "hidden_activation": "gelu_pytorch_tanh",
     "tie_word_embeddings": True,
 }
+_GEMMA3 = {
+    **{key: value for key, value in _GEMMA.items() if key != "hidden_act"},
+    "num_hidden_layers": 3,
+    "_sliding_window_pattern": 3,
+    "attention_bias": False,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "query_pre_attn_scalar": 48,
+    "rope_local_base_freq": 100.0,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "sliding_window": 5,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,18 +91,43 @@ class Family:
         modules: How its embedding checkpoints usually pool.
         position_ids: Its older files carry this buffer.
         shifted_norms: Norm weights are stored as their difference from 1 (Gemma).
+        native: What to replace in the config for a class of transformers to take it.
+        native_prefix: What transformers' class names begin with, where theirs begin otherwise.
+        wrapped: The language model's class, where it is not ``prefix`` and ``head``.
     """
 
     prefix: str
     tokenizer: str
     config: Mapping[str, Any]
-    head: Literal["ForMaskedLM", "ForCausalLM"] = "ForMaskedLM"
+    head: Literal["ForMaskedLM", "ForCausalLM", "LMHeadModel"] = "ForMaskedLM"
     modules: tuple[Any, ...] = (Pooling(modes=("mean",)), Normalize())
     position_ids: bool = False
     shifted_norms: bool = False
+    native: Mapping[str, Any] = field(default_factory=dict)
+    native_prefix: str = ""
+    wrapped: str = ""
+
+    def claimed(self, *, wrapped: bool) -> str:
+        """The class that config.json names."""
+        return (self.wrapped or self.prefix + self.head) if wrapped else f"{self.prefix}Model"
+
+    def native_class(self, *, wrapped: bool) -> str:
+        """transformers' class of the same weights."""
+        if not self.native_prefix:
+            return self.claimed(wrapped=wrapped)
+        return self.native_prefix + (self.head if wrapped else "Model")
 
 
-def _decoder(prefix: str, tokenizer: str, config: Mapping[str, Any], *, shifted_norms: bool = False) -> Family:
+def _decoder(
+    prefix: str,
+    tokenizer: str,
+    config: Mapping[str, Any],
+    *,
+    shifted_norms: bool = False,
+    native: Mapping[str, Any] | None = None,
+    native_prefix: str = "",
+    wrapped: str = "",
+) -> Family:
     last = (Pooling(modes=("lasttoken",)), Normalize())
     return Family(
         prefix=prefix,
@@ -95,6 +136,9 @@ def _decoder(prefix: str, tokenizer: str, config: Mapping[str, Any], *, shifted_
         head="ForCausalLM",
         modules=last,
         shifted_norms=shifted_norms,
+        native=native or {},
+        native_prefix=native_prefix,
+        wrapped=wrapped,
     )
 
 
@@ -177,6 +221,144 @@ FAMILIES: Mapping[str, Family] = {
             "sep_token_id": 3,
         },
     ),
+    "electra": Family(
+        prefix="Electra",
+        tokenizer="bert",
+        position_ids=True,
+        config={
+            "model_type": "electra",
+            **_ENCODER,
+            "classifier_dropout": None,
+            "embedding_size": 24,
+            "max_position_embeddings": MAX_TOKENS,
+            "pad_token_id": 0,
+            "summary_activation": "gelu",
+            "summary_last_dropout": 0.1,
+            "summary_type": "first",
+            "summary_use_proj": True,
+            "type_vocab_size": 2,
+        },
+    ),
+    "albert": Family(
+        prefix="Albert",
+        tokenizer="albert",
+        config={
+            "model_type": "albert",
+            **_ENCODER,
+            "num_hidden_layers": 3,
+            "attention_probs_dropout_prob": 0,
+            "bos_token_id": 2,
+            "classifier_dropout_prob": 0.1,
+            "down_scale_factor": 1,
+            "embedding_size": 24,
+            "eos_token_id": 3,
+            "gap_size": 0,
+            "hidden_act": "gelu_new",
+            "hidden_dropout_prob": 0,
+            "inner_group_num": 1,
+            "max_position_embeddings": MAX_TOKENS,
+            "net_structure_type": 0,
+            "num_hidden_groups": 1,
+            "num_memory_blocks": 0,
+            "pad_token_id": 0,
+            "type_vocab_size": 2,
+        },
+    ),
+    "deberta-v2": Family(  # as deberta-v3-base, but for the last two
+        prefix="DebertaV2",
+        tokenizer="deberta",
+        config={
+            "model_type": "deberta-v2",
+            **{key: value for key, value in _ENCODER.items() if key not in ("position_embedding_type", "use_cache")},
+            "layer_norm_eps": 1e-07,
+            "max_relative_positions": -1,
+            "norm_rel_ebd": "layer_norm",
+            "pad_token_id": 0,
+            "pooler_dropout": 0,
+            "pooler_hidden_act": "gelu",
+            "pooler_hidden_size": 48,
+            "pos_att_type": "p2c|c2p",
+            "position_biased_input": False,
+            "relative_attention": True,
+            "share_att_key": True,
+            "type_vocab_size": 0,
+            "max_position_embeddings": MAX_TOKENS,
+            "position_buckets": 16,
+        },
+    ),
+    "eurobert": Family(
+        prefix="EuroBert",
+        tokenizer="llama",
+        config={
+            "model_type": "eurobert",
+            **{key: value for key, value in _DECODER.items() if key != "use_cache"},
+            "attention_bias": False,
+            "auto_map": {
+                "AutoConfig": "configuration_eurobert.EuroBertConfig",
+                "AutoModel": "modeling_eurobert.EuroBertModel",
+                "AutoModelForMaskedLM": "modeling_eurobert.EuroBertForMaskedLM",
+            },
+            "bos_token": "<|begin_of_text|>",
+            "bos_token_id": 0,
+            "clf_pooling": "late",
+            "eos_token": "<|end_of_text|>",
+            "eos_token_id": 1,
+            "head_dim": 12,
+            "hidden_dropout": 0.0,
+            "mask_token": "<|mask|>",
+            "mask_token_id": 1,
+            "mlp_bias": False,
+            "pad_token": "<|end_of_text|>",
+            "pad_token_id": 1,
+            "pretraining_tp": 1,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": None,
+            "rope_theta": 250000,
+        },
+    ),
+    "nomic": Family(
+        prefix="NomicBert",
+        tokenizer="bert",
+        config=tiny_rotary.NOMIC,
+        native=tiny_rotary.NOMIC_NATIVE,
+        native_prefix="NomicBert",
+        wrapped="NomicBertForPreTraining",
+    ),
+    "gte": Family(  # gte-multilingual-base
+        prefix="New",
+        tokenizer="xlm-roberta",
+        config=tiny_rotary.GTE,
+        modules=(Pooling(modes=("cls",)), Normalize()),
+        native=tiny_rotary.GTE_NATIVE,
+        native_prefix="Gte",
+    ),
+    "gte-en": Family(  # gte-base-en-v1.5
+        prefix="New",
+        tokenizer="bert",
+        config={
+            **tiny_rotary.GTE,
+            "pad_token_id": 0,
+            "rope_scaling": {"factor": 2.0, "type": "ntk"},
+            "rope_theta": 500000,
+            "type_vocab_size": 0,
+        },
+        modules=(Pooling(modes=("cls",)), Normalize()),
+        native=tiny_rotary.GTE_NATIVE,
+        native_prefix="Gte",
+    ),
+    "gte-snowflake": Family(  # snowflake-arctic-embed-m-v2.0
+        prefix="Gte",
+        tokenizer="xlm-roberta",
+        config={**tiny_rotary.GTE, "model_type": "gte", "rope_scaling": None, "rope_theta": 160000},
+        modules=(Pooling(modes=("cls",)), Normalize()),
+    ),
+    "jina": Family(
+        prefix="XLMRoberta",
+        tokenizer="xlm-roberta",
+        config=tiny_rotary.JINA,
+        native=tiny_rotary.JINA_NATIVE,
+        native_prefix="JinaEmbeddingsV3",
+    ),
     "llama": _decoder(
         "Llama",
         "llama",
@@ -191,6 +373,53 @@ FAMILIES: Mapping[str, Family] = {
             "rope_scaling": None,
             "rope_theta": 500000.0,
         },
+    ),
+    "llama-bidirectional": _decoder(
+        "LlamaBidirectional",
+        "llama",
+        {
+            "model_type": "llama_bidirec",
+            **_DECODER,
+            "attention_bias": False,
+            "auto_map": {
+                "AutoConfig": "llama_bidirectional_model.LlamaBidirectionalConfig",
+                "AutoModel": "llama_bidirectional_model.LlamaBidirectionalModel",
+            },
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+            "head_dim": 12,
+            "mlp_bias": False,
+            "pad_token_id": 1,
+            "pooling": "avg",
+            "pretraining_tp": 1,
+            "rope_theta": 500000.0,
+            "temperature": 1.0,
+        },
+        native={"model_type": "llama"},
+        native_prefix="Llama",
+    ),
+    "internlm2": _decoder(
+        "InternLM2",
+        "mistral",
+        {
+            "model_type": "internlm2",
+            **_DECODER,
+            "attn_implementation": "eager",
+            "auto_map": {
+                "AutoConfig": "configuration_internlm2.InternLM2Config",
+                "AutoModel": "modeling_internlm2.InternLM2ForRewardModel",
+            },
+            "bias": False,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 2,
+            "reward_token_id": 3,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": {"factor": 2.0, "type": "dynamic"},
+            "rope_theta": 1000000,
+        },
+        native={"model_type": "llama", "rope_scaling": None},
+        native_prefix="Llama",
     ),
     "mistral": _decoder(
         "Mistral",
@@ -247,5 +476,75 @@ FAMILIES: Mapping[str, Family] = {
             "sliding_window": 5,
         },
         shifted_norms=True,
+    ),
+    "gemma3": _decoder(
+        "Gemma3Text",
+        "gemma",
+        {"model_type": "gemma3_text", **_GEMMA3},
+        shifted_norms=True,
+        wrapped="Gemma3ForCausalLM",
+    ),
+    "gemma3-bidirectional": _decoder(  # EmbeddingGemma
+        "Gemma3Text",
+        "gemma",
+        {"model_type": "gemma3_text", **_GEMMA3, "sliding_window": 8, "use_bidirectional_attention": True},
+        shifted_norms=True,
+        wrapped="Gemma3ForCausalLM",
+    ),
+    "gpt2": Family(
+        prefix="GPT2",
+        tokenizer="gpt2",
+        head="LMHeadModel",
+        modules=(Pooling(modes=("lasttoken",)), Normalize()),
+        config={
+            "model_type": "gpt2",
+            "activation_function": "gelu_new",
+            "attn_pdrop": 0.1,
+            "bos_token_id": 0,
+            "embd_pdrop": 0.1,
+            "eos_token_id": 0,
+            "initializer_range": 0.02,
+            "layer_norm_epsilon": 1e-05,
+            "n_ctx": MAX_TOKENS,
+            "n_embd": 48,
+            "n_head": 4,
+            "n_layer": 2,
+            "n_positions": MAX_TOKENS,
+            "resid_pdrop": 0.1,
+            "summary_activation": None,
+            "summary_first_dropout": 0.1,
+            "summary_proj_to_labels": True,
+            "summary_type": "cls_index",
+            "summary_use_proj": True,
+        },
+    ),
+    "jamba": _decoder(  # Mamba, Mamba with experts, attention, Mamba with experts
+        "Jamba",
+        "llama",
+        {
+            "model_type": "jamba",
+            **{key: value for key, value in _DECODER.items() if key != "rope_theta"},
+            "num_hidden_layers": 4,
+            "attn_layer_offset": 2,
+            "attn_layer_period": 4,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+            "expert_layer_offset": 1,
+            "expert_layer_period": 2,
+            "mamba_conv_bias": True,
+            "mamba_d_conv": 4,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 6,
+            "mamba_expand": 2,
+            "mamba_proj_bias": False,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "num_logits_to_keep": 1,
+            "output_router_logits": False,
+            "pad_token_id": 0,
+            "router_aux_loss_coef": 0.001,
+            "sliding_window": None,
+            "use_mamba_kernels": True,
+        },
     ),
 }

@@ -103,6 +103,33 @@ KINDS = {
         tokenizer_class="XLMRobertaTokenizer",
         roles={**_ROBERTA_ROLES, "unk_token": "<unk>", "mask_token": "<mask>"},
     ),
+    "albert": TokenizerKind(
+        model=UNIGRAM,
+        specials=("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"),
+        template="[CLS] $A [SEP]",
+        tokenizer_class="AlbertTokenizer",
+        roles={
+            **_BERT_ROLES,
+            "pad_token": "<pad>",
+            "unk_token": "<unk>",
+            "bos_token": "[CLS]",
+            "eos_token": "[SEP]",
+        },
+    ),
+    "deberta": TokenizerKind(
+        model=UNIGRAM,
+        specials=("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"),
+        template="[CLS] $A [SEP]",
+        tokenizer_class="DebertaV2Tokenizer",
+        roles={**_BERT_ROLES, "bos_token": "[CLS]", "eos_token": "[SEP]"},
+    ),
+    "gpt2": TokenizerKind(
+        model=BYTE_LEVEL,
+        specials=("<|endoftext|>",),
+        template="$A",
+        tokenizer_class="GPT2Tokenizer",
+        roles=dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "<|endoftext|>"),  # pad: as SGPT
+    ),
     "modernbert": TokenizerKind(
         model=BYTE_LEVEL,
         specials=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
@@ -235,7 +262,10 @@ def _unigram(kind: TokenizerKind, lowercase: bool) -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
     trainer = trainers.UnigramTrainer(
-        vocab_size=240, special_tokens=list(kind.specials), unk_token="<unk>", show_progress=False
+        vocab_size=240,
+        special_tokens=list(kind.specials),
+        unk_token=kind.roles["unk_token"],
+        show_progress=False,
     )
     tokenizer.train_from_iterator(SENTENCES, trainer)
     return tokenizer

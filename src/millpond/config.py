@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from millpond.errors import InvalidRequestError, ModelLoadError, UnsupportedTaskError
+from millpond.errors import InvalidRequestError, ModelLoadError
+from millpond.tasks import ACTIVATIONS, QUANTIZATIONS, Activation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,21 +30,26 @@ class EngineConfig:
     compile: bool = False
     trust_remote_code: bool = False
     score_template: str | None = None
+    activation: Activation | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str | os.PathLike) or not os.fspath(self.model):
             raise ModelLoadError(f"model={self.model!r} must be a hub id or a folder")
-        if self.convert == "classify":
-            raise UnsupportedTaskError("convert='classify': this version of millpond embeds only; leave convert out")
-        if self.convert not in ("auto", "embed"):
+        if self.convert not in ("auto", "embed", "classify"):
             raise InvalidRequestError(f"convert={self.convert!r} is unknown; choose auto, embed or classify")
+        if self.activation is not None and self.activation not in ACTIVATIONS:
+            raise InvalidRequestError(f"activation={self.activation!r} is unknown; choose {', '.join(ACTIVATIONS)}")
         for name in ("max_batch_tokens", "max_queue"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise InvalidRequestError(f"{name}={value!r} must be a positive int")
         if self.hf_overrides is not None and not isinstance(self.hf_overrides, Mapping):
             raise InvalidRequestError(f"hf_overrides={self.hf_overrides!r} must be a dict, merged into config.json")
-        for name, nothing in (("quantization", None), ("compile", False), ("score_template", None)):
+        if self.quantization not in (None, *QUANTIZATIONS):
+            raise InvalidRequestError(
+                f"quantization={self.quantization!r} is unknown; choose {' or '.join(QUANTIZATIONS)}, or leave it out"
+            )
+        for name, nothing in (("compile", False), ("score_template", None)):
             if getattr(self, name) != nothing:
                 raise InvalidRequestError(
                     f"{name}={getattr(self, name)!r} is not available in this version of millpond; leave it out"

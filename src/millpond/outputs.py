@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from millpond.errors import InvalidRequestError
 from millpond.ragged import Ragged
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,3 +58,236 @@ class TokenEmbeddingOutput:
     embeddings: Ragged
     truncated: npt.NDArray[np.bool_]
     usage: Usage
+
+
+class LabelScore(NamedTuple):
+    """A label and how likely it is.
+
+    Attributes:
+        label: The checkpoint's name for it.
+        prob: Its share, after the activation (the raw logit, where the activation was switched off).
+    """
+
+    label: str
+    prob: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClassificationOutput:
+    """The result of ``classify``.
+
+    Attributes:
+        probs: ``[n, labels]`` float32, in the order of the texts.
+        labels: The names of the columns.
+        truncated: ``[n]`` bool: the text was cut.
+        usage: Token counts.
+    """
+
+    probs: npt.NDArray[np.float32]
+    labels: tuple[str, ...]
+    truncated: npt.NDArray[np.bool_]
+    usage: Usage
+
+    def top(self, k: int = 1) -> list[list[LabelScore]]:
+        """The ``k`` likeliest labels of each text (all of them, where there are fewer).
+
+        Args:
+            k: How many, from 1.
+
+        Returns:
+            ``n`` lists, best first; of equal labels the lower column comes first.
+
+        Raises:
+            InvalidRequestError: ``k`` is no positive int.
+        """
+        _check_count("k", k)
+        best = _descending(self.probs)[:, :k]  # [n, k]
+        return [
+            [LabelScore(self.labels[column], float(row[column])) for column in columns]
+            for row, columns in zip(self.probs, best, strict=True)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScoreOutput:
+    """The result of ``score``.
+
+    Attributes:
+        scores: ``[n]`` float32, one for each pair, in the order of the pairs.
+        truncated: ``[n]`` bool: the pair was cut.
+        usage: Token counts.
+    """
+
+    scores: npt.NDArray[np.float32]
+    truncated: npt.NDArray[np.bool_]
+    usage: Usage
+
+
+class _Listed(Sequence[Item]):
+    """A result that is the list of its items, and carries more beside them."""
+
+    @property
+    @abstractmethod
+    def _items(self) -> Sequence[Item]: ...
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        """Item ``index``; a slice gives a list of items."""
+        return list(self._items[index]) if isinstance(index, slice) else self._items[index]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankResult:
+    """A document and how well it answers the query.
+
+    Attributes:
+        index: Its place in the caller's list.
+        relevance_score: Higher is better; the scale is the checkpoint's.
+        document: The document.
+    """
+
+    index: int
+    relevance_score: float
+    document: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RerankOutput(_Listed[RerankResult]):
+    """The result of ``rerank``: a sequence of the best documents, the best one first.
+
+    Attributes:
+        results: The same, as a tuple.
+        truncated: ``[documents]`` bool: the pair was cut. In the order of the documents passed in, all of them.
+        usage: Token counts.
+    """
+
+    results: tuple[RerankResult, ...]
+    truncated: npt.NDArray[np.bool_]
+    usage: Usage
+
+    @property
+    def _items(self) -> Sequence[RerankResult]:
+        return self.results
+
+    @classmethod
+    def ranked(
+        cls,
+        scores: npt.NDArray[np.float32],
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        truncated: npt.NDArray[np.bool_],
+        usage: Usage,
+    ) -> RerankOutput:
+        """Sort documents by their scores, best first; of equal scores the earlier document comes first.
+
+        Args:
+            scores: ``[documents]``.
+            documents: What was scored.
+            top_n: Keep the best only; ``None`` keeps all.
+            truncated: ``[documents]`` bool, in the order of the documents.
+            usage: Token counts.
+
+        Raises:
+            InvalidRequestError: ``top_n`` is no positive int.
+        """
+        if top_n is not None:
+            _check_count("top_n", top_n)
+        results = tuple(
+            RerankResult(index=int(index), relevance_score=float(scores[index]), document=documents[index])
+            for index in _descending(scores)[:top_n]
+        )
+        return cls(results=results, truncated=truncated, usage=usage)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RewardOutput:
+    """The result of ``reward``.
+
+    Attributes:
+        rewards: One ``[rows_i, labels]`` float32 matrix per text: a single row where the checkpoint rewards whole
+            texts, a row for each token or step where it rewards those. Raw, unless an activation was asked for.
+        truncated: ``[n]`` bool: the text was cut.
+        usage: Token counts.
+    """
+
+    rewards: Ragged
+    truncated: npt.NDArray[np.bool_]
+    usage: Usage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entity:
+    """A stretch of a text, and its label.
+
+    Attributes:
+        label: The label; without its ``B-`` or ``I-`` where tokens were aggregated.
+        score: How likely the label is.
+        start: First character (code point) of the stretch.
+        end: The character behind the last.
+        text: What stands there: ``text[start:end]`` of the caller's text.
+    """
+
+    label: str
+    score: float
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenClassificationOutput(_Listed[list[Entity]]):
+    """The result of ``token_classify``: a sequence of one list of entities per text.
+
+    Attributes:
+        entities: The same, as a tuple. Each list is in the order of the text.
+        probs: One ``[tokens_i, labels]`` float32 matrix per text, special tokens included.
+        labels: The names of the columns.
+        truncated: ``[n]`` bool: the text was cut.
+        usage: Token counts.
+    """
+
+    entities: tuple[list[Entity], ...]
+    probs: Ragged
+    labels: tuple[str, ...]
+    truncated: npt.NDArray[np.bool_]
+    usage: Usage
+
+    @property
+    def _items(self) -> Sequence[list[Entity]]:
+        return self.entities
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SparseEmbeddingOutput(_Listed[dict[int, float]]):
+    """The result of ``sparse_embed``: a sequence of one ``{token id: weight}`` per text.
+
+    Attributes:
+        embeddings: The same, as a list. A token without weight is left out.
+        truncated: ``[n]`` bool: the text was cut.
+        usage: Token counts.
+    """
+
+    embeddings: list[dict[int, float]]
+    truncated: npt.NDArray[np.bool_]
+    usage: Usage
+
+    @property
+    def _items(self) -> Sequence[dict[int, float]]:
+        return self.embeddings
+
+
+def _descending(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:
+    """Indices along the last axis, the highest score first; of equal scores the lower index first."""
+    return np.argsort(-scores, axis=-1, kind="stable")
+
+
+def _check_count(name: str, value: int) -> None:
+    if type(value) is not int or value < 1:  # a bool is no number of results
+        raise InvalidRequestError(f"{name}={value!r} must be an int from 1")

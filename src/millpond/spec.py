@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from millpond import matryoshka
-from millpond.tasks import Task
+from millpond.tasks import Activation, ScoreType, Task
 
 PoolingMode = Literal["cls", "mean", "max", "mean_sqrt_len", "weightedmean", "lasttoken"]
 
@@ -31,6 +31,11 @@ class ModelSpec:
         prompts: The checkpoint's own prompts by name.
         default_prompt_name: The prompt used when the caller names none.
         labels: Class names by index; empty for an embedder.
+        activation: What the checkpoint applies to its logits.
+        score_type: What ``score`` and ``rerank`` compute: a cross-encoder's score, MaxSim (``late-interaction``) or
+            the cosine of two vectors (``bi-encoder``); ``None`` where a pair has no one score.
+        step_tag_id: Process reward models: the token whose rows are rewards.
+        adapters: Names of the adapters that a request may choose.
         max_length: Most tokens per text, special tokens and prompt included.
         tasks: What the checkpoint serves.
     """
@@ -48,6 +53,10 @@ class ModelSpec:
     prompts: Mapping[str, str]
     default_prompt_name: str | None
     labels: tuple[str, ...]
+    activation: Activation = "identity"
+    score_type: ScoreType | None = None
+    step_tag_id: int | None = None
+    adapters: tuple[str, ...] = ()
     max_length: int
     tasks: frozenset[Task]
     digest: Callable[[], str] = field(repr=False, compare=False)

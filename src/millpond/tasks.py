@@ -2,12 +2,19 @@
 
 from typing import Literal, get_args
 
-Task = Literal["embed", "token_embed", "classify", "token_classify", "score", "reward"]
+Task = Literal["embed", "token_embed", "sparse_embed", "classify", "token_classify", "score", "reward"]
 Role = Literal["query", "document"]
 Truncate = Literal["end", "start", "error"]
 OutputDtype = Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"]
+Aggregation = Literal["none", "simple", "first", "average", "max"]
+Activation = Literal["identity", "sigmoid", "softmax"]
+Quantization = Literal["int8", "fp8"]
+ScoreType = Literal["cross-encoder", "late-interaction", "bi-encoder"]
 
 TASKS: tuple[Task, ...] = get_args(Task)
 ROLES: tuple[Role, ...] = get_args(Role)
 TRUNCATIONS: tuple[Truncate, ...] = get_args(Truncate)
 OUTPUT_DTYPES: tuple[OutputDtype, ...] = get_args(OutputDtype)
+AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)

@@ -8,10 +8,12 @@ import transformers
 
 from millpond.attention import interface
 from millpond.attention.segments import Segments
+from millpond.models import deberta, gpt2, jamba
 from millpond.models.encoder import FAMILIES, PackedEncoder
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FINISHED = {"deberta-v2": deberta, "gpt2": gpt2, "jamba": jamba}
 LENGTHS = [7, 1, 13, 30, 4, 30]
 SIZE = {
     "hidden_size": 64,
@@ -22,6 +24,21 @@ SIZE = {
 }
 DECODER = {**SIZE, "num_key_value_heads": 2, "max_position_embeddings": 64}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+DISTANCES = {
+    "relative_attention": True,
+    "pos_att_type": "p2c|c2p",
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+}
+WINDOW = {
+    "head_dim": 32,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 8,
+}
+# These run in bfloat16 only: the range of their states, or their grouped products, say so.
+BFLOAT16 = ("gemma2", "gemma3", "gemma3-bidirectional", "jamba")
 
 CONFIGS = {
     "bert": transformers.BertConfig(**SIZE, max_position_embeddings=40),
@@ -35,7 +52,31 @@ CONFIGS = {
     "gemma2": transformers.Gemma2Config(
         **DECODER, head_dim=32, sliding_window=5, query_pre_attn_scalar=24, attn_logit_softcapping=5.0
     ),
+    "electra": transformers.ElectraConfig(**SIZE, max_position_embeddings=40, embedding_size=32),
+    "albert": transformers.AlbertConfig(**SIZE, max_position_embeddings=40, embedding_size=32),
+    "deberta-v2": transformers.DebertaV2Config(**SIZE, **DISTANCES, max_position_embeddings=64, position_buckets=16),
+    "deberta-v2-convolution": transformers.DebertaV2Config(
+        **SIZE, **DISTANCES, max_position_embeddings=64, conv_kernel_size=3, conv_act="gelu"
+    ),
+    "gemma3": transformers.Gemma3TextConfig(
+        **{**DECODER, "num_hidden_layers": 3}, **WINDOW, use_bidirectional_attention=False
+    ),
+    "gemma3-bidirectional": transformers.Gemma3TextConfig(
+        **{**DECODER, "num_hidden_layers": 3}, **WINDOW, use_bidirectional_attention=True
+    ),
+    "gpt2": transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, n_positions=40, vocab_size=200, pad_token_id=0),
+    "llama-bidirectional": transformers.LlamaConfig(**DECODER, is_causal=False),
+    "jamba": transformers.JambaConfig(  # every expert for every token: a router's choice may turn on rounding
+        **{**DECODER, "num_hidden_layers": 3},
+        **SPECIAL,
+        attn_layer_period=3,
+        attn_layer_offset=2,
+        num_experts=4,
+        num_experts_per_tok=4,
+    ),
 }
+if hasattr(transformers, "EuroBertConfig"):
+    CONFIGS["eurobert"] = transformers.EuroBertConfig(**DECODER, **SPECIAL)
 
 
 def build(config, dtype, device):
@@ -46,6 +87,8 @@ def build(config, dtype, device):
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.1)
     backbone = backbone.to(device=device, dtype=dtype).eval()
+    if config.model_type in FINISHED:
+        return FINISHED[config.model_type].finish(backbone, None).eval()
     return PackedEncoder(backbone, config.model_type).eval() if config.model_type in FAMILIES else backbone
 
 
@@ -55,7 +98,8 @@ def run(config, dtype, device):
     offset = 2 if config.model_type == "xlm-roberta" else 0
     ids = torch.randint(5, 200, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(1)).to(device)
     positions = torch.cat([torch.arange(n) for n in LENGTHS])[None].to(device) + offset
-    options = {} if config.model_type in (*FAMILIES, "modernbert") else {"use_cache": False}
+    decoders = ("llama", "mistral", "qwen3", "gemma2", "gemma3_text", "gpt2", "jamba")
+    options = {"use_cache": False} if config.model_type in decoders else {}
     out = model(input_ids=ids, position_ids=positions, segments=Segments.of(LENGTHS, device), **options)
     return out.last_hidden_state[0].float().cpu()
 
@@ -63,11 +107,12 @@ def run(config, dtype, device):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_half_precision_stays_near_float32(name, dtype):
-    if name == "gemma2" and dtype is torch.float16:
-        pytest.skip("Gemma 2 overflows in float16; millpond gives it bfloat16")
+    if name in BFLOAT16 and dtype is torch.float16:
+        pytest.skip("float16 is too narrow for it; millpond gives it bfloat16")
     reference = run(CONFIGS[name], torch.float32, "cpu")
     out = run(CONFIGS[name], dtype, DEVICE)
-    assert torch.nn.functional.cosine_similarity(out, reference, dim=-1).min() > 0.999
+    least = 0.99 if name == "jamba" else 0.999  # its scan adds up in the precision of the states
+    assert torch.nn.functional.cosine_similarity(out, reference, dim=-1).min() > least
 
 
 @pytest.mark.parametrize("name", CONFIGS)

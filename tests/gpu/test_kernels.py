@@ -28,9 +28,9 @@ def states(lengths, heads, dtype, device):
     return [torch.randn(shape, generator=generator).to(device=device, dtype=dtype) for shape in shapes]
 
 
-def compare(out, q, k, v, lengths, masking, tolerance):
+def compare(out, q, k, v, lengths, masking, tolerance, keys=None):
     """``out`` against the reference kernel over the same rounded inputs, in float32 on the CPU."""
-    reference = sdpa.attend(*(x.float().cpu() for x in (q, k, v)), Segments.of(lengths), masking)
+    reference = sdpa.attend(*(x.float().cpu() for x in (q, k, v)), Segments.of(lengths, keys=keys), masking)
     assert torch.isfinite(out).all()
     torch.testing.assert_close(out.float().cpu(), reference, atol=tolerance, rtol=tolerance)
 
@@ -60,6 +60,22 @@ def test_flex_equals_the_reference(lengths, heads, window, causal):
     assert select(q, masking) is flex.attend
     out = flex.attend(q, k, v, Segments.of(lengths, "cuda"), masking)
     compare(out, q, k, v, lengths, masking, 3e-2)
+
+
+@needs_cuda
+@pytest.mark.parametrize("softcap", [None, 5.0], ids=["varlen", "flex"])
+@pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS.keys())
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS.keys())
+@pytest.mark.parametrize("lengths", [[32] * 20, [32, 32, 500, 7, 32, 128]], ids=["queries", "mixed"])
+def test_fewer_keys_than_queries(lengths, heads, window, softcap):
+    """Queries of 32 tokens, of which the expansion may not be attended to, beside documents that have none."""
+    keys = [3 + i if length == 32 else length for i, length in enumerate(lengths)]
+    q, k, v = states(lengths, heads, torch.bfloat16, "cuda")
+    masking = Masking(scale=heads[2] ** -0.5, causal=False, window=window, softcap=softcap)
+    out = select(q, masking)(q, k, v, Segments.of(lengths, "cuda", keys=keys), masking)
+    compare(out, q, k, v, lengths, masking, 3e-2, keys=keys)
+    with pytest.raises(AssertionError):
+        compare(out, q, k, v, lengths, masking, 3e-2)
 
 
 @needs_cuda

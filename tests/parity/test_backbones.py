@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.parity.oracles import oracle
 from tests.tiny import FAMILIES, MAX_TOKENS, TEXTS, write_checkpoint
 
 from millpond.attention import sdpa
@@ -27,11 +28,16 @@ VISIBLE = 1e-3  # what a mistake must move it by at least
 SHORT = tuple(text for text in TEXTS if len(text) < 130)
 
 ROBERTA_LIKE = ("roberta", "xlm-roberta", "mpnet")
-ABSOLUTE = ("bert", "distilbert", *ROBERTA_LIKE)
-ROTARY = tuple(family for family in FAMILIES if family not in ABSOLUTE)
+COUNTED = ("bert", "distilbert", "electra", "albert", "gpt2")  # positions in a learned table, from 0
+DISTANCES = ("deberta-v2",)  # whose attention is its own, and positions are none
+NO_POSITIONS = ("jamba",)
+ROTARY = tuple(family for family in FAMILIES if family not in (*ROBERTA_LIKE, *COUNTED, *DISTANCES, *NO_POSITIONS))
+SHARED = tuple(family for family in FAMILIES if family not in DISTANCES)  # that run the shared attention kernels
 DECODERS = tuple(family for family, row in FAMILIES.items() if row.head == "ForCausalLM")
-WINDOWED = ("modernbert", "mistral-sliding", "qwen2-sliding", "gemma2")
+WINDOWED = ("modernbert", "mistral-sliding", "qwen2-sliding", "gemma2", "gemma3", "gemma3-bidirectional")
 GROUPED = tuple(family for family in DECODERS if family != "gemma")  # which has one key and value head for all
+
+UNREAD = ("position_ids", "attn.bias")  # buffers of older files
 
 Matrices = Sequence[np.ndarray]
 
@@ -44,18 +50,9 @@ def alone(plain: Callable[[str], Path]) -> Callable[..., Matrices]:
 
     @torch.inference_mode()
     def state(family: str, text: str) -> np.ndarray:
-        from transformers import AutoModel, AutoTokenizer
-
         if family not in models:
-            options = {"trust_remote_code": False, "local_files_only": True}
-            tokenizer = AutoTokenizer.from_pretrained(plain(family), **options)
-            model = AutoModel.from_pretrained(
-                plain(family), attn_implementation="eager", dtype=torch.float32, **options
-            )
-            models[family] = tokenizer, model.eval()
-        tokenizer, model = models[family]
-        ids = tokenizer(text, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
-        return model(**ids).last_hidden_state[0].numpy()
+            models[family] = oracle(plain(family))
+        return models[family](_ids(plain(family), [text])[0]).numpy()
 
     def alone(family: str, texts: Sequence[str]) -> Matrices:
         for text in texts:
@@ -126,8 +123,11 @@ def test_half_precision_points_the_same_way(family, engine_of, alone):
     found = np.concatenate(states(engine_of(family, dtype="bfloat16"), TEXTS))
     expected = np.concatenate(alone(family, TEXTS))
     cosine = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
-    assert cosine.mean() >= 0.999
-    assert cosine.min() >= 0.99
+    jamba = (
+        family == "jamba"
+    )  # whose scan adds up in bfloat16, and whose router may choose otherwise, in transformers too
+    assert cosine.mean() >= (0.995 if jamba else 0.999)
+    assert cosine.min() >= (0.95 if jamba else 0.99)
 
 
 @pytest.mark.parametrize("family", [family for family in encoder.FAMILIES if family != "mpnet"])
@@ -171,12 +171,9 @@ def test_a_language_model_gives_its_backbone(family, engine_of, tmp_path):
     """``*ForCausalLM`` and ``*ForMaskedLM`` repositories: prefixed keys, and a head that is left alone."""
     texts = SHORT[:3]
     folder = write_checkpoint(tmp_path / family, family, wrapped=True, seed=1)
-    from transformers import AutoModel, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    reference = AutoModel.from_pretrained(folder, attn_implementation="eager", trust_remote_code=False).eval()
+    reference = oracle(folder)
     with torch.inference_mode():
-        expected = [reference(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy() for text in texts]
+        expected = [reference(ids).numpy() for ids in _ids(folder, texts)]
     with Engine(folder, dtype="float32", device="cpu") as engine:
         found = states(engine, texts)
     worst, other = difference(found, expected), difference(found, states(engine_of(family), texts))
@@ -190,7 +187,7 @@ def test_a_language_model_gives_its_backbone(family, engine_of, tmp_path):
 def _ids(folder: Path, texts: Sequence[str]) -> list[torch.Tensor]:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     return [torch.tensor(tokenizer(text, truncation=True, max_length=MAX_TOKENS)["input_ids"]) for text in texts]
 
 
@@ -231,7 +228,7 @@ def test_notices_segments_shifted_by_one(family, engine_of, alone, monkeypatch):
     assert_noticed(engine_of(family), family, alone)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SHARED)
 def test_notices_the_wrong_direction(family, engine_of, alone, monkeypatch):
     """Causal where it is not, and the reverse: for qwen2-bidirectional, reading the module instead of the argument."""
     monkeypatch.setattr(sdpa, "_is_short", lambda run, query: True)  # the fused kernel takes MPNet's bias for its mask
@@ -239,10 +236,10 @@ def test_notices_the_wrong_direction(family, engine_of, alone, monkeypatch):
     assert_noticed(engine_of(family), family, alone)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SHARED)
 def test_notices_that_scaling_is_ignored(family, engine_of, alone, monkeypatch):
-    usual = "gemma2"  # whose scale is not the usual one, so that the usual one is its mistake
-    masking_mistake(monkeypatch, lambda masking, q: {"scale": q.shape[-1] ** -0.5 if family == usual else 1.0})
+    own = family.startswith(("gemma2", "gemma3"))  # their scale is not the usual one: the usual one is the mistake
+    masking_mistake(monkeypatch, lambda masking, q: {"scale": q.shape[-1] ** -0.5 if own else 1.0})
     assert_noticed(engine_of(family), family, alone)
 
 
@@ -286,12 +283,12 @@ def test_notices_query_heads_at_the_wrong_key(family, engine_of, alone, monkeypa
     assert_noticed(engine_of(family), family, alone)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", (*ROBERTA_LIKE, *COUNTED, *ROTARY))
 def test_notices_wrong_positions(family, engine_of, alone, monkeypatch):
     """RoBERTa's without their offset, BERT's one late, and none at all for rotary ones, which know only distances."""
     wrong = {
         **dict.fromkeys(ROBERTA_LIKE, lambda positions: positions - 2),
-        **dict.fromkeys(("bert", "distilbert"), lambda positions: positions + 1),
+        **dict.fromkeys(COUNTED, lambda positions: (positions + 1).clamp(max=MAX_TOKENS - 1)),
         **dict.fromkeys(ROTARY, torch.zeros_like),
     }[family]
     batch_mistake(monkeypatch, lambda batch: {"position_ids": wrong(batch.position_ids)})
@@ -339,10 +336,10 @@ def test_every_tensor_of_a_tiny_checkpoint_moves_its_states(family, engine_of, t
 
     folder = write_checkpoint(tmp_path / family, family)
     tensors = load_file(folder / "model.safetensors")
-    names = [name for name in tensors if not name.startswith("pooler.") and not name.endswith("position_ids")]
+    names = [name for name in tensors if "pooler." not in name and not name.endswith(UNREAD)]
     right = states(engine_of(family), SHORT)
     # A key's bias moves every score of a row alike, which softmax does not see.
-    unseen = ("key.bias", "k_lin.bias", "attn.k.bias")
+    unseen = ("key.bias", "k_lin.bias", "attn.k.bias", "pos_key_proj.bias")
     for name in random.Random(0).sample(names, 5):
         moved = {**tensors, name: torch.flip(tensors[name], dims=(-1,)) + 0.1}
         save_file(moved, folder / "model.safetensors", metadata={"format": "pt"})

@@ -160,6 +160,7 @@ def test_a_class_with_another_head(family, tmp_path):
         ("xlm-roberta", {"position_embedding_type": "rotary"}, "rotary"),
         ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
         ("qwen2", {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+        ("gemma3", {"rope_parameters": {"full_attention": {"rope_type": "dynamic", "factor": 2.0}}}, "dynamic"),
     ],
 )
 def test_a_config_that_changes_the_arithmetic(family, fields, match, tmp_path):

@@ -13,11 +13,11 @@ from millpond.attention.signature import Masking
 LENGTHS = [7, 1, 13, 13, 30, 4]
 
 
-def naive(query, key, value, lengths, masking):
+def naive(query, key, value, lengths, masking, keys=None):
     """Scores, weights and sums in plain loops over segments and heads: [tokens, heads, dim]."""
     out, start = torch.empty_like(query), 0
     groups = query.shape[1] // key.shape[1]
-    for length in lengths:
+    for length, usable in zip(lengths, keys or lengths, strict=True):
         for head in range(query.shape[1]):
             q = query[start : start + length, head]
             k, v = (states[start : start + length, head // groups] for states in (key, value))
@@ -29,9 +29,9 @@ def naive(query, key, value, lengths, masking):
             for i in range(length):
                 for j in range(length):
                     outside = masking.window is not None and abs(i - j) >= masking.window
-                    if outside or (masking.causal and j > i):
+                    if outside or (masking.causal and j > i) or j >= usable:
                         scores[i, j] = float("-inf")
-            out[start : start + length, head] = scores.softmax(-1) @ v
+            out[start : start + length, head] = scores.softmax(-1).nan_to_num(nan=0.0) @ v
         start += length
     return out
 
@@ -75,6 +75,34 @@ def test_the_explicit_path_equals_naive_in_blocks(masking, monkeypatch):
     torch.testing.assert_close(out, naive(q, k, v, LENGTHS, masking), atol=2e-6, rtol=1e-5)
 
 
+# A query of three real tokens and its expansion, as many keys as tokens, neighbours that differ only in their keys.
+KEYS = [3, 1, 13, 5, 30, 1]
+KEY_LENGTHS = [7, 1, 13, 13, 30, 4]
+
+
+@pytest.mark.parametrize("short", [False, True], ids=["fused", "explicit"])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("masking", MASKINGS.values(), ids=MASKINGS.keys())
+def test_fewer_keys_than_queries(masking, kv_heads, short, monkeypatch):
+    monkeypatch.setattr(sdpa, "_is_short", lambda run, query: short)
+    monkeypatch.setattr(sdpa, "_SCORE_BLOCK", 256)
+    q, k, v = states(kv_heads=kv_heads, lengths=KEY_LENGTHS)
+    out = sdpa.attend(q, k, v, Segments.of(KEY_LENGTHS, keys=KEYS), masking)
+    expected = naive(q, k, v, KEY_LENGTHS, masking, KEYS)
+    torch.testing.assert_close(out, expected, atol=2e-6, rtol=1e-5)
+    forgotten = sdpa.attend(q, k, v, Segments.of(KEY_LENGTHS), masking)
+    assert (forgotten - expected).abs().max() > 1e-2
+
+
+def test_what_is_no_key_does_not_matter():
+    q, k, v = states(lengths=KEY_LENGTHS)
+    segments = Segments.of(KEY_LENGTHS, keys=KEYS)
+    out = sdpa.attend(q, k, v, segments, MASKINGS["full"])
+    for states_ in (k, v):
+        states_[3:7] = float("nan")
+    torch.testing.assert_close(sdpa.attend(q, k, v, segments, MASKINGS["full"])[:7], out[:7], atol=0, rtol=0)
+
+
 @pytest.mark.parametrize("name", ["causal", "window", "softcap", "bias"])
 def test_a_dropped_mask_is_seen(name):
     """The negative control: the comparison above fails when a kernel forgets the option."""
@@ -104,6 +132,31 @@ def test_flex_modifiers_equal_naive(name):
     q, k, v = states(kv_heads=2)
     out = flex.attend(q, k, v, Segments.of(LENGTHS), MASKINGS[name], flex=flex_attention)
     torch.testing.assert_close(out, naive(q, k, v, LENGTHS, MASKINGS[name]), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["softcap", "softcap window", "softcap bidirectional"])
+def test_flex_limits_the_keys(name):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q, k, v = states(kv_heads=2, lengths=KEY_LENGTHS)
+    out = flex.attend(q, k, v, Segments.of(KEY_LENGTHS, keys=KEYS), MASKINGS[name], flex=flex_attention)
+    torch.testing.assert_close(out, naive(q, k, v, KEY_LENGTHS, MASKINGS[name], KEYS), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "causal window"])
+def test_varlen_leaves_limited_keys_under_causality_and_windows_to_the_reference(name):
+    """Its kernel would lay both along the last key; this runs on a CPU because the kernel is not called."""
+    q, k, v = states(lengths=KEY_LENGTHS)
+    out = varlen.attend(q, k, v, Segments.of(KEY_LENGTHS, keys=KEYS), MASKINGS[name])
+    torch.testing.assert_close(out, naive(q, k, v, KEY_LENGTHS, MASKINGS[name], KEYS), atol=2e-6, rtol=1e-5)
+
+
+def test_varlen_without_the_argument_leaves_limited_keys_to_the_reference(monkeypatch):
+    monkeypatch.setattr(varlen, "abilities", lambda: frozenset({"scale", "window_size"}))
+    q, k, v = states(lengths=KEY_LENGTHS)
+    out = varlen.attend(q, k, v, Segments.of(KEY_LENGTHS, keys=KEYS), MASKINGS["full"])
+    torch.testing.assert_close(out, naive(q, k, v, KEY_LENGTHS, MASKINGS["full"], KEYS), atol=2e-6, rtol=1e-5)
 
 
 def test_varlen_windows_are_inclusive_tuples():
@@ -139,6 +192,29 @@ def test_runs_group_neighbours():
     )
     assert segments.total == 11 and segments.max_seqlen == 3
     assert segments.cu_seqlens.tolist() == [0, 3, 6, 8, 11] and segments.cu_seqlens.dtype == torch.int32
+
+
+def test_runs_part_where_the_keys_differ():
+    segments = Segments.of([3, 3, 3, 2], keys=[2, 2, 3, 2])
+    assert segments.runs == (
+        Run(start=0, count=2, length=3, keys=2),
+        Run(start=6, count=1, length=3),
+        Run(start=9, count=1, length=2),
+    )
+    assert segments.keys == (2, 2, 3, 2)
+    assert segments.seqused_k.tolist() == [2, 2, 3, 2] and segments.seqused_k.dtype == torch.int32
+
+
+def test_keys_that_limit_nothing_are_none():
+    segments = Segments.of([3, 3, 2], keys=[3, 3, 2])
+    assert segments.keys is None and segments.seqused_k is None
+    assert segments.runs == Segments.of([3, 3, 2]).runs
+
+
+@pytest.mark.parametrize("keys", [[0, 2], [3, 3], [3], [4, 2]])
+def test_impossible_keys_are_refused(keys):
+    with pytest.raises(ValueError, match="at least one and at most all"):
+        Segments.of([3, 2], keys=keys)
 
 
 @pytest.mark.parametrize("lengths", [[], [3, 0, 2]])

@@ -94,8 +94,8 @@ def test_no_tokenizer(folder):
     ("fields", "message"),
     [
         ({"model_type": "warpnet", "architectures": ["WarpNetModel"]}, "WarpNetModel of model_type 'warpnet'"),
-        ({"model_type": "new", "auto_map": {"AutoModel": "x.Y"}}, "needs code of its own"),
-        ({"architectures": ["BertForSequenceClassification"]}, "this version runs BertModel only"),
+        ({"model_type": "newer", "auto_map": {"AutoModel": "x.Y"}}, "needs code of its own"),
+        ({"architectures": ["BertForQuestionAnswering"]}, "BertForQuestionAnswering, which millpond does not run"),
         ({"position_embedding_type": "alibi"}, "position_embedding_type 'alibi'"),
         ({"lora_adaptations": ["a"]}, "lora_adaptations"),
     ],

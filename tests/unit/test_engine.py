@@ -330,7 +330,7 @@ def test_embed_and_token_embed_share_batches(engine):
     def gated(requests):
         entered.set()
         gate.wait(timeout=30)
-        kinds.append({request.call.task for request in requests})
+        kinds.append({request.call.plan.task for request in requests})
         return run(requests)
 
     engine._loaded.runner.run = gated
@@ -411,7 +411,7 @@ def test_loading_what_is_not_there(tmp_path):
         Engine(tmp_path)
     with pytest.raises(ModelLoadError, match="no hub id"):
         Engine("./no/such/folder")
-    with pytest.raises(ModelLoadError, match="max_length=513 is more than the position table"):
+    with pytest.raises(ModelLoadError, match="max_length=513 is more than the positions"):
         Engine(model, max_length=513)
     with pytest.raises(ModelLoadError, match="dtype='float8'"):
         Engine(model, dtype="float8")

@@ -1,14 +1,31 @@
 """What the engine returns: one type per task, whatever went in, and nobody changes it afterwards."""
 
 import dataclasses
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.tiny import write_checkpoint
 
-from millpond import EmbeddingOutput, Engine, Ragged, TokenEmbeddingOutput, Usage
+from millpond import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    Engine,
+    Entity,
+    InvalidRequestError,
+    LabelScore,
+    Ragged,
+    RerankOutput,
+    RerankResult,
+    RewardOutput,
+    ScoreOutput,
+    SparseEmbeddingOutput,
+    TokenClassificationOutput,
+    TokenEmbeddingOutput,
+    Usage,
+)
 
 INPUTS = {"none": [], "one": ["a"], "tuple": ("a", "mill pond"), "empty text": [""], "duplicates": ["a", "b", "a"]}
 
@@ -52,3 +69,115 @@ def test_outputs_are_frozen(engine: Engine):
         output.embeddings = None  # type: ignore[misc, assignment]
     with pytest.raises(TypeError, match="positional"):
         Usage(3)  # type: ignore[misc]
+
+
+def flags(n: int) -> np.ndarray:
+    return np.zeros(n, dtype=np.bool_)
+
+
+def classified(rows: list[list[float]]) -> ClassificationOutput:
+    probs = np.array(rows, dtype=np.float32).reshape(-1, 3)
+    return ClassificationOutput(
+        probs=probs, labels=("x", "y", "z"), truncated=flags(len(probs)), usage=Usage(prompt_tokens=len(probs))
+    )
+
+
+def ranked(scores: list[float], top_n: int | None = None) -> RerankOutput:
+    return RerankOutput.ranked(
+        np.array(scores, dtype=np.float32),
+        [f"document {i}" for i in range(len(scores))],
+        top_n=top_n,
+        truncated=flags(len(scores)),
+        usage=Usage(prompt_tokens=7),
+    )
+
+
+def test_top_labels_come_best_first():
+    output = classified([[0.25, 0.5, 0.125], [0.5, 0.25, 0.75]])
+    assert output.top(2) == [[("y", 0.5), ("x", 0.25)], [("z", 0.75), ("x", 0.5)]]
+    first = output.top()[0][0]
+    assert type(first) is LabelScore
+    assert (first.label, first.prob, type(first.prob)) == ("y", 0.5, float)
+    assert [len(row) for row in output.top(9)] == [3, 3]
+    assert classified([]).top(2) == []
+
+
+def test_equal_labels_keep_their_order():
+    assert [label for label, _ in classified([[0.5, 0.25, 0.5]]).top(3)[0]] == ["x", "z", "y"]
+    assert [label for label, _ in classified([[0.5, 0.5, 0.5]]).top(3)[0]] == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize("count", [0, -1, True, 1.0, "2"], ids=repr)
+def test_a_number_of_results_is_a_positive_int(count):
+    with pytest.raises(InvalidRequestError, match=re.escape(f"k={count!r} must be an int from 1")):
+        classified([[0.5, 0.25, 0.5]]).top(count)
+    with pytest.raises(InvalidRequestError, match=re.escape(f"top_n={count!r} must be an int from 1")):
+        ranked([0.5], top_n=count)
+
+
+def test_rerank_results_come_best_first():
+    output = ranked([0.5, -2.0, 3.0, 0.5])
+    assert isinstance(output, Sequence)
+    assert [result.index for result in output] == [2, 0, 3, 1]
+    assert output[0] == RerankResult(index=2, relevance_score=3.0, document="document 2")
+    assert (type(output[0].index), type(output[0].relevance_score)) == (int, float)
+    assert [result.document for result in output[1:3]] == ["document 0", "document 3"]
+    assert output[-1] is output.results[-1] and output[3] in output
+    assert output.truncated.shape == (4,) and output.usage.prompt_tokens == 7
+
+
+@pytest.mark.parametrize(("top_n", "kept"), [(None, 4), (1, 1), (4, 4), (9, 4)])
+def test_top_n_cuts_the_results_and_not_the_flags(top_n: int | None, kept: int):
+    output = ranked([0.0, 1.0, 2.0, 3.0], top_n=top_n)
+    assert len(output) == kept and output[0].index == 3
+    assert len(output.truncated) == 4
+
+
+def test_many_equal_scores_keep_their_order():
+    scores = [float(i % 3) for i in range(300)]  # longer than what numpy sorts stably by accident
+    expected = sorted(range(300), key=lambda i: (-scores[i], i))
+    assert [result.index for result in ranked(scores)] == expected
+
+
+def test_no_document_is_no_result():
+    output = ranked([])
+    assert len(output) == 0 and list(output) == [] and not output
+
+
+def test_lists_of_each_text_are_sequences():
+    entity = Entity(label="PER", score=0.5, start=0, end=3, text="Ada")
+    ragged = Ragged.from_matrices([np.ones((2, 3), np.float32), np.ones((1, 3), np.float32)], width=3)
+    usage = Usage(prompt_tokens=3)
+    output = TokenClassificationOutput(
+        entities=([entity], []), probs=ragged, labels=("x", "y", "z"), truncated=flags(2), usage=usage
+    )
+    assert list(output) == [[entity], []] and output[0] == [entity] and output[1:] == [[]]
+    sparse = SparseEmbeddingOutput(embeddings=[{3: 0.5}, {}], truncated=flags(2), usage=usage)
+    assert list(sparse) == [{3: 0.5}, {}] and len(sparse) == 2
+    for one in (output, sparse):
+        assert isinstance(one, Sequence)
+        with pytest.raises(IndexError):
+            _ = one[2]
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        classified([[0.5, 0.25, 0.5]]),
+        ranked([0.5]),
+        Entity(label="PER", score=0.5, start=0, end=3, text="Ada"),
+        ScoreOutput(scores=np.zeros(1, np.float32), truncated=flags(1), usage=Usage(prompt_tokens=1)),
+        RewardOutput(
+            rewards=Ragged.from_matrices([np.zeros((1, 2), np.float32)], width=2),
+            truncated=flags(1),
+            usage=Usage(prompt_tokens=1),
+        ),
+    ],
+    ids=lambda output: type(output).__name__,
+)
+def test_each_output_is_frozen_and_keyword_only(output):
+    field = dataclasses.fields(output)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(output, field, None)
+    with pytest.raises(TypeError, match="positional"):
+        type(output)(None)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from millpond.config import EngineConfig
-from millpond.errors import InvalidRequestError, ModelLoadError, UnsupportedTaskError
+from millpond.errors import InvalidRequestError, ModelLoadError
 from millpond.params import PoolingParams
 
 
@@ -51,8 +51,6 @@ def test_impossible_engines(options):
         EngineConfig(model="m", **options)
 
 
-def test_no_model_and_no_classifier():
+def test_no_model():
     with pytest.raises(ModelLoadError):
         EngineConfig(model="")
-    with pytest.raises(UnsupportedTaskError, match="convert"):
-        EngineConfig(model="m", convert="classify")

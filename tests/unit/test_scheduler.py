@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.engine.call import Call, Plan
+from millpond.engine.call import Call
+from millpond.engine.plan import Plan
 from millpond.engine.request import Request
 from millpond.engine.scheduler import Scheduler
+from millpond.pooling.pooler import Readout
 
-PLAN = Plan(
-    task="embed", prompt="", skip=0, limit=512, truncate="end", width=4, normalize=False, output_dtype="float32"
-)
+PLAN = Plan(task="embed", readout=Readout(kind="pooled"), limit=512, truncate="end", width=4)
 
 
 def a_call(lengths, refills=None):
     """A call with a request of each length, and those requests."""
     refill = (lambda call, left: refills.append(left)) if refills is not None else (lambda call, left: None)
     texts = [str(i) for i in range(len(lengths))]
-    call = Call(texts, PLAN, native_width=4, commit=None, progress=None, refill=refill)
+    call = Call(texts, PLAN, native_width=4, labels=(), commit=None, progress=None, refill=refill)
     return call, [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
 
 

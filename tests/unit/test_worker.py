@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from millpond.engine.call import Call, Plan
+from millpond.engine.call import Call
+from millpond.engine.plan import Plan
 from millpond.engine.request import Request
 from millpond.engine.scheduler import Scheduler
 from millpond.engine.worker import Worker, is_out_of_memory
 from millpond.errors import MillpondError
+from millpond.pooling.pooler import Readout
 
-PLAN = Plan(
-    task="embed", prompt="", skip=0, limit=512, truncate="end", width=2, normalize=False, output_dtype="float32"
-)
+PLAN = Plan(task="embed", readout=Readout(kind="pooled"), limit=512, truncate="end", width=2)
 
 
 class Recording:
@@ -36,7 +36,7 @@ def drive(refuse, *lengths_of_calls, budget=1000):
     calls = []
     for lengths in lengths_of_calls:
         texts = [f"{i}" for i in range(len(lengths))]
-        call = Call(texts, PLAN, native_width=2, commit=None, progress=None, refill=lambda call, left: None)
+        call = Call(texts, PLAN, native_width=2, labels=(), commit=None, progress=None, refill=lambda call, left: None)
         requests = [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
         scheduler.put(call, requests)
         calls.append(call)
@@ -83,7 +83,7 @@ def test_any_error_is_kept_to_the_call_that_caused_it():
 
 def test_a_vector_that_is_not_finite_fails_with_its_index():
     scheduler = Scheduler(100)
-    call = Call(["a", "b"], PLAN, native_width=2, commit=None, progress=None, refill=lambda call, left: None)
+    call = Call(["a", "b"], PLAN, native_width=2, labels=(), commit=None, progress=None, refill=lambda call, left: None)
     requests = [Request(call=call, slot=i, ids=np.zeros(3, dtype=np.int32)) for i in range(2)]
     scheduler.put(call, requests)
     scheduler.close()

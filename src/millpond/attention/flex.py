@@ -37,8 +37,10 @@ def score_mod(masking: Masking) -> Callable[..., torch.Tensor] | None:
     return cap
 
 
-def mask_mod(segment_ids: torch.Tensor, masking: Masking) -> Callable[..., torch.Tensor]:
-    """Same segment, not after the query if causal, and inside the window."""
+def mask_mod(
+    segment_ids: torch.Tensor, masking: Masking, usable: torch.Tensor | None = None
+) -> Callable[..., torch.Tensor]:
+    """Same segment, not after the query if causal, inside the window, and ``usable`` (bool ``[tokens]``) as a key."""
 
     def allowed(_b: Any, _h: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         inside = segment_ids[q] == segment_ids[k]
@@ -46,9 +48,19 @@ def mask_mod(segment_ids: torch.Tensor, masking: Masking) -> Callable[..., torch
             inside = inside & (q >= k)
         if masking.window is not None:
             inside = inside & ((q - k).abs() < masking.window)
+        if usable is not None:
+            inside = inside & usable[k]
         return inside
 
     return allowed
+
+
+def _usable(segments: Segments, segment_ids: torch.Tensor) -> torch.Tensor | None:  # bool [tokens]
+    """Which tokens may be attended to; ``None`` where all of them may."""
+    if segments.seqused_k is None:
+        return None
+    ends = (segments.cu_seqlens[:-1] + segments.seqused_k).long()  # [n]
+    return torch.arange(segments.total, device=segment_ids.device) < ends[segment_ids]
 
 
 def attend(
@@ -67,7 +79,8 @@ def attend(
     lengths = (segments.cu_seqlens[1:] - segments.cu_seqlens[:-1]).long()
     numbers = torch.arange(len(segments.lengths), device=query.device)
     segment_ids = torch.repeat_interleave(numbers, lengths, output_size=total)  # [tokens]
-    blocks = create_block_mask(mask_mod(segment_ids, masking), None, None, total, total, device=query.device)
+    usable = _usable(segments, segment_ids)
+    blocks = create_block_mask(mask_mod(segment_ids, masking, usable), None, None, total, total, device=query.device)
     out = (flex or _compiled())(
         query.transpose(0, 1)[None],
         key.transpose(0, 1)[None],

@@ -22,10 +22,15 @@ def attend(
     segments: Segments,
     masking: Masking,
 ) -> torch.Tensor:  # [tokens, heads, dim]
-    """Attention within each segment; see :class:`Masking` for what may attend to what."""
+    """Attention within each segment; see :class:`Masking` for what may attend to what.
+
+    A row that may look at nothing (a window that ends behind the segment's keys) gives zeros, as the other kernels do.
+    """
     out = query.new_empty(query.shape)
     for run in segments.runs:
         q, k, v = (_batch(states, run) for states in (query, key, value))
+        if run.keys is not None:
+            k, v = k[:, :, : run.keys], v[:, :, : run.keys]
         if _is_plain(masking) and not _is_short(run, query):
             mixed = _fused(q, k, v, masking)
         else:
@@ -50,11 +55,14 @@ def _is_short(run: Run, query: torch.Tensor) -> bool:
 
 
 def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Masking) -> torch.Tensor:
-    """torch's own scaled dot product, ``[count, heads, length, dim]``."""
-    length = q.shape[2]
-    mask = masking.mask(length, q.device)
+    """torch's own scaled dot product, ``[count, heads, length, dim]``; keys may be fewer than queries."""
+    length, keys = q.shape[2], k.shape[2]
+    # The causal flag means different corners to different kernels when the shapes differ: then it is written out.
+    mask = masking.mask(length, q.device, keep_causal=keys < length)
     if masking.bias is not None:
-        mask = masking.bias[:, :length, :length]
+        mask = masking.bias[:, :length, :keys]
+    elif mask is not None:
+        mask = mask[:, :keys]
     return F.scaled_dot_product_attention(
         q,
         k,
@@ -72,7 +80,8 @@ def _explicit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Maskin
     if groups > 1:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     count, heads, length, _ = q.shape
-    rows = max(1, _SCORE_BLOCK // (count * heads * length))
+    keys = k.shape[2]
+    rows = max(1, _SCORE_BLOCK // (count * heads * keys))
     mask = masking.mask(length, q.device, keep_causal=True)
     blocks = []
     for first in range(0, length, rows):
@@ -80,8 +89,11 @@ def _explicit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Maskin
         if masking.softcap is not None:
             scores = scores.div_(masking.softcap).tanh_().mul_(masking.softcap)
         if masking.bias is not None:
-            scores = scores.add_(masking.bias[:, first : min(first + rows, length), :length])
+            scores = scores.add_(masking.bias[:, first : min(first + rows, length), :keys])
         if mask is not None:
-            scores = scores.masked_fill_(~mask[first : first + rows], float("-inf"))
-        blocks.append(torch.matmul(scores.softmax(-1), v))
+            scores = scores.masked_fill_(~mask[first : first + rows, :keys], float("-inf"))
+        weights = scores.softmax(-1)
+        if keys < length and masking.window is not None:
+            weights = weights.nan_to_num_(nan=0.0)  # the window of a row beyond the keys may hold none of them
+        blocks.append(torch.matmul(weights, v))
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 2)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from millpond.attention import sdpa
 from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
 
@@ -48,6 +49,19 @@ def window_size(masking: Masking, max_seqlen: int) -> tuple[int, int]:
     return (reach, 0 if masking.causal else reach)
 
 
+def _misaligned(segments: Segments, masking: Masking) -> bool:
+    """Whether the kernel cannot limit the keys of these segments.
+
+    It lays causality and windows along the last key, not along the last token, which is the same only for a window
+    that spans the whole sequence; and older releases cannot leave keys out at all.
+    """
+    if segments.keys is None:
+        return False
+    longest = max(run.length for run in segments.runs if run.keys is not None)
+    narrow = masking.window is not None and masking.window < longest
+    return masking.causal or narrow or "seqused_k" not in abilities()
+
+
 def attend(
     query: torch.Tensor,  # [tokens, heads, dim]
     key: torch.Tensor,  # [tokens, kv_heads, dim]
@@ -58,7 +72,11 @@ def attend(
     """Attention within each segment in one kernel."""
     from torch.nn.attention.varlen import varlen_attn
 
+    if _misaligned(segments, masking):
+        return sdpa.attend(query, key, value, segments, masking)
     options: dict[str, Any] = {}
+    if segments.keys is not None:
+        options["seqused_k"] = segments.seqused_k
     groups = query.shape[1] // key.shape[1]
     if groups > 1 and "enable_gqa" in abilities():
         options["enable_gqa"] = True

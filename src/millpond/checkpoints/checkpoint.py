@@ -6,12 +6,16 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from millpond.checkpoints.cross_encoder import CrossEncoder, is_cross_encoder, read_cross_encoder
+from millpond.checkpoints.late_interaction import claims
 from millpond.checkpoints.resolve import Source, read_json_object, resolve
-from millpond.checkpoints.sentence_transformers import Layout, read_layout
+from millpond.checkpoints.sentence_transformers import Layout, read_layout, stanford_layout
+from millpond.checkpoints.sparse import Splade
+from millpond.checkpoints.sparse import claims as claims_splade
 
 # Keys of config.json that say what may be asked for, not what a vector is.
 _NOT_ARITHMETIC = ("is_matryoshka", "matryoshka_dimensions", "_name_or_path", "transformers_version")
@@ -32,11 +36,13 @@ class Checkpoint:
         source: Where they lie.
         config: config.json of the backbone, the user's ``hf_overrides`` merged in.
         layout: The pipeline around the backbone.
+        cross_encoder: How it scores pairs, where it is one of sentence-transformers' cross-encoders.
     """
 
     source: Source
     config: Mapping[str, Any]
     layout: Layout
+    cross_encoder: CrossEncoder | None = None
 
     @property
     def architecture(self) -> str | None:
@@ -51,6 +57,8 @@ class Checkpoint:
         """
         whole = hashlib.sha256()
         config = {key: value for key, value in self.config.items() if key not in _NOT_ARITHMETIC}
+        if self.layout.late_interaction is not None:
+            settings = (*settings, repr(self.layout.late_interaction))
         whole.update(json.dumps([config, settings], sort_keys=True, default=str).encode())
         if self.source.revision is not None:
             whole.update(f"{self.source.name}@{self.source.revision}".encode())
@@ -63,9 +71,8 @@ class Checkpoint:
 
 
 def _vector_files(folder: Path, transformer: Path) -> list[Path]:
-    weights = [
-        p for pattern in ("*.safetensors", "*.bin") for p in (*folder.glob(pattern), *folder.glob(f"*/{pattern}"))
-    ]
+    patterns = ("*.safetensors", "*.bin", "*_linear.pt")
+    weights = [path for name in patterns for path in (*folder.glob(name), *folder.glob(f"*/{name}"))]
     configs = [*folder.glob("modules.json"), *folder.glob("[0-9]*/*.json"), *transformer.glob("sentence_*_config.json")]
     tokenizer = [transformer / name for name in _TOKENIZER_FILES if (transformer / name).is_file()]
     return sorted({*weights, *configs, *tokenizer})
@@ -80,9 +87,27 @@ def read_checkpoint(
         ModelLoadError: It cannot be found, or describes something that millpond does not run.
     """
     source = resolve(model, revision)
-    layout = read_layout(source.folder)
+    pairs = read_cross_encoder(source.folder) if is_cross_encoder(source.folder) else None
+    layout = read_layout(source.folder) if pairs is None else _layout_of(pairs)
     config = merge(read_json_object(layout.transformer / "config.json"), hf_overrides or {})
-    return Checkpoint(source=source, config=config, layout=layout)
+    if claims(config) and layout.late_interaction is None:
+        layout = stanford_layout(layout, config)
+    if claims_splade(config) and layout.sparse is None:
+        layout = replace(layout, sparse=Splade(folder=layout.transformer))
+    return Checkpoint(source=source, config=config, layout=layout, cross_encoder=pairs)
+
+
+def _layout_of(pairs: CrossEncoder) -> Layout:
+    """The pipeline around a cross-encoder's backbone; its last head gives logits, which are not normalized."""
+    return Layout(
+        transformer=pairs.transformer,
+        pooling=pairs.pooling,
+        heads=pairs.heads,
+        normalize=None if pairs.pooling is None else False,
+        max_seq_length=pairs.max_seq_length,
+        do_lower_case=pairs.do_lower_case,
+        prompts=pairs.prompts,
+    )
 
 
 def merge(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

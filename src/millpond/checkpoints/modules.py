@@ -18,7 +18,11 @@ class Pooling:
 
 @dataclass(frozen=True, kw_only=True)
 class Dense:
-    """``activation(x W^T + b)``, plus ``x`` (projected where the widths differ) if ``residual``."""
+    """``activation(x W^T + b)``, plus ``x`` (projected where the widths differ) if ``residual``.
+
+    ``weight`` names W where it is one tensor among the backbone's, as in Stanford's ColBERT; ``None`` where
+    ``folder`` holds the layer alone.
+    """
 
     folder: Path
     in_features: int
@@ -26,6 +30,7 @@ class Dense:
     bias: bool
     activation: str
     residual: bool
+    weight: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

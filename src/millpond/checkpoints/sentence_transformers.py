@@ -6,12 +6,14 @@ Every module that the list names is run, in its order, or refused by name: a ski
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from millpond.checkpoints.late_interaction import LateInteraction, read_settings, read_stanford
 from millpond.checkpoints.modules import Dense, Head, LayerNorm, Normalize, Pooling
 from millpond.checkpoints.resolve import read_json, read_json_object
+from millpond.checkpoints.sparse import Sparse, TokenVectors, read_splade, read_token_vectors, read_token_weights
 from millpond.errors import ModelLoadError
 from millpond.spec import PoolingMode
 
@@ -25,9 +27,13 @@ _OLD_MODES: dict[str, PoolingMode] = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _NEW_MODES: dict[str, PoolingMode] = {"mean_sqrt_len_tokens": "mean_sqrt_len"}
-_TRANSFORMER_CONFIGS = ["sentence_bert_config.json"] + [
+TRANSFORMER_CONFIGS = ["sentence_bert_config.json"] + [
     f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 ]
+# What PyLate and sentence-transformers call a late-interaction checkpoint.
+_LATE = ("ColBERT", "MultiVectorEncoder")
+# jina-embeddings-v3's own Transformer adds the choice of an adapter, which the engine makes.
+_WITH_ADAPTERS = "custom_st.Transformer"
 _DEFAULT_PROMPTS = frozenset({"query", "document"})
 
 
@@ -41,6 +47,9 @@ class Layout:
         pooling: ``None`` where the checkpoint does not say.
         heads: Run on the pooled row, up to the final Normalize.
         normalize: Whether the last module is Normalize; ``None`` where the checkpoint does not say.
+        late_interaction: How a ColBERT reads queries and documents; its vectors are those behind ``token_heads``.
+        sparse: What gives a text's weights over the vocabulary; a SPLADE has no other output.
+        token_vectors: BGE-M3's own projection for ``token_embed``.
     """
 
     transformer: Path
@@ -53,6 +62,9 @@ class Layout:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     truncate_dim: int | None = None
+    late_interaction: LateInteraction | None = None
+    sparse: Sparse | None = None
+    token_vectors: TokenVectors | None = None
 
 
 def read_layout(folder: Path) -> Layout:
@@ -63,38 +75,63 @@ def read_layout(folder: Path) -> Layout:
     """
     settings = read_json_object(folder / "config_sentence_transformers.json", optional=True)
     kind = settings.get("model_type", "SentenceTransformer")
-    if kind != "SentenceTransformer":
+    if kind not in ("SentenceTransformer", "SparseEncoder", *_LATE):
         raise ModelLoadError(
             f"{folder} is a {kind} checkpoint; this version of millpond embeds SentenceTransformer ones"
         )
     listed = folder / "modules.json"
-    modules = _read_modules(listed) if listed.is_file() else []
+    modules = read_modules(listed) if listed.is_file() else []
     transformer = modules[0][1] if modules else folder
+    names = [name for name, _ in modules[1:]]
+    if modules and (kind == "SparseEncoder" or "SpladePooling" in names):
+        return _sparse_layout(modules, settings, folder)
+    if kind in _LATE or ("Dense" in names and "Pooling" not in names):
+        return _late_layout(modules, settings, folder)
     return Layout(
         transformer=transformer,
         **_read_chain(modules[1:], listed),
-        **_read_transformer_settings(transformer),
-        **_read_prompts(settings, folder),
+        **read_transformer_settings(transformer),
+        **read_prompts(settings, folder),
         truncate_dim=settings.get("truncate_dim"),
+        sparse=read_token_weights(folder, transformer),
+        token_vectors=read_token_vectors(folder),
     )
 
 
-def _read_modules(listed: Path) -> list[tuple[str, Path]]:
+def _sparse_layout(modules: list[tuple[str, Path]], settings: Mapping[str, Any], folder: Path) -> Layout:
+    """A SPLADE's: no pooled vector, hence no heads."""
+    sparse = read_splade(modules, folder / "modules.json")
+    return Layout(
+        transformer=sparse.folder,
+        sparse=sparse,
+        **read_transformer_settings(sparse.folder),
+        **read_prompts(settings, folder),
+    )
+
+
+def read_modules(listed: Path) -> list[tuple[str, Path]]:
     """(class name, folder) of each module, the Transformer first."""
     content = read_json(listed)
     if not isinstance(content, list) or not content or not all(isinstance(entry, dict) for entry in content):
         raise ModelLoadError(f"{listed} must be a list of modules")
     entries = sorted(content, key=lambda entry: entry.get("idx", 0))
     modules = [(_class_name(entry, listed), listed.parent / entry.get("path", "")) for entry in entries]
-    if modules[0][0] != "Transformer":
+    # The old name of a Transformer that ends in its vocabulary.
+    if modules[0][0] != "Transformer" and [name for name, _ in modules] != ["MLMTransformer", "SpladePooling"]:
         raise ModelLoadError(
             f"{listed} begins with {modules[0][0]}, which millpond does not run; it must be Transformer"
         )
     return modules
 
 
+def _has_adapters(folder: Path) -> bool:
+    return bool(read_json_object(folder / "config.json", optional=True).get("lora_adaptations"))
+
+
 def _class_name(entry: Mapping[str, Any], listed: Path) -> str:
     dotted = str(entry.get("type", ""))
+    if dotted == _WITH_ADAPTERS and _has_adapters(listed.parent / entry.get("path", "")):
+        return "Transformer"
     if not dotted.startswith(("sentence_transformers.", "pylate.")):
         raise ModelLoadError(
             f"{listed} names {dotted or 'a module without type'}, which is code of the checkpoint's own"
@@ -113,13 +150,13 @@ def _read_chain(modules: list[tuple[str, Path]], listed: Path) -> dict[str, Any]
         if name == "Pooling" and pooling is None:
             pooling = read_pooling(folder)
         elif name == "Dense" and pooling is None:
-            token_heads.append(_read_dense(folder, "token_embeddings"))
+            token_heads.append(read_dense(folder, "token_embeddings"))
         elif name == "Dense":
-            heads.append(_read_dense(folder, "sentence_embedding"))
+            heads.append(read_dense(folder, "sentence_embedding"))
         elif name == "LayerNorm" and pooling is not None:
-            heads.append(_read_layer_norm(folder))
+            heads.append(read_layer_norm(folder))
         elif name == "Normalize" and pooling is not None:
-            heads.append(_read_normalize(folder))
+            heads.append(read_normalize(folder))
         elif name != "Dropout":
             raise ModelLoadError(
                 f"{listed} lists {name} {'before' if pooling is None else 'after'} Pooling, "
@@ -127,7 +164,7 @@ def _read_chain(modules: list[tuple[str, Path]], listed: Path) -> dict[str, Any]
                 "(it runs Transformer, Pooling, Dense, LayerNorm, Normalize and Dropout); refusing to skip it"
             )
     if pooling is None:
-        raise ModelLoadError(f"{listed} lists no Pooling; a late-interaction checkpoint is not served by this version")
+        raise ModelLoadError(f"{listed} lists no Pooling, and no Dense on tokens either, so it describes no embedder")
     normalize = bool(heads) and isinstance(heads[-1], Normalize)
     return {
         "token_heads": tuple(token_heads),
@@ -160,12 +197,18 @@ def read_pooling(folder: Path) -> Pooling:
     return Pooling(modes=tuple(modes), include_prompt=bool(config.get("include_prompt", True)))
 
 
-def _read_dense(folder: Path, stage: str) -> Dense:
+def read_dense(
+    folder: Path, stage: str, *, unnamed: str = "sentence_embedding", output: str | None = None
+) -> Dense:
+    """A Dense that must be on ``stage``; ``unnamed`` is what a config without stages is on.
+
+    It must write ``output``, or back to its stage.
+    """
     path = folder / "config.json"
     config = read_json_object(path)
-    reads = config.get("module_input_name") or "sentence_embedding"
+    reads = config.get("module_input_name") or unnamed
     writes = config.get("module_output_name") or reads
-    if (reads, writes) != (stage, stage):
+    if (reads, writes) not in ((stage, stage), (stage, output)):
         raise ModelLoadError(f"{path}: a Dense from {reads} to {writes} does not fit its place; it must be on {stage}")
     try:
         widths = int(config["in_features"]), int(config["out_features"])
@@ -184,7 +227,8 @@ def _read_dense(folder: Path, stage: str) -> Dense:
     )
 
 
-def _read_layer_norm(folder: Path) -> LayerNorm:
+def read_layer_norm(folder: Path) -> LayerNorm:
+    """A LayerNorm module's config."""
     path = folder / "config.json"
     config = read_json_object(path)
     width = config.get("dimension", config.get("embedding_dimension"))
@@ -193,16 +237,74 @@ def _read_layer_norm(folder: Path) -> LayerNorm:
     return LayerNorm(folder=folder, dimensions=width)
 
 
-def _read_normalize(folder: Path) -> Normalize:
+def stanford_layout(layout: Layout, config: Mapping[str, Any]) -> Layout:
+    """A plain repository that calls itself a ColBERT, with Stanford's files read.
+
+    Raises:
+        ModelLoadError: It has a modules.json, which describes something else.
+    """
+    if layout.pooling is not None:
+        raise ModelLoadError(
+            f"{layout.transformer} is called a {config['architectures'][0]}, but its modules.json describes a pooled "
+            "embedder; leave the override of architectures out"
+        )
+    late, projection = read_stanford(layout.transformer, config)
+    return replace(
+        layout, token_heads=(projection,), normalize=True, max_seq_length=late.longest, late_interaction=late
+    )
+
+
+def _late_layout(modules: list[tuple[str, Path]], settings: Mapping[str, Any], folder: Path) -> Layout:
+    """PyLate's layout (Transformer and Dense, the rest understood) or MultiVectorEncoder's (all of it listed)."""
+    listed = folder / "modules.json"
+    if not modules:
+        raise ModelLoadError(f"{listed} is missing; is {folder} a complete checkpoint?")
+    native = settings.get("model_type") == "MultiVectorEncoder"
+    heads: list[Dense] = []
+    mask: dict[str, Any] | None = None
+    normalize = False
+    for name, place in modules[1:]:
+        if name == "Dense" and not normalize:
+            heads.append(read_dense(place, "token_embeddings", unnamed="token_embeddings"))
+        elif name == "MultiVectorMask" and mask is None:
+            mask = read_json_object(place / "config.json")
+        elif name == "Normalize":
+            normalize = read_normalize(place, "token_embeddings") is not None
+        elif name != "Dropout":
+            raise ModelLoadError(
+                f"{listed} lists {name} in a place where a {settings.get('model_type', 'ColBERT')} checkpoint has none "
+                "that millpond runs (it runs Transformer, Dense, MultiVectorMask, Normalize and Dropout); "
+                "refusing to skip it"
+            )
+    transformer = modules[0][1]
+    late = read_settings(settings, transformer, mask, folder / "config_sentence_transformers.json")
+    prompts = read_prompts(settings, folder)
+    markers = {"query": late.query_marker, "document": late.document_marker}
+    texts = {name: text.removeprefix(markers.get(name, "")) for name, text in prompts["prompts"].items()}
+    own = read_transformer_settings(transformer)
+    return Layout(
+        transformer=transformer,
+        token_heads=tuple(heads),
+        normalize=normalize or not native,
+        **own | {"max_seq_length": late.longest or own.get("max_seq_length")},
+        **prompts | {"prompts": texts},
+        truncate_dim=settings.get("truncate_dim"),
+        late_interaction=late,
+    )
+
+
+def read_normalize(folder: Path, stage: str = "sentence_embedding") -> Normalize:
+    """A Normalize module's config; it must be on ``stage``."""
     path = folder / "config.json"
     reads = read_json_object(path, optional=True).get("module_input_name") or "sentence_embedding"
-    if reads != "sentence_embedding":
-        raise ModelLoadError(f"{path}: a Normalize of {reads} after Pooling is not run; refusing to skip it")
+    if reads != stage:
+        raise ModelLoadError(f"{path}: a Normalize of {reads} in the place of one of {stage}; refusing to skip it")
     return Normalize()
 
 
-def _read_transformer_settings(folder: Path) -> dict[str, Any]:
-    for name in _TRANSFORMER_CONFIGS:
+def read_transformer_settings(folder: Path) -> dict[str, Any]:
+    """Length and case of a Transformer module, as fields of :class:`Layout`."""
+    for name in TRANSFORMER_CONFIGS:
         if (folder / name).is_file():
             config = read_json_object(folder / name)
             return {
@@ -212,7 +314,8 @@ def _read_transformer_settings(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _read_prompts(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def read_prompts(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Prompts and the default's name, as fields of :class:`Layout`."""
     prompts = settings.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ModelLoadError(f"{folder / 'config_sentence_transformers.json'}: prompts must map names to texts")

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
+from millpond.engine import demand
 from millpond.engine.engine import Engine
 from millpond.engine.progress import progress_bar
-from millpond.outputs import EmbeddingOutput, TokenEmbeddingOutput
+from millpond.engine.scoring import pair_up
+from millpond.outputs import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    RerankOutput,
+    RewardOutput,
+    ScoreOutput,
+    SparseEmbeddingOutput,
+    TokenClassificationOutput,
+    TokenEmbeddingOutput,
+)
 from millpond.params import PoolingParams
 from millpond.spec import ModelSpec
-from millpond.tasks import OutputDtype, Role, Task, Truncate
+from millpond.tasks import Activation, Aggregation, OutputDtype, Role, Task, Truncate
 
 
 class AsyncEngine:
@@ -46,6 +57,8 @@ class AsyncEngine:
         dimensions: int | None = None,
         normalize: bool | None = None,
         output_dtype: OutputDtype = "float32",
+        adapter: str | None = None,
+        chunking: Literal["mean"] | None = None,
         truncate: Truncate = "end",
         show_progress: bool = False,
     ) -> EmbeddingOutput:
@@ -57,6 +70,8 @@ class AsyncEngine:
             dimensions=dimensions,
             normalize=normalize,
             output_dtype=output_dtype,
+            adapter=adapter,
+            chunking=chunking,
             truncate=truncate,
         )
         output: EmbeddingOutput = await self._run("embed", texts, params, show_progress)
@@ -71,6 +86,8 @@ class AsyncEngine:
         prompt_name: str | None = None,
         dimensions: int | None = None,
         normalize: bool | None = None,
+        adapter: str | None = None,
+        spans: Sequence[Sequence[tuple[int, int]]] | None = None,
         truncate: Truncate = "end",
         show_progress: bool = False,
     ) -> TokenEmbeddingOutput:
@@ -81,19 +98,128 @@ class AsyncEngine:
             prompt_name=prompt_name,
             dimensions=dimensions,
             normalize=normalize,
+            adapter=adapter,
             truncate=truncate,
         )
-        output: TokenEmbeddingOutput = await self._run("token_embed", texts, params, show_progress)
+        items = texts if spans is None else demand.spanned(texts, spans)
+        output: TokenEmbeddingOutput = await self._run("token_embed", items, params, show_progress)
         return output
 
-    async def submit(self, task: Task, inputs: Sequence[str], params: PoolingParams | None = None) -> Any:
+    async def sparse_embed(
+        self,
+        texts: Sequence[str],
+        *,
+        role: Role | None = None,
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> SparseEmbeddingOutput:
+        """As :meth:`millpond.Engine.sparse_embed`."""
+        params = PoolingParams(role=role, truncate=truncate)
+        output: SparseEmbeddingOutput = await self._run("sparse_embed", texts, params, show_progress)
+        return output
+
+    async def classify(
+        self,
+        texts: Sequence[str],
+        *,
+        activation: bool | Activation | None = None,
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> ClassificationOutput:
+        """As :meth:`millpond.Engine.classify`."""
+        params = PoolingParams(activation=activation, truncate=truncate)
+        output: ClassificationOutput = await self._run("classify", texts, params, show_progress)
+        return output
+
+    async def token_classify(
+        self,
+        texts: Sequence[str],
+        *,
+        aggregation: Aggregation = "none",
+        activation: bool | Activation | None = None,
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> TokenClassificationOutput:
+        """As :meth:`millpond.Engine.token_classify`."""
+        params = PoolingParams(aggregation=aggregation, activation=activation, truncate=truncate)
+        output: TokenClassificationOutput = await self._run("token_classify", texts, params, show_progress)
+        return output
+
+    async def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        activation: bool | Activation | None = None,
+        instruction: str | None = None,
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> ScoreOutput:
+        """As :meth:`millpond.Engine.score`."""
+        params = PoolingParams(activation=activation, instruction=instruction, truncate=truncate)
+        output: ScoreOutput = await self._run("score", pair_up(queries, documents), params, show_progress)
+        return output
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        instruction: str | None = None,
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> RerankOutput:
+        """As :meth:`millpond.Engine.rerank`."""
+        pairs = demand.reranked(query, documents, top_n)
+        params = PoolingParams(instruction=instruction, truncate=truncate)
+        scored: ScoreOutput = await self._run("score", pairs, params, show_progress)
+        return demand.ranked(scored, pairs, top_n)
+
+    async def reward(
+        self,
+        texts_or_conversations: Sequence[str | Sequence[Mapping[str, str]]],
+        *,
+        step_tag_id: int | None = None,
+        returned_token_ids: Sequence[int] | None = None,
+        activation: bool | Activation | None = None,
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> RewardOutput:
+        """As :meth:`millpond.Engine.reward`."""
+        params = PoolingParams(
+            step_tag_id=step_tag_id,
+            returned_token_ids=None if returned_token_ids is None else tuple(returned_token_ids),
+            activation=activation,
+            truncate=truncate,
+        )
+        items = demand.conversed(texts_or_conversations, self.engine._loaded.forms.texts)
+        output: RewardOutput = await self._run("reward", items, params, show_progress)
+        return output
+
+    async def encode(
+        self,
+        texts: Sequence[Any],
+        *,
+        task: Task,
+        params: PoolingParams | None = None,
+        show_progress: bool = False,
+    ) -> Any:
+        """As :meth:`millpond.Engine.encode`."""
+        return await self._run(task, texts, params or PoolingParams(), show_progress)
+
+    async def submit(self, task: Task, inputs: Sequence[Any], params: PoolingParams | None = None) -> Any:
         """As :meth:`millpond.Engine.submit`, awaited: the task's output."""
         return await asyncio.wrap_future(self.engine.submit(task, inputs, params))
 
-    async def _run(self, task: Task, texts: Sequence[str], params: PoolingParams, show_progress: bool) -> Any:
+    async def _run(self, task: Task, texts: Sequence[Any], params: PoolingParams, show_progress: bool) -> Any:
         with progress_bar(texts, show=show_progress) as bar:
             progress = bar.update if show_progress else None
-            return await asyncio.wrap_future(self.engine._start(task, texts, params, progress=progress))
+            if params.chunking is None:
+                future = self.engine._start(task, texts, params, progress=progress)
+            else:  # finding the windows takes tokenizing
+                future = await asyncio.to_thread(self.engine._start, task, texts, params, progress=progress)
+            return await asyncio.wrap_future(future)
 
     async def aclose(self) -> None:
         """Close the engine; the loop goes on while it drains."""

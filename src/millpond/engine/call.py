@@ -6,18 +6,16 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from millpond import matryoshka
+from millpond.engine.items import Item
+from millpond.engine.plan import Plan
+from millpond.engine.results import assemble
+from millpond.engine.tokenize import Places
 from millpond.errors import MillpondError
-from millpond.outputs import EmbeddingOutput, TokenEmbeddingOutput, Usage
-from millpond.quantization import quantize
-from millpond.ragged import Ragged
-from millpond.tasks import OutputDtype, Task, Truncate
 
 logger = logging.getLogger(__name__)
 
@@ -25,60 +23,39 @@ logger = logging.getLogger(__name__)
 COMMIT_GROUP = 256
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a call asks for, every default filled in.
-
-    Attributes:
-        task: ``embed`` or ``token_embed``.
-        prompt: Put before every text.
-        skip: Leading tokens that pooling leaves out.
-        limit: Most tokens per text.
-        truncate: What happens to longer ones.
-        width: Columns of the result.
-        normalize: L2-normalize the rows after the cut.
-        output_dtype: Type of the result.
-    """
-
-    task: Task
-    prompt: str
-    skip: int
-    limit: int
-    truncate: Truncate
-    width: int
-    normalize: bool
-    output_dtype: OutputDtype
-
-
 class Call:
-    """The distinct texts of one call, and their results as these come in.
+    """The distinct items of one call, and their results as these come in.
 
     The future stays cancellable until its result is there; a done call's queued texts are dropped by the scheduler.
     """
 
     def __init__(
         self,
-        texts: Sequence[str],
+        items: Sequence[Item],
         plan: Plan,
         *,
         native_width: int,
+        labels: tuple[str, ...],
         commit: Callable[[Call, list[int], bool], None] | None,
         progress: Callable[[int], object] | None,
         refill: Callable[[Call, int], None],
     ) -> None:
-        distinct = dict.fromkeys(texts)
-        self.size = len(texts)
-        self.texts = list(distinct)
-        self._copies: npt.NDArray[np.int64] | None = None  # [n] each text's slot, where any is a duplicate
-        if len(distinct) < len(texts):
-            slots = {text: slot for slot, text in enumerate(distinct)}
-            self._copies = np.fromiter((slots[text] for text in texts), dtype=np.int64, count=len(texts))
+        distinct = dict.fromkeys(items)
+        self.size = len(items)
+        self.items = list(distinct)
+        self._copies: npt.NDArray[np.int64] | None = None  # [n] each item's slot, where any is a duplicate
+        if len(distinct) < len(items):
+            slots = {item: slot for slot, item in enumerate(distinct)}
+            self._copies = np.fromiter((slots[item] for item in items), dtype=np.int64, count=len(items))
         self.plan = plan
+        self.labels = labels
         self.future: Future[Any] = Future()
-        count = len(self.texts)
+        count = len(self.items)
         self.native_width = native_width
-        self.rows = np.zeros((count if plan.task == "embed" else 0, native_width), dtype=np.float32)
-        self.matrices: list[npt.NDArray[np.float32] | None] = [None] * (count if plan.task == "token_embed" else 0)
+        self.per_token = plan.readout.per_token or plan.readout.kind == "sparse"
+        self.rows = np.zeros((0 if self.per_token else count, native_width), dtype=np.float32)
+        self.matrices: list[npt.NDArray[np.float32] | None] = [None] * (count if self.per_token else 0)
+        self.places: list[Places | None] = [None] * (count if self.per_token else 0)
         self.tokens = np.zeros(count, dtype=np.int32)
         self.truncated = np.zeros(count, dtype=np.bool_)
         self.cached = np.zeros(count, dtype=np.bool_)
@@ -88,11 +65,6 @@ class Call:
         self._progress = progress
         self._refill = refill
         self._lock = threading.Lock()
-
-    @property
-    def task(self) -> Task:
-        """The task of every text of the call."""
-        return self.plan.task
 
     @property
     def skip(self) -> int:
@@ -132,10 +104,10 @@ class Call:
         over = self.done  # cancelled: nobody waits, but what is computed is still worth keeping
         with self._lock:
             for slot, result in zip(slots, results, strict=True):
-                if self.plan.task == "embed":
-                    self.rows[slot] = result
-                else:
+                if self.per_token:
                     self.matrices[slot] = result
+                else:
+                    self.rows[slot] = result
             self._missing -= len(slots)
             last = self._missing == 0
             if self._commit is not None:
@@ -167,12 +139,12 @@ class Call:
     def finish(self) -> None:
         """Assemble the output and hand it over."""
         try:
-            output = self._embedding_output() if self.plan.task == "embed" else self._token_output()
+            output = assemble(self)
         except Exception as error:  # the caller must hear of it; nobody else is near
             return self.fail(error)
         if self._progress is not None and self._copies is not None:
-            self._progress(self.size - len(self.texts))  # the bar counts texts, deliveries distinct ones
-        cut = int(self._per_text(self.truncated).sum())
+            self._progress(self.size - len(self.items))  # the bar counts items, deliveries distinct ones
+        cut = int(self.per_item(self.truncated).sum())
         if cut:
             logger.warning("%d of %d texts were cut to %d tokens", cut, self.size, self.plan.limit)
         try:
@@ -180,31 +152,17 @@ class Call:
         except InvalidStateError:
             logger.debug("a call was cancelled while its result was put together")
 
-    def _embedding_output(self) -> EmbeddingOutput:
-        rows = matryoshka.cut(self.rows, self.plan.width, normalize=self.plan.normalize)
-        return EmbeddingOutput(
-            embeddings=quantize(self._per_text(rows), self.plan.output_dtype),
-            cached=self._per_text(self.cached),
-            truncated=self._per_text(self.truncated),
-            usage=self._usage(),
-        )
+    def order(self) -> Sequence[int]:
+        """Each item's slot, in the caller's order."""
+        return range(self.size) if self._copies is None else self._copies.tolist()
 
-    def _token_output(self) -> TokenEmbeddingOutput:
-        order = range(self.size) if self._copies is None else self._copies
-        stacked = Ragged.from_matrices(
-            [matrix for slot in order if (matrix := self.matrices[slot]) is not None], width=self.native_width
-        )
-        flat = matryoshka.cut(stacked.flat, self.plan.width, normalize=self.plan.normalize)
-        return TokenEmbeddingOutput(
-            embeddings=Ragged(flat=flat, offsets=stacked.offsets),
-            truncated=self._per_text(self.truncated),
-            usage=self._usage(),
-        )
+    def in_order(self) -> list[npt.NDArray[np.float32]]:
+        """Each item's matrix, in the caller's order."""
+        matrices = [self.matrices[slot] for slot in self.order()]
+        return [matrix for matrix in matrices if matrix is not None]
 
-    def _usage(self) -> Usage:
-        return Usage(prompt_tokens=int(self._per_text(self.tokens).sum()))
-
-    def _per_text(self, per_slot: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def per_item(self, per_slot: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """``[slots, ...]`` as ``[n, ...]``, in the caller's order."""
         return per_slot if self._copies is None else per_slot[self._copies]
 
 

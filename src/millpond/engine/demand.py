@@ -2,40 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from millpond import matryoshka
-from millpond.engine.call import Plan
+from millpond.engine.items import Item, Pair, SpannedText, TokenIds
+from millpond.engine.loading import Loaded
+from millpond.engine.plan import EncodesPairs, Plan
+from millpond.engine.tokenize import TextTokenizer
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
+from millpond.outputs import RerankOutput, ScoreOutput
 from millpond.params import PoolingParams
+from millpond.pooling.activations import by_width
+from millpond.pooling.pooler import Readout
 from millpond.spec import ModelSpec
-from millpond.tasks import TASKS, Task
+from millpond.tasks import TASKS, Activation, Role, Task
 
-_COMMON = frozenset(
-    "task dimensions normalize use_activation role prompt prompt_name truncate truncate_prompt_tokens".split()
-)
-_READS: dict[str, frozenset[str]] = {"embed": _COMMON | {"output_dtype"}, "token_embed": _COMMON}
+_ANY = frozenset("task truncate truncate_prompt_tokens".split())
+_TEXT = _ANY | frozenset("role prompt prompt_name adapter".split())
+_LOGITS = _ANY | frozenset("activation use_activation".split())
+_VECTORS = _TEXT | frozenset("dimensions normalize use_activation".split())
+_READS: dict[Task, frozenset[str]] = {
+    "embed": _VECTORS | {"output_dtype", "chunking"},
+    "token_embed": _VECTORS,
+    "sparse_embed": _TEXT,
+    "classify": _LOGITS | {"prompt", "prompt_name"},
+    "token_classify": _LOGITS | {"aggregation", "step_tag_id", "returned_token_ids"},
+    "score": _LOGITS | {"instruction"},
+    "reward": _LOGITS | {"step_tag_id", "returned_token_ids"},
+}
 # sentence-transformers' encode_document takes the first of these that a checkpoint has.
-_ROLE_PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
+_ROLE_PROMPTS = {
+    "query": ("query", "retrieval.query"),
+    "document": ("document", "passage", "corpus", "retrieval.passage"),
+}
+# jina-embeddings-v3's names; vLLM merges text-matching into the weights, so that is what no role means here too.
+_ROLE_ADAPTERS: dict[Role | None, str] = {
+    "query": "retrieval.query",
+    "document": "retrieval.passage",
+    None: "text-matching",
+}
 
 
-def check_texts(texts: Any, method: str) -> list[str]:
-    """The texts as a list.
+def check_items(inputs: Any, method: str, loaded: Loaded) -> list[Item]:
+    """The inputs of a call as a list of items.
 
     Raises:
         TypeError: A bare str (or bytes, or a mapping), which would be read as its characters.
-        InvalidRequestError: An element that is no str, or no valid Unicode.
+        InvalidRequestError: An element that is no text, or no valid Unicode, or of a kind the task does not read.
     """
-    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable) or isinstance(texts, dict):
-        raise TypeError(f"{method} takes a list of texts, not a {type(texts).__name__}; write {method}([text])")
-    checked = list(texts)
-    for i, text in enumerate(checked):
-        if type(text) is not str and not isinstance(text, str):
-            raise InvalidRequestError(f"the text at index {i} is a {type(text).__name__}, not a str; convert it first")
-        if not text.isascii():
-            _check_unicode(text, f"the text at index {i}")
+    if isinstance(inputs, str | bytes | Pair) or not isinstance(inputs, Iterable) or isinstance(inputs, dict):
+        raise TypeError(f"{method} takes a list of texts, not a {type(inputs).__name__}; write {method}([text])")
+    checked = list(inputs)
+    for i, item in enumerate(checked):
+        if type(item) is str:
+            if not item.isascii():
+                _check_unicode(item, f"the text at index {i}")
+        else:
+            checked[i] = _checked(item, i, loaded)
+        if (method == "score") is not isinstance(checked[i], Pair) and not isinstance(checked[i], TokenIds):
+            wanted = "a (query, document) pair" if method == "score" else "a text"
+            raise InvalidRequestError(f"{method} takes {wanted} at index {i}, not {type(item).__name__}")
     return checked
+
+
+def _checked(item: Any, i: int, loaded: Loaded) -> Item:
+    if isinstance(item, TokenIds):
+        return _check_ids(item, i, loaded.vocabulary)
+    if isinstance(item, SpannedText):
+        _check_unicode(item.text, f"the text at index {i}")
+        return item
+    if isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, str) for part in item):
+        _check_unicode(item[0], f"the query at index {i}")
+        _check_unicode(item[1], f"the document at index {i}")
+        return Pair(*item)
+    if not isinstance(item, str):
+        raise InvalidRequestError(f"the text at index {i} is a {type(item).__name__}, not a str; convert it first")
+    _check_unicode(item, f"the text at index {i}")
+    return str(item)
+
+
+def _check_ids(item: TokenIds, i: int, vocabulary: int) -> TokenIds:
+    if not item.ids:
+        raise InvalidRequestError(f"the prompt at index {i} has no token ids; pass at least one")
+    for token in item.ids:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocabulary:
+            raise InvalidRequestError(
+                f"the prompt at index {i} has the token id {token!r}; this model's run from 0 to {vocabulary - 1}"
+            )
+    return item
 
 
 def _check_unicode(text: str, what: str) -> None:
@@ -48,55 +103,242 @@ def _check_unicode(text: str, what: str) -> None:
         ) from error
 
 
-def check_task(task: Any, spec: ModelSpec) -> Task:
+def check_params(params: Any) -> None:
+    """TypeError for anything but PoolingParams, such as a dict of them."""
+    if not isinstance(params, PoolingParams):
+        raise TypeError(f"params is a {type(params).__name__}; pass millpond.PoolingParams(...)")
+
+
+def check_task(task: Any, params: PoolingParams, loaded: Loaded) -> Task:
     """A task that the checkpoint serves.
 
     Raises:
         InvalidRequestError: No such task.
         UnsupportedTaskError: Not this checkpoint's.
     """
+    spec = loaded.spec
     if task not in TASKS:
         raise InvalidRequestError(f"task={task!r} is unknown; choose one of {', '.join(TASKS)}")
-    if task not in spec.tasks:
+    apart = task == "score" and spec.score_type is not None  # two vectors score a pair, whatever the tasks are
+    # The vocabulary's head turns any language model into a step reward model, for whoever names the entries.
+    rows = params.returned_token_ids is not None and task in ("reward", "token_classify")
+    if task not in spec.tasks and not apart and not (rows and loaded.runner.pooler.language_head is not None):
         raise UnsupportedTaskError(
-            f"{spec.name} serves {', '.join(sorted(spec.tasks))}, not {task}; load another model"
+            f"{spec.name} ({spec.architecture}) serves {', '.join(sorted(spec.tasks))}, not {task}; "
+            f"load another model{_way_out(task, loaded)}"
         )
     checked: Task = task
     return checked
 
 
-def plan(task: Task, params: PoolingParams, spec: ModelSpec, *, texts: int) -> Plan:
-    """Fill in every default of ``params`` for ``task``.
+def reranked(query: str, documents: Sequence[str], top_n: int | None) -> list[Pair]:
+    """The pairs of a rerank call.
 
-    ``skip`` is left at 0; it takes the tokenizer to know it.
+    Raises:
+        TypeError: ``query`` is no str, or ``documents`` no list.
+        InvalidRequestError: ``top_n`` is no positive int.
+    """
+    if not isinstance(query, str):
+        raise TypeError(f"rerank takes one query, a str, not a {type(query).__name__}; score takes several")
+    if isinstance(documents, str | bytes | dict) or not isinstance(documents, Iterable):
+        raise TypeError(f"rerank takes a list of documents, not a {type(documents).__name__}")
+    if top_n is not None and (isinstance(top_n, bool) or not isinstance(top_n, int) or top_n < 1):
+        raise InvalidRequestError(f"top_n={top_n!r} must be an int from 1; leave it out for all documents")
+    return [Pair(query, document) for document in documents]
+
+
+def ranked(scored: ScoreOutput, pairs: Sequence[Pair], top_n: int | None) -> RerankOutput:
+    """Scores of a rerank call's pairs, sorted."""
+    documents = [pair.document for pair in pairs]
+    return RerankOutput.ranked(scored.scores, documents, top_n=top_n, truncated=scored.truncated, usage=scored.usage)
+
+
+def spanned(texts: Any, spans: Any) -> list[SpannedText]:
+    """Texts with the spans wanted of each.
+
+    Raises:
+        TypeError: ``texts`` is a bare str.
+        InvalidRequestError: Not one list of spans for each text, or a span outside its text.
+    """
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        raise TypeError(f"token_embed takes a list of texts, not a {type(texts).__name__}; write token_embed([text])")
+    texts, spans = list(texts), list(spans)
+    if len(texts) != len(spans):
+        raise InvalidRequestError(f"{len(texts)} texts and {len(spans)} lists of spans; pass one list for each text")
+    return [_spanned(i, text, wanted) for i, (text, wanted) in enumerate(zip(texts, spans, strict=True))]
+
+
+def _spanned(i: int, text: Any, spans: Any) -> SpannedText:
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"the text at index {i} is a {type(text).__name__}, not a str; convert it first")
+    checked = []
+    for span in spans:
+        whole = isinstance(span, Sequence) and len(span) == 2 and all(type(edge) is int for edge in span)
+        if not whole or not 0 <= span[0] < span[1] <= len(text):
+            raise InvalidRequestError(
+                f"the text at index {i} has the span {span!r}; a span is (start, end) in characters, "
+                f"0 <= start < end <= {len(text)}"
+            )
+        checked.append((span[0], span[1]))
+    return SpannedText(text, tuple(checked))
+
+
+def conversed(inputs: Any, tokenizer: TextTokenizer) -> Any:
+    """Inputs with every conversation (a list of messages) rendered by the checkpoint's chat template.
+
+    Raises:
+        InvalidRequestError: A conversation that the template refuses, or no template.
+    """
+    if isinstance(inputs, str | bytes | dict) or not isinstance(inputs, Iterable):
+        return inputs  # refused by check_items
+    return [
+        TokenIds(tuple(tokenizer.converse(item, i))) if isinstance(item, list | tuple) else item
+        for i, item in enumerate(inputs)
+    ]
+
+
+def _way_out(task: Task, loaded: Loaded) -> str:
+    spec = loaded.spec
+    if task == "reward" and loaded.runner.pooler.language_head is not None:
+        return ", or pass returned_token_ids: the vocabulary entries whose logits are rewards"
+    if task in ("embed", "token_embed"):
+        return ', or this one with convert="embed"'
+    if task == "score" and spec.labels:
+        return f" (a score is one number, and this head has {len(spec.labels)}: {', '.join(spec.labels[:4])})"
+    if task in ("classify", "score") and not spec.labels:
+        return ', or this one with convert="classify" if it has a classification head'
+    return ""
+
+
+def plan(task: Task, params: PoolingParams, loaded: Loaded, *, count: int, pairs: EncodesPairs | None = None) -> Plan:
+    """Fill in every default of ``params`` for ``task``.
 
     Raises:
         InvalidRequestError: An option the task does not read, an unknown prompt, or a limit above the model's.
         InvalidDimensionsError: A width that the checkpoint cannot be cut to.
     """
+    spec = loaded.spec
     if params.task is not None and params.task != task:
         raise InvalidRequestError(f"params.task={params.task!r} contradicts the task {task!r} of this call")
     unread = sorted(params.given() - _READS[task])
     if unread:
         raise InvalidRequestError(f"{unread[0]}={getattr(params, unread[0])!r} means nothing to {task}; leave it out")
-    if params.output_dtype in ("int8", "uint8") and texts == 1:
+    if params.output_dtype in ("int8", "uint8") and count == 1:
         raise InvalidRequestError(
             f"output_dtype={params.output_dtype!r} finds each dimension's range among the texts of the call, and this "
             "call has 1; pass at least 2 texts, or choose float16 or binary"
         )
+    readout = _readout(task, params, loaded)
+    colbert = loaded.forms.colbert is not None and task == "token_embed"
+    prompt = _prompt(params, spec, task) if "prompt" in _READS[task] else ""
     return Plan(
         task=task,
-        prompt=_prompt(params, spec),
-        skip=0,
+        readout=readout,
+        form="colbert" if colbert else "text",
+        role=(params.role or "document") if colbert else params.role,
+        prompt=prompt,
+        skip=loaded.forms.texts.prompt_length(prompt) if prompt and not loaded.include_prompt else 0,
         limit=_limit(params, spec),
         truncate=params.truncate,
-        width=_width(task, params, spec),
-        normalize=_normalize(params, spec),
+        width=_width(task, params, spec) if task in ("embed", "token_embed") else loaded.width(readout),
+        normalize=_normalize(params, spec) if task in ("embed", "token_embed") else False,
         output_dtype=params.output_dtype,
+        activation=_activation(task, params, loaded, readout),
+        instruction=params.instruction,
+        aggregation=params.aggregation,
+        step_tag_id=_step_tag(task, params, loaded),
+        adapter=_adapter(params, spec) if "adapter" in _READS[task] else -1,
+        pairs=pairs,
+        first_kept=loaded.first_kept if task == "token_embed" and not colbert else 0,
     )
 
 
-def _prompt(params: PoolingParams, spec: ModelSpec) -> str:
+def _readout(task: Task, params: PoolingParams, loaded: Loaded) -> Readout:
+    """What to read from the hidden states; rows of a vocabulary head are fetched here, so that they are there."""
+    tokens = params.returned_token_ids
+    if tokens is not None and loaded.runner.pooler.language_head is None and loaded.spec.labels:
+        if max(tokens) >= len(loaded.spec.labels):
+            raise InvalidRequestError(
+                f"returned_token_ids holds {max(tokens)}; the columns of {loaded.spec.name} run from 0 to "
+                f"{len(loaded.spec.labels) - 1}"
+            )
+        return Readout(kind="token_logits", token_ids=tokens)
+    if tokens is not None:
+        if loaded.runner.pooler.language_head is None:
+            raise InvalidRequestError(
+                f"returned_token_ids={list(tokens)} picks columns of a vocabulary head, which {loaded.spec.name} "
+                f"({loaded.spec.architecture}) does not have; leave it out"
+            )
+        if max(tokens) >= loaded.vocabulary:
+            raise InvalidRequestError(
+                f"returned_token_ids holds {max(tokens)}; this model's ids run from 0 to {loaded.vocabulary - 1}"
+            )
+        loaded.runner.pooler.rows_of(tokens, loaded.runner.device)
+        return Readout(kind="head_rows", token_ids=tokens)
+    return loaded.readouts[task]
+
+
+def _activation(task: Task, params: PoolingParams, loaded: Loaded, readout: Readout) -> Activation:
+    """What is applied to logits: rewards are raw by habit, everything else as the checkpoint has it."""
+    if task in ("embed", "token_embed", "sparse_embed"):
+        return "identity"
+    asked = {value for value in (params.activation, params.use_activation) if value is not None}
+    if len(asked) == 2:
+        raise InvalidRequestError(
+            f"activation={params.activation!r} and use_activation={params.use_activation!r} are one thing; pass one"
+        )
+    wanted = asked.pop() if asked else task != "reward"
+    if isinstance(wanted, str):
+        return wanted
+    if not wanted:
+        return "identity"
+    return by_width(len(readout.token_ids)) if readout.token_ids else loaded.spec.activation
+
+
+def _step_tag(task: Task, params: PoolingParams, loaded: Loaded) -> int | None:
+    if task not in ("reward", "token_classify"):
+        return None
+    if params.step_tag_id is None:
+        return loaded.spec.step_tag_id if task == "reward" else None
+    if params.step_tag_id >= loaded.vocabulary:
+        raise InvalidRequestError(
+            f"step_tag_id={params.step_tag_id} is no token; this model's ids run from 0 to {loaded.vocabulary - 1}"
+        )
+    if not loaded.readouts["reward"].per_token and params.returned_token_ids is None:
+        raise InvalidRequestError(
+            f"step_tag_id={params.step_tag_id} means nothing to {loaded.spec.name}, which rewards whole texts; "
+            "leave it out"
+        )
+    return params.step_tag_id
+
+
+def _adapter(params: PoolingParams, spec: ModelSpec) -> int:
+    """Index of the adapter: the caller's, else the role's; jina-embeddings-v3 names one for each role."""
+    if params.adapter is not None:
+        if params.adapter not in spec.adapters:
+            known = ", ".join(spec.adapters) or "none"
+            raise InvalidRequestError(f"adapter={params.adapter!r} is none of {spec.name}; it has {known}")
+        return spec.adapters.index(params.adapter)
+    name = _ROLE_ADAPTERS[params.role]
+    return spec.adapters.index(name) if name in spec.adapters else -1
+
+
+def check_spans(items: Sequence[Item], task: Task, plan: Plan) -> None:
+    """Spanned texts make sense for plain token embeddings only.
+
+    Raises:
+        InvalidRequestError: Spans elsewhere.
+    """
+    if plan.form == "colbert" or task != "token_embed":
+        for i, item in enumerate(items):
+            if isinstance(item, SpannedText):
+                what = "a late-interaction checkpoint" if plan.form == "colbert" else task
+                raise InvalidRequestError(
+                    f"the text at index {i} has spans, which {what} does not pool; leave them out"
+                )
+
+
+def _prompt(params: PoolingParams, spec: ModelSpec, task: Task) -> str:
     """The caller's prompt, else the named one, else the role's; without any of these the checkpoint's default."""
     if params.prompt is not None:
         _check_unicode(params.prompt, "prompt")
@@ -106,9 +348,13 @@ def _prompt(params: PoolingParams, spec: ModelSpec) -> str:
             known = ", ".join(sorted(spec.prompts)) or "none"
             raise InvalidRequestError(f"prompt_name={params.prompt_name!r} is no prompt of {spec.name}; it has {known}")
         return spec.prompts[params.prompt_name]
+    if params.adapter is not None:
+        return spec.prompts.get(params.adapter, "")
     if params.role is not None:
         # A role without a prompt has none: the default may be the other role's.
         return next((spec.prompts[name] for name in _ROLE_PROMPTS[params.role] if name in spec.prompts), "")
+    if task in ("classify", "token_classify"):
+        return ""  # the checkpoint's prompts are for its vectors
     return spec.prompts.get(spec.default_prompt_name or "", "")
 
 

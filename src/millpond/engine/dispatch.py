@@ -12,9 +12,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from millpond.cache import VectorCache
-from millpond.engine.call import Call, Plan
+from millpond.engine.call import Call
 from millpond.engine.intake import Intake
+from millpond.engine.items import Item, text_of
 from millpond.engine.loading import Loaded
+from millpond.engine.plan import Plan
 from millpond.engine.scheduler import Scheduler
 from millpond.engine.worker import Worker
 from millpond.errors import CacheError, EngineClosedError, EngineOverloadedError
@@ -30,12 +32,12 @@ class Dispatcher:
         self._max_queue = max_queue
         self._cache = cache
         self._scheduler = Scheduler(budget)
-        self._threads = ThreadPoolExecutor(_intake_threads(), thread_name_prefix="millpond-intake")
+        self.threads = ThreadPoolExecutor(_intake_threads(), thread_name_prefix="millpond-intake")
         self._committer = ThreadPoolExecutor(1, thread_name_prefix="millpond-commit")
         self._intake = Intake(
             scheduler=self._scheduler,
-            tokenizer=loaded.tokenizer,
-            threads=self._threads,
+            forms=loaded.forms,
+            threads=self.threads,
             cache=cache,
             namespace=self._namespace,
         )
@@ -49,7 +51,7 @@ class Dispatcher:
 
     def submit(
         self,
-        texts: Sequence[str],
+        items: Sequence[Item],
         plan: Plan,
         *,
         inline: bool,
@@ -59,21 +61,22 @@ class Dispatcher:
         """Queue a call.
 
         Args:
-            texts: The checked texts.
+            items: The checked items.
             plan: What to do with them.
             inline: Tokenize in this thread.
-            progress: Told how many distinct texts are done, from the threads that do them.
+            progress: Told how many distinct items are done, from the threads that do them.
             owner: Kept alive until the call is over: whoever stops this object when it is dropped.
 
         Raises:
             EngineOverloadedError: Too many texts are waiting.
             EngineClosedError: Closed, or in a forked process.
         """
-        spec, caches = self._loaded.spec, self._cache is not None and plan.task == "embed"
+        caches = self._cache is not None and plan.task == "embed" and all(isinstance(item, str) for item in items)
         call = Call(
-            texts,
+            items,
             plan,
-            native_width=spec.dimensions if plan.task == "embed" else spec.hidden_size,
+            native_width=self._loaded.width(plan.readout),
+            labels=self._loaded.spec.labels,
             commit=self._commit if caches else None,
             progress=progress,
             refill=self._intake.refill,
@@ -91,7 +94,7 @@ class Dispatcher:
             self._closed = True
             self._gate.wait_for(lambda: not self._waiting)
         self.stop()
-        self._threads.shutdown()
+        self.threads.shutdown()
         self._committer.shutdown()
 
     def stop(self) -> None:
@@ -108,7 +111,7 @@ class Dispatcher:
             call.future.cancel()
         self._scheduler.close()
         self.worker.join()
-        self._threads.shutdown(wait=False)
+        self.threads.shutdown(wait=False)
         self._committer.shutdown(wait=False)
 
     @property
@@ -150,7 +153,8 @@ class Dispatcher:
     def _namespace(self, call: Call) -> str:
         """Everything besides the text that decides a cached vector."""
         plan = call.plan
-        return json.dumps([self._loaded.spec.fingerprint, self._loaded.dtype, plan.prompt, plan.truncate, plan.limit])
+        parts = [self._loaded.spec.fingerprint, self._loaded.dtype, plan.prompt, plan.truncate, plan.limit]
+        return json.dumps(parts if plan.adapter < 0 else [*parts, self._loaded.spec.adapters[plan.adapter]])
 
     def _commit(self, call: Call, slots: list[int], last: bool) -> None:
         self._committer.submit(self._write, call, slots, last)
@@ -159,7 +163,7 @@ class Dispatcher:
         """Commit a group of vectors; a call ends with its last group, so what was returned was committed."""
         assert self._cache is not None
         try:
-            keys = self._cache.keys(self._namespace(call), [call.texts[slot] for slot in slots])
+            keys = self._cache.keys(self._namespace(call), [text_of(call.items[slot]) for slot in slots])
             self._cache.put(keys, call.rows[slots], tokens=call.tokens[slots], truncated=call.truncated[slots])
         except CacheError as error:
             # The vectors are right all the same; losing them because the disk is full would be worse.

@@ -7,26 +7,39 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy.typing as npt
 from tqdm import tqdm
 
 from millpond.cache import VectorCache
 from millpond.config import EngineConfig
-from millpond.engine import demand
+from millpond.engine import demand, scoring
+from millpond.engine.chunking import in_windows
 from millpond.engine.dispatch import Dispatcher
 from millpond.engine.intake import INLINE_TEXTS
+from millpond.engine.items import Item, Pair
 from millpond.engine.loading import load
+from millpond.engine.plan import EncodesPairs, Plan
 from millpond.engine.progress import progress_bar
+from millpond.engine.scoring import pair_up
 from millpond.errors import InvalidRequestError
-from millpond.outputs import EmbeddingOutput, TokenEmbeddingOutput
+from millpond.outputs import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    RerankOutput,
+    RewardOutput,
+    ScoreOutput,
+    SparseEmbeddingOutput,
+    TokenClassificationOutput,
+    TokenEmbeddingOutput,
+)
 from millpond.params import PoolingParams
 from millpond.spec import ModelSpec
-from millpond.tasks import OutputDtype, Role, Task, Truncate
+from millpond.tasks import Activation, Aggregation, OutputDtype, Role, Task, Truncate
 
 # Tokens per batch: on a CPU what keeps a layer's activations in the cache, on a GPU what fills it.
 _CPU_BATCH_TOKENS = 4096
@@ -48,15 +61,20 @@ class Engine:
         pooling: Replaces the checkpoint's pooling: ``cls``, ``mean``, ``max``, ``mean_sqrt_len``, ``weightedmean``,
             ``lasttoken``, or several joined by ``+``.
         normalize: Replaces the checkpoint's normalization.
-        convert: ``auto`` or ``embed``: a language model or a bare backbone becomes an embedder.
+        activation: Replaces what the checkpoint makes of its logits: ``identity``, ``sigmoid`` or ``softmax``.
+        convert: ``embed`` makes an embedder of a language model or a classifier, ``classify`` a classifier of a
+            language model or a backbone that comes with a head; ``auto`` goes by the checkpoint's architecture.
         hf_overrides: Merged into config.json, for example ``{"is_matryoshka": True}``.
-        quantization: Not available in this version.
+        quantization: ``int8`` or ``fp8`` keeps the weights of the linear layers in eight bits and quantizes each
+            token's activations as they come. ``fp8`` needs a GPU of compute capability 8.9; on a GPU both need the
+            ``quantization`` extra.
         max_batch_tokens: Most tokens per forward.
         max_queue: Most texts waiting; a call that finds more is refused (a call alone may be of any size).
         cache: A path or a :class:`~millpond.VectorCache`; vectors are read from it and committed to it.
         compile: Not available in this version.
         trust_remote_code: Never needed, and refused.
-        score_template: Not available in this version.
+        score_template: Jinja source, or a .jinja file, that renders a query and a document for a reranker; the
+            checkpoint's own by default.
 
     Raises:
         ModelLoadError: The checkpoint cannot be found, read or run; see its subclasses.
@@ -74,6 +92,7 @@ class Engine:
         max_length: int | None = None,
         pooling: str | None = None,
         normalize: bool | None = None,
+        activation: Activation | None = None,
         convert: str = "auto",
         hf_overrides: Mapping[str, Any] | None = None,
         quantization: str | None = None,
@@ -92,6 +111,7 @@ class Engine:
             max_length=max_length,
             pooling=pooling,
             normalize=normalize,
+            activation=activation,
             convert=convert,
             hf_overrides=hf_overrides,
             quantization=quantization,
@@ -124,6 +144,11 @@ class Engine:
         return self._loaded.spec.tasks
 
     @property
+    def tokenizer(self) -> Any:
+        """transformers' tokenizer of the checkpoint."""
+        return self._loaded.forms.texts.transformers
+
+    @property
     def cache(self) -> VectorCache | None:
         """The vector cache, if the engine has one."""
         return self._cache
@@ -143,6 +168,8 @@ class Engine:
         dimensions: int | None = None,
         normalize: bool | None = None,
         output_dtype: OutputDtype = "float32",
+        adapter: str | None = None,
+        chunking: Literal["mean"] | None = None,
         truncate: Truncate = "end",
         show_progress: bool = False,
     ) -> EmbeddingOutput:
@@ -156,6 +183,9 @@ class Engine:
             dimensions: Matryoshka width; the vector is cut, then normalized.
             normalize: L2-normalize; by default as the checkpoint does.
             output_dtype: ``float32``, ``float16``, ``int8``, ``uint8``, ``binary`` or ``ubinary``.
+            adapter: One of ``spec.adapters``; by default the one for the role.
+            chunking: ``"mean"`` reads over-long texts to their end: in windows of ``max_length`` with special tokens
+                and prompt of their own, whose vectors are averaged, weighted by their tokens. Nothing is truncated.
             truncate: ``"end"`` or ``"start"`` of an over-long text is cut; ``"error"`` refuses it.
             show_progress: Draw a progress bar, if this is a terminal.
 
@@ -175,6 +205,8 @@ class Engine:
             dimensions=dimensions,
             normalize=normalize,
             output_dtype=output_dtype,
+            adapter=adapter,
+            chunking=chunking,
             truncate=truncate,
         )
         output: EmbeddingOutput = self._run("embed", texts, params, show_progress)
@@ -214,7 +246,7 @@ class Engine:
                 f"output_dtype={output_dtype!r} finds its range over a whole call, which a stream does not have; "
                 "choose float16 or binary, or call embed"
             )
-        demand.plan("embed", params, self.spec, texts=2)
+        demand.plan(demand.check_task("embed", params, self._loaded), params, self._loaded, count=2)
         return self._stream(iter(texts), params, show_progress)
 
     def token_embed(
@@ -226,12 +258,29 @@ class Engine:
         prompt_name: str | None = None,
         dimensions: int | None = None,
         normalize: bool | None = None,
+        adapter: str | None = None,
+        spans: Sequence[Sequence[tuple[int, int]]] | None = None,
         truncate: Truncate = "end",
         show_progress: bool = False,
     ) -> TokenEmbeddingOutput:
         """One matrix per text: a row for each token, special tokens and prompt included.
 
-        Arguments and errors as :meth:`embed`. ``normalize=None`` follows the checkpoint's habit for its vectors.
+        A late-interaction checkpoint encodes a query or a document as it was trained to (marker, expansion, skiplist);
+        without a role, a document. Arguments and errors as :meth:`embed`. ``normalize=None`` follows the checkpoint's
+        habit for its vectors.
+
+        Args:
+            texts: A list of texts.
+            role: ``"query"`` or ``"document"``.
+            prompt: As :meth:`embed`.
+            prompt_name: As :meth:`embed`.
+            dimensions: As :meth:`embed`, of each row.
+            normalize: As :meth:`embed`, of each row.
+            adapter: As :meth:`embed`.
+            spans: For each text its chunks, as half-open character spans: late chunking. The matrix has a row for each
+                span then, the mean of its tokens in the context of the whole text (Günther et al., 2024).
+            truncate: As :meth:`embed`.
+            show_progress: As :meth:`embed`.
 
         Returns:
             ``embeddings``, a :class:`~millpond.ragged.Ragged` of n ``[tokens_i, d]`` matrices.
@@ -242,13 +291,201 @@ class Engine:
             prompt_name=prompt_name,
             dimensions=dimensions,
             normalize=normalize,
+            adapter=adapter,
             truncate=truncate,
         )
-        output: TokenEmbeddingOutput = self._run("token_embed", texts, params, show_progress)
+        items = texts if spans is None else demand.spanned(texts, spans)
+        output: TokenEmbeddingOutput = self._run("token_embed", items, params, show_progress)
         return output
 
-    def submit(self, task: Task, inputs: Sequence[str], params: PoolingParams | None = None) -> Future[Any]:
+    def sparse_embed(
+        self,
+        texts: Sequence[str],
+        *,
+        role: Role | None = None,
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> SparseEmbeddingOutput:
+        """Weights of vocabulary entries for each text: SPLADE checkpoints and BGE-M3.
+
+        Returns:
+            A sequence of ``{token id: weight}``, entries of weight 0 left out. Errors as :meth:`embed`.
+        """
+        params = PoolingParams(role=role, truncate=truncate)
+        output: SparseEmbeddingOutput = self._run("sparse_embed", texts, params, show_progress)
+        return output
+
+    def classify(
+        self,
+        texts: Sequence[str],
+        *,
+        activation: bool | Activation | None = None,
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> ClassificationOutput:
+        """Probabilities of the checkpoint's classes for each text.
+
+        Args:
+            texts: A list of texts.
+            activation: ``False`` gives raw logits; or ``"identity"``, ``"sigmoid"``, ``"softmax"``. By default what the
+                checkpoint says (``problem_type``, sentence-transformers' key), else softmax over several classes and
+                sigmoid for one.
+            truncate: As :meth:`embed`.
+            show_progress: As :meth:`embed`.
+
+        Returns:
+            ``probs [n, labels]`` with ``labels`` and ``top(k)``. Errors as :meth:`embed`.
+        """
+        params = PoolingParams(activation=activation, truncate=truncate)
+        output: ClassificationOutput = self._run("classify", texts, params, show_progress)
+        return output
+
+    def token_classify(
+        self,
+        texts: Sequence[str],
+        *,
+        aggregation: Aggregation = "none",
+        activation: bool | Activation | None = None,
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> TokenClassificationOutput:
+        """Entities of each text, with their character spans.
+
+        Args:
+            texts: A list of texts.
+            aggregation: ``"none"`` gives every token; ``"simple"``, ``"first"``, ``"average"`` and ``"max"`` join
+                tokens into entities as transformers' pipeline does.
+            activation: As :meth:`classify`.
+            truncate: As :meth:`embed`.
+            show_progress: As :meth:`embed`.
+
+        Returns:
+            A sequence of n lists of :class:`~millpond.Entity`, with ``probs``, a
+            :class:`~millpond.ragged.Ragged` of ``[tokens_i, labels]``. Errors as :meth:`embed`.
+        """
+        params = PoolingParams(aggregation=aggregation, activation=activation, truncate=truncate)
+        output: TokenClassificationOutput = self._run("token_classify", texts, params, show_progress)
+        return output
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        activation: bool | Activation | None = None,
+        instruction: str | None = None,
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> ScoreOutput:
+        """How well documents answer queries: 1-1, 1-N or N-N.
+
+        A cross-encoder reads both together (an LLM reranker in its own template), a late-interaction checkpoint gives
+        MaxSim, an embedder the cosine; see ``spec.score_type``.
+
+        Args:
+            queries: One query, or one for each document.
+            documents: One document, or several.
+            activation: As :meth:`classify`; cross-encoders only.
+            instruction: Fills an LLM reranker's template slot, nothing else.
+            truncate: As :meth:`embed`; special tokens and a template's suffix are never cut.
+            show_progress: As :meth:`embed`.
+
+        Returns:
+            ``scores [n]``. Errors as :meth:`embed`.
+
+        Raises:
+            InvalidRequestError: The numbers do not pair up.
+        """
+        params = PoolingParams(activation=activation, instruction=instruction, truncate=truncate)
+        output: ScoreOutput = self._run("score", pair_up(queries, documents), params, show_progress)
+        return output
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        instruction: str | None = None,
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> RerankOutput:
+        """Documents by how well they answer a query, as :meth:`score` has it, best first.
+
+        Args:
+            query: The query.
+            documents: A list of documents.
+            top_n: Keep the best only.
+            instruction: As :meth:`score`.
+            truncate: As :meth:`score`.
+            show_progress: As :meth:`embed`.
+
+        Returns:
+            A sequence of :class:`~millpond.RerankResult`. Errors as :meth:`score`.
+        """
+        pairs = demand.reranked(query, documents, top_n)
+        params = PoolingParams(instruction=instruction, truncate=truncate)
+        scored: ScoreOutput = self._run("score", pairs, params, show_progress)
+        return demand.ranked(scored, pairs, top_n)
+
+    def reward(
+        self,
+        texts_or_conversations: Sequence[str | Sequence[Mapping[str, str]]],
+        *,
+        step_tag_id: int | None = None,
+        returned_token_ids: Sequence[int] | None = None,
+        activation: bool | Activation | None = None,
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> RewardOutput:
+        """Rewards, raw by default: one row for a text, or one for each of its steps.
+
+        Args:
+            texts_or_conversations: Texts, or lists of ``{"role": ..., "content": ...}`` messages, which go through the
+                checkpoint's chat template.
+            step_tag_id: Only the rows of this token; by default the checkpoint's own (``<extra_0>`` of Qwen's process
+                reward models).
+            returned_token_ids: Of a language model, the logits of these vocabulary entries are the columns
+                (math-shepherd: good and bad).
+            activation: ``True`` turns logits into probabilities (softmax over several columns, sigmoid for one).
+            truncate: As :meth:`embed`.
+            show_progress: As :meth:`embed`.
+
+        Returns:
+            ``rewards``, a :class:`~millpond.ragged.Ragged` of n ``[rows_i, columns]``. Errors as :meth:`embed`.
+        """
+        params = PoolingParams(
+            step_tag_id=step_tag_id,
+            returned_token_ids=None if returned_token_ids is None else tuple(returned_token_ids),
+            activation=activation,
+            truncate=truncate,
+        )
+        items = demand.conversed(texts_or_conversations, self._loaded.forms.texts)
+        output: RewardOutput = self._run("reward", items, params, show_progress)
+        return output
+
+    def encode(
+        self,
+        texts: Sequence[Any],
+        *,
+        task: Task,
+        params: PoolingParams | None = None,
+        show_progress: bool = False,
+    ) -> Any:
+        """Any task by its name; ``score`` takes (query, document) pairs.
+
+        Returns:
+            What the task's own method returns, with its errors.
+        """
+        return self._run(task, texts, params or PoolingParams(), show_progress)
+
+    def submit(self, task: Task, inputs: Sequence[Any], params: PoolingParams | None = None) -> Future[Any]:
         """Queue a call; what every other method uses.
+
+        Args:
+            task: The task.
+            inputs: Texts; (query, document) pairs for ``score``; or :class:`~millpond.engine.items.TokenIds`.
+            params: Its options.
 
         Returns:
             A future of the task's output. Cancelling it drops what is still queued.
@@ -260,6 +497,53 @@ class Engine:
             EngineClosedError: The engine was closed.
         """
         return self._start(task, inputs, params or PoolingParams())
+
+    def submit_score(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        params: PoolingParams,
+        *,
+        template: str | None = None,
+        maxsim: bool = False,
+    ) -> Future[ScoreOutput]:
+        """As :meth:`submit` for ``score``, with a score template of this call's own, or by MaxSim in any case.
+
+        Args:
+            pairs: (query, document) pairs.
+            params: The options of a score.
+            template: Jinja source, for a cross-encoder.
+            maxsim: Compare the token states of both texts, L2-normalized, whatever the checkpoint scores by.
+
+        Raises:
+            InvalidRequestError: The template cannot be used, or the checkpoint reads no pairs.
+            UnsupportedTaskError: MaxSim was asked of a checkpoint that has no token states.
+        """
+        if maxsim:
+            demand.check_params(params)
+            return self._score_apart(demand.check_items(pairs, "score", self._loaded), params, late=True)
+        if template is None:
+            return self._start("score", pairs, params)
+        if self.spec.score_type != "cross-encoder":
+            raise InvalidRequestError(
+                f"{self.spec.name} scores by {self.spec.score_type}, which reads no template; leave it out"
+            )
+        return self._start("score", pairs, params, pairs=self._loaded.pairs_by(template))
+
+    def tokenize(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of each text, uncut, without any prompt.
+
+        Raises:
+            TypeError: ``texts`` is a bare str.
+            InvalidRequestError: A text that is none.
+        """
+        items = [item for item in demand.check_items(texts, "tokenize", self._loaded) if isinstance(item, str)]
+        return self._loaded.forms.texts.ids(items, special_tokens=special_tokens)
+
+    def token_ids(self, task: Task, item: Item, params: PoolingParams) -> list[int]:
+        """The token ids that :meth:`submit` would run for one input."""
+        plan = demand.plan(task, params, self._loaded, count=2)
+        ids: list[int] = self._loaded.forms.encode([item], plan, position=lambda i: i)[0].ids.tolist()
+        return ids
 
     def close(self) -> None:
         """Finish what is queued, then stop; later calls raise :class:`~millpond.errors.EngineClosedError`."""
@@ -283,7 +567,7 @@ class Engine:
             "an Engine cannot be pickled (it holds a loaded model); pass the model's name and load it there"
         )
 
-    def _run(self, task: Task, texts: Sequence[str], params: PoolingParams, show_progress: bool) -> Any:
+    def _run(self, task: Task, texts: Sequence[Any], params: PoolingParams, show_progress: bool) -> Any:
         with progress_bar(texts, show=show_progress) as bar:
             inline = isinstance(texts, Sequence) and len(texts) <= INLINE_TEXTS
             future = self._start(task, texts, params, inline=inline, progress=bar.update if show_progress else None)
@@ -296,19 +580,45 @@ class Engine:
     def _start(
         self,
         task: Task,
-        inputs: Sequence[str],
+        inputs: Sequence[Any],
         params: PoolingParams,
         *,
         inline: bool = False,
         progress: Callable[[int], object] | None = None,
+        pairs: EncodesPairs | None = None,
     ) -> Future[Any]:
         """Check everything, then queue."""
-        task = demand.check_task(task, self.spec)
-        texts = demand.check_texts(inputs, task)
-        plan = demand.plan(task, params, self.spec, texts=len(texts))
-        if plan.prompt and not self._loaded.include_prompt:
-            plan = replace(plan, skip=self._loaded.tokenizer.prompt_length(plan.prompt))
-        return self._dispatcher.submit(texts, plan, inline=inline, progress=progress, owner=self)
+        demand.check_params(params)
+        task = demand.check_task(task, params, self._loaded)
+        items = demand.check_items(inputs, task, self._loaded)
+        if task == "score" and self.spec.score_type != "cross-encoder":
+            return self._score_apart(items, params, late=self.spec.score_type == "late-interaction")
+        plan = demand.plan(task, params, self._loaded, count=len(items), pairs=pairs)
+        demand.check_spans(items, task, plan)
+        if params.chunking is not None:
+            return in_windows(items, plan, self._loaded, self._submit, self._dispatcher.threads)
+        return self._submit(items, plan, inline=inline, progress=progress)
+
+    def _submit(
+        self,
+        items: Sequence[Item],
+        plan: Plan,
+        *,
+        inline: bool = False,
+        progress: Callable[[int], object] | None = None,
+    ) -> Future[Any]:
+        return self._dispatcher.submit(items, plan, inline=inline, progress=progress, owner=self)
+
+    def _score_apart(self, items: Sequence[Item], params: PoolingParams, *, late: bool) -> Future[Any]:
+        """A score from two calls: vectors for an embedder, token matrices for late interaction."""
+        task: Task = "token_embed" if late else "embed"
+        measure = partial(scoring.late_interaction, mean=self._loaded.mean_maxsim) if late else scoring.cosine
+        return scoring.apart(
+            [item for item in items if isinstance(item, Pair)],
+            lambda texts, role: self._start(task, texts, scoring.vector_params(params, role)),
+            measure,
+            self._dispatcher.threads,
+        )
 
     def _stream(self, texts: Iterator[str], params: PoolingParams, show_progress: bool) -> Iterator[npt.NDArray[Any]]:
         ahead: deque[Future[EmbeddingOutput]] = deque()

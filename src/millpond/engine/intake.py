@@ -10,9 +10,10 @@ import numpy as np
 
 from millpond.cache import VectorCache
 from millpond.engine.call import Call
+from millpond.engine.forms import Forms
+from millpond.engine.items import size_of, text_of
 from millpond.engine.request import Request
 from millpond.engine.scheduler import Scheduler
-from millpond.engine.tokenize import TextTokenizer
 
 # Texts tokenized at a time. More sorts better by length; less starts sooner.
 _STRETCH = 1024
@@ -29,13 +30,13 @@ class Intake:
         self,
         *,
         scheduler: Scheduler,
-        tokenizer: TextTokenizer,
+        forms: Forms,
         threads: Executor,
         cache: VectorCache | None,
         namespace: Callable[[Call], str],
     ) -> None:
         self._scheduler = scheduler
-        self._tokenizer = tokenizer
+        self._forms = forms
         self._threads = threads
         self._cache = cache
         self._namespace = namespace
@@ -60,12 +61,12 @@ class Intake:
 
     def _begin(self, call: Call, caches: bool) -> None:
         try:
-            if not call.texts:
+            if not call.items:
                 return call.finish()
-            slots = self._look_up(call) if caches else list(range(len(call.texts)))
+            slots = self._look_up(call) if caches else list(range(len(call.items)))
             # Characters stand in for tokens: the stretches come out nearly sorted, shortest texts last in the list
             # so that the longest are popped first and the last batches are the cheap ones.
-            slots.sort(key=lambda slot: len(call.texts[slot]))
+            slots.sort(key=lambda slot: size_of(call.items[slot]))
             if call.plan.truncate == "error":
                 # A text that is too long must refuse the call before any of it is queued.
                 self._put(call, slots)
@@ -77,7 +78,7 @@ class Intake:
     def _look_up(self, call: Call) -> list[int]:
         """Deliver what the cache holds; returns the slots it does not."""
         assert self._cache is not None
-        keys = self._cache.keys(self._namespace(call), call.texts)
+        keys = self._cache.keys(self._namespace(call), [text_of(item) for item in call.items])
         missing: list[int] = []
         for first in range(0, len(keys), _STRETCH * 8):
             hits = self._cache.get(keys[first : first + _STRETCH * 8], width=call.native_width)
@@ -115,19 +116,17 @@ class Intake:
 
     def _tokenize(self, call: Call, slots: Sequence[int]) -> list[Request]:
         """Requests for ``slots``, longest first."""
-        plan = call.plan
-        tokenized = self._tokenizer.encode(
-            [call.texts[slot] for slot in slots],
-            prompt=plan.prompt,
-            limit=plan.limit,
-            truncate=plan.truncate,
-            position=lambda i: call.position(slots[i]),
-        )
+        items = [call.items[slot] for slot in slots]
+        tokenized = self._forms.encode(items, call.plan, position=lambda i: call.position(slots[i]))
         requests = []
-        for slot, text in zip(slots, tokenized, strict=True):
-            call.tokens[slot] = len(text.ids)
-            call.truncated[slot] = text.truncated
-            requests.append(Request(call=call, slot=slot, ids=text.ids))
+        for slot, item in zip(slots, tokenized, strict=True):
+            call.tokens[slot] = len(item.ids)
+            call.truncated[slot] = item.truncated
+            if call.per_token:
+                call.places[slot] = item.places
+            requests.append(
+                Request(call=call, slot=slot, ids=item.ids, types=item.types, attended=item.attended, kept=item.kept)
+            )
         requests.sort(key=lambda request: -request.length)
         return requests
 

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from millpond.checkpoints.score_template import plain_template, read_template
 from millpond.checkpoints.sentence_transformers import Layout
 from millpond.config import EngineConfig
+from millpond.engine.forms import Forms
+from millpond.engine.pairs import PairTokenizer, TemplateTokenizer
+from millpond.engine.plan import EncodesPairs
 from millpond.engine.runner import Runner
 from millpond.engine.tokenize import TextTokenizer
-from millpond.models.architectures import Architecture, find
+from millpond.errors import InvalidRequestError
+from millpond.models.architectures import Architecture, find, translate
 from millpond.models.load import load_backbone
 from millpond.models.placement import resolve_device, resolve_dtype
-from millpond.models.specify import Options, complete, specify
-from millpond.pooling.pooler import Pooler
+from millpond.models.purpose import Purpose, decide
+from millpond.models.quantize import check_quantization
+from millpond.models.specify import Options, backbone_width, complete, override, specify
+from millpond.pooling.classifier import build_classifier
+from millpond.pooling.pooler import Pooler, Readout
+from millpond.pooling.sparse import build_sparse, build_token_vectors
 from millpond.spec import ModelSpec
+from millpond.tasks import Quantization, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +35,39 @@ class Loaded:
 
     Attributes:
         spec: What it is.
-        tokenizer: Its tokenizer.
+        forms: How it reads texts, pairs, queries and documents.
         runner: Backbone and pooler on their device.
         dtype: Precision of the backbone, by name.
         include_prompt: Whether pooling counts the prompt's tokens.
+        vocabulary: Token ids run from 0 to below this.
+        readouts: What each task reads from the hidden states.
+        first_kept: Leading rows that ``token_embed`` leaves out.
+        mean_maxsim: MaxSim is divided by the query's tokens.
     """
 
     spec: ModelSpec
-    tokenizer: TextTokenizer
+    forms: Forms
     runner: Runner
     dtype: str
     include_prompt: bool
+    vocabulary: int
+    readouts: Mapping[Task, Readout]
+    first_kept: int = 0
+    mean_maxsim: bool = False
+
+    def pairs_by(self, template: str) -> EncodesPairs:
+        """How pairs are read by another template; its own errors as the engine's."""
+        return TemplateTokenizer(self.forms.texts, read_template(template))
+
+    def width(self, readout: Readout) -> int:
+        """Columns of what a readout gives."""
+        if readout.kind == "pooled":
+            return self.spec.dimensions
+        if readout.kind == "tokens":
+            return self.spec.hidden_size
+        if readout.kind == "sparse":
+            return 2
+        return len(readout.token_ids) or len(self.spec.labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +77,7 @@ class _Described:
     checkpoint: Checkpoint
     architecture: Architecture
     layout: Layout
+    purpose: Purpose
     tokenizer: TextTokenizer
     spec: ModelSpec
 
@@ -58,34 +91,131 @@ def load(config: EngineConfig) -> Loaded:
     """Read, check and build; every question that the files can answer wrongly is asked before the weights are read."""
     device = resolve_device(config.device)
     found = _read(config)
-    pooling, architecture = found.layout.pooling, found.architecture
+    pooling, architecture, purpose = found.layout.pooling, found.architecture, found.purpose
     assert pooling is not None  # complete() answered it
-    dtype = resolve_dtype(config.dtype, device, architecture, _stored_dtype(found.checkpoint.config))
-    pooler = Pooler(pooling, token_heads=found.layout.token_heads, heads=found.layout.heads, device=device)
-    backbone = load_backbone(found.checkpoint, architecture, device=device, dtype=dtype)
+    forms = _forms(found, config)
+    quantization = cast("Quantization | None", config.quantization)  # one of these, as the config has checked
+    wanted = "bfloat16" if quantization == "fp8" and config.dtype == "auto" else config.dtype
+    dtype = resolve_dtype(wanted, device, architecture, _stored_dtype(found.checkpoint.config))
+    check_quantization(quantization, device, dtype)
+    width = backbone_width(found.checkpoint.config)
+    head = purpose.classifier
+    decoder_head = architecture.decoder and (found.checkpoint.architecture or "").endswith(("ForCausalLM", "HeadModel"))
+    sparse, vectors = found.layout.sparse, found.layout.token_vectors
+    pooler = Pooler(
+        pooling,
+        token_heads=found.layout.token_heads,
+        heads=found.layout.heads,
+        device=device,
+        classifier=None if head is None else build_classifier(head, width=width, device=device),
+        sparse=None if sparse is None else build_sparse(sparse, found.checkpoint.config, width=width, device=device),
+        token_vectors=None if vectors is None else build_token_vectors(vectors, width=width, device=device),
+        language_head=found.layout.transformer if decoder_head else None,
+    )
+    backbone = load_backbone(found.checkpoint, architecture, device=device, dtype=dtype, quantization=quantization)
     offset = architecture.position_offset(found.checkpoint.config)
     return Loaded(
         spec=found.spec,
-        tokenizer=found.tokenizer,
+        forms=forms,
         runner=Runner(backbone, pooler, architecture=architecture, device=device, offset=offset),
         dtype=str(dtype).removeprefix("torch."),
         include_prompt=pooling.include_prompt,
+        vocabulary=int(found.checkpoint.config.get("vocab_size", 1 << 30)),
+        readouts=_readouts(purpose),
+        first_kept=0 if vectors is None else 1,  # BGE-M3's code drops the first token's vector
+        mean_maxsim=found.layout.late_interaction is not None
+        and found.layout.late_interaction.similarity == "meanmaxsim",
     )
+
+
+def _forms(found: _Described, config: EngineConfig) -> Forms:
+    """How the checkpoint reads; a template that cannot be used is refused here."""
+    tokenizer, late = found.tokenizer, found.layout.late_interaction
+    pairs: EncodesPairs | None = None
+    if found.purpose.score_type == "cross-encoder":
+        pairs = _pair_reader(found, config.score_template)
+    elif config.score_template is not None:
+        raise InvalidRequestError(
+            f"score_template means nothing to {found.spec.name}, which is no cross-encoder; leave it out"
+        )
+    colbert = None
+    if found.purpose.score_type == "late-interaction" and late is not None:
+        if config.max_length is not None:  # the user's word on how much of a document is read
+            late = replace(late, document_length=config.max_length)
+        colbert = tokenizer.colbert(late)
+    return Forms(texts=tokenizer, pairs=pairs, colbert=colbert)
+
+
+def _pair_reader(found: _Described, template: str | None) -> EncodesPairs:
+    """The user's template, else the checkpoint's, else its tokenizer's pairs."""
+    if template is not None:
+        return TemplateTokenizer(found.tokenizer, read_template(template))
+    if found.purpose.template is not None:
+        return TemplateTokenizer(found.tokenizer, found.purpose.template)
+    if found.architecture.decoder:
+        return TemplateTokenizer(found.tokenizer, plain_template())
+    return PairTokenizer(found.tokenizer, prompt=found.purpose.prompt)
+
+
+def _readouts(purpose: Purpose) -> dict[Task, Readout]:
+    """What each task reads; which of them are served is the spec's to say."""
+    head = purpose.classifier
+    pooled, each = Readout(kind="pooled"), Readout(kind="token_logits")
+    whole = pooled if purpose.pooled_logits else Readout(kind="logits")
+    by_token = head is not None and (head.per_token or head.pooling is None)
+    return {
+        "embed": pooled,
+        "token_embed": Readout(kind="tokens"),
+        "sparse_embed": Readout(kind="sparse"),
+        "classify": whole,
+        "token_classify": each,
+        "score": whole,
+        "reward": each if by_token else whole,
+    }
 
 
 def _read(config: EngineConfig) -> _Described:
     checkpoint = read_checkpoint(config.model, revision=config.revision, hf_overrides=config.hf_overrides)
     architecture = find(checkpoint.config, checkpoint.source.name)
+    checkpoint = replace(checkpoint, config=translate(architecture, checkpoint.config, checkpoint.source.name))
     options = Options(
         max_length=config.max_length,
         pooling=config.pooling,
         normalize=config.normalize,
         hf_overrides=config.hf_overrides,
+        activation=config.activation,
+        quantization=config.quantization,
     )
     layout = complete(checkpoint, architecture, options)
-    tokenizer = TextTokenizer.load(layout.transformer, lower=layout.do_lower_case)
-    spec = specify(checkpoint, architecture, layout, options, tokenizer_limit=tokenizer.limit)
-    return _Described(checkpoint=checkpoint, architecture=architecture, layout=layout, tokenizer=tokenizer, spec=spec)
+    tokenizer = TextTokenizer.load(
+        layout.transformer, lower=layout.do_lower_case, reward_token=_reward_token(checkpoint)
+    )
+    purpose = decide(checkpoint, architecture, convert=config.convert, token_id=tokenizer.token_id)
+    purpose = override(purpose, options)
+    spec = specify(
+        checkpoint,
+        architecture,
+        layout,
+        options,
+        purpose,
+        tokenizer_limit=tokenizer.limit,
+        token_id=tokenizer.token_id,
+    )
+    return _Described(
+        checkpoint=checkpoint,
+        architecture=architecture,
+        layout=layout,
+        purpose=purpose,
+        tokenizer=tokenizer,
+        spec=spec,
+    )
+
+
+def _reward_token(checkpoint: Checkpoint) -> int | None:
+    """InternLM2's reward models read their score at a token of its own, put behind a conversation."""
+    if not (checkpoint.architecture or "").startswith("InternLM2ForReward"):
+        return None
+    return int(checkpoint.config.get("reward_token_id", 92527))
 
 
 def _stored_dtype(config: Mapping[str, Any]) -> str | None:

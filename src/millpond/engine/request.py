@@ -14,17 +14,23 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True, eq=False)
 class Request:
-    """One distinct text of a call, tokenized.
+    """One distinct item of a call, tokenized.
 
     Attributes:
         call: Whose it is.
-        slot: Its row among the call's distinct texts.
+        slot: Its row among the call's distinct items.
         ids: int32 ``[tokens]``.
+        types: int8 ``[tokens]`` token types; ``None`` is all 0.
+        attended: Only this many tokens, the first, may be attended to; ``None`` is all.
+        kept: bool ``[tokens]`` rows that a per-token result has; ``None`` is all.
     """
 
     call: Call
     slot: int
     ids: npt.NDArray[np.int32]
+    types: npt.NDArray[np.int8] | None = None
+    attended: int | None = None
+    kept: npt.NDArray[np.bool_] | None = None
 
     @property
     def length(self) -> int:

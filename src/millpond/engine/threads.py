@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from millpond.models.int8 import Int8Linear
 from millpond.models.linear import ReorderedLinear
 
 # Floating-point operations of a batch for which one more thread pays. Every operator of a layer ends in a barrier,
@@ -45,7 +46,7 @@ def _multiplied_weights(backbone: nn.Module) -> int:
     """Weights that every token is multiplied with: all matrices but the embedding tables."""
     total = 0
     for module in backbone.modules():
-        if isinstance(module, ReorderedLinear):
+        if isinstance(module, ReorderedLinear | Int8Linear):
             total += module.weights
         elif not isinstance(module, nn.Embedding):
             total += sum(weight.numel() for weight in module.parameters(recurse=False) if weight.dim() == 2)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 from tokenizers.normalizers import Lowercase
 
+from millpond.checkpoints.late_interaction import LateInteraction
+from millpond.engine.words import word_numbers
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
+from millpond.late_interaction.encode import ColbertEncoder
 from millpond.tasks import Truncate
 
 # A tokenizer without a limit of its own says so with an astronomical number.
@@ -22,36 +26,78 @@ _LOWER = Lowercase()
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Places:
+    """Where a text's tokens come from.
+
+    Attributes:
+        offsets: int32 ``[tokens, 2]`` character spans in the caller's text, half open.
+        special: bool ``[tokens]`` tokens that stand for no text (a prompt's, too).
+        words: int32 ``[tokens]`` number of the word each token belongs to; -1 for none.
+    """
+
+    offsets: npt.NDArray[np.int32]
+    special: npt.NDArray[np.bool_]
+    words: npt.NDArray[np.int32]
+
+    def take(self, kept: npt.NDArray[Any]) -> Places:
+        """The places of some of the tokens."""
+        return Places(offsets=self.offsets[kept], special=self.special[kept], words=self.words[kept])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Tokenized:
-    """One text, ready to run.
+    """One item, ready to run.
 
     Attributes:
         ids: int32 ``[tokens]``, special tokens and prompt included.
         truncated: Whether the text was cut.
+        types: int8 ``[tokens]`` token types; ``None`` is all 0.
+        attended: Only this many tokens, the first, may be attended to; ``None`` is all.
+        kept: bool ``[tokens]`` rows that a per-token result has; ``None`` is all.
+        places: Where the tokens come from, where that was asked for.
     """
 
     ids: npt.NDArray[np.int32]
     truncated: bool
+    types: npt.NDArray[np.int8] | None = None
+    attended: int | None = None
+    kept: npt.NDArray[np.bool_] | None = None
+    places: Places | None = None
 
 
 class TextTokenizer:
     """A checkpoint's tokenizer with truncation of its own: special tokens and prompts are never cut."""
 
-    def __init__(self, backend: Tokenizer, *, lower: bool, limit: int | None, stand_in: int | None = None) -> None:
+    def __init__(
+        self,
+        backend: Tokenizer,
+        *,
+        lower: bool,
+        limit: int | None,
+        stand_in: int | None = None,
+        chat: Any = None,
+        reward_token: int | None = None,
+        typed: bool = False,
+        specials: Mapping[str, str] | None = None,
+    ) -> None:
         # Files often carry the padding and truncation of somebody's training run.
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
         self._lower = lower
         self._stand_in = stand_in
+        self.transformers = chat  # transformers' own tokenizer, for its chat template
+        self.reward_token = reward_token  # put behind a conversation by reward models that read their score there
         self.limit = limit
+        self.typed = typed  # whether the checkpoint reads token types
+        self.specials = dict(specials or {})  # special tokens by role (bos_token and so on), as templates call them
         probe = backend.encode("a").special_tokens_mask
         self._prefix = next((i for i, special in enumerate(probe) if not special), len(probe))
         self._suffix = next((i for i, special in enumerate(reversed(probe)) if not special), 0)
 
     @classmethod
-    def load(cls, folder: Path, *, lower: bool) -> TextTokenizer:
+    def load(cls, folder: Path, *, lower: bool, reward_token: int | None = None) -> TextTokenizer:
         """Read the tokenizer of a checkpoint, as transformers would.
 
         Raises:
@@ -63,7 +109,10 @@ class TextTokenizer:
             # transformers would make an empty tokenizer up, and every text would be unknown tokens.
             raise ModelLoadError(f"{folder} has no tokenizer that can be read here; is the checkpoint complete?")
         try:
-            tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+            with warnings.catch_warnings():
+                # It reads a config.json whose model_type it does not know as a bare one, and finds old fields in it.
+                warnings.simplefilter("ignore", FutureWarning)
+                tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
             backend = tokenizer.backend_tokenizer
         except (OSError, ValueError, KeyError, AttributeError, TypeError, ImportError) as error:
             raise ModelLoadError(f"{folder} has no tokenizer that can be read here: {error}") from error
@@ -74,14 +123,98 @@ class TextTokenizer:
             lower=lower,
             limit=None if limit is None or limit > _NO_LIMIT else int(limit),
             stand_in=next((int(token) for token in stand_ins if token is not None), None),
+            chat=tokenizer,
+            reward_token=reward_token,
+            typed="token_type_ids" in tokenizer.model_input_names,
+            specials={role: str(token) for role, token in tokenizer.special_tokens_map.items()},
         )
+
+    def token_id(self, token: str) -> int | None:
+        """A token's id, if the vocabulary has it."""
+        return self._backend.token_to_id(token)
+
+    def ids(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
+        """Token ids of each text, uncut."""
+        if self._lower:
+            texts = [_LOWER.normalize_str(text) for text in texts]
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def colbert(self, late: LateInteraction) -> ColbertEncoder:
+        """The same tokenizer as a late-interaction checkpoint uses it."""
+        mask, end, unknown = (
+            self._backend.token_to_id(self.specials.get(role, "")) for role in ("mask_token", "eos_token", "unk_token")
+        )
+        return ColbertEncoder(
+            Tokenizer.from_str(self._backend.to_str()), late, mask=mask, end=end, unknown=unknown, lower=self._lower
+        )
+
+    def read_whole(
+        self, texts: Sequence[str], *, prompt: str
+    ) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]]:
+        """Every token of each text, uncut: ``(its own, what stands in front, what stands behind)``."""
+        whole = []
+        for text, encoding in zip(texts, self._encode([prompt + text for text in texts], places=True), strict=True):
+            ids = np.array(encoding.ids, dtype=np.int32)
+            front = self._prefix + (self._prompt_tokens(prompt + text, prompt) if prompt else 0)
+            end = len(ids) - self._suffix
+            whole.append((ids[front:end], ids[:front], ids[end:]))
+        return whole
+
+    def converse(self, conversation: Sequence[Mapping[str, str]], position: int) -> list[int]:
+        """Token ids of a conversation, by the checkpoint's chat template.
+
+        Raises:
+            InvalidRequestError: The checkpoint has no template, or the template refuses the messages.
+        """
+        if self.transformers is None or not getattr(self.transformers, "chat_template", None):
+            raise InvalidRequestError(
+                f"the conversation at index {position} needs a chat template, and this checkpoint has none; "
+                "render it yourself and pass the text"
+            )
+        try:
+            text = self.transformers.apply_chat_template([dict(message) for message in conversation], tokenize=False)
+        except Exception as error:  # Jinja's own, and whatever the template raises
+            raise InvalidRequestError(
+                f"the conversation at index {position} does not fit the checkpoint's chat template: {error}"
+            ) from error
+        ids = self._backend.encode(text, add_special_tokens=False).ids
+        return ids if self.reward_token is None else [*ids, self.reward_token]
+
+    def fold(self, text: str) -> str:
+        """``text`` in lower case, where the checkpoint wants that."""
+        return _LOWER.normalize_str(text) if self._lower else text
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[Encoding]:
+        """Each pair, uncut, in the tokenizer's own pair template."""
+        return self._backend.encode_batch_fast([(self.fold(first), self.fold(second)) for first, second in pairs])
+
+    def encode_rendered(self, texts: Sequence[str], *, special_tokens: bool, offsets: bool = False) -> list[Encoding]:
+        """Each text, uncut, with the tokenizer's special tokens around it or without them."""
+        encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
+        return encode([self.fold(text) for text in texts], add_special_tokens=special_tokens)
+
+    def nothing(self, position: int) -> Tokenized:
+        """What runs for an item of the caller's list that has no tokens at all.
+
+        Raises:
+            InvalidRequestError: No special token can stand in.
+        """
+        return self._nothing(position, places=False)
 
     def prompt_length(self, prompt: str) -> int:
         """Tokens at the front that belong to ``prompt``, leading special ones too, as sentence-transformers counts."""
         return len(self._encode([prompt])[0].ids) - self._suffix if prompt else 0
 
     def encode(
-        self, texts: Sequence[str], *, prompt: str, limit: int, truncate: Truncate, position: Callable[[int], int]
+        self,
+        texts: Sequence[str],
+        *,
+        prompt: str,
+        limit: int,
+        truncate: Truncate,
+        position: Callable[[int], int],
+        places: bool = False,
     ) -> list[Tokenized]:
         """Tokenize ``prompt + text`` for each text, to at most ``limit`` tokens.
 
@@ -91,16 +224,19 @@ class TextTokenizer:
             limit: Most tokens of each result.
             truncate: Which end of the text is cut.
             position: A text's index in the caller's list, for errors.
+            places: Tell where the tokens come from, too.
 
         Raises:
             InputTooLongError: A text is too long and ``truncate="error"``, or prompt and special tokens fill the limit.
         """
-        encodings = self._encode([prompt + text for text in texts] if prompt else texts)
+        encodings = self._encode([prompt + text for text in texts] if prompt else texts, places=places)
         tokenized = []
         for i, encoding in enumerate(encodings):
             ids = np.array(encoding.ids, dtype=np.int32)
             if len(ids) == 0:
-                ids = self._nothing(position(i))
+                tokenized.append(self._nothing(position(i), places=places))
+                continue
+            found = self._places(encoding, prompt, texts[i]) if places else None
             cut = len(ids) > limit
             if cut:
                 if truncate == "error":
@@ -108,40 +244,49 @@ class TextTokenizer:
                         f"the text at index {position(i)} has {len(ids)} tokens, more than max_length={limit}; "
                         'shorten it, or let it be cut with truncate="end"'
                     )
-                ids = self._cut(ids, prompt + texts[i], prompt, limit, truncate)
-            tokenized.append(Tokenized(ids=ids, truncated=cut))
+                kept = self._cut(len(ids), prompt + texts[i], prompt, limit, truncate)
+                ids = ids[kept]
+                if found is not None:
+                    found = found.take(kept)
+            tokenized.append(Tokenized(ids=ids, truncated=cut, places=found))
         return tokenized
 
-    def _encode(self, texts: Sequence[str]) -> list[Encoding]:
+    def _encode(self, texts: Sequence[str], *, places: bool = False) -> list[Encoding]:
         if self._lower:
             texts = [_LOWER.normalize_str(text) for text in texts]
         if len(texts) == 1:
             return [self._backend.encode(texts[0])]
-        return self._backend.encode_batch_fast(list(texts))
+        texts = list(texts)
+        # The fast variant leaves the offsets out.
+        return self._backend.encode_batch(texts) if places else self._backend.encode_batch_fast(texts)
 
-    def _nothing(self, position: int) -> npt.NDArray[np.int32]:
-        """The ids of a text that has none (the empty one, with a tokenizer that adds no special tokens)."""
+    def _nothing(self, position: int, *, places: bool) -> Tokenized:
+        """The form of a text that has none (the empty one, with a tokenizer that adds no special tokens)."""
         if self._stand_in is None:
             raise InvalidRequestError(
                 f"the text at index {position} has no tokens, and this tokenizer has no special token to stand in; "
                 "leave empty texts out"
             )
-        return np.array([self._stand_in], dtype=np.int32)
+        nowhere = Places(
+            offsets=np.zeros((1, 2), dtype=np.int32),
+            special=np.ones(1, dtype=np.bool_),
+            words=np.full(1, -1, dtype=np.int32),
+        )
+        ids = np.array([self._stand_in], dtype=np.int32)
+        return Tokenized(ids=ids, truncated=False, places=nowhere if places else None)
 
-    def _cut(
-        self, ids: npt.NDArray[np.int32], text: str, prompt: str, limit: int, truncate: Truncate
-    ) -> npt.NDArray[np.int32]:
-        """The longest allowed form of an over-long text: front (special tokens, prompt) + part of the text + suffix."""
+    def _cut(self, length: int, text: str, prompt: str, limit: int, truncate: Truncate) -> npt.NDArray[np.int64]:
+        """Which of ``length`` tokens stay: front (special tokens, prompt), part of the text, suffix."""
         front = self._prefix + (self._prompt_tokens(text, prompt) if prompt else 0)
-        end = len(ids) - self._suffix
+        end = length - self._suffix
         room = limit - front - self._suffix
         if room < 1:
             raise InputTooLongError(
                 f"prompt and special tokens take {front + self._suffix} of max_length={limit} tokens, which leaves "
                 "none for the text; shorten the prompt or raise max_length"
             )
-        kept = ids[front : front + room] if truncate == "end" else ids[end - room : end]
-        return np.concatenate((ids[:front], kept, ids[end:]))
+        first = front if truncate == "end" else end - room
+        return np.concatenate((np.arange(front), np.arange(first, first + room), np.arange(end, length)))
 
     def _prompt_tokens(self, text: str, prompt: str) -> int:
         """Tokens, special ones aside, that begin inside the prompt."""
@@ -149,3 +294,20 @@ class TextTokenizer:
             text, prompt = _LOWER.normalize_str(text), _LOWER.normalize_str(prompt)
         offsets = self._backend.encode(text, add_special_tokens=False).offsets
         return next((i for i, (start, _) in enumerate(offsets) if start >= len(prompt)), len(offsets))
+
+    def _places(self, encoding: Encoding, prompt: str, text: str) -> Places:
+        """An encoding's places in ``text``; the tokens of ``prompt``, in front, have none."""
+        offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2) - len(prompt)
+        inside = offsets[:, 1] > 0 if prompt else np.ones(len(offsets), dtype=np.bool_)
+        offsets = offsets.clip(min=0)
+        special = np.array(encoding.special_tokens_mask, dtype=np.bool_) | ~inside
+        unknown = self._backend.token_to_id(self.specials.get("unk_token", ""))
+        marked = getattr(self._backend.model, "continuing_subword_prefix", None)  # what continuing tokens begin with
+        words = word_numbers(
+            offsets,
+            special,
+            np.array(encoding.ids, dtype=np.int32) == (-1 if unknown is None else unknown),
+            text,
+            tokens=encoding.tokens if marked else None,
+        )
+        return Places(offsets=offsets, special=special, words=words)

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millpond.late_interaction.maxsim import maxsim
+    from millpond.late_interaction.rerank import arerank, rerank
     from millpond.ragged import Ragged
 
 _HOMES = {
     "Ragged": "millpond.ragged",
+    "arerank": "millpond.late_interaction.rerank",
     "maxsim": "millpond.late_interaction.maxsim",
+    "rerank": "millpond.late_interaction.rerank",
 }
 
-__all__ = ["Ragged", "maxsim"]
+__all__ = ["Ragged", "arerank", "maxsim", "rerank"]
 
 
 def __getattr__(name: str) -> Any:
@@ -29,7 +32,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Importing the submodule ``maxsim`` binds it here; this keeps the name the function's, in any order of imports."""
+    """Importing a submodule binds it here; this keeps the name its function's, in any order of imports."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOMES and isinstance(value, ModuleType)):

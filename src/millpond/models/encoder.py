@@ -54,7 +54,14 @@ MPNET = Names(
     attention_out="attention.attn.o",
     attention_norm="attention.LayerNorm",
 )
-FAMILIES = {"bert": BERT, "roberta": BERT, "xlm-roberta": BERT, "distilbert": DISTILBERT, "mpnet": MPNET}
+FAMILIES = {
+    "bert": BERT,
+    "roberta": BERT,
+    "xlm-roberta": BERT,
+    "electra": BERT,
+    "distilbert": DISTILBERT,
+    "mpnet": MPNET,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +79,8 @@ class PackedEncoder(nn.Module):
         names = FAMILIES[model_type]
         config: Any = backbone.config
         self.embeddings: nn.Module = backbone.embeddings  # type: ignore[assignment]
+        # ELECTRA's embeddings may be narrower than its layers.
+        self.widen: nn.Module | None = getattr(backbone, "embeddings_project", None)
         heads = getattr(config, "num_attention_heads", None) or config.n_heads
         activation = getattr(config, "hidden_act", None) or config.activation
         layers = backbone.get_submodule(names.layers)
@@ -90,7 +99,9 @@ class PackedEncoder(nn.Module):
     ) -> Output:
         """Hidden states of every token."""
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        hidden = self.embeddings(input_ids=input_ids, position_ids=position_ids, **types)[0]  # [tokens, hidden]
+        hidden = self.embeddings(input_ids=input_ids, position_ids=position_ids, **types)[0]  # [tokens, embedding]
+        if self.widen is not None:
+            hidden = self.widen(hidden)  # [tokens, hidden]
         bias = None if self.bias is None else self.bias(segments.max_seqlen).to(hidden.dtype)
         for layer in self.layers:
             hidden = layer(hidden, segments, bias)

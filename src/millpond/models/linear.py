@@ -19,7 +19,7 @@ def linear(weight: torch.Tensor, bias: torch.Tensor, activation: str | None = No
     an eighth of the time of a large product, a third of a small one's, and all of the activation's.
     """
     if weight.device.type == "cpu" and weight.dtype is torch.bfloat16 and activation in _FUSED and _has_onednn():
-        return ReorderedLinear(weight, bias, *_FUSED[activation])
+        return ReorderedLinear(weight, bias, activation)
     return PlainLinear(weight, bias, activation)
 
 
@@ -28,15 +28,17 @@ class ReorderedLinear(nn.Module):
 
     Attributes:
         weights: Elements of the weight, which is no parameter.
+        activation: Its name; ``None`` for none.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, name: str, algorithm: str) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, activation: str | None) -> None:
         super().__init__()
         # An opaque tensor, which no state dict can hold: kept as an attribute.
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         self._bias = bias
         self.weights = weight.numel()
-        self._name, self._algorithm = name, algorithm
+        self.activation = activation
+        self._name, self._algorithm = _FUSED[activation]
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [tokens, in] -> [tokens, out]
         """Multiply, add, activate."""
@@ -45,22 +47,32 @@ class ReorderedLinear(nn.Module):
         )
         return out
 
+    def plain(self) -> PlainLinear:
+        """The same in torch's own form."""
+        return PlainLinear(self._weight.to_dense(), self._bias, self.activation)
+
 
 class PlainLinear(nn.Module):
-    """torch's own product, then the activation."""
+    """torch's own product, then the activation.
+
+    Attributes:
+        activation: Its name; ``None`` for none.
+    """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, activation: str | None) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = nn.Parameter(bias, requires_grad=False)
-        self._activate = _activation(activation)
+        self.activation = activation
+        self._activate = activation_of(activation)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [tokens, in] -> [tokens, out]
         """Multiply, add, activate."""
         return self._activate(F.linear(rows, self.weight, self.bias))
 
 
-def _activation(name: str | None) -> Callable[[torch.Tensor], torch.Tensor]:
+def activation_of(name: str | None) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The function that a config names; ``None`` is none."""
     if name is None:
         return _identity
     if name == "gelu":

@@ -12,21 +12,32 @@ import torch
 
 from millpond.attention import interface
 from millpond.checkpoints.checkpoint import Checkpoint
-from millpond.errors import ModelLoadError, WeightMismatchError
+from millpond.checkpoints.weights import read_tensors
+from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models.architectures import Architecture
 from millpond.models.encoder import FAMILIES, PackedEncoder
+from millpond.models.quantize import quantize
+from millpond.tasks import Quantization
 
 logger = logging.getLogger(__name__)
 
 # Tensors of a checkpoint that a backbone rightly leaves alone: heads of other tasks, and buffers of older versions.
 _NOT_BACKBONE = re.compile(
     r"^(pooler|cls|lm_head|classifier|score|qa_outputs|pre_classifier|vocab_\w+|head|decoder)\."
+    r"|^(v_head|output|dense|(lm_|mask_|discriminator_|generator_)?predictions|generator_lm_head|sop_classifier)\."
+    r"|^(colbert_)?linear\.|^multiple_choice_head\.|(^|\.)attn\.(masked_)?bias$"
     r"|^(\w+\.)?pooler\.|(^|\.)position_ids$|(^|\.)token_type_ids$|inv_freq$"
 )
 
 
 def load_backbone(
-    checkpoint: Checkpoint, architecture: Architecture, *, device: torch.device, dtype: torch.dtype, packed: bool = True
+    checkpoint: Checkpoint,
+    architecture: Architecture,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: Quantization | None = None,
+    packed: bool = True,
 ) -> torch.nn.Module:
     """The backbone in evaluation mode, on its device.
 
@@ -36,21 +47,21 @@ def load_backbone(
         ModelLoadError: The files cannot be read, or the config describes no valid model.
         WeightMismatchError: Tensors are missing, left over or of another shape.
     """
-    import transformers
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
     interface.register()
     # In a forked child torch makes its thread pool anew on first use, which fails when two threads are first at once;
     # transformers loads with several. Here one thread is first.
     torch.set_num_threads(torch.get_num_threads())
     name, folder = checkpoint.source.name, checkpoint.layout.transformer
-    model_class = getattr(transformers, architecture.model_class)
+    family = architecture.module
+    model_class = _backbone_class(architecture)
+    rename = getattr(family, "tensors", None)
     try:
-        config = CONFIG_MAPPING[architecture.model_type].from_dict(_config_fields(checkpoint.config))
+        config = model_class.config_class.from_dict(_config_fields(checkpoint.config))
         with _quiet_transformers():
             backbone, report = model_class.from_pretrained(
-                folder,
+                None if rename else folder,
                 config=config,
+                **({"state_dict": rename(read_tensors(folder), checkpoint.config)} if rename else {}),
                 dtype=dtype,
                 attn_implementation=interface.NAME,
                 trust_remote_code=False,
@@ -69,12 +80,26 @@ def load_backbone(
         raise ModelLoadError(f"{name}: a weight file is damaged: {error}; fetch it again") from error
     _check_report(report, name)
     backbone.requires_grad_(False)
+    finish = getattr(family, "finish", None)
+    if finish is not None:
+        backbone = finish(backbone.to(device), checkpoint)
     backbone = backbone.eval().to(device)
-    return (
-        PackedEncoder(backbone, architecture.model_type).eval()
-        if packed and architecture.model_type in FAMILIES
-        else backbone
-    )
+    if packed and architecture.model_type in FAMILIES:
+        backbone = PackedEncoder(backbone, architecture.model_type).eval()
+    return backbone if quantization is None else quantize(backbone, quantization, device)
+
+
+def _backbone_class(architecture: Architecture) -> type[Any]:
+    """transformers' class, or the family's stand-in for it."""
+    import transformers
+
+    stand_in = getattr(architecture.module, "backbone_class", None)
+    found: type[Any] | None = getattr(transformers, architecture.model_class, None) if stand_in is None else stand_in()
+    if found is None:
+        raise UnsupportedArchitectureError(
+            f"transformers {transformers.__version__} has no {architecture.model_class}; install a newer one"
+        )
+    return found
 
 
 def _config_fields(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
 
 from millpond.checkpoints.checkpoint import Checkpoint
+from millpond.checkpoints.classifiers import LLAMA_POOLING
 from millpond.checkpoints.families import matryoshka_family
 from millpond.checkpoints.modules import Dense, Pooling
 from millpond.checkpoints.sentence_transformers import Layout
 from millpond.errors import ModelLoadError
 from millpond.models.architectures import Architecture
+from millpond.models.purpose import Purpose, with_pooling
 from millpond.spec import ModelSpec, PoolingMode
+from millpond.tasks import Activation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,17 +26,34 @@ class Options:
     pooling: str | None = None
     normalize: bool | None = None
     hf_overrides: Mapping[str, Any] | None = None
+    activation: Activation | None = None
+    quantization: str | None = None
 
 
 def complete(checkpoint: Checkpoint, architecture: Architecture, options: Options) -> Layout:
     """The checkpoint's layout with every open question answered: option, then file, then the family's default."""
     layout = checkpoint.layout
-    pooling = layout.pooling or Pooling(modes=(architecture.pooling,))
+    pooling = layout.pooling or Pooling(modes=(_named_pooling(checkpoint.config) or architecture.pooling,))
     if options.pooling is not None:
         pooling = replace(pooling, modes=_modes(options.pooling))
     # As vLLM has it: a plain repository gives unit vectors, one with modules.json what its list says.
     normalize = layout.normalize if layout.normalize is not None else True
     return replace(layout, pooling=pooling, normalize=normalize if options.normalize is None else options.normalize)
+
+
+def _named_pooling(config: Mapping[str, Any]) -> PoolingMode | None:
+    """NVIDIA's bidirectional Llamas name their pooling in config.json."""
+    if config.get("model_type") != "llama" or not isinstance(config.get("pooling"), str):
+        return None
+    return LLAMA_POOLING.get(config["pooling"])
+
+
+def override(purpose: Purpose, options: Options) -> Purpose:
+    """``purpose`` with the user's pooling and activation in its head."""
+    head = purpose.classifier
+    if head is not None and options.pooling is not None and head.pooling is not None:
+        head = with_pooling(head, _modes(options.pooling))
+    return replace(purpose, classifier=head, activation=options.activation or purpose.activation)
 
 
 def _modes(pooling: str) -> tuple[PoolingMode, ...]:
@@ -45,7 +65,14 @@ def _modes(pooling: str) -> tuple[PoolingMode, ...]:
 
 
 def specify(
-    checkpoint: Checkpoint, architecture: Architecture, layout: Layout, options: Options, *, tokenizer_limit: int | None
+    checkpoint: Checkpoint,
+    architecture: Architecture,
+    layout: Layout,
+    options: Options,
+    purpose: Purpose,
+    *,
+    tokenizer_limit: int | None,
+    token_id: Callable[[str], int | None],
 ) -> ModelSpec:
     """The public description of an engine's model.
 
@@ -54,13 +81,21 @@ def specify(
     """
     name, config = checkpoint.source.name, checkpoint.config
     assert layout.pooling is not None and layout.normalize is not None  # answered by complete()
-    hidden = _chain_width(int(config.get("hidden_size", config.get("dim", 0))), layout.token_heads, name)
+    hidden = _chain_width(backbone_width(config), layout.token_heads, name)
     dimensions = _chain_width(hidden * len(layout.pooling.modes), layout.heads, name)
     trained, declared, smallest = _matryoshka(checkpoint, options)
     max_length = _max_length(architecture, config, layout, options, tokenizer_limit, name)
+    head = purpose.classifier
     # Whatever the user overrides and the files do not show.
     prompts = sorted(layout.prompts.items())
-    settings = (layout.pooling.modes, layout.pooling.include_prompt, max_length, prompts, layout.default_prompt_name)
+    settings: tuple[object, ...] = (
+        layout.pooling.modes,
+        layout.pooling.include_prompt,
+        max_length,
+        prompts,
+        layout.default_prompt_name,
+        *(() if options.quantization is None else (options.quantization,)),
+    )
     return ModelSpec(
         name=name,
         architecture=checkpoint.architecture or architecture.model_class,
@@ -74,11 +109,20 @@ def specify(
         matryoshka_smallest=smallest,
         prompts=dict(layout.prompts),
         default_prompt_name=layout.default_prompt_name,
-        labels=(),
+        labels=purpose.labels,
+        activation=purpose.activation,
+        score_type=purpose.score_type,
+        step_tag_id=None if head is None or head.step_tag is None else token_id(head.step_tag[0]) or head.step_tag[1],
+        adapters=tuple(config.get("lora_adaptations") or ()),
         max_length=max_length,
-        tasks=frozenset(("embed", "token_embed")),
+        tasks=purpose.tasks,
         digest=lambda: checkpoint.digest(*settings),
     )
+
+
+def backbone_width(config: Mapping[str, Any]) -> int:
+    """Columns of a backbone's hidden states."""
+    return int(config.get("hidden_size", config.get("dim", config.get("n_embd", 0))))
 
 
 def _chain_width(width: int, heads: tuple[Any, ...], name: str) -> int:
@@ -123,14 +167,14 @@ def _max_length(
     if options.max_length is not None:
         if isinstance(options.max_length, bool) or options.max_length < 1:
             raise ModelLoadError(f"max_length={options.max_length!r} must be a positive int")
-        if capacity is not None and options.max_length > capacity and architecture.positions == "absolute":
+        if capacity is not None and options.max_length > capacity and architecture.bounded(config):
             raise ModelLoadError(
-                f"max_length={options.max_length} is more than the position table of {name} covers ({capacity}); "
+                f"max_length={options.max_length} is more than the positions of {name} cover ({capacity}); "
                 f"choose 1 to {capacity}"
             )
         return options.max_length
     limits: list[int | None] = [layout.max_seq_length] if layout.max_seq_length else [tokenizer_limit, capacity]
-    if architecture.positions == "absolute":
+    if architecture.bounded(config):
         limits.append(capacity)
     known = [int(limit) for limit in limits if limit]
     return min(known) if known else 512

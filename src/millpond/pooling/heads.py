@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from millpond.checkpoints.modules import Dense, Head, LayerNorm
+from millpond.checkpoints.weights import read_tensors
 from millpond.errors import ModelLoadError, WeightMismatchError
 
 
@@ -61,7 +62,7 @@ def build_heads(descriptions: Sequence[Head], device: torch.device) -> nn.Sequen
     heads: list[nn.Module] = []
     for description in descriptions:
         if isinstance(description, Dense):
-            heads.append(_with_weights(DenseHead(description), description.folder))
+            heads.append(_with_weights(DenseHead(description), description.folder, description.weight))
         elif isinstance(description, LayerNorm):
             heads.append(_with_weights(LayerNormHead(description), description.folder))
         else:
@@ -85,23 +86,13 @@ def _activation(description: Dense) -> nn.Module:
         ) from error
 
 
-def _with_weights(head: nn.Module, folder: Path) -> nn.Module:
+def _with_weights(head: nn.Module, folder: Path, weight: str | None = None) -> nn.Module:
+    """``head`` with its tensors: all of ``folder``'s, or the one called ``weight`` among a backbone's."""
     try:
-        head.load_state_dict(_read_weights(folder))
+        if weight is None:
+            head.load_state_dict(read_tensors(folder))
+        else:
+            head.load_state_dict({"linear.weight": read_tensors(folder, only=(weight,))[weight]})
     except RuntimeError as error:
         raise WeightMismatchError(f"{folder}: weights and config.json disagree: {error}") from error
     return head
-
-
-def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    safe, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
-    try:
-        if safe.is_file():
-            from safetensors.torch import load_file
-
-            return load_file(safe)
-        if pickled.is_file():
-            return torch.load(pickled, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
-    except Exception as error:  # each reader has its own root exception; the file is at fault in all of them
-        raise ModelLoadError(f"{folder}: the weight file is damaged: {error}; fetch it again") from error
-    raise ModelLoadError(f"{folder} has neither model.safetensors nor pytorch_model.bin; is the checkpoint complete?")

@@ -1,32 +1,84 @@
-"""Pooler: hidden states to full-width float32 rows, before the final cut and normalization."""
+"""Pooler: hidden states to the float32 rows that callers asked for, before cuts, norms and activations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from millpond.attention.segments import Segments
 from millpond.checkpoints.modules import Dense, Head, Pooling
+from millpond.pooling.classifier import ClassifierHead, head_rows
 from millpond.pooling.heads import build_heads
 from millpond.pooling.methods import METHODS
 
+Matrix = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readout:
+    """What is read from the hidden states.
+
+    Attributes:
+        kind: ``pooled`` (a vector for each text), ``tokens`` (a vector for each token), ``logits``, ``token_logits``,
+            ``head_rows`` (logits of a few vocabulary entries for each token) or ``sparse``.
+        token_ids: The vocabulary entries of ``head_rows``; columns to keep of ``token_logits``, where not all.
+    """
+
+    kind: Literal["pooled", "tokens", "logits", "token_logits", "head_rows", "sparse"]
+    token_ids: tuple[int, ...] = ()
+
+    @property
+    def per_token(self) -> bool:
+        """Whether a text's result has a row for each of its tokens."""
+        return self.kind in ("tokens", "token_logits", "head_rows")
+
+
+class Sparse(Protocol):
+    """A head that gives each text a weight for some vocabulary entries."""
+
+    def read(
+        self, hidden: torch.Tensor, segments: Segments, input_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, Sequence[int]]:
+        """``(token ids [k], weights [k], how many of them each text has)``."""
+        ...
+
 
 class Pooler(nn.Module):
-    """The part of a checkpoint behind its backbone.
+    """The part of a checkpoint behind its backbone: every head that it has.
 
     The Matryoshka cut and the final normalization are not here: the cache holds what this returns, so that one row
-    serves every width.
+    serves every width. Activations are not either, since callers choose them.
     """
 
     def __init__(
-        self, pooling: Pooling, *, token_heads: Sequence[Dense], heads: Sequence[Head], device: torch.device
+        self,
+        pooling: Pooling,
+        *,
+        token_heads: Sequence[Dense],
+        heads: Sequence[Head],
+        device: torch.device,
+        classifier: ClassifierHead | None = None,
+        sparse: Sparse | None = None,
+        token_vectors: nn.Module | None = None,
+        language_head: Path | None = None,
     ) -> None:
         super().__init__()
         self.methods = tuple(METHODS[mode] for mode in pooling.modes)
         self.token_heads = build_heads(token_heads, device)
         self.heads = build_heads(heads, device)
+        self.classifier = classifier
+        self.sparse = sparse
+        self.token_vectors = token_vectors  # in the place of the token heads, for ``token_embed`` only
+        self.language_head = language_head
+        self._rows: dict[tuple[int, ...], torch.Tensor] = {}
 
     def tokens(self, hidden: torch.Tensor) -> torch.Tensor:  # [tokens, backbone] -> float32 [tokens, hidden]
         """The rows of ``token_embed``."""
@@ -38,3 +90,63 @@ class Pooler(nn.Module):
         rows = torch.cat([method(tokens, segments, skip) for method in self.methods], dim=-1)
         out: torch.Tensor = self.heads(rows)
         return out
+
+    def rows_of(self, tokens: tuple[int, ...], device: torch.device) -> torch.Tensor:
+        """Rows ``[len(tokens), hidden]`` of the language-model head; read from the files once."""
+        assert self.language_head is not None
+        if tokens not in self._rows:
+            self._rows[tokens] = head_rows(self.language_head, tokens).to(device)
+        return self._rows[tokens]
+
+
+class Reading:
+    """One batch's hidden states, read as often as its callers differ; what several readouts need is computed once."""
+
+    def __init__(
+        self,
+        pooler: Pooler,
+        hidden: torch.Tensor,  # [tokens, backbone]
+        *,
+        segments: Segments,
+        skip: torch.Tensor | None,
+        input_ids: torch.Tensor,  # [tokens]
+    ) -> None:
+        self._pooler = pooler
+        self._hidden = hidden
+        self._segments = segments
+        self._skip = skip
+        self._input_ids = input_ids
+
+    @cached_property
+    def _tokens(self) -> torch.Tensor:
+        return self._pooler.tokens(self._hidden)
+
+    def read(self, readout: Readout) -> Sequence[Matrix]:
+        """A result for each text: ``[d]``, ``[tokens, d]``, or for ``sparse`` ``[k, 2]`` (token id, weight)."""
+        if readout.kind == "pooled":
+            return list(_host(self._pooler.pool(self._tokens, self._segments, self._skip)))
+        if readout.kind == "tokens":
+            own = self._pooler.token_vectors
+            return self._split(self._tokens if own is None else own(self._hidden.float()))
+        if readout.kind == "sparse":
+            assert self._pooler.sparse is not None
+            ids, weights, counts = self._pooler.sparse.read(self._hidden, self._segments, self._input_ids)
+            pairs = _host(torch.stack((ids.float(), weights.float()), dim=1))  # ids are far below float32's 2^24
+            return np.split(pairs, np.cumsum(counts)[:-1])
+        if readout.kind == "head_rows":
+            rows = self._pooler.rows_of(readout.token_ids, self._hidden.device)
+            return self._split(self._hidden.float() @ rows.T)
+        assert self._pooler.classifier is not None
+        if readout.kind == "logits":
+            return list(_host(self._pooler.classifier.pool(self._hidden, self._segments)))
+        logits = self._pooler.classifier.tokens(self._hidden.float())
+        return self._split(logits[:, list(readout.token_ids)] if readout.token_ids else logits)
+
+    def _split(self, rows: torch.Tensor) -> list[Matrix]:
+        return np.split(_host(rows), np.cumsum(self._segments.lengths)[:-1])
+
+
+def _host(rows: torch.Tensor) -> Matrix:
+    """float32 rows as numpy; the one place that waits for the device."""
+    array: Matrix = rows.cpu().numpy()
+    return array

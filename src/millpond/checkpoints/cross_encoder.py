@@ -1,0 +1,204 @@
+"""sentence-transformers' CrossEncoder layouts: how a repository scores a pair, as descriptions.
+
+Three kinds: a ``*ForSequenceClassification`` model alone, a language model whose answer is read at one or two tokens
+(``LogitScore``), and a bare encoder with Pooling and Dense behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from millpond.checkpoints.chat_template import read_chat_template
+from millpond.checkpoints.classifiers import torch_activation
+from millpond.checkpoints.modules import Head, Normalize, Pooling
+from millpond.checkpoints.resolve import read_json_object
+from millpond.checkpoints.score_template import ScoreTemplate
+from millpond.checkpoints.sentence_transformers import (
+    TRANSFORMER_CONFIGS,
+    read_dense,
+    read_layer_norm,
+    read_modules,
+    read_normalize,
+    read_pooling,
+    read_prompts,
+    read_transformer_settings,
+)
+from millpond.errors import ModelLoadError
+from millpond.tasks import Activation
+
+Kind = Literal["sequence-classification", "text-generation", "feature-extraction"]
+
+# Settings of a chat template's application that are no variables of the template.
+_NO_VARIABLES = frozenset(
+    ("restore_suffix", "chat_template", "padding", "truncation", "max_length", "return_tensors", "tokenize")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEncoder:
+    """A CrossEncoder repository.
+
+    Attributes:
+        transformer: Folder of the backbone.
+        kind: ``sequence-classification``: the model's own head gives the logits. ``text-generation``: the language
+            model's logits of ``tokens`` do. ``feature-extraction``: ``pooling`` and ``heads`` do.
+        tokens: ``(false, true)``: the score is their logits' difference; ``(true,)``: its logit.
+        pooling: Of a bare encoder.
+        heads: On the pooled row, in order; the last gives the logits.
+        template: The pair as a chat; ``None`` where pairs go through the tokenizer's pair template.
+        activation: What is made of the logits; ``None`` where the files leave that to the number of labels (one:
+            sigmoid, more: identity).
+        prompt: Put before every query by default, where there is no template.
+    """
+
+    transformer: Path
+    kind: Kind = "sequence-classification"
+    tokens: tuple[int, ...] = ()
+    pooling: Pooling | None = None
+    heads: tuple[Head, ...] = ()
+    template: ScoreTemplate | None = None
+    activation: Activation | None = None
+    prompt: str = ""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    max_seq_length: int | None = None
+    do_lower_case: bool = False
+
+    def activation_of(self, width: int) -> Activation:
+        """What is made of ``width`` logits."""
+        return self.activation or ("sigmoid" if width == 1 else "identity")
+
+
+def is_cross_encoder(folder: Path) -> bool:
+    """Whether ``folder`` says that it is one of sentence-transformers' cross-encoders."""
+    settings = read_json_object(folder / "config_sentence_transformers.json", optional=True)
+    if "model_type" in settings:
+        return bool(settings["model_type"] == "CrossEncoder")
+    return (folder / "modules.json").is_file() and any(
+        name == "LogitScore" for name, _ in read_modules(folder / "modules.json")
+    )
+
+
+def read_cross_encoder(folder: Path) -> CrossEncoder:
+    """How the cross-encoder in ``folder`` scores a pair.
+
+    Raises:
+        ModelLoadError: A module that millpond does not run, or a file that cannot be understood.
+    """
+    settings = read_json_object(folder / "config_sentence_transformers.json", optional=True)
+    listed = folder / "modules.json"
+    modules = read_modules(listed) if listed.is_file() else []
+    transformer = modules[0][1] if modules else folder
+    config = read_json_object(transformer / "config.json")
+    own = _transformer_config(transformer)
+    kind = _kind(own, config, listed if modules else None)
+    prompts = read_prompts(settings, folder)
+    default = prompts["prompts"].get(prompts["default_prompt_name"], "")
+    template = _template(own, transformer, instruction=default or None)
+    return CrossEncoder(
+        transformer=transformer,
+        kind=kind,
+        **_read_scoring(kind, modules, listed),
+        template=template,
+        activation=_activation(settings, config),
+        prompt="" if template is not None else default,
+        prompts=prompts["prompts"],
+        **read_transformer_settings(transformer),
+    )
+
+
+def _kind(own: Mapping[str, Any], config: Mapping[str, Any], listed: Path | None) -> Kind:
+    if listed is None:
+        names = config.get("architectures") or [""]
+        return "text-generation" if str(names[0]).endswith("ForCausalLM") else "sequence-classification"
+    kind: Kind
+    for kind in ("sequence-classification", "text-generation", "feature-extraction"):
+        if own.get("transformer_task", "feature-extraction") == kind:
+            return kind
+    raise ModelLoadError(
+        f"{listed}: its Transformer is for {own['transformer_task']!r}, from which millpond scores no pairs "
+        "(it does from sequence-classification, text-generation and feature-extraction)"
+    )
+
+
+def _read_scoring(kind: Kind, modules: list[tuple[str, Path]], listed: Path) -> dict[str, Any]:
+    """Everything behind the backbone, as fields of :class:`CrossEncoder`."""
+    behind = [(name, place) for name, place in modules[1:] if name != "Dropout"]
+    names = [name for name, _ in behind]
+    if kind == "sequence-classification" and not behind:
+        return {}
+    if kind == "text-generation" and names == ["LogitScore"]:
+        return {"tokens": _read_logit_score(behind[0][1] / "config.json")}
+    if kind == "text-generation" and not modules:
+        return {}  # "yes" and "no" by their names, as the rerankers' table has it
+    if kind == "feature-extraction" and names[:1] == ["Pooling"] and names[-1] == "Dense":
+        heads = tuple(_read_head(name, place, listed, last=place == behind[-1][1]) for name, place in behind[1:])
+        return {"pooling": read_pooling(behind[0][1]), "heads": heads}
+    raise ModelLoadError(
+        f"{listed} lists {' and '.join(names) or 'nothing'} behind a Transformer for {kind}, which millpond does not "
+        "run (it runs LogitScore behind text-generation, and Pooling with Dense last behind feature-extraction); "
+        "refusing to skip it"
+    )
+
+
+def _read_head(name: str, place: Path, listed: Path, *, last: bool) -> Head:
+    if name == "Dense":
+        return read_dense(place, "sentence_embedding", output="scores" if last else None)
+    if name == "LayerNorm":
+        return read_layer_norm(place)
+    if name == "Normalize":
+        read_normalize(place)
+        return Normalize()
+    raise ModelLoadError(f"{listed} lists {name} after Pooling, which millpond does not run; refusing to skip it")
+
+
+def _read_logit_score(path: Path) -> tuple[int, ...]:
+    config = read_json_object(path)
+    true, false = config.get("true_token_id"), config.get("false_token_id")
+    if not isinstance(true, int) or not isinstance(false, int | None):
+        raise ModelLoadError(f"{path} must give true_token_id (and false_token_id, if any) as ints")
+    if config.get("module_input_name", "causal_logits") != "causal_logits":
+        raise ModelLoadError(f"{path} reads {config['module_input_name']!r}; it must be causal_logits")
+    return (true,) if false is None else (false, true)
+
+
+def _transformer_config(folder: Path) -> dict[str, Any]:
+    """The Transformer module's own settings, from the first of its files that there is."""
+    found = (folder / name for name in TRANSFORMER_CONFIGS if (folder / name).is_file())
+    path = next(found, None)
+    return {} if path is None else read_json_object(path)
+
+
+def _template(own: Mapping[str, Any], folder: Path, *, instruction: str | None) -> ScoreTemplate | None:
+    """The chat template, where the settings say that pairs are messages."""
+    message = (own.get("modality_config") or {}).get("message")
+    if message is None:
+        return None
+    settings = (own.get("processing_kwargs") or {}).get("chat_template") or {}
+    variables = {key: value for key, value in settings.items() if key not in _NO_VARIABLES}
+    named = settings.get("chat_template") or "default"
+    if "{" in named:  # the source itself
+        template = ScoreTemplate(source=named, special_tokens=False, instruction=instruction, variables=variables)
+    else:
+        found = read_chat_template(folder, variant=named, instruction=instruction, variables=variables)
+        if found is None:
+            raise ModelLoadError(f"{folder} reads pairs as messages, but has no chat template {named!r}")
+        template = found
+    if template.failure is not None:
+        raise ModelLoadError(
+            f"{folder} reads pairs as messages, but its chat template {template.failure}; pass a score_template"
+        )
+    return template
+
+
+def _activation(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Activation | None:
+    """As written by sentence-transformers' 6.x, 4.x and earlier, in that order."""
+    written = (
+        settings.get("activation_fn")
+        or (config.get("sentence_transformers") or {}).get("activation_fn")
+        or config.get("sbert_ce_default_activation_function")
+    )
+    # A softmax over one logit is refused by its width later on; here no width is known.
+    return None if written is None else torch_activation(str(written), 2)

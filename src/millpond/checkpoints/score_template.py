@@ -1,0 +1,255 @@
+"""Score templates: the text that an LLM reranker reads, as Jinja.
+
+A template gets ``messages`` with the roles ``query`` and ``document`` (and ``system``, where there is an instruction),
+the variables ``instruction`` and ``add_generation_prompt``, and the special tokens by role (``bos_token`` and so on):
+what vLLM's and sentence-transformers' files expect, so that both work as they are. It is rendered in a sandbox as
+transformers renders chat templates; Jinja drops one newline at a file's end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millpond.errors import InputTooLongError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from jinja2.parser import Parser
+
+_SHIPPED = Path(__file__).parent / "templates"
+_SUFFIXES = (".jinja", ".jinja2", ".j2")
+# Private-use characters: no tokenizer's text, no template's, and no case to fold or whitespace to trim.
+_MARK = "\ue0f1\ue0f2"
+_ROLES = ("query", "document")
+_EXAMPLE = (
+    "<Query>: {{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}\n"
+    "<Document>: {{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreTemplate:
+    """How a query and a document become one text.
+
+    Attributes:
+        source: The Jinja source.
+        name: What errors call it.
+        special_tokens: Whether the tokenizer puts its own special tokens around the text, as vLLM has it; a chat
+            template, as sentence-transformers applies it, spells out all there are.
+        instruction: What fills the instruction's slot where a request does not.
+        variables: Further variables of the template.
+    """
+
+    source: str
+    name: str = "score_template"
+    special_tokens: bool = True
+    instruction: str | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def bound(self, variables: Mapping[str, Any]) -> ScoreTemplate:
+        """This template with more variables; its own win."""
+        return replace(self, variables={**variables, **self.variables})
+
+    def check(self) -> None:
+        """Refuse a template that leaves the query or the document out.
+
+        Raises:
+            InvalidRequestError: It does, or it cannot be rendered at all.
+        """
+        if (failure := self.failure) is not None:
+            raise InvalidRequestError(
+                f"the template {self.name} {failure}; it must render messages of both roles, for example\n{_EXAMPLE}"
+            )
+
+    @cached_property
+    def failure(self) -> str | None:
+        """Why this is no score template; ``None`` if it is one."""
+        try:
+            text = self.render(*_marks("", ""))
+        except InvalidRequestError as error:
+            return f"cannot be rendered: {error.__cause__ or error}"
+        missing = [role for role, mark in zip(_ROLES, _marks("", ""), strict=True) if mark not in text]
+        return f"has no slot for the {' and the '.join(missing)}" if missing else None
+
+    @property
+    def names_roles(self) -> bool:
+        """Whether it renders both roles and no role that nobody knows, as a chat template made for pairs does."""
+        if self.failure is not None:
+            return False
+        strangers = [{"role": f"unknown_{role}", "content": self._content(_MARK)} for role in _ROLES]
+        try:
+            return _MARK not in self._render(strangers, None)
+        except InvalidRequestError:
+            return True
+
+    @cached_property
+    def takes_instruction(self) -> bool:
+        """Whether an instruction changes the text."""
+        return _MARK * 3 in self.render("q", "d", instruction=_MARK * 3)
+
+    def render(self, query: str, document: str, *, instruction: str | None = None) -> str:
+        """The text for one pair.
+
+        Raises:
+            InvalidRequestError: The template raises.
+        """
+        instruction = self.instruction if instruction is None else instruction
+        messages = [] if instruction is None else [{"role": "system", "content": self._content(instruction)}]
+        messages += [{"role": "query", "content": self._content(query)}]
+        messages += [{"role": "document", "content": self._content(document)}]
+        return self._render(messages, instruction)
+
+    def around(
+        self, query: str, document: str, text: str, *, instruction: str | None = None
+    ) -> tuple[tuple[str, str], tuple[str, str]]:
+        """What stands before and behind the query, and before and behind the document, in the ``text`` of a pair.
+
+        A template may trim or change what it is given, so nothing is searched for: each is found by putting a mark in
+        its place. A query that stands in several places counts as part of the template.
+
+        Raises:
+            InputTooLongError: The document stands in several places, so it cannot be cut.
+        """
+        marks = _marks(query, document)
+        one = self.render(marks[0], document, instruction=instruction).split(marks[0])
+        two = self.render(query, marks[1], instruction=instruction).split(marks[1])
+        if not _fits(two, text):
+            raise InputTooLongError(
+                f"the template {self.name} renders the document in more than one place, or by its content, so an "
+                "over-long one cannot be cut; shorten it"
+            )
+        return (one[0], one[1]) if _fits(one, text) else (text, ""), (two[0], two[1])
+
+    def _render(self, messages: list[dict[str, Any]], instruction: str | None) -> str:
+        from jinja2 import TemplateError
+
+        variables = {"add_generation_prompt": False, **self.variables}
+        if instruction is not None:
+            variables["instruction"] = instruction
+        try:
+            return str(self._compiled.render(messages=messages, **variables))
+        except (TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+            raise InvalidRequestError(f"the template {self.name} raised {type(error).__name__}: {error}") from error
+
+    @cached_property
+    def _compiled(self) -> Template:
+        from jinja2 import TemplateError
+
+        try:
+            template: Template = _environment().from_string(self.source)
+        except TemplateError as error:
+            raise InvalidRequestError(f"the template {self.name} is no Jinja: {error}") from error
+        return template
+
+    @cached_property
+    def _structured(self) -> bool:
+        """Whether it reads a message's content as a list of parts, rather than as a text."""
+        query, document = _marks("", "")
+        for structured in (False, True):
+            contents = [_content(text, structured=structured) for text in (query, document)]
+            messages = [{"role": role, "content": content} for role, content in zip(_ROLES, contents, strict=True)]
+            try:
+                text = self._render(messages, None)
+            except InvalidRequestError:
+                continue
+            # A list that is printed as it is has its brackets in the text.
+            if query in text and document in text and f"'{query}'" not in text:
+                return structured
+        return False
+
+    def _content(self, text: str) -> Any:
+        return _content(text, structured=self._structured)
+
+
+def read_template(value: str) -> ScoreTemplate:
+    """The user's template: the path of a ``.jinja`` file, or Jinja source itself; checked.
+
+    Raises:
+        InvalidRequestError: There is no such file, or the template leaves the query or the document out.
+    """
+    path = Path(value) if value.endswith(_SUFFIXES) and "\n" not in value and "{" not in value else None
+    if path is None:
+        return ScoreTemplate(source=value)
+    try:
+        return ScoreTemplate(source=path.expanduser().read_text(encoding="utf-8"), name=path.name)
+    except (OSError, UnicodeError) as error:
+        raise InvalidRequestError(
+            f"score_template={value!r} cannot be read ({error}); pass the path of a Jinja file, or its source"
+        ) from error
+
+
+def shipped_template(name: str, *, special_tokens: bool) -> ScoreTemplate:
+    """One of millpond's own, by the name of its file."""
+    source = (_SHIPPED / f"{name}.jinja").read_text(encoding="utf-8")
+    return ScoreTemplate(source=source, name=name, special_tokens=special_tokens)
+
+
+def plain_template() -> ScoreTemplate:
+    """The query and the document, one behind the other: what vLLM gives a decoder that has no template."""
+    return shipped_template("plain", special_tokens=True)
+
+
+def _marks(query: str, document: str) -> tuple[str, str]:
+    """A text for each role that neither of them holds."""
+    mark = _MARK
+    while mark in query or mark in document:
+        mark += _MARK
+    return f"{mark}\ue0f3", f"{mark}\ue0f4"
+
+
+def _fits(parts: list[str], text: str) -> bool:
+    """Whether ``text`` is the two ``parts`` with something between them."""
+    if len(parts) != 2 or len(text) < len(parts[0]) + len(parts[1]):
+        return False
+    return text.startswith(parts[0]) and text.endswith(parts[1])
+
+
+def _content(text: str, *, structured: bool) -> Any:
+    return [{"type": "text", "text": text}] if structured else text
+
+
+def _environment() -> Any:
+    """Jinja as transformers sets it up for chat templates, which come from strangers."""
+    from jinja2 import TemplateError, nodes
+    from jinja2.exceptions import SecurityError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
+
+    class Generation(Extension):
+        """``{% generation %}``, which marks an assistant's words for training and prints its body."""
+
+        tags = {"generation"}  # noqa: RUF012  # as the base class declares it
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    class PlainNamespace(Namespace):
+        """``namespace()`` without names that Python gives a meaning of its own."""
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            if name.startswith("_"):
+                raise SecurityError(f"the name {name!r} is not allowed in a namespace")
+            super().__setitem__(name, value)
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["namespace"] = PlainNamespace
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return environment

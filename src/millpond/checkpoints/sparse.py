@@ -1,0 +1,137 @@
+"""Sparse checkpoints: what makes a text's weights over the vocabulary, and how the files say so.
+
+SPLADE reads them off a masked-language-model head (sentence-transformers' ``SpladePooling``, or a plain repository that
+its user names so). BGE-M3 keeps two more linear layers in files of their own beside its dense backbone: a weight for
+each token, and a vector for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from millpond.checkpoints.resolve import read_json_object
+from millpond.errors import ModelLoadError
+
+Strategy = Literal["max", "sum"]
+Saturation = Literal["relu", "log1p_relu"]
+
+WEIGHT_FILE, VECTOR_FILE = "sparse_linear.pt", "colbert_linear.pt"
+# What BGE-M3's own code leaves out of its weights.
+_UNUSED = ("cls_token", "eos_token", "pad_token", "unk_token")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splade:
+    """Weights from the vocabulary's logits: ``log1p(relu(logits))`` pooled over a text's tokens.
+
+    Attributes:
+        folder: Where the language model's tensors lie.
+        strategy: How tokens are pooled: ``max`` (SPLADE v2 and later) or ``sum``.
+        activation: ``log1p_relu`` takes the logarithm twice, as OpenSearch's checkpoints do.
+    """
+
+    folder: Path
+    strategy: Strategy = "max"
+    activation: Saturation = "relu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenWeights:
+    """BGE-M3's: a weight for each token of the text, ``relu(linear(hidden))``; of a repeated token the largest.
+
+    Attributes:
+        path: The layer's file.
+        unused: Ids of the special tokens that get no weight.
+    """
+
+    path: Path
+    unused: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenVectors:
+    """BGE-M3's vectors for late interaction: ``linear(hidden)`` of every token but the first, normalized.
+
+    Unlike a token head this projection is none of the pooled vector's business.
+    """
+
+    path: Path
+
+
+Sparse = Splade | TokenWeights
+
+
+def claims(config: Mapping[str, Any]) -> bool:
+    """Whether config.json (through ``hf_overrides``) calls a plain masked language model a SPLADE, as vLLM does."""
+    names = config.get("architectures") or [""]
+    return str(names[0]).endswith("SpladeSparseEmbeddingModel")
+
+
+def read_splade(modules: Sequence[tuple[str, Path]], listed: Path) -> Splade:
+    """The SPLADE that modules.json lists, the backbone first.
+
+    Raises:
+        ModelLoadError: Another sparse pipeline, or a setting that millpond does not know.
+    """
+    names = [name for name, _ in modules]
+    if names[1:] != ["SpladePooling"]:
+        raise ModelLoadError(
+            f"{listed} lists {', '.join(names)}; of sparse encoders millpond runs Transformer, SpladePooling"
+        )
+    (_, transformer), (_, pooling) = modules
+    path = transformer / "sentence_bert_config.json"
+    default = "fill-mask" if names[0] == "MLMTransformer" else "feature-extraction"
+    task = read_json_object(path, optional=True).get("transformer_task", default)
+    if task != "fill-mask":
+        raise ModelLoadError(
+            f"{path}: a Transformer of transformer_task {task!r} gives SpladePooling no vocabulary logits; "
+            "it must be 'fill-mask'"
+        )
+    path = pooling / "config.json"
+    config = read_json_object(path)
+    strategy = _one_of(config.get("pooling_strategy", "max"), ("max", "sum"), "pooling_strategy", path)
+    activation = _one_of(config.get("activation_function", "relu"), ("relu", "log1p_relu"), "activation_function", path)
+    return Splade(folder=transformer, strategy=cast("Strategy", strategy), activation=cast("Saturation", activation))
+
+
+def _one_of(value: Any, known: tuple[str, ...], name: str, path: Path) -> Any:
+    if value not in known:
+        raise ModelLoadError(f"{path}: {name} {value!r} is unknown; millpond has {', '.join(known)}")
+    return value
+
+
+def read_token_weights(folder: Path, transformer: Path) -> TokenWeights | None:
+    """BGE-M3's weights, where ``folder`` has them.
+
+    Raises:
+        ModelLoadError: The tokenizer's files do not say which ids its special tokens have.
+    """
+    path = folder / WEIGHT_FILE
+    return TokenWeights(path=path, unused=_unused_ids(transformer)) if path.is_file() else None
+
+
+def read_token_vectors(folder: Path) -> TokenVectors | None:
+    """BGE-M3's vectors for late interaction, where ``folder`` has them."""
+    path = folder / VECTOR_FILE
+    return TokenVectors(path=path) if path.is_file() else None
+
+
+def _unused_ids(transformer: Path) -> tuple[int, ...]:
+    """Ids of the special tokens that get no weight; a role that the tokenizer does not fill leaves none out."""
+    roles = {
+        **read_json_object(transformer / "tokenizer_config.json", optional=True),
+        **read_json_object(transformer / "special_tokens_map.json", optional=True),
+    }
+    path = transformer / "tokenizer.json"
+    tokens = [role["content"] if isinstance(role, dict) else role for name in _UNUSED if (role := roles.get(name))]
+    ids = {token["content"]: int(token["id"]) for token in read_json_object(path).get("added_tokens", ())}
+    missing = [token for token in tokens if token not in ids]
+    if missing or not tokens:
+        raise ModelLoadError(
+            f"{path} has no added token {missing[0] if missing else 'at all'}; {WEIGHT_FILE} needs the ids of the "
+            "tokenizer's special tokens, to give them no weight"
+        )
+    return tuple(sorted({ids[token] for token in tokens}))

@@ -1,0 +1,104 @@
+"""A folder's tensors: safetensors, whole or in shards, or the older pickled files, read without running code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millpond.checkpoints.resolve import read_json_object
+from millpond.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    import torch
+
+_SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
+
+
+def read_tensors(folder: Path, *, only: tuple[str, ...] | None = None) -> dict[str, torch.Tensor]:
+    """Every tensor of ``folder``'s weight files by name, or those of ``only`` that are there.
+
+    Raises:
+        ModelLoadError: There is no weight file, or one is damaged.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for path, names in _files(folder, only).items():
+        with _damage(path):
+            tensors.update(_read_safe(path, names) if path.suffix == ".safetensors" else _read_pickled(path, names))
+    return tensors
+
+
+def read_pickle(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of one pickled file, read without running its code.
+
+    Raises:
+        ModelLoadError: It is damaged, or holds something else.
+    """
+    with _damage(path):
+        return dict(_read_pickled(path, None))
+
+
+def _files(folder: Path, only: tuple[str, ...] | None) -> dict[Path, tuple[str, ...] | None]:
+    """The files to read, each with the names wanted from it (``None``: all)."""
+    for name in (_SAFE, _PICKLED):
+        if (folder / name).is_file():
+            return {folder / name: only}
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            shards = read_json_object(index).get("weight_map", {})
+            files: dict[Path, tuple[str, ...] | None] = {}
+            for file in sorted(set(shards.values())):
+                held = tuple(key for key in (only or ()) if shards.get(key) == file)
+                if only is None or held:
+                    files[folder / file] = None if only is None else held
+            return files
+    raise ModelLoadError(f"{folder} has neither {_SAFE} nor {_PICKLED}; is the checkpoint complete?")
+
+
+def _read_safe(path: Path, names: tuple[str, ...] | None) -> Mapping[str, torch.Tensor]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        held = set(file.keys())
+        return {name: file.get_tensor(name) for name in (held if names is None else held.intersection(names))}
+
+
+def _read_pickled(path: Path, names: tuple[str, ...] | None) -> Mapping[str, torch.Tensor]:
+    import torch
+
+    tensors: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return tensors if names is None else {name: tensors[name] for name in names if name in tensors}
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # each reader has its own root exception; the file is at fault in all of them
+        raise ModelLoadError(f"{path}: the weight file is damaged: {error}; fetch it again") from error
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor in ``folder``'s weight files; of safetensors only the header is read.
+
+    Raises:
+        ModelLoadError: There is no weight file, or one is damaged.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in _files(folder, None):
+        with _damage(path):
+            if path.suffix == ".safetensors":
+                from safetensors import safe_open
+
+                with safe_open(path, framework="pt") as file:
+                    shapes.update({name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
+            else:
+                shapes.update({name: tuple(tensor.shape) for name, tensor in _read_pickled(path, None).items()})
+    return shapes
+
+
+def find_tensor(names: Iterable[str], name: str) -> str | None:
+    """The tensor called ``name``, with whatever prefix the checkpoint's class puts before it; the shortest wins."""
+    found = [key for key in names if key == name or key.endswith("." + name)]
+    return min(found, key=len) if found else None

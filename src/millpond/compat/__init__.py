@@ -1,0 +1,1 @@
+"""Other projects' dialects over the engine."""

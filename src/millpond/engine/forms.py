@@ -1,0 +1,116 @@
+"""Forms: every kind of item, made into tokens as its call plans it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.engine.items import Item, Pair, TokenIds, text_of
+from millpond.engine.plan import EncodesPairs, Plan, Position
+from millpond.engine.tokenize import TextTokenizer, Tokenized
+from millpond.errors import InputTooLongError
+
+if TYPE_CHECKING:
+    from millpond.late_interaction.encode import ColbertEncoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forms:
+    """The ways in which a checkpoint reads.
+
+    Attributes:
+        texts: Its tokenizer.
+        pairs: How it reads pairs; ``None`` where it does not.
+        colbert: How it reads queries and documents for late interaction; ``None`` where it does not.
+    """
+
+    texts: TextTokenizer
+    pairs: EncodesPairs | None = None
+    colbert: ColbertEncoder | None = None
+
+    def encode(self, items: Sequence[Item], plan: Plan, *, position: Position) -> list[Tokenized]:
+        """Each item, ready to run.
+
+        Raises:
+            InputTooLongError: An item is too long, and may not be cut or cannot.
+            InvalidRequestError: An item has no tokens at all.
+        """
+        found: dict[int, Tokenized] = {}
+        for kind, encode in ((TokenIds, self._ids), (Pair, self._pairs), (object, self._texts)):
+            places = [i for i, item in enumerate(items) if i not in found and isinstance(item, kind)]
+            if places:
+                encoded = encode([items[i] for i in places], plan, partial(_nth, places, position))
+                found.update(zip(places, encoded, strict=True))
+        return [_kept(found[i], plan) for i in range(len(items))]
+
+    def _ids(self, items: Sequence[Item], plan: Plan, position: Position) -> list[Tokenized]:
+        return [_cut(item, plan, position(i)) for i, item in enumerate(items) if isinstance(item, TokenIds)]
+
+    def _pairs(self, items: Sequence[Item], plan: Plan, position: Position) -> list[Tokenized]:
+        reader = plan.pairs or self.pairs
+        assert reader is not None  # only cross-encoders are given pairs
+        return reader.encode(
+            [item for item in items if isinstance(item, Pair)],
+            instruction=plan.instruction,
+            limit=plan.limit,
+            truncate=plan.truncate,
+            position=position,
+        )
+
+    def _texts(self, items: Sequence[Item], plan: Plan, position: Position) -> list[Tokenized]:
+        texts = [text_of(item) for item in items]
+        if plan.form == "colbert":
+            assert self.colbert is not None and plan.role is not None
+            return [
+                Tokenized(ids=e.ids, truncated=e.truncated, attended=e.attended, kept=e.kept)
+                for e in self.colbert.encode(
+                    texts,
+                    role=plan.role,
+                    prompt=plan.prompt,
+                    limit=plan.limit,
+                    truncate=plan.truncate,
+                    position=position,
+                )
+            ]
+        spanned = plan.task == "token_classify" or any(not isinstance(item, str) for item in items)
+        return self.texts.encode(
+            texts,
+            prompt=plan.prompt,
+            limit=plan.limit,
+            truncate=plan.truncate,
+            position=position,
+            places=spanned,
+        )
+
+
+def _nth(places: Sequence[int], position: Position, i: int) -> int:
+    return position(places[i])
+
+
+def _cut(item: TokenIds, plan: Plan, position: int) -> Tokenized:
+    ids = np.array(item.ids, dtype=np.int32)
+    if len(ids) > plan.limit and plan.truncate == "error":
+        raise InputTooLongError(
+            f"the prompt at index {position} has {len(ids)} token ids, more than max_length={plan.limit}; "
+            'shorten it, or let it be cut with truncate="end"'
+        )
+    kept = ids[: plan.limit] if plan.truncate == "end" else ids[-plan.limit :]
+    return Tokenized(ids=kept, truncated=len(kept) < len(ids))
+
+
+def _kept(item: Tokenized, plan: Plan) -> Tokenized:
+    """``item`` with the rows marked that a per-token result has."""
+    masks: list[npt.NDArray[np.bool_]] = [] if item.kept is None else [item.kept]
+    if plan.step_tag_id is not None:
+        masks.append(item.ids == plan.step_tag_id)
+    if plan.first_kept:
+        masks.append(np.arange(len(item.ids)) >= plan.first_kept)
+    if not masks:
+        return item
+    kept = np.logical_and.reduce(masks)
+    return replace(item, kept=kept, places=None if item.places is None else item.places.take(kept))

@@ -1,0 +1,223 @@
+"""Texts to the tokens of a late-interaction checkpoint: markers, query expansion, and the rows that are not scored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Encoding, Tokenizer
+from tokenizers.normalizers import Lowercase
+
+from millpond.checkpoints.late_interaction import LateInteraction
+from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
+from millpond.tasks import ROLES, Role, Truncate
+
+_LOWER = Lowercase()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EncodedText:
+    """One query or document.
+
+    Attributes:
+        ids: int32 ``[tokens]``: special tokens, marker, prompt, text, and a query's fill.
+        truncated: Whether the text was cut.
+        attended: Only this many tokens, the first, may be attended to; ``None`` is all.
+        kept: bool ``[tokens]`` rows that are scored; ``None`` is all.
+    """
+
+    ids: npt.NDArray[np.int32]
+    truncated: bool
+    attended: int | None = None
+    kept: npt.NDArray[np.bool_] | None = None
+
+
+class ColbertEncoder:
+    """A checkpoint's tokenizer with the checkpoint's way of reading queries and documents.
+
+    The marker is put in as an id, behind the leading special token, after the text was tokenized: a text that holds the
+    marker literally is read as what it says.
+    """
+
+    def __init__(
+        self,
+        backend: Tokenizer,
+        late: LateInteraction,
+        *,
+        mask: int | None,
+        end: int | None,
+        unknown: int | None,
+        lower: bool = False,
+    ) -> None:
+        """Resolve every token that ``late`` names.
+
+        Args:
+            backend: The checkpoint's tokenizer; shared, with its padding and truncation switched off.
+            late: What the checkpoint's files say.
+            mask: Id of the mask token, if the tokenizer has one.
+            end: Id of the end-of-sequence token, which fills queries where there is no mask.
+            unknown: Id of the unknown token.
+            lower: Fold case before tokenizing.
+
+        Raises:
+            ModelLoadError: Queries are to be filled, and the tokenizer has nothing to fill them with.
+        """
+        backend.no_padding()
+        backend.no_truncation()
+        probe = backend.encode("a").special_tokens_mask
+        self._prefix = next((i for i, special in enumerate(probe) if not special), len(probe))
+        self._suffix = next((i for i, special in enumerate(reversed(probe)) if not special), 0)
+        self._late = late
+        self._lower = lower
+        named = {"query": late.query_marker, "document": late.document_marker}
+        markers = {role: _split(named[role], backend) for role in ROLES}
+        # What of a marker is no token of the vocabulary is read as text, in front of the prompt.
+        self._markers = {
+            role: np.array([backend.token_to_id(token)] if token else [], dtype=np.int32)
+            for role, (token, _) in markers.items()
+        }
+        self._texts = {role: text for role, (_, text) in markers.items()}
+        self._backend = _without(backend, {token for token, _ in markers.values() if token is not None})
+        self._skipped = _skipped(late.skiplist, backend, unknown)
+        self._fill = mask if mask is not None else end
+        if late.expansion_token is not None:
+            self._fill = backend.token_to_id(late.expansion_token)
+        if late.expand_to is not None and self._fill is None:
+            filler = late.expansion_token or "the mask token"
+            raise ModelLoadError(f"queries are filled up with {filler}, which this tokenizer does not have")
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        role: Role,
+        prompt: str = "",
+        limit: int | None = None,
+        truncate: Truncate = "end",
+        position: Callable[[int], int],
+    ) -> list[EncodedText]:
+        """Tokenize each text as ``role``.
+
+        Args:
+            texts: The texts.
+            role: Queries and documents have their own marker, length and mask.
+            prompt: Text put behind the marker.
+            limit: Most tokens of each result; the checkpoint's own length holds where it is smaller.
+            truncate: Which end of the text is cut.
+            position: A text's index in the caller's list, for errors.
+
+        Raises:
+            InputTooLongError: A text is too long and ``truncate="error"``, or what surrounds it fills the limit.
+            InvalidRequestError: A text without any token, with a tokenizer that has no token to stand in.
+        """
+        own = self._late.query_length if role == "query" else self._late.document_length
+        limits = [length for length in (own, limit) if length is not None]
+        longest = min(limits) if limits else None
+        prompt = self._texts[role] + prompt
+        encoded = []
+        for i, encoding in enumerate(self._encode([prompt + text for text in texts])):
+            ids = np.array(encoding.ids, dtype=np.int32)
+            ids = np.concatenate((ids[: self._prefix], self._markers[role], ids[self._prefix :]))
+            cut = False
+            if longest is not None and len(ids) > longest:
+                cut = True
+                if truncate == "error":
+                    raise InputTooLongError(
+                        f"the {role} at index {position(i)} has {len(ids)} tokens, more than {longest}; "
+                        'shorten it, or let it be cut with truncate="end"'
+                    )
+                ids = self._cut(ids, prompt + texts[i], prompt, role, longest, truncate)
+            if len(ids) == 0:
+                ids = self._nothing(position(i))
+            encoded.append(self._finish(ids, cut, role, limit))
+        return encoded
+
+    def _encode(self, texts: list[str]) -> list[Encoding]:
+        if self._lower:
+            texts = [_LOWER.normalize_str(text) for text in texts]
+        return self._backend.encode_batch_fast(texts)
+
+    def _finish(self, ids: npt.NDArray[np.int32], cut: bool, role: Role, limit: int | None) -> EncodedText:
+        """Fill a query, and mark what is not attended to and what is not scored."""
+        real, width = len(ids), self._late.expand_to if role == "query" else None
+        if width is not None and limit is not None:
+            width = min(width, limit)
+        attended = None
+        if width is not None and width > real:
+            ids = np.concatenate((ids, np.full(width - real, self._fill, dtype=np.int32)))
+            attended = None if self._late.attend_to_expansion else real
+        kept = None
+        if role in self._late.skiplist_roles:
+            skipped = np.isin(ids, self._skipped)
+            kept = ~skipped if skipped.any() else None
+        return EncodedText(ids=ids, truncated=cut, attended=attended, kept=kept)
+
+    def _nothing(self, position: int) -> npt.NDArray[np.int32]:
+        """The ids of the empty text with a tokenizer that adds no special tokens, and no marker."""
+        if self._fill is None:
+            raise InvalidRequestError(
+                f"the text at index {position} has no tokens, and this tokenizer has no special token to stand in; "
+                "leave empty texts out"
+            )
+        return np.array([self._fill], dtype=np.int32)
+
+    def _cut(
+        self, ids: npt.NDArray[np.int32], text: str, prompt: str, role: Role, longest: int, truncate: Truncate
+    ) -> npt.NDArray[np.int32]:
+        """The longest allowed form of an over-long text: what stands before it, a part of it, and the suffix."""
+        front = self._prefix + len(self._markers[role]) + self._prompt_tokens(text, prompt)
+        end = len(ids) - self._suffix
+        room = longest - front - self._suffix
+        if room < 1:
+            raise InputTooLongError(
+                f"marker, prompt and special tokens take {front + self._suffix} of a {role}'s {longest} tokens, which "
+                "leaves none for the text; shorten the prompt or raise the limit"
+            )
+        kept = ids[front : front + room] if truncate == "end" else ids[end - room : end]
+        return np.concatenate((ids[:front], kept, ids[end:]))
+
+    def _prompt_tokens(self, text: str, prompt: str) -> int:
+        """Tokens, special ones aside, that begin inside the prompt."""
+        if not prompt:
+            return 0
+        if self._lower:
+            text, prompt = _LOWER.normalize_str(text), _LOWER.normalize_str(prompt)
+        offsets = self._backend.encode(text, add_special_tokens=False).offsets
+        return next((i for i, (start, _) in enumerate(offsets) if start >= len(prompt)), len(offsets))
+
+
+def _split(marker: str, backend: Tokenizer) -> tuple[str | None, str]:
+    """A marker as (token, text behind it): all of it or its first word, whichever is in the vocabulary."""
+    for token in (marker, *marker.split(None, 1)[:1]):
+        if token and marker.startswith(token) and backend.token_to_id(token) is not None:
+            return token, marker.removeprefix(token)
+    return None, marker
+
+
+def _skipped(words: Iterable[str], backend: Tokenizer, unknown: int | None) -> npt.NDArray[np.int32]:
+    """Ids of ``words``: of those that are tokens of their own, or every unknown token would be skipped with them."""
+    ids = {backend.token_to_id(word) for word in words}
+    named = unknown is not None and backend.id_to_token(unknown) in set(words)
+    return np.array(sorted(i for i in ids if i is not None and (i != unknown or named)), dtype=np.int32)
+
+
+def _without(backend: Tokenizer, markers: set[str]) -> Tokenizer:
+    """A tokenizer that does not find ``markers`` in a text; every id stays what it is."""
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    if not markers & added:
+        return backend
+    content = json.loads(backend.to_str())
+    plain = backend.get_vocab(with_added_tokens=False)
+    kept = []
+    for token in content["added_tokens"]:
+        if token["content"] not in markers:
+            kept.append(token)
+        elif token["content"] not in plain:
+            # Its number must stay taken. No text holds a noncharacter, which is what these two are.
+            kept.append({**token, "content": f"\ufdd0{token['id']}\ufdd1", "normalized": False})
+    content["added_tokens"] = kept
+    hidden: Tokenizer = Tokenizer.from_str(json.dumps(content))
+    return hidden

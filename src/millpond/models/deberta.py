@@ -1,0 +1,223 @@
+"""DeBERTa v2 and v3, packed: one file top to bottom over the weights that transformers loaded.
+
+Its attention adds to the score of a query i and a key j two products with the embedding of their distance i - j: the
+query's (content to position) and the key's (position to content). transformers computes them in a class of its own, on
+padded batches, without the attention interface; here they are computed for each run of texts of one length.
+
+A row of distances, one product per distance, is turned into a row of keys by :func:`skewed`, which moves no data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from millpond.attention.segments import Run, Segments
+from millpond.checkpoints.checkpoint import Checkpoint
+from millpond.models.encoder import Output
+from millpond.models.linear import linear
+
+# Scores of one block of texts and query rows.
+_SCORE_BLOCK = 1 << 24
+
+
+def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """config.json as it is; a table of absolute positions, where there is one, ends the texts."""
+    return {**config, "positions_end": bool(config.get("position_biased_input", True))}
+
+
+def finish(backbone: nn.Module, checkpoint: Checkpoint) -> nn.Module:
+    """The packed forward over the loaded weights."""
+    return PackedDeberta(backbone)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distances:
+    """How a distance between two tokens becomes a row of the table.
+
+    Attributes:
+        span: The table has ``2 span`` rows; row ``span`` is distance 0.
+        buckets: Distances share rows, near ones exactly and far ones logarithmically.
+        farthest: Where the last bucket begins.
+    """
+
+    span: int
+    buckets: bool
+    farthest: int
+
+    def rows(self, length: int) -> torch.Tensor:
+        """int64 ``[2 length - 1]`` on the host: the rows of distances ``1 - length`` to ``length - 1``."""
+        distance = torch.arange(1 - length, length)
+        if self.buckets:
+            distance = self._bucket(distance)
+        return (distance + self.span).clamp(0, 2 * self.span - 1)
+
+    def _bucket(self, distance: torch.Tensor) -> torch.Tensor:
+        """DeBERTa v2's formula (arXiv:2006.03654 has it in its code only), in float32 as the weights were trained."""
+        exact = self.span // 2
+        far = distance.abs().clamp(min=exact) / exact
+        reach = torch.log(torch.tensor((self.farthest - 1) / exact))
+        bucket = (torch.log(far) / reach * (exact - 1)).ceil().long() + exact
+        return torch.where(distance.abs() <= exact, distance, bucket * distance.sign())
+
+
+class PackedDeberta(nn.Module):
+    """A loaded DeBERTa v2 or v3 backbone, run on one packed row."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        config: Any = backbone.config
+        encoder: Any = backbone.encoder
+        self.embeddings: nn.Module = backbone.embeddings  # type: ignore[assignment]
+        with torch.no_grad():
+            table = encoder.get_rel_embedding()  # [2 span, hidden], normed; None without relative attention
+        self.distances: Distances | None = None
+        if table is not None:
+            buckets, farthest = int(getattr(config, "position_buckets", -1)), int(config.max_relative_positions)
+            farthest = config.max_position_embeddings if farthest < 1 else farthest
+            span = buckets if buckets > 0 else farthest
+            self.distances = Distances(span=span, buckets=buckets > 0, farthest=farthest)
+            table = table[: 2 * span]
+        self.layers = nn.ModuleList(PackedLayer(layer, table, config.hidden_act) for layer in encoder.layer)
+        self.convolution = None if encoder.conv is None else Convolution(encoder.conv)
+
+    def forward(
+        self,
+        *,
+        input_ids: torch.Tensor,  # [1, tokens]
+        position_ids: torch.Tensor,  # [1, tokens]
+        segments: Segments,
+        token_type_ids: torch.Tensor | None = None,  # [1, tokens]
+    ) -> Output:
+        """Hidden states of every token."""
+        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        embedded = self.embeddings(input_ids=input_ids, position_ids=position_ids, token_type_ids=types)[0]
+        rows = {}
+        if self.distances is not None:
+            rows = {run.length: self.distances.rows(run.length).to(embedded.device) for run in segments.runs}
+        hidden = embedded  # [tokens, hidden]
+        for i, layer in enumerate(self.layers):
+            hidden = layer(hidden, segments, rows)
+            if i == 0 and self.convolution is not None:
+                hidden = self.convolution(embedded, hidden, segments)
+        return Output(last_hidden_state=hidden[None])
+
+
+class PackedLayer(nn.Module):
+    """One post-norm layer; its linears are cut out of the loaded one."""
+
+    def __init__(self, layer: Any, table: torch.Tensor | None, activation: str) -> None:
+        super().__init__()
+        attention = layer.attention.self
+        self.heads: int = attention.num_attention_heads
+        used = frozenset(attention.pos_att_type)
+        # One factor for all three products, so that their sum keeps the variance of one.
+        width = attention.attention_head_size * (1 + len(used & {"c2p", "p2c"}))
+        self.scale = 1 / math.sqrt(width)
+        parts = (attention.query_proj, attention.key_proj, attention.value_proj)
+        weight, bias = (torch.cat([getattr(part, kind).detach() for part in parts]) for kind in ("weight", "bias"))
+        self.qkv = linear(weight, bias)
+        # What a layer makes of the table is the same in every call: [heads, 2 span, dim], or None where it is not used.
+        self.position_key: torch.Tensor | None
+        self.position_query: torch.Tensor | None
+        keys = queries = None
+        if table is not None and "c2p" in used:
+            keys = self._table(attention.key_proj if attention.share_att_key else attention.pos_key_proj, table)
+        if table is not None and "p2c" in used:
+            part = attention.query_proj if attention.share_att_key else attention.pos_query_proj
+            queries = self._table(part, table) * self.scale
+        self.register_buffer("position_key", keys, persistent=False)
+        self.register_buffer("position_query", queries, persistent=False)
+        self.attention_out = _linear_of(layer.attention.output.dense)
+        self.attention_norm = layer.attention.output.LayerNorm
+        self.up = _linear_of(layer.intermediate.dense, activation)
+        self.down = _linear_of(layer.output.dense)
+        self.norm = layer.output.LayerNorm
+
+    def forward(self, hidden: torch.Tensor, segments: Segments, rows: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """``[tokens, hidden]`` in and out; ``rows``: of the position table, by length of text."""
+        qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # [tokens, 3, heads, dim]
+        mixed = hidden.new_empty(len(hidden), self.heads, qkv.shape[-1])
+        for run in segments.runs:
+            self._attend(qkv, run, rows.get(run.length), mixed)
+        hidden = self.attention_norm(self.attention_out(mixed.flatten(1)).add_(hidden))
+        return self.norm(self.down(self.up(hidden)).add_(hidden))  # type: ignore[no-any-return]
+
+    def _table(self, part: nn.Module, table: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            rows: torch.Tensor = part(table)
+        by_head: torch.Tensor = rows.unflatten(-1, (self.heads, -1)).transpose(0, 1)
+        return by_head.contiguous()
+
+    def _attend(self, qkv: torch.Tensor, run: Run, rows: torch.Tensor | None, mixed: torch.Tensor) -> None:
+        """Attention within each text of a run, written to the run's part of ``mixed``."""
+        shape = (run.count, run.length)
+        parts = qkv[run.start : run.stop].unflatten(0, shape).permute(2, 0, 3, 1, 4)  # [3, texts, heads, length, dim]
+        out = mixed[run.start : run.stop].unflatten(0, shape).transpose(1, 2)  # [texts, heads, length, dim]
+        key_table = _of(self.position_key, rows)
+        query_table = _of(self.position_query, rows)
+        for texts, first, last in _score_blocks(run, self.heads):
+            query, key, value = parts[:, texts]
+            query = query[:, :, first:last] * self.scale
+            scores = query @ key.transpose(-1, -2)  # [texts, heads, rows, length]
+            if key_table is not None:  # from the farthest behind the last row to the farthest before the first
+                reached = key_table[:, first : last + run.length - 1].flip(1)
+                scores += skewed(query @ reached.transpose(-1, -2))
+            if query_table is not None:
+                reached = query_table[:, first : last + run.length - 1]
+                scores += skewed(key @ reached.transpose(-1, -2)).transpose(-1, -2)
+            if run.keys is not None:
+                scores[..., run.keys :] = float("-inf")
+            out[texts, :, first:last] = scores.softmax(-1) @ value
+
+
+class Convolution(nn.Module):
+    """DeBERTa v2 xlarge's convolution over neighbouring tokens, beside the first layer."""
+
+    def __init__(self, loaded: Any) -> None:
+        super().__init__()
+        from transformers.activations import ACT2FN
+
+        self.conv: nn.Module = loaded.conv
+        self.activate = ACT2FN[loaded.conv_act]
+        self.norm: nn.Module = loaded.LayerNorm
+
+    def forward(self, embedded: torch.Tensor, hidden: torch.Tensor, segments: Segments) -> torch.Tensor:
+        """``[tokens, hidden]``, three times; zeros stand beside each text's ends."""
+        local = torch.empty_like(embedded)
+        for run in segments.runs:
+            texts = embedded[run.start : run.stop].unflatten(0, (run.count, run.length))
+            local[run.start : run.stop] = self.conv(texts.transpose(1, 2)).transpose(1, 2).flatten(0, 1)
+        return self.norm(hidden + self.activate(local))  # type: ignore[no-any-return]
+
+
+def skewed(products: torch.Tensor) -> torch.Tensor:
+    """``[..., n, n + m - 1]`` as ``[..., n, m]``: row i begins ``n - 1 - i`` columns in. A view."""
+    n, m = products.shape[-2], products.shape[-1] - products.shape[-2] + 1
+    products = products.contiguous()
+    return products.as_strided(
+        (*products.shape[:-1], m), (*products.stride()[:-2], n + m - 2, 1), products.storage_offset() + n - 1
+    )
+
+
+def _of(table: torch.Tensor | None, rows: torch.Tensor | None) -> torch.Tensor | None:
+    """A position table at each distance: ``[heads, 2 length - 1, dim]``."""
+    return None if table is None or rows is None else table.index_select(1, rows)
+
+
+def _score_blocks(run: Run, heads: int) -> Iterator[tuple[slice, int, int]]:
+    """(texts, first row, behind the last row), such that a block's scores stay below the limit."""
+    texts = max(1, _SCORE_BLOCK // (heads * run.length**2))
+    rows = min(run.length, max(1, _SCORE_BLOCK // (heads * run.length)))
+    for text in range(0, run.count, texts):
+        for row in range(0, run.length, rows):
+            yield slice(text, text + texts), row, min(row + rows, run.length)
+
+
+def _linear_of(part: Any, activation: str | None = None) -> nn.Module:
+    return linear(part.weight.detach(), part.bias.detach(), activation)

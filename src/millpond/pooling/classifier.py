@@ -1,0 +1,143 @@
+"""Classifier heads in float32, built from their description and the checkpoint's tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from millpond.attention.segments import Segments
+from millpond.checkpoints.classifiers import Classifier, HeadRows, Linear, Norm, Step
+from millpond.checkpoints.weights import find_tensor, read_tensors, tensor_shapes
+from millpond.errors import ModelLoadError, WeightMismatchError
+from millpond.pooling.methods import METHODS
+
+# Where a language model keeps its head; a tied one has only its input embeddings.
+_HEAD_NAMES = ("lm_head", "output", "embed_out", "embed_tokens", "tok_embeddings", "wte")
+
+
+class ClassifierHead(nn.Module):
+    """Hidden states to logits, for a text or for each of its tokens."""
+
+    def __init__(self, description: Classifier, *, width: int) -> None:
+        super().__init__()
+        self.description = description
+        self.steps, self.out_features = _build(description, width)
+
+    def tokens(self, hidden: torch.Tensor) -> torch.Tensor:  # float32 [tokens, hidden] -> [tokens, labels]
+        """Logits of every token."""
+        out: torch.Tensor = self.steps(hidden)
+        return out / self.description.divisor
+
+    def pool(self, hidden: torch.Tensor, segments: Segments) -> torch.Tensor:  # -> [n, labels]
+        """Logits of every text, from ``hidden [tokens, hidden]``."""
+        assert self.description.pooling is not None
+        method = METHODS[self.description.pooling]
+        if self.description.pool_logits:
+            return method(self.tokens(hidden.float()), segments, None)
+        if self.description.pooling in ("cls", "lasttoken"):  # one row of each text is wanted: convert no more
+            return self.tokens(method(hidden, segments, None).float())
+        return self.tokens(method(hidden.float(), segments, None))
+
+
+def build_classifier(description: Classifier, *, width: int, device: torch.device) -> ClassifierHead:
+    """The head with its weights, in evaluation mode.
+
+    Args:
+        description: What it computes.
+        width: Columns of the hidden states.
+        device: Where to.
+
+    Raises:
+        ModelLoadError: A weight file is missing or damaged.
+        WeightMismatchError: A tensor is missing, or as wide as neither its neighbours nor config.json say.
+    """
+    head = ClassifierHead(description, width=width)
+    count = len(description.labels)
+    if count and count != head.out_features:
+        raise WeightMismatchError(
+            f"{description.folder}: config.json names {count} labels ({', '.join(description.labels[:4])}...) "
+            f"and the head has {head.out_features}; check that the files belong together"
+        )
+    if not count:
+        names = tuple(f"LABEL_{index}" for index in range(head.out_features))
+        head.description = replace(description, labels=names)
+    return head.to(device=device, dtype=torch.float32).eval().requires_grad_(False)
+
+
+def head_rows(folder: Path, tokens: tuple[int, ...]) -> torch.Tensor:
+    """Rows ``[len(tokens), hidden]`` of the language-model head in ``folder``, in float32.
+
+    Raises:
+        WeightMismatchError: The checkpoint has no such head, or it has fewer rows.
+    """
+    names = tensor_shapes(folder)
+    for name in _HEAD_NAMES:
+        found = find_tensor(names, f"{name}.weight")
+        if found is not None:
+            break
+    else:
+        raise WeightMismatchError(f"{folder} has no language-model head to take the tokens' rows from")
+    table = read_tensors(folder, only=(found,))[found]
+    if max(tokens) >= len(table):
+        raise WeightMismatchError(f"{folder}: token {max(tokens)} is past the head's {len(table)} rows")
+    return table[list(tokens)].float()
+
+
+def _build(description: Classifier, width: int) -> tuple[nn.Sequential, int]:
+    modules: list[nn.Module] = []
+    for step in description.steps:
+        module = _module(step, description)
+        if isinstance(module, nn.Linear):
+            if module.in_features != width:
+                raise WeightMismatchError(
+                    f"{description.folder}: {_name(step)} takes {module.in_features} features, and gets {width}; "
+                    "check that config.json and weights belong together"
+                )
+            width = module.out_features
+        modules.append(module)
+    return nn.Sequential(*modules), width
+
+
+def _name(step: Step) -> str:
+    return step.name if isinstance(step, Linear | Norm) else "the language-model head"
+
+
+def _module(step: Step, description: Classifier) -> nn.Module:
+    if isinstance(step, str):
+        from transformers.activations import ACT2FN
+
+        if step not in ACT2FN:
+            raise ModelLoadError(f"{description.folder}: activation {step!r} of its head is unknown")
+        activation: nn.Module = ACT2FN[step]
+        return activation
+    if isinstance(step, HeadRows):
+        rows = head_rows(description.folder, step.tokens)
+        return _linear(rows[1:2] - rows[0:1] if step.difference else rows, None)
+    weight, bias = _weights(step.name, description)
+    if isinstance(step, Linear):
+        return _linear(weight, bias)
+    norm = nn.LayerNorm(len(weight), eps=step.eps, bias=bias is not None)
+    norm.load_state_dict({"weight": weight} if bias is None else {"weight": weight, "bias": bias})
+    return norm
+
+
+def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    linear.load_state_dict({"weight": weight} if bias is None else {"weight": weight, "bias": bias})
+    return linear
+
+
+def _weights(name: str, description: Classifier) -> tuple[torch.Tensor, torch.Tensor | None]:
+    names = tensor_shapes(description.folder)
+    keys = find_tensor(names, f"{name}.weight"), find_tensor(names, f"{name}.bias")
+    if keys[0] is None:
+        raise WeightMismatchError(
+            f"{description.folder} has no tensor {name}.weight, which its head needs; "
+            'is it a classifier? (a bare backbone embeds: convert="embed"; a language model needs '
+            'hf_overrides={"classifier_from_token": [...]})'
+        )
+    tensors = read_tensors(description.folder, only=tuple(key for key in keys if key is not None))
+    return tensors[keys[0]].float(), None if keys[1] is None else tensors[keys[1]].float()

@@ -1,0 +1,147 @@
+"""Heads that give a text a weight for some entries of the vocabulary.
+
+Each reads ``hidden [tokens, width]``, the segments and ``input_ids [tokens]``, and gives ``(token ids [k], weights [k],
+how many of them each text has)``: the texts in order, ids ascending, positive weights only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from millpond.attention.segments import Segments
+from millpond.checkpoints.sparse import Saturation, Sparse, Splade, Strategy, TokenVectors
+from millpond.checkpoints.weights import read_pickle
+from millpond.errors import WeightMismatchError
+from millpond.pooling.masked_lm import MaskedLanguageHead, build_masked_head
+
+Weights = tuple[torch.Tensor, torch.Tensor, list[int]]
+
+# Logits held at once: 64 MiB, 550 tokens of BERT's vocabulary or 67 of XLM-R's.
+_LOGITS = 1 << 24
+
+
+class SpladeHead(nn.Module):
+    """SPLADE: vocabulary logits, chunk by chunk of tokens, pooled over each text."""
+
+    def __init__(
+        self, vocabulary: MaskedLanguageHead, strategy: Strategy, activation: Saturation, *, logits: int = _LOGITS
+    ) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        self.strategy = strategy
+        self.twice = activation == "log1p_relu"
+        self.chunk = max(1, logits // vocabulary.vocabulary)  # tokens
+
+    def read(self, hidden: torch.Tensor, segments: Segments, input_ids: torch.Tensor) -> Weights:
+        """Weights of every vocabulary entry that a text touches."""
+        ids, weights, counts = [], [], []
+        for pooled in self._pooled(hidden.float(), segments):  # [vocabulary]
+            found = pooled.nonzero()[:, 0]
+            ids.append(found)
+            weights.append(pooled[found])
+            counts.append(len(found))
+        return torch.cat(ids).int(), torch.cat(weights), counts
+
+    def _pooled(self, hidden: torch.Tensor, segments: Segments) -> Iterator[torch.Tensor]:
+        """Each text's row, never more of the vocabulary's logits at once than a chunk."""
+        row: torch.Tensor | None = None
+        logits, first = hidden[:0], 0  # of the tokens from ``first``
+        start = 0
+        for length in segments.lengths:
+            stop = start + length
+            while start < stop:
+                if start >= first + len(logits):
+                    first = start
+                    logits = self.vocabulary(hidden[first : first + self.chunk])
+                end = min(stop, first + len(logits))
+                row = self._add(row, logits[start - first : end - first])
+                start = end
+            assert row is not None  # a segment has at least one token
+            yield self._saturate(row) if self.strategy == "max" else row
+            row = None
+
+    def _add(self, row: torch.Tensor | None, logits: torch.Tensor) -> torch.Tensor:
+        """A text's row so far and some more of its tokens. Saturation rises, so a maximum may be taken before it."""
+        if self.strategy == "max":
+            most = logits.amax(0)
+            return most if row is None else torch.maximum(row, most)
+        total = self._saturate(logits).sum(0)
+        return total if row is None else row.add_(total)
+
+    def _saturate(self, logits: torch.Tensor) -> torch.Tensor:
+        weights = logits.relu().log1p_()
+        return weights.log1p_() if self.twice else weights
+
+
+class TokenWeightHead(nn.Module):
+    """BGE-M3's: ``relu(linear(hidden))`` of each token, of a repeated token the largest."""
+
+    def __init__(self, linear: nn.Linear, unused: tuple[int, ...]) -> None:
+        super().__init__()
+        self.linear = linear
+        self.register_buffer("unused", torch.tensor(unused, dtype=torch.int64), persistent=False)
+
+    def read(self, hidden: torch.Tensor, segments: Segments, input_ids: torch.Tensor) -> Weights:
+        """Weights of the tokens that a text has."""
+        assert isinstance(self.unused, torch.Tensor)
+        each = self.linear(hidden.float())[:, 0].relu()  # [tokens]
+        texts = torch.repeat_interleave(
+            torch.arange(len(segments.lengths), device=each.device),
+            segments.cu_seqlens.diff().long(),
+            output_size=segments.total,
+        )
+        used = (each > 0) & ~torch.isin(input_ids, self.unused)
+        # A text and a token as one number, so that what is equal in both is one entry, in this order.
+        span = int(input_ids.max()) + 1
+        entries, places = torch.unique(texts[used] * span + input_ids[used], return_inverse=True)
+        weights = each.new_zeros(len(entries)).scatter_reduce_(0, places, each[used], "amax")
+        counts = torch.bincount(entries // span, minlength=len(segments.lengths))
+        return (entries % span).int(), weights, counts.tolist()
+
+
+def build_sparse(
+    description: Sparse, config: Mapping[str, Any], *, width: int, device: torch.device
+) -> SpladeHead | TokenWeightHead:
+    """The head that ``description`` asks for, in float32; ``width`` is the backbone's.
+
+    Raises:
+        ModelLoadError: A weight file is missing or damaged.
+        UnsupportedArchitectureError: SPLADE over a family whose language-model head millpond does not know.
+        WeightMismatchError: The head's tensors are missing or of another shape.
+    """
+    if isinstance(description, Splade):
+        vocabulary = build_masked_head(description.folder, config, device)
+        return SpladeHead(vocabulary, description.strategy, description.activation)
+    linear = _linear(description.path, width)
+    if linear.out_features != 1:
+        raise WeightMismatchError(f"{description.path} gives {linear.out_features} numbers a token; it must give 1")
+    return TokenWeightHead(linear, description.unused).to(device).eval()
+
+
+def build_token_vectors(description: TokenVectors, *, width: int, device: torch.device) -> nn.Linear:
+    """BGE-M3's projection for late interaction, in float32: ``[tokens, width]`` to ``[tokens, out]``.
+
+    Raises:
+        ModelLoadError: The file is damaged.
+        WeightMismatchError: It does not fit the backbone.
+    """
+    return _linear(description.path, width).to(device).eval()
+
+
+def _linear(path: Path, width: int) -> nn.Linear:
+    tensors = read_pickle(path)
+    weight = tensors.get("weight")
+    if weight is None or weight.dim() != 2 or weight.shape[1] != width:
+        found = "missing" if weight is None else f"of shape {tuple(weight.shape)}"
+        raise WeightMismatchError(f"{path}: weight is {found}; the backbone's states are {width} wide")
+    linear = nn.Linear(width, weight.shape[0], bias="bias" in tensors)
+    try:
+        linear.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+    except RuntimeError as error:
+        raise WeightMismatchError(f"{path} does not hold a linear layer: {error}") from error
+    return linear.requires_grad_(False)

@@ -1,0 +1,101 @@
+"""Somebody else's hidden states for one text: transformers in eager mode, or where it has no class, the formula."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tests.parity import rotary_oracles
+
+States = Callable[[torch.Tensor], torch.Tensor]  # ids [n] -> [n, hidden]
+
+
+def oracle(folder: Path) -> States:
+    """The reference of the checkpoint in ``folder``, in float32, one text at a time."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return _OWN.get(config["model_type"], _automatic)(folder, config)
+
+
+def _automatic(folder: Path, config: dict[str, Any]) -> States:
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32, trust_remote_code=False, local_files_only=True
+    ).eval()
+    return lambda ids: model(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None]).last_hidden_state[0]
+
+
+def _llama_bidirectional(folder: Path, config: dict[str, Any]) -> States:
+    """Llama with every token before every other, said by a mask: no ``is_causal`` is involved."""
+    from transformers import LlamaConfig, LlamaModel
+
+    fields = {key: value for key, value in config.items() if key not in ("model_type", "auto_map", "architectures")}
+    model = LlamaModel.from_pretrained(folder, config=LlamaConfig(**fields), attn_implementation="eager").eval()
+
+    def states(ids: torch.Tensor) -> torch.Tensor:
+        everything = torch.zeros(1, 1, len(ids), len(ids))
+        hidden: torch.Tensor = model(input_ids=ids[None], attention_mask=everything, use_cache=False).last_hidden_state
+        return hidden[0]
+
+    return states
+
+
+def _internlm2(folder: Path, config: dict[str, Any]) -> States:
+    """InternLM2 from its description: pre-norm, rotary halves, grouped heads, SiLU-gated feed forward."""
+    from safetensors.torch import load_file
+
+    weights = {name.removeprefix("model."): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    dim = config["hidden_size"] // heads
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + config["rms_norm_eps"]).sqrt() * weights[f"{name}.weight"]
+
+    def turned(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:  # [n, dim]
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+
+    def attention(x: torch.Tensor, layer: str) -> torch.Tensor:
+        n = len(x)
+        together = F.linear(x, weights[f"{layer}.attention.wqkv.weight"]).view(n, kv_heads, heads // kv_heads + 2, dim)
+        angle = torch.arange(n)[:, None] / config["rope_theta"] ** (torch.arange(0, dim, 2) / dim)
+        later = torch.ones(n, n, dtype=torch.bool).triu(1)
+        mixed = []
+        for head in range(heads):
+            group = together[:, head // (heads // kv_heads)]  # [n, queries + 2, dim]
+            query, key, value = group[:, head % (heads // kv_heads)], group[:, -2], group[:, -1]
+            scores = turned(query, angle) @ turned(key, angle).T / dim**0.5
+            mixed.append(scores.masked_fill(later, float("-inf")).softmax(-1) @ value)
+        return F.linear(torch.cat(mixed, -1), weights[f"{layer}.attention.wo.weight"])
+
+    def states(ids: torch.Tensor) -> torch.Tensor:
+        x = weights["tok_embeddings.weight"][ids]
+        for i in range(config["num_hidden_layers"]):
+            layer = f"layers.{i}"
+            x = x + attention(norm(x, f"{layer}.attention_norm"), layer)
+            y = norm(x, f"{layer}.ffn_norm")
+            gate, up = (F.linear(y, weights[f"{layer}.feed_forward.{name}.weight"]) for name in ("w1", "w3"))
+            x = x + F.linear(F.silu(gate) * up, weights[f"{layer}.feed_forward.w2.weight"])
+        return norm(x, "norm")
+
+    return states
+
+
+def _xlm_roberta(folder: Path, config: dict[str, Any]) -> States:
+    """With rotary positions it is jina's, without an adapter named the one that no role means."""
+    rotary = config.get("position_embedding_type") == "rotary"
+    return (rotary_oracles.jina if rotary else _automatic)(folder, config)
+
+
+_OWN: dict[str, Callable[[Path, dict[str, Any]], States]] = {
+    "llama_bidirec": _llama_bidirectional,
+    "internlm2": _internlm2,
+    "nomic_bert": rotary_oracles.nomic,
+    "new": rotary_oracles.gte,
+    "gte": rotary_oracles.gte,
+    "xlm-roberta": _xlm_roberta,
+}

@@ -1,0 +1,77 @@
+"""Jamba's Mamba layers in a packed row: each text in a batch of its own length, nothing passed from one to the next."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from tests.parity.test_backbones import SHORT, VISIBLE, _ids, difference, states
+from tests.tiny import TEXTS
+
+from millpond.attention.segments import Segments
+from millpond.checkpoints.checkpoint import read_checkpoint
+from millpond.engine.engine import Engine
+from millpond.models import jamba, load
+from millpond.models.architectures import find
+
+
+def _plain(monkeypatch):
+    """The mixers run over the packed row as it is."""
+    monkeypatch.setattr(jamba.SegmentedMixer, "forward", lambda self, hidden_states, **rest: self.mixer(hidden_states))
+
+
+def test_notices_mixers_that_run_over_the_whole_row(plain, monkeypatch):
+    """What the wrapper is for: attention alone keeps to its segments, and the state leaks all the same."""
+    with Engine(plain("jamba"), dtype="float32", device="cpu") as engine:
+        right = states(engine, TEXTS)
+        _plain(monkeypatch)
+        assert difference(states(engine, TEXTS), right) > VISIBLE
+        assert difference([states(engine, [text])[0] for text in SHORT], [right[TEXTS.index(t)] for t in SHORT]) < 1e-5
+
+
+def test_a_neighbour_before_does_not_reach_the_text_behind(plain):
+    """Bit by bit: with another text of the same length before it, the second one's states stay."""
+    checkpoint = read_checkpoint(plain("jamba"))
+    row = find(checkpoint.config, "jamba")
+    backbone = load.load_backbone(checkpoint, row, device=torch.device("cpu"), dtype=torch.float32)
+    assert isinstance(backbone, jamba.PackedJamba)
+    text = _ids(plain("jamba"), SHORT[1:2])[0]
+    found = []
+    for neighbour in (torch.full_like(text, 7), torch.full_like(text, 9)):
+        lengths = [len(neighbour), len(text)]
+        positions = torch.cat([torch.arange(length) for length in lengths])[None]
+        with torch.inference_mode():
+            out = backbone(
+                input_ids=torch.cat([neighbour, text])[None],
+                position_ids=positions,
+                segments=Segments.of(lengths),
+                use_cache=False,
+            ).last_hidden_state[0]
+        found.append(out.split(lengths))
+    assert torch.equal(found[0][1], found[1][1])
+    assert not torch.equal(found[0][0], found[1][0])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_blocks_hold_each_token_once_and_little_padding(seed):
+    lengths = [random.Random(seed + i).choice([1, 2, 3, 7, 8, 9, 64, 200]) for i in range(20)]
+    made = jamba.blocks(Segments.of(lengths), torch.device("cpu"))
+    assert sorted(torch.cat([block.rows for block in made]).tolist()) == list(range(sum(lengths)))
+    assert sum(block.texts for block in made) == len(lengths)
+    for block in made:
+        assert len(set(block.slots.tolist())) == len(block.rows) == len(block.slots)
+        assert block.slots.max() < block.texts * block.longest < 2 * len(block.rows) + 1
+        # A text's tokens stand in order, from the beginning of a row of the batch.
+        starts = (block.slots % block.longest == 0).nonzero()[:, 0].tolist()
+        assert len(starts) == block.texts
+        within = (block.slots.diff() == 1) & (block.slots[1:] % block.longest != 0)
+        assert (block.rows.diff()[within] == 1).all()
+
+
+def test_the_segments_are_forgotten_behind_a_forward(plain):
+    """They live as long as the call: the next one's, and another engine's, are its own."""
+    with Engine(plain("jamba"), dtype="float32", device="cpu") as engine:
+        engine.embed(SHORT)
+    with pytest.raises(LookupError):
+        jamba._BLOCKS.get()

@@ -1,0 +1,363 @@
+"""NomicBert and GTE from their original files: what transformers makes of them by itself, names, scaling, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tests.parity.oracles import oracle
+from tests.tiny import MAX_TOKENS, TEXTS, Layout, edit_json, write_checkpoint
+
+from millpond.engine.engine import Engine
+from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
+from millpond.models import gte
+from millpond.models.architectures import find, translate
+
+TOLERANCE = 1e-5
+VISIBLE = 1e-3
+
+
+def states(folder: Path, **options: Any) -> list[np.ndarray]:
+    with Engine(folder, **{"dtype": "float32", "device": "cpu", "convert": "embed"} | options) as engine:
+        return list(engine.token_embed(TEXTS, normalize=False).embeddings)
+
+
+def ids(folder: Path) -> list[torch.Tensor]:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return [torch.tensor(tokenizer(text, truncation=True, max_length=MAX_TOKENS)["input_ids"]) for text in TEXTS]
+
+
+@torch.inference_mode()
+def by_description(folder: Path) -> list[np.ndarray]:
+    reference = oracle(folder)
+    return [reference(one).numpy() for one in ids(folder)]
+
+
+@torch.inference_mode()
+def by_transformers(folder: Path, model_class: Any, **config: Any) -> list[np.ndarray]:
+    """transformers' class with its own reading of the original names, and a config that is written out here."""
+    size = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+    content = json.loads((folder / "config.json").read_text())
+    settings = model_class.config_class(**size, vocab_size=content["vocab_size"], max_position_embeddings=64, **config)
+    model = model_class.from_pretrained(folder, config=settings, attn_implementation="eager").eval()
+    return [model(input_ids=one[None]).last_hidden_state[0].numpy() for one in ids(folder)]
+
+
+def difference(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
+    assert [one.shape for one in found] == [other.shape for other in expected]
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(found, expected, strict=True))
+
+
+def without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """An older transformers; by path, because its lazy module is made anew when it first imports something."""
+    assert transformers.PreTrainedModel is not None
+    monkeypatch.setattr(f"transformers.{name}", None)
+
+
+def rope(theta: float, **scaling: Any) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": theta, **scaling}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    return lambda family, **options: write_checkpoint(tmp_path / "model", family, **options)
+
+
+# --- NomicBert --------------------------------------------------------------------------------------------------------
+
+
+def test_nomic_equals_transformers_reading_of_the_same_file(plain):
+    expected = by_transformers(plain("nomic"), transformers.NomicBertModel, rope_parameters=rope(1000.0))
+    worst = difference(states(plain("nomic")), expected)
+    assert worst <= TOLERANCE
+
+
+@pytest.mark.parametrize(("activation", "formula"), [("geglu", "gelu"), ("glu", "sigmoid")])
+def test_nomics_other_gates(activation, formula, write):
+    folder = write("nomic", config={"activation_function": activation})
+    expected = by_transformers(folder, transformers.NomicBertModel, hidden_act=formula, rope_parameters=rope(1000.0))
+    found = states(folder)
+    worst, other = difference(found, expected), difference(found, by_description(folder))
+    assert worst <= TOLERANCE
+    assert other > VISIBLE  # the description's gate is the usual one
+
+
+def test_nomic_from_transformers_own_file(tmp_path, plain):
+    """As ``save_pretrained`` writes it today: native names in config.json, the same tensors."""
+    from millpond.models.nomic import tensors
+
+    folder = write_checkpoint(tmp_path / "model", "nomic")
+    content = json.loads((folder / "config.json").read_text())
+    native = transformers.NomicBertConfig(
+        hidden_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=96,
+        max_position_embeddings=64,
+        rope_parameters=rope(1000.0),
+        vocab_size=content["vocab_size"],
+    ).to_dict()
+    (folder / "config.json").write_text(json.dumps({**native, "architectures": ["NomicBertModel"]}))
+    save_file(tensors(load_file(folder / "model.safetensors"), {}), folder / "model.safetensors")
+    worst = difference(states(folder), states(plain("nomic")))
+    assert worst == 0
+
+
+def test_nomic_ends_where_it_was_trained(write):
+    """sentence_bert_config.json says 8192, which the original reaches by a scaling that depends on the batch."""
+    folder = write(
+        "nomic",
+        sentence_transformers=Layout(style="old", max_seq_length=8192),
+        config={"n_positions": 8192, "max_trained_positions": 2048},
+        tokenizer_limit=8192,
+    )
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        assert engine.spec.max_length == 2048
+    edit_json(folder / "config.json", max_trained_positions=None)
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        assert engine.spec.max_length == 2048
+    with pytest.raises(ModelLoadError, match=r"max_length=4096 is more than .* \(2048\)"):
+        Engine(folder, max_length=4096)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rotary_emb_base": 10000},
+        {"layer_norm_epsilon": 0.1},
+        {"n_head": 2},
+        {"activation_function": "geglu"},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_notices_that_a_field_of_nomic_is_read_wrongly(changed, plain):
+    moved = difference(states(plain("nomic"), hf_overrides=changed), by_description(plain("nomic")))
+    assert moved > VISIBLE
+
+
+def test_notices_nomics_gate_in_the_place_of_the_other_product(write):
+    folder = write("nomic")
+    expected = by_description(folder)
+    tensors = load_file(folder / "model.safetensors")
+    swap = {"fc11": "fc12", "fc12": "fc11"}
+    swapped = {
+        name.replace(part, swap[part]) if (part := name.split(".")[-2]) in swap else name: tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(swapped, folder / "model.safetensors")
+    moved = difference(states(folder), expected)
+    assert moved > VISIBLE
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_experts": 8, "moe_every_n_layers": 2}, r"num_experts 8.*mixture of experts \(v2\).*v1\.5 has none"),
+        ({"prenorm": True}, "prenorm True"),
+        ({"qkv_proj_bias": True}, "qkv_proj_bias True"),
+        ({"mlp_fc1_bias": True}, "mlp_fc1_bias True"),
+        ({"mlp_fc2_bias": True}, "mlp_fc2_bias True"),
+        ({"rotary_emb_fraction": 0.5}, "rotary_emb_fraction 0.5"),
+        ({"rotary_emb_fraction": 0}, "rotary_emb_fraction 0"),
+        ({"rotary_emb_interleaved": True}, "rotary_emb_interleaved True"),
+        ({"rotary_emb_scale_base": 512}, "rotary_emb_scale_base 512"),
+        ({"use_rms_norm": True}, "use_rms_norm True"),
+        ({"causal": True}, "causal True"),
+        ({"scale_attn_weights": False}, "scale_attn_weights False"),
+        ({"activation_function": "gelu"}, "activation_function 'gelu'.*swiglu"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_what_nomics_class_does_not_do_is_refused(changed, message, plain):
+    with pytest.raises(UnsupportedArchitectureError, match=message):
+        Engine(plain("nomic"), hf_overrides=changed)
+
+
+# --- GTE --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "theta", "scaling", "types"),
+    [
+        ("gte", 160000.0, {"rope_type": "linear", "factor": 8 ** (2 / 12)}, 1),
+        ("gte-en", 1000000.0, {"rope_type": "linear", "factor": 2 ** (2 / 12)}, 0),
+        ("gte-snowflake", 160000.0, {}, 1),
+    ],
+)
+@pytest.mark.skipif(not hasattr(transformers, "GteModel"), reason="this transformers has no GteModel")
+def test_gte_equals_transformers_reading_of_the_same_file(family, theta, scaling, types, plain):
+    expected = by_transformers(
+        plain(family), transformers.GteModel, type_vocab_size=types, rope_parameters=rope(theta, **scaling)
+    )
+    worst = difference(states(plain(family)), expected)
+    assert worst <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "claimed",
+    [
+        "NewModel",
+        "GteModel",
+        "GteNewModel",
+        "NewForTokenClassification",
+        "NewForSequenceClassification",
+        "GteNewForSequenceClassification",
+        "GteForSequenceClassification",
+    ],
+)
+@pytest.mark.parametrize("model_type", ["new", "gte"])
+def test_gte_under_each_of_its_names(claimed, model_type, write):
+    folder = write("gte", config={"architectures": [claimed], "model_type": model_type})
+    prefixed = any(name.startswith("new.") for name in load_file(folder / "model.safetensors"))
+    assert prefixed != claimed.endswith("Model")
+    worst = difference(states(folder), by_description(folder))
+    assert worst <= TOLERANCE
+
+
+def test_a_sparse_head_leaves_gte_a_dense_model(write):
+    folder = write("gte", config={"architectures": ["NewForTokenClassification"]})
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        assert engine.tasks >= {"embed", "token_embed"}
+        assert not engine.spec.labels
+        assert engine.embed(TEXTS).embeddings.shape == (len(TEXTS), 48)
+
+
+@pytest.mark.parametrize("family", ["gte", "gte-en", "gte-snowflake"])
+def test_gte_before_transformers_had_its_class(family, plain, monkeypatch):
+    folder = plain(family)
+    expected = by_description(folder)
+    without(monkeypatch, "GteModel")
+    assert issubclass(gte.backbone_class(), transformers.JinaEmbeddingsV3Model)
+    worst = difference(states(folder), expected)
+    assert worst <= TOLERANCE
+
+
+def test_a_class_that_transformers_lacks_is_named(plain, monkeypatch):
+    folder = plain("nomic")
+    without(monkeypatch, "NomicBertModel")
+    with pytest.raises(UnsupportedArchitectureError, match=r"transformers \d.* has no NomicBertModel; install a newer"):
+        Engine(folder)
+
+
+@pytest.mark.parametrize(("theta", "factor", "dim"), [(20000, 8.0, 64), (500000, 2.0, 64), (160000, 2.0, 64)])
+def test_gtes_scaling_gives_the_originals_frequencies(theta, factor, dim):
+    config = {
+        "model_type": "new",
+        "hidden_size": 4 * dim,
+        "num_attention_heads": 4,
+        "rope_theta": theta,
+        "rope_scaling": {"type": "ntk", "factor": factor},
+    }
+    found = _speeds(translate(find(config, "x"), config, "x")["rope_parameters"], dim)
+    base = torch.tensor(theta * factor, dtype=torch.float64)
+    expected = base ** -(torch.arange(0, dim, 2) / dim) / factor ** (2 / dim)
+    assert float(((found - expected) / expected).abs().max()) < 1e-5
+    plain = _speeds({"rope_type": "default", "rope_theta": theta * factor}, dim)  # transformers' own default for GTE
+    assert float(((plain - expected) / expected).abs().min()) > 0.02
+
+
+def _speeds(parameters: dict[str, Any], dim: int) -> torch.Tensor:
+    config = transformers.LlamaConfig(
+        hidden_size=4 * dim, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8, vocab_size=8
+    )
+    config.rope_parameters = parameters
+    return transformers.LlamaModel(config).rotary_emb.inv_freq.double()
+
+
+@pytest.mark.parametrize(
+    ("claim", "expected"),
+    [
+        ({"rope_scaling": None}, {"rope_type": "default", "rope_theta": 20000.0}),
+        ({"rope_scaling": {"type": "ntk", "factor": 1.0}}, {"rope_type": "default", "rope_theta": 20000.0}),
+        ({"rope_scaling": None, "rope_theta": None}, {"rope_type": "default", "rope_theta": 10000.0}),
+        (
+            {"rope_scaling": None, "rope_theta": None, "model_type": "gte"},
+            {"rope_type": "default", "rope_theta": 160000.0},
+        ),
+        (
+            {"rope_scaling": None, "model_type": "gte", "rope_parameters": {"rope_type": "default", "rope_theta": 7.0}},
+            {"rope_type": "default", "rope_theta": 7.0},
+        ),
+        (
+            {"rope_scaling": None, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0}},
+            {"rope_type": "linear", "rope_theta": 7.0, "factor": 2.0},
+        ),
+    ],
+)
+def test_gtes_other_positions(claim, expected):
+    from tests.tiny_rotary import GTE
+
+    assert gte.translate({**GTE, **claim}, "x")["rope_parameters"] == expected
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rope_theta": 160000},
+        {"rope_scaling": {"factor": 4.0}},
+        {"rope_scaling": None, "rope_theta": 160000},  # what transformers' own default would be
+        {"hidden_act": "silu"},
+        {"layer_norm_eps": 0.1},
+    ],
+    ids=str,
+)
+def test_notices_that_a_field_of_gte_is_read_wrongly(changed, plain):
+    moved = difference(states(plain("gte"), hf_overrides=changed), by_description(plain("gte")))
+    assert moved > VISIBLE
+
+
+def test_notices_gtes_gate_in_the_place_of_the_other_product(write):
+    folder = write("gte")
+    expected = by_description(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if "up_gate_proj" in name]:
+        tensors[name] = torch.cat(tensors[name].chunk(2)[::-1])
+    save_file(tensors, folder / "model.safetensors")
+    moved = difference(states(folder), expected)
+    assert moved > VISIBLE
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"rope_scaling": {"mixed_b": 0.6}}, "mixed_b 0.6"),
+        ({"rope_scaling": {"type": "dynamic"}}, "rope scaling 'dynamic'"),
+        ({"position_embedding_type": "absolute"}, "position_embedding_type 'absolute'.*only 'rope'"),
+        ({"layer_norm_type": "rms_norm"}, "layer_norm_type 'rms_norm'"),
+        ({"logn_attention_scale": True}, "logn_attention_scale True"),
+        ({"pack_qkv": False}, "pack_qkv False"),
+    ],
+    ids=str,
+)
+def test_what_gtes_class_does_not_do_is_refused(changed, message, plain):
+    with pytest.raises(UnsupportedArchitectureError, match=message):
+        Engine(plain("gte"), hf_overrides=changed)
+
+
+def test_a_missing_tensor_of_gte_is_named(write):
+    folder = write("gte")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["encoder.layer.1.mlp.up_gate_proj.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(WeightMismatchError, match=r"misses layers\.1\.mlp\.gate_proj\.weight and 1 more"):
+        Engine(folder)
+
+
+def test_gte_classifies_as_transformers_does(write):
+    folder = write("gte", config={"architectures": ["NewForSequenceClassification"], "num_labels": 2})
+    tensors = load_file(folder / "model.safetensors")
+    with torch.inference_mode():
+        reference = oracle(folder)
+        first = torch.stack([reference(one)[0] for one in ids(folder)])
+        pooled = (first @ tensors["new.pooler.dense.weight"].T + tensors["new.pooler.dense.bias"]).tanh()
+        expected = (pooled @ tensors["classifier.weight"].T + tensors["classifier.bias"]).softmax(-1).numpy()
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        found = engine.classify(TEXTS).probs
+    assert np.abs(found - expected).max() < TOLERANCE

@@ -1,0 +1,188 @@
+"""A row of the comparison with vLLM, and how its checkpoint is written.
+
+vLLM's CPU attention takes heads of 32, 64, ... columns, so these are 64 wide with two heads.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.tiny import SENTENCES, edit_json, write_checkpoint
+from tests.tiny_late import add_tokens
+
+if TYPE_CHECKING:
+    import torch
+
+LONG = 512  # enough for a reranker's template in these small vocabularies
+# One token, several, other scripts, more than fit.
+TEXTS = (
+    "a",
+    "How deep is it?",
+    SENTENCES[0],
+    "The wheel.",
+    SENTENCES[4] + " Ein Teich, une étang, 池。",
+    " ".join(SENTENCES[1:8]),
+    SENTENCES[1],
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One checkpoint and one task of it.
+
+    Attributes:
+        name: Of the test.
+        task: One of vLLM's: ``embed``, ``token_embed``, ``classify``, ``token_classify`` or ``score``.
+        write: Writes the checkpoint in its on-hub layout into a folder.
+        inputs: Texts, or pairs for ``score``.
+        vllm: Options of ``vllm.LLM``.
+        params: Of vLLM's ``PoolingParams``.
+        template: vLLM's chat template, which it must be given.
+        ours: The task here, where it is another than vLLM's.
+        last: Compare the last row only: vLLM has a reward for every token of a text, and the last is the text's.
+        call: Options of the engine's method.
+        step: The token behind each step, whose id vLLM must be told.
+        configuration: Class of the config that vLLM wants from remote code, and nothing but a name in it.
+        configured_as: transformers' config class that it derives from.
+        mistake: Fields of config.json that make another model of it, which the comparison must notice.
+        mistaken_call: Options of the engine's method that do.
+    """
+
+    name: str
+    task: str
+    write: Callable[[Path], Path]
+    inputs: Sequence[Any] = TEXTS
+    vllm: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
+    template: str | None = None
+    ours: str = ""
+    last: bool = False
+    call: Mapping[str, Any] = field(default_factory=dict)
+    step: str = ""
+    configuration: str = ""
+    configured_as: str = "PretrainedConfig"
+    mistake: Mapping[str, Any] = field(default_factory=dict)
+    mistaken_call: Mapping[str, Any] | None = None
+
+    def job(self, folder: Path) -> dict[str, Any]:
+        """The row as the oracle reads it."""
+        options = {"max_model_len": LONG if self.template else 64, **self.vllm}
+        if self.step:
+            options["pooler_config"] = {"step_tag_id": _token_id(folder, self.step)}
+        if self.configuration:
+            folder = _with_configuration(folder, self.configuration, self.configured_as)
+            options["trust_remote_code"] = True
+        return {
+            "name": self.name,
+            "folder": str(folder),
+            "task": self.task,
+            "inputs": [list(item) if isinstance(item, tuple) else item for item in self.inputs],
+            "options": options,
+            "params": dict(self.params),
+            "template": self.template,
+        }
+
+
+def _token_id(folder: Path, token: str) -> int:
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    return next(int(entry["id"]) for entry in content["added_tokens"] if entry["content"] == token)
+
+
+def _with_configuration(folder: Path, name: str, base: str) -> Path:
+    """A copy of ``folder`` with a config class beside it, for vLLM only, which asks for the class by this name."""
+    copy = folder.with_name(f"{folder.name}-with-configuration")
+    shutil.copytree(folder, copy)
+    config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
+    (copy / "configuration_tiny.py").write_text(
+        f"from transformers import {base}\n\n\nclass {name}({base}):\n    model_type = {config['model_type']!r}\n",
+        encoding="utf-8",
+    )
+    edit_json(copy / "config.json", auto_map={"AutoConfig": f"configuration_tiny.{name}"})
+    return copy
+
+
+def plain(family: str, size: Mapping[str, Any], **options: Any) -> Callable[[Path], Path]:
+    config = {**size, **options.pop("config", {})}
+    return lambda folder: write_checkpoint(folder, family, config=config, **options)
+
+
+def nomic(folder: Path) -> Path:
+    """As the hub has it, its widths under GPT-2's names only."""
+    widths = {"hidden_size": 64, "num_attention_heads": 2}
+    write_checkpoint(folder, "nomic", config={**widths, "n_embd": 64, "n_head": 2})
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kept = {key: value for key, value in config.items() if key not in widths}
+    (folder / "config.json").write_text(json.dumps(kept), encoding="utf-8")
+    return folder
+
+
+def headed(
+    family: str,
+    size: Mapping[str, Any],
+    architecture: str,
+    heads: Mapping[str, tuple[int, ...]],
+    *,
+    prefix: str,
+    tokens: Sequence[str] = (),
+    wrapped: bool = False,
+    config: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Callable[[Path], Path]:
+    """A backbone under ``prefix`` and random heads beside it; ``tokens`` are added to the vocabulary."""
+
+    def write(folder: Path) -> Path:
+        import torch
+        from safetensors.torch import load_file, save_file
+
+        write_checkpoint(folder, family, config=dict(size), wrapped=wrapped, **options)
+        tensors = add_tokens(folder, tokens, added=True) if tokens else load_file(folder / "model.safetensors")
+        tensors = tensors if wrapped else {prefix + name: tensor for name, tensor in tensors.items()}
+        generator = torch.Generator().manual_seed(7)
+        for name, shape in heads.items():
+            tensors[name] = _random(name, shape, generator)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        edit_json(folder / "config.json", architectures=[architecture], **(config or {}))
+        _pair_template(folder)
+        return folder
+
+    return write
+
+
+def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    import torch
+
+    noise = torch.randn(shape, generator=generator)
+    if len(shape) > 1:
+        return noise * 1.3 / shape[-1] ** 0.5
+    return noise * 0.2 + ("norm" in name and name.endswith("weight"))
+
+
+def _pair_template(folder: Path) -> None:
+    """Give an encoder's tokenizer its family's way with pairs, where the file has none."""
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    processor = content["post_processor"]
+    single = [next(iter(part.values()))["id"] for part in processor["single"]]
+    if len(single) != 3 or any("SpecialToken" in part for part in processor["pair"]):
+        return
+    first, _, last = single
+    roberta = first == "<s>"
+    pair = [(first, 0), ("A", 0), (last, 0), *([(last, 0)] if roberta else []), ("B", 1), (last, 1)]
+    processor["pair"] = [
+        {"Sequence" if name in ("A", "B") else "SpecialToken": {"id": name, "type_id": 0 if roberta else kind}}
+        for name, kind in pair
+    ]
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def linears(*named: tuple[str, int, int]) -> dict[str, tuple[int, ...]]:
+    """Weights and biases of ``(name, rows, columns)``."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, rows, columns in named:
+        found |= {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
+    return found

@@ -1,0 +1,364 @@
+"""Which checkpoints are rerankers, by what template and tokens: told from their names, files and overrides."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.tiny import edit_json, write_checkpoint
+
+from millpond.checkpoints.checkpoint import read_checkpoint
+from millpond.checkpoints.cross_encoder import CrossEncoder, is_cross_encoder, read_cross_encoder
+from millpond.checkpoints.modules import Dense, LayerNorm
+from millpond.checkpoints.rerankers import FAMILIES, Reranker, detect_reranker
+from millpond.errors import ModelLoadError
+
+PAIRWISE = (
+    "{{ bos_token }}{{ (messages | selectattr('role', 'eq', 'query') | first).content }} ? "
+    "{{ (messages | selectattr('role', 'eq', 'document') | first).content }} !"
+)
+CHATML = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+
+
+def repository(folder: Path, model_type: str, architecture: str, **config: Any) -> Path:
+    folder.mkdir(parents=True)
+    content = {"model_type": model_type, "architectures": [architecture], "hidden_size": 8, **config}
+    (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def detect(folder: Path, **overrides: Any) -> Reranker | None:
+    return detect_reranker(read_checkpoint(folder, hf_overrides=overrides or None))
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type", "tokens", "difference", "activation", "begins"),
+    [
+        ("Qwen3-Reranker-0.6B", "qwen3", ("no", "yes"), True, "sigmoid", "<|im_start|>system\nJudge"),
+        ("mxbai-rerank-base-v2", "qwen2", ("0", "1"), True, "sigmoid", "<|im_start|>system\nYou are Qwen"),
+        ("bge-reranker-v2-gemma", "gemma", ("Yes",), False, "identity", "A: q\nB: d\nGiven"),
+    ],
+)
+def test_language_models_that_rerank_are_known_by_name(
+    tmp_path: Path,
+    name: str,
+    model_type: str,
+    tokens: tuple[str, ...],
+    difference: bool,
+    activation: str,
+    begins: str,
+) -> None:
+    found = detect(repository(tmp_path / name, model_type, f"{model_type.capitalize()}ForCausalLM"))
+    assert found is not None
+    assert found.template is not None
+    assert found.template.render("q", "d").startswith(begins)
+    assert (found.tokens, found.activation) == (tokens, activation)
+    assert found.method == ("from_2_way_softmax" if difference else "no_post_processing")
+    assert found.true_token == tokens[-1]
+    assert found.false_token == (tokens[0] if difference else None)
+    # The same files under a name that says nothing are a plain language model.
+    assert detect(repository(tmp_path / "other", model_type, f"{model_type.capitalize()}ForCausalLM")) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type", "architecture", "template"),
+    [
+        ("Qwen3-Reranker-0.6B-seq-cls", "qwen3", "Qwen3ForSequenceClassification", "qwen3-reranker"),
+        ("llama-nemotron-rerank-1b-v2", "llama_bidirec", "LlamaBidirectionalForSequenceClassification", "nemotron"),
+        ("anything", "llama_bidirec", "LlamaBidirectionalForSequenceClassification", "nemotron"),
+        ("llama-3.2-nv-rerankqa-1b-v2", "llama", "LlamaForSequenceClassification", "nemotron"),
+    ],
+)
+def test_score_heads_keep_their_family_s_template(
+    tmp_path: Path, name: str, model_type: str, architecture: str, template: str
+) -> None:
+    found = detect(repository(tmp_path / name, model_type, architecture))
+    assert found is not None
+    assert found.template is not None
+    assert found.template.name.startswith(template)
+    assert (found.tokens, found.true_token, found.false_token) == ((), None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type", "architecture"),
+    [
+        ("Qwen3-Embedding-0.6B", "qwen3", "Qwen3ForCausalLM"),
+        ("Qwen3-0.6B", "qwen3", "Qwen3ForCausalLM"),
+        ("my-Qwen3-Reranker-notes", "qwen3", "Qwen3ForCausalLM"),
+        ("Qwen3-Reranker-0.6B", "llama", "LlamaForCausalLM"),
+        ("Qwen3-Reranker-0.6B", "qwen3", "Qwen3Model"),
+        ("bge-reranker-v2-m3", "xlm-roberta", "XLMRobertaForSequenceClassification"),
+        ("llama-nemotron-embed-1b-v2", "llama_bidirec", "LlamaBidirectionalModel"),
+        ("Skywork-Reward-V2-Llama-3.2-1B", "llama", "LlamaForSequenceClassification"),
+    ],
+)
+def test_others_are_not(tmp_path: Path, name: str, model_type: str, architecture: str) -> None:
+    assert detect(repository(tmp_path / name, model_type, architecture)) is None
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        "---\nbase_model: Qwen/Qwen3-Reranker-0.6B\n---\n# Mine\n",
+        "---\nlicense: mit\nbase_model:\n- org/unrelated\n- Qwen/Qwen3-Reranker-4B\n---\n",
+        "---\nlicense: mit\n---\nSome words.\n\n# Qwen3-Reranker-0.6B\n",
+        "---\npipeline_tag: text-ranking\n---\n# Hello\nmodel = load('Qwen/Qwen3-Reranker-8B')\n",
+    ],
+)
+def test_a_model_card_tells_what_a_folder_s_name_does_not(tmp_path: Path, card: str) -> None:
+    folder = repository(tmp_path / "model", "qwen3", "Qwen3ForCausalLM")
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    found = detect(folder)
+    assert found is not None
+    assert found.tokens == ("no", "yes")
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        "---\nbase_model: Qwen/Qwen3-0.6B-Base\npipeline_tag: feature-extraction\n---\n"
+        "# Qwen3-Embedding-0.6B\nSee also Qwen3-Reranker-0.6B.\n",
+        "---\npipeline_tag: text-ranking\n---\n# Mine\nBetter than my-Qwen3-Reranker.\n",
+        "No front matter, and Qwen3-Reranker-0.6B in passing.\n",
+    ],
+)
+def test_a_card_that_mentions_a_reranker_is_not_one(tmp_path: Path, card: str) -> None:
+    folder = repository(tmp_path / "model", "qwen3", "Qwen3ForCausalLM")
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    assert detect(folder) is None
+
+
+def test_the_config_and_the_hub_s_cache_tell_the_name_too(tmp_path: Path) -> None:
+    written = repository(tmp_path / "model", "qwen2", "Qwen2ForCausalLM", _name_or_path="x/mxbai-rerank-large-v2")
+    cached = repository(
+        tmp_path / "models--mixedbread-ai--mxbai-rerank-base-v2" / "snapshots" / "0a1b", "qwen2", "Qwen2ForCausalLM"
+    )
+    for folder in (written, cached):
+        found = detect(folder)
+        assert found is not None
+        assert found.tokens == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tokens"), [("Qwen3ForCausalLM", ("no", "yes")), ("Qwen3ForSequenceClassification", ())]
+)
+def test_a_chat_template_made_for_pairs_makes_a_reranker(
+    tmp_path: Path, architecture: str, tokens: tuple[str, ...]
+) -> None:
+    folder = repository(tmp_path / "model", "qwen3", architecture)
+    (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>"}', encoding="utf-8")
+    for source in (CHATML, "{{ messages[0].content }}", "{{ broken"):
+        (folder / "chat_template.jinja").write_text(source, encoding="utf-8")
+        assert detect(folder) is None
+    (folder / "chat_template.jinja").write_text(PAIRWISE, encoding="utf-8")
+    found = detect(folder)
+    assert found is not None
+    assert found.template is not None
+    assert found.template.render("q", "d") == "<s>q ? d !"
+    assert not found.template.special_tokens
+    assert found.tokens == tokens
+
+
+def test_overrides_win(tmp_path: Path) -> None:
+    folder = repository(tmp_path / "model", "qwen3", "Qwen3ForCausalLM")
+    original = detect(folder, is_original_qwen3_reranker=True)
+    assert original is not None
+    assert original.template is not None
+    assert (original.template.name, original.tokens) == ("qwen3-reranker", ("no", "yes"))
+    assert original.method == "from_2_way_softmax"
+    one = detect(folder, classifier_from_token=["Yes"])
+    assert one == Reranker(template=None, tokens=("Yes",), method="no_post_processing")
+    three = detect(folder, classifier_from_token=["a", "b", "c"], method="no_post_processing")
+    assert three is not None
+    assert (three.tokens, three.false_token, three.activation) == (("a", "b", "c"), None, "softmax")
+    named = repository(tmp_path / "Qwen3-Reranker-0.6B", "qwen3", "Qwen3ForCausalLM")
+    asked = detect(named, classifier_from_token=["false", "true"], architectures=["Qwen3ForSequenceClassification"])
+    assert asked is not None
+    assert asked.template is not None
+    assert (asked.template.name, asked.tokens) == ("qwen3-reranker", ("false", "true"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"classifier_from_token": [1, 2]}, "must be a list of tokens"),
+        ({"classifier_from_token": []}, "must be a list of tokens"),
+        ({"classifier_from_token": ["a"], "method": "from_2_way_softmax"}, "must be two tokens, the false one first"),
+        ({"classifier_from_token": ["a", "b"], "method": "mean"}, "method='mean' is unknown; choose from_2_way"),
+    ],
+)
+def test_overrides_that_mean_nothing_are_refused(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
+    folder = repository(tmp_path / "model", "qwen3", "Qwen3ForCausalLM")
+    with pytest.raises(ModelLoadError, match=message):
+        detect(folder, **overrides)
+
+
+def test_an_embedder_s_modules_outweigh_its_name(tmp_path: Path) -> None:
+    from tests.tiny import Layout, Pooling
+
+    folder = write_checkpoint(
+        tmp_path / "Qwen3-Reranker-tuned", "qwen3", sentence_transformers=Layout(modules=(Pooling(),), style="new")
+    )
+    edit_json(folder / "config.json", architectures=["Qwen3ForCausalLM"])
+    assert detect(folder) is None
+    (folder / "modules.json").unlink()
+    assert detect(folder) is not None
+
+
+def test_every_family_has_a_file_for_its_template() -> None:
+    from millpond.checkpoints.score_template import shipped_template
+
+    for family in FAMILIES:
+        assert shipped_template(family.template, special_tokens=family.special_tokens).names_roles
+
+
+# sentence-transformers' cross-encoders
+
+
+@pytest.mark.parametrize(
+    ("written", "width", "activation"),
+    [
+        ({}, 1, "sigmoid"),
+        ({}, 3, "identity"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, 1, "identity"),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, 1, "identity"),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, 3, "sigmoid"),
+    ],
+)
+def test_a_classic_cross_encoder(tmp_path: Path, written: dict[str, Any], width: int, activation: str) -> None:
+    folder = repository(tmp_path / "model", "bert", "BertForSequenceClassification", **written)
+    assert not is_cross_encoder(folder)  # nothing says so: it is a classifier like others
+    (folder / "config_sentence_transformers.json").write_text('{"model_type": "CrossEncoder"}', encoding="utf-8")
+    assert is_cross_encoder(folder)
+    found = read_cross_encoder(folder)
+    assert (found.kind, found.template, found.heads) == ("sequence-classification", None, ())
+    assert found.activation_of(width) == activation
+
+
+def test_a_cross_encoder_that_sentence_transformers_saved(tmp_path: Path) -> None:
+    import torch
+    from sentence_transformers.cross_encoder import CrossEncoder as Theirs
+
+    source = write_checkpoint(tmp_path / "bert", "bert")
+    prompts = {"ask": "a question: "}
+    theirs = Theirs(str(source), num_labels=1, activation_fn=torch.nn.Identity(), prompts=prompts, device="cpu")
+    theirs.default_prompt_name = "ask"
+    theirs.save_pretrained(str(tmp_path / "saved"))
+    assert is_cross_encoder(tmp_path / "saved")
+    found = read_cross_encoder(tmp_path / "saved")
+    assert (found.kind, found.activation, found.prompt) == ("sequence-classification", "identity", "a question: ")
+    assert (found.transformer / "model.safetensors").is_file()
+
+
+def language_model(tmp_path: Path, template: str | None = PAIRWISE, **logit_score: Any) -> Path:
+    """As sentence-transformers saves a Transformer with a LogitScore."""
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.cross_encoder import CrossEncoder as Theirs
+    from sentence_transformers.cross_encoder.modules import LogitScore
+
+    source = write_checkpoint(tmp_path / "qwen3", "qwen3", wrapped=True, template="$A")
+    if template is not None:
+        (source / "chat_template.jinja").write_text(template, encoding="utf-8")
+    options = {"processing_kwargs": {"chat_template": {"add_generation_prompt": True, "restore_suffix": True}}}
+    module = Transformer(str(source), transformer_task="text-generation", **options)
+    theirs = Theirs(modules=[module, LogitScore(**logit_score)], prompts={"ask": "Find it"}, device="cpu")
+    theirs.default_prompt_name = "ask"
+    theirs.save_pretrained(str(tmp_path / "saved"))
+    return tmp_path / "saved"
+
+
+def test_a_language_model_with_logit_score(tmp_path: Path) -> None:
+    folder = language_model(tmp_path, true_token_id=7, false_token_id=5)
+    assert is_cross_encoder(folder)
+    found = read_cross_encoder(folder)
+    assert (found.kind, found.tokens, found.activation) == ("text-generation", (5, 7), "sigmoid")
+    assert found.template is not None
+    assert found.template.instruction == "Find it"
+    assert found.prompt == ""
+    assert found.template.variables["add_generation_prompt"] is True
+    assert "restore_suffix" not in found.template.variables
+    assert found.template.bound({"bos_token": ""}).render("q", "d") == "q ? d !"
+    assert not found.template.special_tokens
+    edit_json(next(folder.glob("1_*/config.json")), false_token_id=None)
+    assert read_cross_encoder(folder).tokens == (7,)
+    edit_json(next(folder.glob("1_*/config.json")), true_token_id="yes")
+    with pytest.raises(ModelLoadError, match="must give true_token_id"):
+        read_cross_encoder(folder)
+
+
+def test_its_template_must_carry_a_pair(tmp_path: Path) -> None:
+    half = "{{ (messages | selectattr('role', 'eq', 'query') | first).content }}"
+    folder = language_model(tmp_path, template=half, true_token_id=7)
+    with pytest.raises(ModelLoadError, match="has no slot for the document; pass a score_template"):
+        read_cross_encoder(folder)
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(ModelLoadError, match="has no chat template 'default'"):
+        read_cross_encoder(folder)
+
+
+def test_without_a_chat_template_it_reads_pairs(tmp_path: Path) -> None:
+    found = read_cross_encoder(language_model(tmp_path, template=None, true_token_id=7))
+    assert (found.template, found.prompt, found.tokens) == (None, "Find it", (7,))
+
+
+def encoder_with_dense(tmp_path: Path) -> Path:
+    """As sentence-transformers saves an ettin reranker."""
+    import torch
+    from sentence_transformers.base.modules import Dense as TheirDense
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.cross_encoder import CrossEncoder as Theirs
+    from sentence_transformers.sentence_transformer.modules import LayerNorm as TheirLayerNorm
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    source = write_checkpoint(tmp_path / "modernbert", "modernbert")
+    modules = [
+        Transformer(str(source)),
+        Pooling(48, pooling_mode="cls"),
+        TheirDense(48, 48, bias=False, activation_function=torch.nn.SiLU()),
+        TheirLayerNorm(48),
+        TheirDense(48, 1, activation_function=torch.nn.Identity(), module_output_name="scores"),
+    ]
+    Theirs(modules=modules, device="cpu").save_pretrained(str(tmp_path / "saved"))
+    return tmp_path / "saved"
+
+
+def test_an_encoder_with_pooling_and_dense(tmp_path: Path) -> None:
+    folder = encoder_with_dense(tmp_path)
+    assert is_cross_encoder(folder)
+    found = read_cross_encoder(folder)
+    assert found.kind == "feature-extraction"
+    assert found.pooling is not None
+    assert found.pooling.modes == ("cls",)
+    first, norm, last = found.heads
+    assert isinstance(first, Dense)
+    assert (first.out_features, first.bias, first.activation) == (48, False, "torch.nn.modules.activation.SiLU")
+    assert isinstance(norm, LayerNorm)
+    assert isinstance(last, Dense)
+    assert (last.in_features, last.out_features, last.activation) == (48, 1, "torch.nn.modules.linear.Identity")
+    assert found.activation_of(1) == "sigmoid"
+    assert found.template is None
+
+
+def test_what_it_does_not_run_is_refused_by_name(tmp_path: Path) -> None:
+    folder = encoder_with_dense(tmp_path)
+    listed = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+    (folder / "modules.json").write_text(json.dumps(listed[:2]), encoding="utf-8")
+    with pytest.raises(ModelLoadError, match=r"lists Pooling behind a Transformer for feature-extraction"):
+        read_cross_encoder(folder)
+    strange = {"idx": 3, "name": "3b", "path": "", "type": "sentence_transformers.base.modules.router.Router"}
+    (folder / "modules.json").write_text(json.dumps([*listed[:4], strange, listed[4]]), encoding="utf-8")
+    with pytest.raises(ModelLoadError, match="lists Router after Pooling"):
+        read_cross_encoder(folder)
+    (folder / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
+    edit_json(folder / "sentence_bert_config.json", transformer_task="fill-mask")
+    with pytest.raises(ModelLoadError, match="is for 'fill-mask', from which millpond scores no pairs"):
+        read_cross_encoder(folder)
+
+
+def test_the_dataclass_alone_says_what_is_usual() -> None:
+    plain = CrossEncoder(transformer=Path("somewhere"))
+    assert (plain.kind, plain.activation_of(1), plain.activation_of(2)) == (
+        "sequence-classification",
+        "sigmoid",
+        "identity",
+    )
