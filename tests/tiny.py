@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tests.tiny_families import FAMILIES, MAX_TOKENS, Family
+from tests.tiny_families import FAMILIES, MAX_TOKENS, Classification, Family
 from tests.tiny_layouts import Dense, Dropout, LayerNorm, Layout, Normalize, Other, Pooling, write_layout
 from tests.tiny_originals import ORIGINALS
 from tests.tiny_tokenizers import SENTENCES, write_tokenizer
@@ -64,6 +64,8 @@ def write_checkpoint(
     sentence_transformers: Layout | None = None,
     config: Mapping[str, Any] | None = None,
     wrapped: bool = False,
+    head: Classification | None = None,
+    labels: int = 3,
     weights: Literal["safetensors", "bin"] = "safetensors",
     lowercase: bool = False,
     tokenizer_limit: int | None = MAX_TOKENS,
@@ -78,6 +80,8 @@ def write_checkpoint(
         sentence_transformers: The pipeline around the backbone; ``None`` writes a plain repository.
         config: Fields that replace or extend the family's config.json.
         wrapped: Save the language model around the backbone, its head and the keys' prefix included.
+        head: Save the classifier around the backbone, as config.json and keys of the family's checkpoints have it.
+        labels: How many classes it has.
         weights: File format of the backbone.
         lowercase: WordPiece only: the tokenizer folds case.
         tokenizer_limit: ``model_max_length`` of the tokenizer; ``None`` is none.
@@ -93,22 +97,31 @@ def write_checkpoint(
         tokenizer_limit = layout.max_seq_length
     vocabulary = write_tokenizer(place, row.tokenizer, limit=tokenizer_limit, lowercase=lowercase, template=template)
     content = {
-        "architectures": [row.claimed(wrapped=wrapped)],
+        "architectures": [row.claimed(wrapped=wrapped, head=head)],
         **row.config,
+        **({} if head is None else _labelled(labels)),
         "torch_dtype": "float32",
         "transformers_version": "4.44.2",
         "vocab_size": vocabulary,
         **(config or {}),
     }
     (place / "config.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
-    _save(_tensors(row, content, wrapped=wrapped, seed=seed), place, weights)
+    _save(_tensors(row, content, wrapped=wrapped, head=head, seed=seed), place, weights)
     if layout is not None:
         width = int(content.get("hidden_size") or content.get("dim") or content.get("n_embd") or 0)
         write_layout(folder, layout, width=width, seed=seed + 1000)
     return folder
 
 
-def _tensors(row: Family, content: Mapping[str, Any], *, wrapped: bool, seed: int) -> dict[str, torch.Tensor]:
+def _labelled(count: int) -> dict[str, Any]:
+    """config.json's fields, as transformers writes them."""
+    names = [f"level_{i}" for i in range(count)]
+    return {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": {n: i for i, n in enumerate(names)}}
+
+
+def _tensors(
+    row: Family, content: Mapping[str, Any], *, wrapped: bool, head: Classification | None, seed: int
+) -> dict[str, torch.Tensor]:
     """The weights of transformers' own class, under the names it saves them by."""
     import torch
     import transformers
@@ -117,7 +130,7 @@ def _tensors(row: Family, content: Mapping[str, Any], *, wrapped: bool, seed: in
     native = row.native | {key: content[key] for key in _WIDTHS & row.native.keys() & content.keys()}
     fields = {key: value for key, value in content.items() if key not in ("architectures", "auto_map")} | native
     config = CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
-    model = getattr(transformers, row.native_class(wrapped=wrapped))._from_config(config)
+    model = getattr(transformers, row.native_class(wrapped=wrapped, head=head))._from_config(config)
     generator = torch.Generator().manual_seed(seed)
     tied = set(model.all_tied_weights_keys) if wrapped else set()
     tensors = {}
@@ -125,7 +138,7 @@ def _tensors(row: Family, content: Mapping[str, Any], *, wrapped: bool, seed: in
         if name not in tied:
             tensors[name] = _random(name, tuple(parameter.shape), generator, shifted=row.shifted_norms)
     if row.position_ids:
-        prefix = model.base_model_prefix + "." if wrapped else ""
+        prefix = model.base_model_prefix + "." if wrapped or head else ""
         tensors[f"{prefix}embeddings.position_ids"] = torch.arange(content["max_position_embeddings"])[None]
     original = ORIGINALS.get(content["model_type"])
     return tensors if original is None else original(tensors, content)

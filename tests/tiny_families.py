@@ -12,6 +12,8 @@ from tests import tiny_rotary
 
 MAX_TOKENS = 64
 
+Classification = Literal["SequenceClassification", "TokenClassification"]
+
 _SIZE = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 _ENCODER = {
     **_SIZE,
@@ -107,15 +109,17 @@ class Family:
     native_prefix: str = ""
     wrapped: str = ""
 
-    def claimed(self, *, wrapped: bool) -> str:
+    def claimed(self, *, wrapped: bool, head: Classification | None = None) -> str:
         """The class that config.json names."""
+        if head is not None:
+            return f"{self.prefix}For{head}"
         return (self.wrapped or self.prefix + self.head) if wrapped else f"{self.prefix}Model"
 
-    def native_class(self, *, wrapped: bool) -> str:
+    def native_class(self, *, wrapped: bool, head: Classification | None = None) -> str:
         """transformers' class of the same weights."""
         if not self.native_prefix:
-            return self.claimed(wrapped=wrapped)
-        return self.native_prefix + (self.head if wrapped else "Model")
+            return self.claimed(wrapped=wrapped, head=head)
+        return self.native_prefix + (f"For{head}" if head else self.head if wrapped else "Model")
 
 
 def _decoder(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 Tensors = dict[str, "torch.Tensor"]
 
 JINA_TASKS = ("retrieval.query", "retrieval.passage", "separation", "classification", "text-matching")
+_HEADS = ("lm_head.", "classifier.")  # beside the backbone, under their own names
 _QKV = tuple(f"self_attn.{letter}_proj" for letter in "qkv")
 
 
@@ -55,7 +56,9 @@ def gte(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     if claimed.endswith("Model"):
         return found
     width = int(config["hidden_size"])
-    found = {name if name.startswith("lm_head.") else f"new.{name}": tensor for name, tensor in found.items()}
+    found = {name if name.startswith(_HEADS) else f"new.{name}": tensor for name, tensor in found.items()}
+    if "classifier.weight" in found:
+        return found
     if "Classification" in claimed:
         count = 1 if "Token" in claimed else 2
         generator = torch.Generator().manual_seed(7)
@@ -86,7 +89,7 @@ def jina(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
             "layers.": "encoder.layers.",
         },
     )
-    found = {name if name.startswith("lm_head.") else f"roberta.{name}": tensor for name, tensor in found.items()}
+    found = {name if name.startswith(_HEADS) else f"roberta.{name}": tensor for name, tensor in found.items()}
     tasks = len(config.get("lora_adaptations") or ())
     return _with_adapters(found, tasks, int(config["lora_rank"])) if tasks else found
 
@@ -98,7 +101,7 @@ def _with_adapters(tensors: Tensors, tasks: int, rank: int) -> Tensors:
     generator = torch.Generator().manual_seed(11)
     found = {}
     for name, tensor in tensors.items():
-        if tensor.dim() != 2 or name.startswith("lm_head."):
+        if tensor.dim() != 2 or name.startswith(_HEADS):
             found[name] = tensor
             continue
         rows, columns = tensor.shape

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millpond.cache import VectorCache
+    from millpond.compat.vllm import LLM
     from millpond.engine.aio import AsyncEngine
     from millpond.engine.engine import Engine
     from millpond.errors import (
@@ -57,6 +58,7 @@ _HOMES = {
     "InputTooLongError": "errors",
     "InvalidDimensionsError": "errors",
     "InvalidRequestError": "errors",
+    "LLM": "compat.vllm",
     "LabelScore": "outputs",
     "MillpondError": "errors",
     "MissingExtraError": "errors",
@@ -94,6 +96,7 @@ __all__ = [
     "InputTooLongError",
     "InvalidDimensionsError",
     "InvalidRequestError",
+    "LLM",
     "LabelScore",
     "MillpondError",
     "MissingExtraError",

@@ -49,11 +49,12 @@ class EngineConfig:
             raise InvalidRequestError(
                 f"quantization={self.quantization!r} is unknown; choose {' or '.join(QUANTIZATIONS)}, or leave it out"
             )
-        for name, nothing in (("compile", False), ("score_template", None)):
-            if getattr(self, name) != nothing:
-                raise InvalidRequestError(
-                    f"{name}={getattr(self, name)!r} is not available in this version of millpond; leave it out"
-                )
+        if self.compile is not False:
+            raise InvalidRequestError(f"compile={self.compile!r} is not available in this version; leave it out")
+        if self.score_template is not None and not isinstance(self.score_template, str):
+            raise InvalidRequestError(
+                f"score_template={self.score_template!r} must be Jinja source, or the path of a .jinja file"
+            )
         if self.trust_remote_code:
             raise InvalidRequestError(
                 "trust_remote_code=True is not available: millpond runs its own and transformers' code only, "

@@ -23,12 +23,17 @@ from millpond.tasks import (
 )
 
 
+# What vLLM called two tasks before: whichever of a task's several names a caller writes, it is one task.
+_OLD_TASKS = {"embedding": "embed", "encode": "token_embed"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class PoolingParams:
     """The options of one request, for every task; which of them a task reads is checked by the engine.
 
     Attributes:
-        task: The task, where the method does not already name it.
+        task: The task, where the method does not already name it; vLLM's older ``embedding`` and ``encode`` are
+            ``embed`` and ``token_embed``.
         dimensions: Matryoshka width; ``None`` is the checkpoint's own.
         normalize: L2-normalize; ``None`` is the checkpoint's own habit.
         activation: What is applied to logits: ``True`` is the checkpoint's own, ``False`` none, or one by name
@@ -70,6 +75,8 @@ class PoolingParams:
     output_dtype: OutputDtype = "float32"
 
     def __post_init__(self) -> None:
+        if isinstance(self.task, str) and self.task in _OLD_TASKS:
+            object.__setattr__(self, "task", _OLD_TASKS[self.task])
         _one_of("task", self.task, TASKS)
         _one_of("role", self.role, ROLES)
         _one_of("truncate", self.truncate, TRUNCATIONS, optional=False)

@@ -104,7 +104,7 @@ def _run(row: dict[str, Any], out: Path) -> None:
             pooling_task=task,
             pooling_params=params,
             use_tqdm=False,
-            tokenization_kwargs={"truncate_prompt_tokens": -1, "truncation_side": "right"},
+            tokenization_kwargs={"truncate_prompt_tokens": -1},  # with a truncation_side it would cut special tokens
         )
         values = [result.outputs.data.float().numpy() for result in results]
     arrays = {str(i): np.asarray(value, dtype=np.float32) for i, value in enumerate(values)}

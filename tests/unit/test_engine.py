@@ -419,9 +419,7 @@ def test_loading_what_is_not_there(tmp_path):
         Engine(model, device="warp")
 
 
-@pytest.mark.parametrize(
-    "option", [{"quantization": "int8"}, {"compile": True}, {"trust_remote_code": True}, {"score_template": "x"}]
-)
+@pytest.mark.parametrize("option", [{"compile": True}, {"trust_remote_code": True}])
 def test_what_this_version_lacks_is_refused_by_name(option):
     with pytest.raises(InvalidRequestError, match=f"{next(iter(option))}=.*not available"):
         Engine(model, **option)

@@ -1,5 +1,7 @@
 """millpond for LangChain."""
 
+from langchain_millpond.cross_encoder import MillpondCrossEncoder
 from langchain_millpond.embeddings import MillpondEmbeddings
+from langchain_millpond.reranker import MillpondReranker
 
-__all__ = ["MillpondEmbeddings"]
+__all__ = ["MillpondCrossEncoder", "MillpondEmbeddings", "MillpondReranker"]

@@ -3,57 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.embeddings import Embeddings
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import Field
 
-from millpond.engine.shared import shared, shared_async
+from langchain_millpond.source import EngineSource, PathStr
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from millpond import Engine
-else:
-    # Importing the class would import torch; `_check_engine` looks at the value instead.
-    Engine = Any
-
 # Rows made into lists before an event loop gets its turn: about a millisecond's work.
 _ROWS_PER_TURN = 128
-_LOADING = (
-    "revision",
-    "device",
-    "dtype",
-    "max_length",
-    "pooling",
-    "hf_overrides",
-    "max_batch_tokens",
-    "cache",
-    "trust_remote_code",
-)
 
 
-def _path(value: object) -> object:
-    """A path object as the str it stands for."""
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _check_engine(value: object) -> object:
-    if value is None:
-        return None
-    from millpond import Engine
-
-    if not isinstance(value, Engine):
-        raise TypeError(f"engine must be a millpond.Engine, not a {type(value).__name__}")
-    return value
-
-
-PathStr = Annotated[str, BeforeValidator(_path)]
-
-
-class MillpondEmbeddings(BaseModel, Embeddings):
+class MillpondEmbeddings(EngineSource, Embeddings):
     """Text embeddings of a model that runs in this process.
 
     Built from ``model=``, it loads on first use, and all objects of one configuration share one engine. Built from
@@ -80,36 +45,16 @@ class MillpondEmbeddings(BaseModel, Embeddings):
         trust_remote_code: Never needed, and refused by the engine.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, protected_namespaces=())
+    loading = (*EngineSource.loading, "pooling", "cache")
 
-    model: PathStr | None = Field(default=None, validation_alias=AliasChoices("model", "model_name"), min_length=1)
-    engine: Annotated[Engine | None, BeforeValidator(_check_engine)] = Field(default=None, exclude=True, repr=False)
     query_prompt: str | None = None
     document_prompt: str | None = None
     dimensions: int | None = Field(default=None, gt=0, strict=True)
     normalize: bool | None = None
     truncate: Literal["end", "start", "error"] = "end"
     show_progress: bool = False
-    revision: str | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    max_length: int | None = Field(default=None, gt=0, strict=True)
     pooling: str | None = None
-    hf_overrides: dict[str, Any] | None = None
-    max_batch_tokens: int | None = Field(default=None, gt=0, strict=True)
     cache: PathStr | None = None
-    trust_remote_code: bool = False
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if (self.model is None) == (self.engine is None):
-            raise ValueError("pass either model= (a hub id or a folder) or engine= (a loaded millpond.Engine)")
-        if self.engine is not None:
-            fields = type(self).model_fields
-            moot = [name for name in _LOADING if getattr(self, name) != fields[name].default]
-            if moot:
-                raise ValueError(f"{moot[0]}= is read when a model is loaded, and engine= is loaded; give it to Engine")
-        return self
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """One vector per document, in order; any number of documents.
@@ -139,7 +84,7 @@ class MillpondEmbeddings(BaseModel, Embeddings):
         return (await self._aembed([text], "query"))[0]
 
     async def _aembed(self, texts: list[str], role: Literal["query", "document"]) -> list[list[float]]:
-        engine = self.engine if self.engine is not None else await shared_async(**self._loading())
+        engine = await self._aengine()
         from millpond import AsyncEngine  # after loading: torch is imported by now
 
         output = await AsyncEngine(engine).embed(texts, **self._options(role))
@@ -150,12 +95,6 @@ class MillpondEmbeddings(BaseModel, Embeddings):
             vectors += _lists(rows[first : first + _ROWS_PER_TURN])
         return vectors
 
-    def _engine(self) -> Engine:
-        return self.engine if self.engine is not None else shared(**self._loading())
-
-    def _loading(self) -> dict[str, Any]:
-        return {"model": self.model} | {name: getattr(self, name) for name in _LOADING}
-
     def _options(self, role: Literal["query", "document"]) -> dict[str, Any]:
         prompt = self.query_prompt if role == "query" else self.document_prompt
         return {
@@ -165,19 +104,6 @@ class MillpondEmbeddings(BaseModel, Embeddings):
             "normalize": self.normalize,
             "truncate": self.truncate,
         }
-
-    def __getstate__(self) -> dict[Any, Any]:
-        if self.engine is not None:
-            raise TypeError(
-                "MillpondEmbeddings(engine=...) cannot be pickled: an engine holds a loaded model; build it from "
-                "model= instead, and each process loads its own"
-            )
-        return super().__getstate__()
-
-    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        memo = {} if memo is None else memo
-        memo[id(self.engine)] = self.engine  # shared by copies, deep ones too
-        return super().__deepcopy__(memo)
 
 
 def _lists(rows: npt.NDArray[np.float32]) -> list[list[float]]:

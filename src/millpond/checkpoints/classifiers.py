@@ -7,7 +7,7 @@ in float32, never through transformers' class, which would look for its one toke
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,8 @@ _CLASSIFIER = (Linear(name="classifier"),)
 # Qwen2ForRewardModel and its process twin; tensors score.0 and score.2.
 _QWEN_REWARD = (Linear(name="score.0"), "relu", Linear(name="score.2"))
 _PROCESS_TAG = ("<extra_0>", 151651)
+_MODERNBERT_POOLING: dict[str, PoolingMode] = {"cls": "cls", "mean": "mean"}
+_EUROBERT_POOLING: dict[str, PoolingMode] = {"bos": "cls", "mean": "mean", "late": "mean"}
 LLAMA_POOLING: dict[str, PoolingMode] = {"avg": "mean", "mean": "mean", "cls": "cls", "last": "lasttoken"}
 
 
@@ -102,10 +104,10 @@ def sequence_classifier(config: Mapping[str, Any], row: str, folder: Path, *, de
     pool_logits, divisor = False, 1.0
     if row == "modernbert":
         steps = (*_modernbert_head(config), Linear(name="classifier"))
-        pooling = "mean" if config.get("classifier_pooling", "cls") == "mean" else "cls"
+        pooling = _classifier_pooling(config, _MODERNBERT_POOLING, "cls", folder)
     elif row == "eurobert":
-        kind = config.get("classifier_pooling", "late")
-        pooling, pool_logits = ("cls" if kind == "bos" else "mean"), kind == "late"
+        pooling = _classifier_pooling(config, _EUROBERT_POOLING, "late", folder)
+        pool_logits = _pooling_named(config, "late") == "late"
     elif row == "deberta-v2":
         steps = (steps[0], str(config.get("pooler_hidden_act", "gelu")), steps[2])
     elif row == "llama_bidirec":
@@ -122,7 +124,9 @@ def sequence_classifier(config: Mapping[str, Any], row: str, folder: Path, *, de
 
 
 def token_classifier(config: Mapping[str, Any], row: str, folder: Path, *, decoder: bool) -> Classifier:
-    """The head of a ``*ForTokenClassification`` checkpoint."""
+    """The head of a ``*ForTokenClassification`` checkpoint: softmax as transformers' pipeline has it, whatever its
+    ``problem_type``; of one label, where a softmax says nothing, sigmoid.
+    """
     steps: tuple[Step, ...] = _SCORE if decoder and row != "gpt2" else _CLASSIFIER
     if row == "modernbert":
         steps = (*_modernbert_head(config), *_CLASSIFIER)
@@ -131,7 +135,7 @@ def token_classifier(config: Mapping[str, Any], row: str, folder: Path, *, decod
         pooling=None,
         steps=steps,
         labels=labels(config),
-        activation="softmax",
+        activation="sigmoid" if len(labels(config)) == 1 else "softmax",
         per_token=True,
     )
 
@@ -164,11 +168,6 @@ def token_scores(
         labels=_labels(config, count),
         activation=activation,
     )
-
-
-def with_activation(classifier: Classifier, activation: Activation) -> Classifier:
-    """``classifier`` with another habit."""
-    return replace(classifier, activation=activation)
 
 
 def labels(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -231,6 +230,20 @@ def _modernbert_head(config: Mapping[str, Any]) -> tuple[Step, ...]:
         str(config.get("classifier_activation", "gelu")),
         Norm(name="head.norm", eps=float(config.get("norm_eps", 1e-5))),
     )
+
+
+def _pooling_named(config: Mapping[str, Any], default: str) -> Any:
+    """transformers' key; EuroBERT's own code, and what it saved, has the other one."""
+    return config.get("classifier_pooling") or config.get("clf_pooling") or default
+
+
+def _classifier_pooling(
+    config: Mapping[str, Any], known: Mapping[str, PoolingMode], default: str, folder: Path
+) -> PoolingMode:
+    named = _pooling_named(config, default)
+    if named not in known:
+        raise ModelLoadError(f"{folder}: classifier_pooling {named!r} of config.json is unknown; {', '.join(known)} are")
+    return known[named]
 
 
 def _llama_pooling(config: Mapping[str, Any], folder: Path) -> PoolingMode:

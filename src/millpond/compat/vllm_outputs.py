@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 
+_SHOWN = 4  # numbers of a vector in its repr
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class EmbeddingData:
-    """A vector; ``embedding`` is a list of floats."""
+    """A vector.
+
+    Attributes:
+        embedding: Its numbers.
+    """
 
     embedding: list[float]
 
@@ -21,10 +27,17 @@ class EmbeddingData:
         """Its width."""
         return len(self.embedding)
 
+    def __repr__(self) -> str:
+        return f"EmbeddingData(hidden_size={self.hidden_size}, embedding={_short(self.embedding)})"
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ClassificationData:
-    """Probabilities of the classes; ``probs`` is a list of floats."""
+    """Probabilities of the classes.
+
+    Attributes:
+        probs: One for each class.
+    """
 
     probs: list[float]
 
@@ -33,17 +46,28 @@ class ClassificationData:
         """How many there are."""
         return len(self.probs)
 
+    def __repr__(self) -> str:
+        return f"ClassificationData(num_classes={self.num_classes}, probs={_short(self.probs)})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringData:
-    """A pair's score."""
+    """A pair's score.
+
+    Attributes:
+        score: The score.
+    """
 
     score: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PoolingData:
-    """Whatever the task gives, as a float32 tensor on the CPU: ``[d]``, or ``[tokens, d]``."""
+    """Whatever the task gives.
+
+    Attributes:
+        data: float32, on the CPU: ``[d]``, or ``[tokens, d]``.
+    """
 
     data: torch.Tensor
 
@@ -69,3 +93,12 @@ class RequestOutput:
     def prompt_token_ids(self) -> list[int]:
         """The token ids that were run; found when first asked for."""
         return self.tokenize()
+
+    def __getstate__(self) -> dict[str, Any]:
+        ids = self.prompt_token_ids
+        return {name: value for name, value in vars(self).items() if name != "tokenize"} | {"prompt_token_ids": ids}
+
+
+def _short(numbers: Sequence[float]) -> str:
+    more = ", ..." if len(numbers) > _SHOWN else ""
+    return f"[{', '.join(f'{number:.4g}' for number in numbers[:_SHOWN])}{more}]"

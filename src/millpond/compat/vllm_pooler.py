@@ -46,20 +46,18 @@ class PoolerConfig:
     Attributes:
         task: The default task of ``encode``.
         pooling: Replaces the checkpoint's pooling.
-        step: STEP pooling: rows of ``step_tag_id``, columns ``returned_token_ids``.
         use_activation: Normalize vectors, activate logits.
         dimensions: Matryoshka width.
         chunked: Embed over-long texts in windows.
         max_embed_len: Longest text accepted then.
         logit_mean: Subtracted from logits before the activation.
         logit_sigma: Divides them.
-        step_tag_id: Token whose rows are kept.
-        returned_token_ids: Columns that are kept.
+        step_tag_id: STEP pooling: the token whose rows are kept.
+        returned_token_ids: STEP pooling: the columns that are kept.
     """
 
     task: str | None = None
     pooling: str | None = None
-    step: bool = False
     use_activation: bool | None = None
     dimensions: int | None = None
     chunked: bool = False
@@ -87,20 +85,19 @@ class PoolerConfig:
                 "pooler_config's use_activation, normalize, softmax and activation are one thing, and contradict"
             )
         mean, sigma = _affine(given)
-        step_ids = given.get("returned_token_ids")
         pooling, tokenwise = _pooling(given)
+        tag, columns = _steps(given, tokenwise)
         return cls(
             task=given.get("task"),
             pooling=pooling,
-            step=tokenwise == "STEP",
-            use_activation=switches[0] if switches else None,
-            dimensions=given.get("dimensions"),
-            chunked=bool(given.get("enable_chunked_processing", False)),
-            max_embed_len=given.get("max_embed_len"),
+            use_activation=_a_bool("use_activation", switches[0]) if switches else None,
+            dimensions=_a_count("dimensions", given.get("dimensions")),
+            chunked=_a_bool("enable_chunked_processing", given.get("enable_chunked_processing", False)),
+            max_embed_len=_a_count("max_embed_len", given.get("max_embed_len")),
             logit_mean=mean,
             logit_sigma=sigma,
-            step_tag_id=given.get("step_tag_id"),
-            returned_token_ids=None if step_ids is None else tuple(step_ids),
+            step_tag_id=tag,
+            returned_token_ids=columns,
         )
 
     @property
@@ -112,14 +109,6 @@ class PoolerConfig:
         """``activation((logits - mean) / sigma)``."""
         shifted = (logits - (self.logit_mean or 0.0)) / (1.0 if self.logit_sigma is None else self.logit_sigma)
         return activate(shifted.astype(np.float32), activation)
-
-    def steps(self, params: PoolingParams) -> dict[str, Any]:
-        """The step options of a request, the configured ones where it has none."""
-        tag, columns = params.step_tag_id, params.returned_token_ids
-        return {
-            "step_tag_id": self.step_tag_id if tag is None else tag,
-            "returned_token_ids": self.returned_token_ids if columns is None else columns,
-        }
 
 
 def _as_mapping(config: Any) -> Mapping[str, Any]:
@@ -155,12 +144,37 @@ def _pooling(given: Mapping[str, Any]) -> tuple[str | None, str | None]:
     )
 
 
+def _steps(given: Mapping[str, Any], tokenwise: str | None) -> tuple[int | None, tuple[int, ...] | None]:
+    """(the token whose rows are kept, the columns that are kept)."""
+    tag, columns = given.get("step_tag_id"), given.get("returned_token_ids")
+    if tokenwise == "ALL" and (tag is not None or columns is not None):
+        raise InvalidRequestError("pooler_config's step_tag_id and returned_token_ids are for the pooling type STEP")
+    PoolingParams(step_tag_id=tag, returned_token_ids=columns)  # its own errors, at construction
+    return tag, None if columns is None else tuple(columns)
+
+
 def _affine(given: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """(mean, sigma); the older ``logit_bias`` was subtracted, ``logit_scale`` multiplied."""
-    mean, sigma = given.get("logit_mean", given.get("logit_bias")), given.get("logit_sigma")
-    if sigma is None and "logit_scale" in given:
-        scale = float(given["logit_scale"])
-        sigma = 1.0 / scale if scale else 0.0
-    if sigma is not None and float(sigma) == 0.0:
-        raise InvalidRequestError("logit_sigma=0 would divide by zero; leave it out")
-    return (None if mean is None else float(mean)), (None if sigma is None else float(sigma))
+    mean = _a_number("logit_mean", given.get("logit_mean", given.get("logit_bias")))
+    sigma, scale = (_a_number(name, given.get(name)) for name in ("logit_sigma", "logit_scale"))
+    if sigma == 0.0 or scale == 0.0:
+        raise InvalidRequestError("logit_sigma=0 would divide by zero, and logit_scale=0 says nothing; leave it out")
+    return mean, 1.0 / scale if sigma is None and scale is not None else sigma
+
+
+def _a_bool(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequestError(f"pooler_config's {name}={value!r} must be true or false")
+    return value
+
+
+def _a_count(name: str, value: Any) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise InvalidRequestError(f"pooler_config's {name}={value!r} must be a positive int")
+    return value
+
+
+def _a_number(name: str, value: Any) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise InvalidRequestError(f"pooler_config's {name}={value!r} must be a number")
+    return None if value is None else float(value)

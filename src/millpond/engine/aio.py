@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy.typing as npt
 
 from millpond.engine import demand
 from millpond.engine.engine import Engine
@@ -23,6 +27,9 @@ from millpond.outputs import (
 from millpond.params import PoolingParams
 from millpond.spec import ModelSpec
 from millpond.tasks import Activation, Aggregation, OutputDtype, Role, Task, Truncate
+
+# Vectors handed from a thread to the loop at a time.
+_WINDOW = 256
 
 
 class AsyncEngine:
@@ -76,6 +83,44 @@ class AsyncEngine:
         )
         output: EmbeddingOutput = await self._run("embed", texts, params, show_progress)
         return output
+
+    async def embed_iter(
+        self,
+        texts: Iterable[str] | AsyncIterable[str],
+        *,
+        role: Role | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        output_dtype: OutputDtype = "float32",
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> AsyncIterator[npt.NDArray[Any]]:
+        """As :meth:`millpond.Engine.embed_iter`; ``texts`` may be an asynchronous iterable, too."""
+        options = {
+            "role": role,
+            "prompt": prompt,
+            "prompt_name": prompt_name,
+            "dimensions": dimensions,
+            "normalize": normalize,
+            "output_dtype": output_dtype,
+            "truncate": truncate,
+            "show_progress": show_progress,
+        }
+        if isinstance(texts, AsyncIterable):
+            window: list[str] = []
+            async for text in texts:
+                window.append(text)
+                if len(window) == _WINDOW:
+                    async for row in self.embed_iter(window, **options):  # type: ignore[arg-type]
+                        yield row
+                    window = []
+            texts = window
+        rows = self.engine.embed_iter(texts, **options)  # type: ignore[arg-type]
+        while (chunk := await asyncio.to_thread(_take, rows, _WINDOW)) != []:
+            for row in chunk:
+                yield row
 
     async def token_embed(
         self,
@@ -221,6 +266,18 @@ class AsyncEngine:
                 future = await asyncio.to_thread(self.engine._start, task, texts, params, progress=progress)
             return await asyncio.wrap_future(future)
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
     async def aclose(self) -> None:
         """Close the engine; the loop goes on while it drains."""
         await asyncio.to_thread(self.engine.close)
+
+
+def _take(rows: Iterator[npt.NDArray[Any]], count: int) -> list[npt.NDArray[Any]]:
+    return list(islice(rows, count))

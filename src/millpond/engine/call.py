@@ -39,6 +39,7 @@ class Call:
         commit: Callable[[Call, list[int], bool], None] | None,
         progress: Callable[[int], object] | None,
         refill: Callable[[Call, int], None],
+        first: int = 0,
     ) -> None:
         distinct = dict.fromkeys(items)
         self.size = len(items)
@@ -47,6 +48,7 @@ class Call:
         if len(distinct) < len(items):
             slots = {item: slot for slot, item in enumerate(distinct)}
             self._copies = np.fromiter((slots[item] for item in items), dtype=np.int64, count=len(items))
+        self._first = first  # index of the first item in the caller's list
         self.plan = plan
         self.labels = labels
         self.future: Future[Any] = Future()
@@ -78,7 +80,7 @@ class Call:
 
     def position(self, slot: int) -> int:
         """Index of a distinct text in the caller's list."""
-        return slot if self._copies is None else int(np.argmax(self._copies == slot))
+        return self._first + (slot if self._copies is None else int(np.argmax(self._copies == slot)))
 
     def refill(self, left: int) -> None:
         """Called when ``left`` of the call's requests are still in line."""

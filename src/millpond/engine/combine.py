@@ -53,6 +53,7 @@ def combine(parts: Sequence[Future[Any]], assemble: Callable[[list[Any]], Any], 
 
     def whole_done(_: Future[Any]) -> None:
         if whole.cancelled():
+            whole.set_running_or_notify_cancel()  # wakes whoever waits for several futures
             for part in parts:
                 part.cancel()
 

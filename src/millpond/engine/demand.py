@@ -44,7 +44,7 @@ _ROLE_ADAPTERS: dict[Role | None, str] = {
 }
 
 
-def check_items(inputs: Any, method: str, loaded: Loaded) -> list[Item]:
+def check_items(inputs: Any, method: str, loaded: Loaded, *, first: int = 0) -> list[Item]:
     """The inputs of a call as a list of items.
 
     Raises:
@@ -55,14 +55,13 @@ def check_items(inputs: Any, method: str, loaded: Loaded) -> list[Item]:
         raise TypeError(f"{method} takes a list of texts, not a {type(inputs).__name__}; write {method}([text])")
     checked = list(inputs)
     for i, item in enumerate(checked):
-        if type(item) is str:
-            if not item.isascii():
-                _check_unicode(item, f"the text at index {i}")
-        else:
-            checked[i] = _checked(item, i, loaded)
-        if (method == "score") is not isinstance(checked[i], Pair) and not isinstance(checked[i], TokenIds):
+        if type(item) is not str:
+            checked[i] = item = _checked(item, first + i, loaded)
+        elif not item.isascii():
+            _check_unicode(item, f"the text at index {first + i}")
+        if (method == "score") is not isinstance(item, Pair) and not isinstance(item, TokenIds):
             wanted = "a (query, document) pair" if method == "score" else "a text"
-            raise InvalidRequestError(f"{method} takes {wanted} at index {i}, not {type(item).__name__}")
+            raise InvalidRequestError(f"{method} takes {wanted} at index {first + i}, not a {type(item).__name__}")
     return checked
 
 

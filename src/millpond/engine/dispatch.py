@@ -32,8 +32,9 @@ class Dispatcher:
         self._max_queue = max_queue
         self._cache = cache
         self._scheduler = Scheduler(budget)
-        self.threads = ThreadPoolExecutor(_intake_threads(), thread_name_prefix="millpond-intake")
-        self._committer = ThreadPoolExecutor(1, thread_name_prefix="millpond-commit")
+        self._name = f"millpond-{id(self):x}"
+        self.threads = ThreadPoolExecutor(_intake_threads(), thread_name_prefix=f"{self._name}-intake")
+        self._committer = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-commit")
         self._intake = Intake(
             scheduler=self._scheduler,
             forms=loaded.forms,
@@ -43,10 +44,11 @@ class Dispatcher:
         )
         self._gate = threading.Condition()
         self._waiting: dict[Call, object] = {}  # calls under way, and whom they keep alive
+        self._texts = 0  # of those calls
         self._closed = False
         self._pid = os.getpid()
         self._pace = _Pace()
-        self.worker = Worker(self._scheduler, loaded.runner, name=str(loaded.runner.device))
+        self.worker = Worker(self._scheduler, loaded.runner, name=f"{self._name}-{loaded.runner.device}")
         self.worker.start()
 
     def submit(
@@ -57,6 +59,7 @@ class Dispatcher:
         inline: bool,
         progress: Callable[[int], object] | None,
         owner: object = None,
+        first: int = 0,
     ) -> Future[Any]:
         """Queue a call.
 
@@ -65,6 +68,7 @@ class Dispatcher:
             plan: What to do with them.
             inline: Tokenize in this thread.
             progress: Told how many distinct items are done, from the threads that do them.
+            first: Index of the first item in the caller's list, for errors.
             owner: Kept alive until the call is over: whoever stops this object when it is dropped.
 
         Raises:
@@ -80,9 +84,14 @@ class Dispatcher:
             commit=self._commit if caches else None,
             progress=progress,
             refill=self._intake.refill,
+            first=first,
         )
         self._admit(call, owner)
-        self._intake.admit(call, inline=inline, caches=caches)
+        try:
+            self._intake.admit(call, inline=inline, caches=caches)
+        except BaseException:  # the caller was interrupted: nobody waits, and close() must not either
+            call.future.cancel()
+            raise
         return call.future
 
     def close(self) -> None:
@@ -115,6 +124,11 @@ class Dispatcher:
         self._committer.shutdown(wait=False)
 
     @property
+    def inside(self) -> bool:
+        """Whether the calling thread is one of this object's, in a future's callback, say."""
+        return threading.current_thread().name.startswith(self._name)
+
+    @property
     def closed(self) -> bool:
         """Whether new calls are refused."""
         return self._closed
@@ -128,7 +142,7 @@ class Dispatcher:
         with self._gate:
             if self._closed:
                 raise EngineClosedError("the engine was closed; make a new one")
-            waiting = sum(other.size for other in self._waiting)
+            waiting = self._texts
             if waiting and waiting + call.size > self._max_queue:
                 wait = self._pace.seconds(waiting)
                 raise EngineOverloadedError(
@@ -137,18 +151,28 @@ class Dispatcher:
                     retry_after=wait,
                 )
             self._waiting[call] = owner
+            self._texts += call.size
             self._pace.begin()
         call.future.add_done_callback(lambda _: self._release(call))
 
     def _release(self, call: Call) -> None:
-        self._intake.drop(call)
-        if call.future.cancelled():
-            call.flush()
+        try:
+            self._intake.drop(call)
+            if call.future.cancelled():
+                call.future.set_running_or_notify_cancel()  # wakes whoever waits for several futures
+                call.flush()
+        finally:
+            owner = self._forget(call)
+        del owner  # outside the gate: it may have been the last reference, and stop this object
+
+    def _forget(self, call: Call) -> object:
+        """Stop counting a call; returns whom it kept alive."""
         with self._gate:
             owner = self._waiting.pop(call, None)
+            self._texts -= call.size
             self._pace.count(call.size, idle=not self._waiting)
             self._gate.notify_all()
-        del owner  # outside the gate: it may have been the last reference, and stop this object
+        return owner
 
     def _namespace(self, call: Call) -> str:
         """Everything besides the text that decides a cached vector."""
@@ -157,7 +181,10 @@ class Dispatcher:
         return json.dumps(parts if plan.adapter < 0 else [*parts, self._loaded.spec.adapters[plan.adapter]])
 
     def _commit(self, call: Call, slots: list[int], last: bool) -> None:
-        self._committer.submit(self._write, call, slots, last)
+        try:
+            self._committer.submit(self._write, call, slots, last)
+        except RuntimeError:  # the program ends; what was computed is still worth a commit
+            self._write(call, slots, last)
 
     def _write(self, call: Call, slots: list[int], last: bool) -> None:
         """Commit a group of vectors; a call ends with its last group, so what was returned was committed."""

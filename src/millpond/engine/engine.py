@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +28,7 @@ from millpond.engine.loading import load
 from millpond.engine.plan import EncodesPairs, Plan
 from millpond.engine.progress import progress_bar
 from millpond.engine.scoring import pair_up
-from millpond.errors import InvalidRequestError
+from millpond.errors import EngineOverloadedError, InvalidRequestError
 from millpond.outputs import (
     ClassificationOutput,
     EmbeddingOutput,
@@ -546,7 +548,14 @@ class Engine:
         return ids
 
     def close(self) -> None:
-        """Finish what is queued, then stop; later calls raise :class:`~millpond.errors.EngineClosedError`."""
+        """Finish what is queued, then stop; later calls raise :class:`~millpond.errors.EngineClosedError`.
+
+        In a future's callback it returns at once, and the engine closes behind it: the thread that runs the callback is
+        one of those that have work to finish.
+        """
+        if self._dispatcher.inside:
+            threading.Thread(target=self.close, name="millpond-close").start()
+            return
         self._dispatcher.close()
         if self._owns_cache and self._cache is not None:
             self._cache.close()
@@ -586,18 +595,19 @@ class Engine:
         inline: bool = False,
         progress: Callable[[int], object] | None = None,
         pairs: EncodesPairs | None = None,
+        first: int = 0,
     ) -> Future[Any]:
-        """Check everything, then queue."""
+        """Check everything, then queue; ``first`` is the index of the first input in the caller's list."""
         demand.check_params(params)
         task = demand.check_task(task, params, self._loaded)
-        items = demand.check_items(inputs, task, self._loaded)
+        items = demand.check_items(inputs, task, self._loaded, first=first)
         if task == "score" and self.spec.score_type != "cross-encoder":
             return self._score_apart(items, params, late=self.spec.score_type == "late-interaction")
         plan = demand.plan(task, params, self._loaded, count=len(items), pairs=pairs)
         demand.check_spans(items, task, plan)
         if params.chunking is not None:
             return in_windows(items, plan, self._loaded, self._submit, self._dispatcher.threads)
-        return self._submit(items, plan, inline=inline, progress=progress)
+        return self._submit(items, plan, inline=inline, progress=progress, first=first)
 
     def _submit(
         self,
@@ -606,8 +616,9 @@ class Engine:
         *,
         inline: bool = False,
         progress: Callable[[int], object] | None = None,
+        first: int = 0,
     ) -> Future[Any]:
-        return self._dispatcher.submit(items, plan, inline=inline, progress=progress, owner=self)
+        return self._dispatcher.submit(items, plan, inline=inline, progress=progress, owner=self, first=first)
 
     def _score_apart(self, items: Sequence[Item], params: PoolingParams, *, late: bool) -> Future[Any]:
         """A score from two calls: vectors for an embedder, token matrices for late interaction."""
@@ -622,10 +633,24 @@ class Engine:
 
     def _stream(self, texts: Iterator[str], params: PoolingParams, show_progress: bool) -> Iterator[npt.NDArray[Any]]:
         ahead: deque[Future[EmbeddingOutput]] = deque()
+        read = 0
         try:
             with progress_bar(texts, show=show_progress) as bar:
                 while window := list(islice(texts, _ITER_WINDOW)):
-                    ahead.append(self._start("embed", window, params))
+                    while True:
+                        try:
+                            ahead.append(self._start("embed", window, params, first=read))
+                            break
+                        except EngineOverloadedError as error:  # ours are among those that wait: hand some out first
+                            if ahead:
+                                yield from _rows(ahead.popleft().result(), bar)
+                            else:
+                                time.sleep(error.retry_after)
+                        except InvalidRequestError:
+                            while ahead:  # what came before the bad text is good
+                                yield from _rows(ahead.popleft().result(), bar)
+                            raise
+                    read += len(window)
                     if len(ahead) == _ITER_CALLS:
                         yield from _rows(ahead.popleft().result(), bar)
                 while ahead:

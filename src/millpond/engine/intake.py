@@ -105,6 +105,8 @@ class Intake:
         if backlog:
             with self._lock:
                 self._backlogs[call] = backlog
+                if call.done:  # it was cancelled meanwhile, and dropped before there was anything to drop
+                    del self._backlogs[call]
         self._scheduler.put(call, requests)
 
     def _put(self, call: Call, slots: Sequence[int]) -> None:

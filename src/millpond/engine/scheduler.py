@@ -17,13 +17,17 @@ from millpond.engine.request import Request
 # After this many lines whose first request does not fit into what is left, the batch is full.
 _PATIENCE = 32
 
+# So many batches in a row have to run before a budget that did not fit the memory grows again.
+_CALM = 64
+
 
 class Scheduler:
     """The queue between tokenization and the forward; all methods are thread-safe."""
 
     def __init__(self, budget: int) -> None:
         """``budget``: most tokens of a batch; a single longer request runs alone."""
-        self._budget = budget
+        self._budget = self._most = budget
+        self._calm = 0  # batches that ran since the budget last changed
         self._lines: dict[Call, deque[Request]] = {}  # in the order of service, least recent first
         self._ready = threading.Condition()
         self._closing = False
@@ -44,7 +48,10 @@ class Scheduler:
                 batch, served = self._pick()
             # Outside the lock: a call that runs low tokenizes its next texts.
             for call, left in served:
-                call.refill(left)
+                try:
+                    call.refill(left)
+                except Exception as error:  # this call's trouble, not the worker's, whose thread it is
+                    call.fail(error)
             if batch:
                 return batch
 
@@ -58,6 +65,17 @@ class Scheduler:
         """Keep later batches to ``budget`` tokens: what was tried did not fit the memory."""
         with self._ready:
             self._budget = max(1, min(self._budget, budget))
+            self._calm = 0
+
+    def recover(self) -> None:
+        """A batch ran: after many of them, try more tokens again, in case the memory was somebody else's."""
+        if self._budget == self._most:
+            return
+        with self._ready:
+            self._calm += 1
+            if self._calm >= _CALM:
+                self._budget = min(self._most, self._budget + max(1, self._budget // 4))
+                self._calm = 0
 
     def _pick(self) -> tuple[list[Request], list[tuple[Call, int]]]:
         for call in [call for call in self._lines if call.done]:

@@ -35,7 +35,7 @@ class Worker:
     def __init__(self, scheduler: Scheduler, runner: Runs, *, name: str) -> None:
         self._scheduler = scheduler
         self._runner = runner
-        self._thread = threading.Thread(target=self._loop, name=f"millpond-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -55,7 +55,12 @@ class Worker:
         requests = self._scheduler.schedule()
         if requests is None:
             return False
-        self._resolve(self._run(requests))
+        try:
+            self._resolve(self._run(requests))
+        except Exception as error:  # the loop serves everyone: only this batch's callers hear of it
+            logger.exception("a batch could not be resolved")
+            for request in requests:
+                request.call.fail(error)
         return True
 
     def _run(self, requests: Sequence[Request]) -> list[Result]:
@@ -64,7 +69,9 @@ class Worker:
         if not requests:
             return []
         try:
-            return self._runner.run(requests)
+            results = self._runner.run(requests)
+            self._scheduler.recover()
+            return results
         except Exception as error:
             memory = is_out_of_memory(error)
             if len(requests) == 1:

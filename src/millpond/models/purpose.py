@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
 
 from millpond.checkpoints import classifiers
 from millpond.checkpoints.checkpoint import Checkpoint
@@ -74,9 +76,7 @@ def decide(
         head = classifiers.reward_model(checkpoint.config, claimed, layout.transformer)
         return _with_head(head, _EMBED | {"reward", "token_classify"})
     if claimed.endswith("ForTokenClassification") and claimed not in row.names:
-        head = _labelled(
-            classifiers.token_classifier(checkpoint.config, row.model_type, layout.transformer, decoder=row.decoder)
-        )
+        head = _labelled(classifiers.token_classifier, checkpoint.config, row, layout.transformer)
         return _with_head(head, {"token_classify"})
     if checkpoint.cross_encoder is not None:
         return _cross_encoder(checkpoint, checkpoint.cross_encoder, row, token_id)
@@ -101,7 +101,7 @@ def _classification(
     if reranker is not None and reranker.tokens:
         head = _token_head(checkpoint, reranker, token_id)
     else:
-        head = _labelled(classifiers.sequence_classifier(config, row.model_type, folder, decoder=row.decoder))
+        head = _labelled(classifiers.sequence_classifier, config, row, folder)
     return _scoring(head, template=None if reranker is None else reranker.template)
 
 
@@ -125,7 +125,7 @@ def _cross_encoder(
     if pairs.kind == "feature-extraction":
         return _pooled(pairs)
     if pairs.kind == "sequence-classification":
-        head = _labelled(classifiers.sequence_classifier(config, row.model_type, folder, decoder=row.decoder))
+        head = _labelled(classifiers.sequence_classifier, config, row, folder)
         head = replace(head, activation=pairs.activation_of(len(head.labels)))
         reranker = detect_reranker(checkpoint) if pairs.template is None else None
         template = pairs.template if reranker is None else reranker.template
@@ -175,16 +175,23 @@ def _token_head(checkpoint: Checkpoint, reranker: Reranker, token_id: Callable[[
     )
 
 
-def _labelled(head: Classifier) -> Classifier:
-    """``head`` with labels, counted from its last tensor where config.json has neither names nor a number."""
+class _Describes(Protocol):
+    def __call__(self, config: Mapping[str, Any], row: str, folder: Path, *, decoder: bool) -> Classifier: ...
+
+
+def _labelled(describe: _Describes, config: Mapping[str, Any], row: Architecture, folder: Path) -> Classifier:
+    """A head with labels, counted from its last tensor where config.json has neither names nor a number.
+
+    transformers leaves both out of the file for two labels, its default.
+    """
+    head = describe(config, row.model_type, folder, decoder=row.decoder)
     last = head.steps[-1]
     if head.labels or not isinstance(last, Linear):
         return head
-    shapes = tensor_shapes(head.folder)
+    shapes = tensor_shapes(folder)
     found = find_tensor(shapes, f"{last.name}.weight")
     count = 2 if found is None else shapes[found][0]  # a missing head is reported when it is built
-    activation = head.activation if head.activation == "identity" else classifiers.activation({}, count)
-    return replace(head, labels=tuple(f"LABEL_{i}" for i in range(count)), activation=activation)
+    return describe({**config, "num_labels": count}, row.model_type, folder, decoder=row.decoder)
 
 
 def with_pooling(head: Classifier, modes: tuple[PoolingMode, ...]) -> Classifier:

@@ -10,12 +10,14 @@ from torch import nn
 
 from millpond.attention.segments import Segments
 from millpond.checkpoints.classifiers import Classifier, HeadRows, Linear, Norm, Step
+from millpond.checkpoints.resolve import read_json_object
 from millpond.checkpoints.weights import find_tensor, read_tensors, tensor_shapes
 from millpond.errors import ModelLoadError, WeightMismatchError
 from millpond.pooling.methods import METHODS
 
-# Where a language model keeps its head; a tied one has only its input embeddings.
-_HEAD_NAMES = ("lm_head", "output", "embed_out", "embed_tokens", "tok_embeddings", "wte")
+# Where a language model keeps its head, and its input embeddings, which are the head of a tied one.
+_HEAD_NAMES = ("lm_head", "output", "embed_out")
+_EMBEDDING_NAMES = ("embed_tokens", "tok_embeddings", "wte")
 
 
 class ClassifierHead(nn.Module):
@@ -74,12 +76,13 @@ def head_rows(folder: Path, tokens: tuple[int, ...]) -> torch.Tensor:
         WeightMismatchError: The checkpoint has no such head, or it has fewer rows.
     """
     names = tensor_shapes(folder)
-    for name in _HEAD_NAMES:
+    tied = read_json_object(folder / "config.json").get("tie_word_embeddings", True)
+    for name in (*_HEAD_NAMES, *(_EMBEDDING_NAMES if tied else ())):
         found = find_tensor(names, f"{name}.weight")
         if found is not None:
             break
     else:
-        raise WeightMismatchError(f"{folder} has no language-model head to take the tokens' rows from")
+        raise WeightMismatchError(f"{folder} has no language-model head to take the tokens' rows from; is it a bare backbone?")
     table = read_tensors(folder, only=(found,))[found]
     if max(tokens) >= len(table):
         raise WeightMismatchError(f"{folder}: token {max(tokens)} is past the head's {len(table)} rows")

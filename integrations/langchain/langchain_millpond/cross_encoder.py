@@ -1,0 +1,47 @@
+"""MillpondCrossEncoder: LangChain's cross-encoder over a millpond engine in this process."""
+
+from __future__ import annotations
+
+from langchain_core.cross_encoders import BaseCrossEncoder
+
+from langchain_millpond.scorer import ScorerSource
+
+
+class MillpondCrossEncoder(ScorerSource, BaseCrossEncoder):
+    """Scores of pairs of texts, by a model that runs in this process: for ``CrossEncoderReranker`` and its like.
+
+    The scores are those that :class:`MillpondReranker` sorts by, whatever the checkpoint is.
+
+    Attributes:
+        model: Hub id or local folder; also accepted as ``model_name``.
+        engine: A loaded engine instead of ``model`` and of every option that loading reads. Never serialized.
+        instruction: Fills an LLM reranker's template slot, nothing else.
+        truncate: Which end of an over-long text is cut, or ``"error"``.
+        activation: Replaces what the checkpoint makes of its logits: ``identity``, ``sigmoid`` or ``softmax``.
+        convert: ``auto``, ``embed`` or ``classify``, as in ``millpond.Engine``.
+        score_template: Jinja source, or a .jinja file, that renders a pair; the checkpoint's own by default.
+        quantization: As in ``millpond.Engine``.
+        revision: Branch, tag or commit of a hub id.
+        device: ``auto`` (cuda, then mps, then cpu) or a torch device.
+        dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
+        max_length: Most tokens per pair, or per text where texts are read apart; the checkpoint's own by default.
+        hf_overrides: Merged into config.json.
+        max_batch_tokens: Most tokens per forward.
+        trust_remote_code: Never needed, and refused by the engine.
+    """
+
+    def score(self, text_pairs: list[tuple[str, str]]) -> list[float]:
+        """One builtin float per (query, document) pair, in order.
+
+        Raises:
+            TypeError: ``text_pairs`` is a bare str.
+            MillpondError: The model cannot be loaded or does not score, or a pair cannot be read; the message says
+                which and why.
+        """
+        engine = self._engine()
+        from millpond import PoolingParams
+
+        params = PoolingParams(instruction=self.instruction, truncate=self.truncate)
+        output = engine.submit_score(text_pairs, params, maxsim=self._by_tokens(engine)).result()
+        scores: list[float] = output.scores.tolist()
+        return scores

@@ -1,0 +1,322 @@
+"""MillpondReranker and MillpondCrossEncoder: the engine's scores, in LangChain's types."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from langchain_core.cross_encoders import BaseCrossEncoder
+from langchain_core.documents import BaseDocumentCompressor, Document
+from pydantic import ValidationError
+from tests.tiny import Layout, write_checkpoint
+from tests.tiny_late import write_stanford
+
+from langchain_millpond import MillpondCrossEncoder, MillpondReranker
+from millpond import Engine
+from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError, UnsupportedTaskError
+from millpond.late_interaction import rerank
+
+QUESTION = "What makes dough rise?"
+
+Compress = Callable[..., list[Document]]
+
+
+@pytest.fixture(params=["sync", "async"])
+def compress(request: pytest.FixtureRequest) -> Compress:
+    """Either style of the reranker."""
+
+    def call(reranker: MillpondReranker, documents: Any, query: Any = QUESTION) -> list[Document]:
+        if request.param == "sync":
+            return reranker.compress_documents(documents, query)
+        return asyncio.run(reranker.acompress_documents(documents, query))
+
+    return call
+
+
+@pytest.fixture
+def documents(texts: list[str]) -> list[Document]:
+    return [Document(id=f"id-{i}", page_content=text, metadata={"n": i, "deep": [i]}) for i, text in enumerate(texts)]
+
+
+def scores_of(documents: list[Document]) -> list[float]:
+    return [document.metadata["relevance_score"] for document in documents]
+
+
+def logits(folder: str, pairs: list[tuple[str, str]]) -> list[float]:
+    """transformers' own answer, one pair at a time."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return [model(**tokenizer(*pair, truncation=True, return_tensors="pt")).logits.item() for pair in pairs]
+
+
+def test_classes() -> None:
+    assert isinstance(MillpondReranker(model="a"), BaseDocumentCompressor)
+    assert isinstance(MillpondCrossEncoder(model="a"), BaseCrossEncoder)
+    assert MillpondReranker(model="a").top_n == 3
+
+
+def test_a_cross_encoder_scores_as_transformers_does(
+    cross_encoder: str, compress: Compress, documents: list[Document]
+) -> None:
+    reranker = MillpondReranker(model=cross_encoder, dtype="float32", top_n=None)
+    pairs = [(QUESTION, document.page_content) for document in documents]
+    expected = np.array(logits(cross_encoder, pairs))
+    found = compress(reranker, documents)
+    order = np.argsort(-expected)
+    assert [document.metadata["n"] for document in found] == order.tolist() != list(range(len(documents)))
+    np.testing.assert_allclose(scores_of(found), expected[order], rtol=1e-4, atol=1e-5)
+    assert np.ptp(expected) > 0.1  # the order means something
+    scores = MillpondCrossEncoder(model=cross_encoder, dtype="float32").score(pairs)
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
+    turned = MillpondCrossEncoder(model=cross_encoder, dtype="float32").score([(b, a) for a, b in pairs])
+    assert np.abs(np.array(turned) - expected).max() > 0.1  # which is the query makes a difference
+
+
+def test_an_embedding_checkpoint_scores_by_its_token_states(
+    engine: Engine, compress: Compress, documents: list[Document], texts: list[str]
+) -> None:
+    expected = rerank(engine, QUESTION, texts)
+    found = compress(MillpondReranker(engine=engine, top_n=None), documents)
+    assert [document.metadata["n"] for document in found] == [result.index for result in expected]
+    np.testing.assert_allclose(scores_of(found), [result.relevance_score for result in expected], atol=1e-4)
+    assert found[0].page_content.startswith("Bread rises")
+    by_index = sorted((result.index, result.relevance_score) for result in expected)
+    scores = MillpondCrossEncoder(engine=engine).score([(QUESTION, text) for text in texts])
+    np.testing.assert_allclose(scores, [score for _, score in by_index], atol=1e-4)
+    assert max(scores) > 1.1  # no cosine
+
+
+def test_a_late_interaction_checkpoint_scores_as_it_was_trained_to(
+    tmp_path: Path, compress: Compress, documents: list[Document], texts: list[str]
+) -> None:
+    folder = write_stanford(tmp_path / "colbert")
+    found = compress(MillpondReranker(model=folder, dtype="float32", top_n=None), documents)
+    with Engine(folder, dtype="float32") as colbert:
+        expected = colbert.rerank(QUESTION, texts)
+    assert [document.metadata["n"] for document in found] == [result.index for result in expected]
+    np.testing.assert_allclose(scores_of(found), [result.relevance_score for result in expected], atol=1e-4)
+
+
+def test_the_callers_documents_are_left_alone(engine: Engine, compress: Compress, documents: list[Document]) -> None:
+    before = copy.deepcopy(documents)
+    found = compress(MillpondReranker(engine=engine), tuple(documents))
+    assert documents == before
+    assert len(found) == 3
+    for document in found:
+        original = documents[document.metadata["n"]]
+        assert (document.id, document.page_content) == (original.id, original.page_content)
+        assert document.metadata == {**original.metadata, "relevance_score": document.metadata["relevance_score"]}
+        assert type(document.metadata["relevance_score"]) is float
+    assert {type(score) for score in MillpondCrossEncoder(engine=engine).score([("a", "b")])} == {float}
+
+
+def test_how_many_are_kept(engine: Engine, compress: Compress, documents: list[Document]) -> None:
+    whole = compress(MillpondReranker(engine=engine, top_n=None), documents)
+    assert len(whole) == len(documents)
+    assert compress(MillpondReranker(engine=engine, top_n=2), documents) == whole[:2]
+    assert compress(MillpondReranker(engine=engine, top_n=99), documents) == whole
+    threshold = scores_of(whole)[4]
+    assert compress(MillpondReranker(engine=engine, top_n=None, score_threshold=threshold), documents) == whole[:5]
+    assert compress(MillpondReranker(engine=engine, top_n=2, score_threshold=threshold), documents) == whole[:2]
+    assert compress(MillpondReranker(engine=engine, score_threshold=1e9), documents) == []
+
+
+def test_no_documents_no_model(compress: Compress) -> None:
+    absent = MillpondReranker(model="./no-such-folder")
+    assert compress(absent, []) == []
+    with pytest.raises(ModelLoadError, match="no-such-folder"):
+        compress(absent, [Document(page_content="a")])
+
+
+def test_no_pairs_no_scores(engine: Engine, cross_encoder: str) -> None:
+    assert MillpondCrossEncoder(engine=engine).score([]) == []
+    assert MillpondCrossEncoder(model=cross_encoder, dtype="float32").score([]) == []
+
+
+def test_options_reach_the_engine(cross_encoder: str, documents: list[Document], texts: list[str]) -> None:
+    options: dict[str, Any] = {"model": cross_encoder, "dtype": "float32"}
+    pairs = [(QUESTION, text) for text in texts]
+    raw = np.array(MillpondCrossEncoder(**options).score(pairs))
+    squashed = MillpondCrossEncoder(**options, activation="sigmoid").score(pairs)
+    np.testing.assert_allclose(squashed, 1 / (1 + np.exp(-raw)), atol=1e-5)
+    best = MillpondReranker(**options, activation="sigmoid").compress_documents(documents, QUESTION)
+    np.testing.assert_allclose(scores_of(best), np.sort(squashed)[::-1][:3], atol=1e-5)
+    for adapter in (MillpondCrossEncoder, MillpondReranker):
+        short = adapter(**options, max_length=9, truncate="error")
+        with pytest.raises(InputTooLongError, match="max_length=9"):
+            if isinstance(short, MillpondReranker):
+                short.compress_documents(documents, QUESTION)
+            else:
+                short.score(pairs)
+    cut = MillpondCrossEncoder(**options, max_length=12).score([(QUESTION, "wheel " * 30 + "pond")])
+    start = MillpondCrossEncoder(**options, max_length=12, truncate="start").score([(QUESTION, "wheel " * 30 + "pond")])
+    assert cut != start
+
+
+@pytest.mark.parametrize("model", ["minilm", "cross_encoder"])
+def test_an_instruction_without_a_slot_is_refused(
+    request: pytest.FixtureRequest, compress: Compress, documents: list[Document], model: str
+) -> None:
+    options: dict[str, Any] = {"model": request.getfixturevalue(model), "dtype": "float32", "instruction": "be kind"}
+    with pytest.raises(InvalidRequestError, match="instruction='be kind'"):
+        compress(MillpondReranker(**options), documents)
+    with pytest.raises(InvalidRequestError, match="instruction='be kind'"):
+        MillpondCrossEncoder(**options).score([("a", "b")])
+
+
+def test_a_checkpoint_that_scores_nothing_is_refused(tmp_path: Path, compress: Compress) -> None:
+    folder = write_checkpoint(tmp_path / "two", "bert", sentence_transformers=Layout())
+    # A classifier of several classes has no one score for a pair.
+    reranker = MillpondReranker(model=folder, dtype="float32", convert="classify", hf_overrides={"num_labels": 3})
+    with pytest.raises((UnsupportedTaskError, ModelLoadError)):
+        compress(reranker, [Document(page_content="a")])
+
+
+@pytest.mark.parametrize(
+    ("query", "message"), [(None, "one query, a str"), (["a"], "one query, a str"), ("\ud800", "lone surrogate")]
+)
+def test_bad_queries_are_named(engine: Engine, compress: Compress, query: Any, message: str) -> None:
+    with pytest.raises((TypeError, InvalidRequestError), match=message):
+        compress(MillpondReranker(engine=engine), [Document(page_content="a")], query)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "error"), [("ab", TypeError), ([("a", None)], InvalidRequestError), (["ab"], InvalidRequestError)]
+)
+def test_bad_pairs_are_refused(engine: Engine, cross_encoder: str, pairs: Any, error: type[Exception]) -> None:
+    for adapter in (MillpondCrossEncoder(engine=engine), MillpondCrossEncoder(model=cross_encoder, dtype="float32")):
+        with pytest.raises(error):
+            adapter.score(pairs)
+
+
+@pytest.mark.parametrize("adapter", [MillpondReranker, MillpondCrossEncoder])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "either model= .* or engine="),
+        ({"model": ""}, "at least 1"),
+        ({"model": "a", "model_name": "b"}, "model_name"),
+        ({"model": "a", "top_k": 3}, "top_k\n.*not permitted"),
+        ({"model": "a", "truncate": "middle"}, "'end', 'start' or 'error'"),
+        ({"model": "a", "activation": "tanh"}, "'identity', 'sigmoid' or 'softmax'"),
+        ({"model": "a", "engine": "b"}, "must be a millpond.Engine"),
+    ],
+)
+def test_nonsense_is_refused(adapter: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValidationError, TypeError), match=message):
+        adapter(**options)
+
+
+@pytest.mark.parametrize("top_n", [0, -1, True, "3"])
+def test_a_number_of_documents_is_one(top_n: Any) -> None:
+    with pytest.raises(ValidationError, match="top_n"):
+        MillpondReranker(model="a", top_n=top_n)
+
+
+@pytest.mark.parametrize("adapter", [MillpondReranker, MillpondCrossEncoder])
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": "float32"}, {"activation": "sigmoid"}, {"convert": "embed"}, {"score_template": "{{ query }}"}],
+)
+def test_an_engine_excludes_what_loading_reads(adapter: Any, engine: Engine, options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=f"{next(iter(options))}= is read when a model is loaded"):
+        adapter(engine=engine, **options)
+    assert adapter(engine=engine, instruction="be kind").engine is engine
+
+
+@pytest.mark.parametrize("journey", ["pickle", "deepcopy", "model_copy", "dict", "json"])
+def test_what_comes_back_gives_the_same_scores(cross_encoder: str, documents: list[Document], journey: str) -> None:
+    built = MillpondReranker(model=cross_encoder, dtype="float32", top_n=2, score_threshold=-1e9)
+    journeys = {
+        "pickle": lambda: pickle.loads(pickle.dumps(built)),
+        "deepcopy": lambda: copy.deepcopy(built),
+        "model_copy": lambda: built.model_copy(deep=True),
+        "dict": lambda: MillpondReranker(**built.model_dump()),
+        "json": lambda: MillpondReranker.model_validate_json(built.model_dump_json()),
+    }
+    after = journeys[journey]()
+    assert after == built
+    assert after.compress_documents(documents, QUESTION) == built.compress_documents(documents, QUESTION)
+    assert len(built.model_copy(update={"top_n": 4}).compress_documents(documents, QUESTION)) == 4
+
+
+@pytest.mark.parametrize("adapter", [MillpondReranker, MillpondCrossEncoder])
+def test_an_engine_travels_with_copies_and_with_nothing_else(adapter: Any, engine: Engine) -> None:
+    built = adapter(engine=engine)
+    assert copy.deepcopy(built).engine is engine
+    with pytest.raises(TypeError, match=rf"{adapter.__name__}\(engine=.*cannot be pickled.*model="):
+        pickle.dumps(built)
+    assert "engine" not in built.model_dump()
+
+
+def test_adapters_of_one_configuration_share_one_engine(cross_encoder: str) -> None:
+    options: dict[str, Any] = {"model": cross_encoder, "dtype": "float32"}
+    one, other = MillpondReranker(**options, top_n=9), MillpondCrossEncoder(**options, truncate="start")
+    assert one._engine() is other._engine() is asyncio.run(one._aengine())
+
+
+def test_the_import_costs_no_torch() -> None:
+    program = (
+        "import sys; from langchain_millpond import *; MillpondReranker(model='a'), MillpondCrossEncoder(model='a'); "
+        "print(*sys.modules)"
+    )
+    modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert "langchain_millpond.reranker" in modules
+    assert "torch" not in modules
+
+
+@pytest.mark.parametrize("model", ["minilm", "cross_encoder"])
+async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    reranker = MillpondReranker(model=request.getfixturevalue(model), dtype="float32", top_n=None)
+    many = [Document(page_content=f"the {i}th passage, about {i * i} things " * 4) for i in range(300)]
+    await reranker.acompress_documents(many[:1], QUESTION)  # loaded
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the adapter took a thread of the loop's pool")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", refuse)
+
+    async def longest_turn(call: Any) -> float:
+        """The longest time that the loop was away, as a share of the whole."""
+        task = asyncio.ensure_future(call)
+        started = last = time.perf_counter()
+        longest = 0.0
+        while not task.done():
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+        assert len(task.result()) == 300
+        return longest / (last - started)
+
+    async def blocks() -> list[Document]:
+        return reranker.compress_documents(many, QUESTION)
+
+    assert await longest_turn(reranker.acompress_documents(many, QUESTION)) < 0.9
+    assert await longest_turn(blocks()) > 0.9  # the share can tell
+
+
+async def test_a_cancelled_call_leaves_the_engine_working(engine: Engine, documents: list[Document]) -> None:
+    reranker = MillpondReranker(engine=engine)
+    many = [Document(page_content=f"the {i}th passage, about {i * i} things") for i in range(1000)]
+    call = asyncio.ensure_future(reranker.acompress_documents(many, QUESTION))
+    await asyncio.sleep(0.01)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    found = await reranker.acompress_documents(documents, QUESTION)
+    assert found[0].page_content.startswith("Bread rises")
