@@ -1,6 +1,7 @@
 """Retrieval quality on a BEIR-format folder: nDCG@10 at each width, after a funnel, and after a MaxSim rerank.
 
     python benchmarks/quality.py [--smoke] [--data FOLDER] [--set NAME] [--model M] [--dtype auto] [--widths 384,128]
+                                 [--quantization int8]
 
 ``--data`` holds one folder per set (``corpus.jsonl``, ``queries.jsonl``, ``qrels.tsv``, and a
 ``candidates_bm25_top50.tsv`` if there is one); by default it is what MILLPOND_DATA names. The model is the packaged
@@ -203,6 +204,7 @@ def main() -> None:
     parser.add_argument("--set", default="cranfield")
     parser.add_argument("--model", default=None)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", choices=("int8", "fp8"), help="results go to quality-int8.json and so on")
     parser.add_argument("--widths", default="384,256,128,64")
     arguments = parser.parse_args()
     if arguments.data is None:
@@ -217,14 +219,20 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         Engine(
-            model, dtype=arguments.dtype, hf_overrides={"is_matryoshka": True}, cache=Path(folder) / "vectors.db"
+            model,
+            dtype=arguments.dtype,
+            quantization=arguments.quantization,
+            hf_overrides={"is_matryoshka": True},
+            cache=Path(folder) / "vectors.db",
         ) as engine,
     ):
         widths = [int(width) for width in arguments.widths.split(",")]
         results = evaluate(engine, read_retrieval(Path(arguments.data) / name), widths=widths)
         results |= {"set": name, "device": engine.device, "dtype": engine.dtype, "model": arguments.model or PACKAGED}
+        results["quantization"] = arguments.quantization
     print(json.dumps(results, indent=2))
-    print(record("quality.smoke" if arguments.smoke else "quality", results))
+    title = "quality" if arguments.quantization is None else f"quality-{arguments.quantization}"
+    print(record(f"{title}.smoke" if arguments.smoke else title, results))
 
 
 if __name__ == "__main__":

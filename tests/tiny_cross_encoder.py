@@ -26,8 +26,9 @@ def write_cross_encoder(folder: Path, *, activation: str | None = "Identity", se
     torch.manual_seed(seed)
     model = BertForSequenceClassification(config)
     with torch.no_grad():
-        for parameter in model.parameters():  # at transformers' own scale, every pair would score nearly the same
-            parameter.copy_(torch.randn_like(parameter) * (0.5 if parameter.ndim == 2 else 0.2))
+        for parameter in model.parameters():
+            if parameter.ndim == 2:  # at transformers' own scale, every pair would score nearly the same
+                parameter.copy_(torch.randn_like(parameter) * 0.5)
     model.save_pretrained(folder)
     saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if activation is not None:

@@ -84,6 +84,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "LLM",
     "AsyncEngine",
     "CacheError",
     "ClassificationOutput",
@@ -96,7 +97,6 @@ __all__ = [
     "InputTooLongError",
     "InvalidDimensionsError",
     "InvalidRequestError",
-    "LLM",
     "LabelScore",
     "MillpondError",
     "MissingExtraError",

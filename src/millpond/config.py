@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +10,10 @@ from typing import Any
 
 from millpond.errors import InvalidRequestError, ModelLoadError
 from millpond.tasks import ACTIVATIONS, QUANTIZATIONS, Activation
+
+# Options that are names, each with one of its values.
+_NAMES = {"device": "cpu", "dtype": "float32", "revision": "main", "pooling": "mean"}
+_OPTIONAL = frozenset(("revision", "pooling", "max_length", "max_batch_tokens"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +44,16 @@ class EngineConfig:
             raise InvalidRequestError(f"convert={self.convert!r} is unknown; choose auto, embed or classify")
         if self.activation is not None and self.activation not in ACTIVATIONS:
             raise InvalidRequestError(f"activation={self.activation!r} is unknown; choose {', '.join(ACTIVATIONS)}")
-        for name in ("max_batch_tokens", "max_queue"):
+        for name, example in _NAMES.items():
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InvalidRequestError(f"{name}={value!r} must be a positive int")
+            if not isinstance(value, str) and (value is not None or name not in _OPTIONAL):
+                raise InvalidRequestError(
+                    f"{name}={value!r} must be a str like {example!r}" + (", or None" if name in _OPTIONAL else "")
+                )
+        for name in ("max_length", "max_batch_tokens", "max_queue"):
+            self._whole(name)
+        if not isinstance(self.normalize, bool | None):
+            raise InvalidRequestError(f"normalize={self.normalize!r} must be True, False or None (as the checkpoint)")
         if self.hf_overrides is not None and not isinstance(self.hf_overrides, Mapping):
             raise InvalidRequestError(f"hf_overrides={self.hf_overrides!r} must be a dict, merged into config.json")
         if self.quantization not in (None, *QUANTIZATIONS):
@@ -60,3 +71,18 @@ class EngineConfig:
                 "trust_remote_code=True is not available: millpond runs its own and transformers' code only, "
                 "and no architecture it supports needs a checkpoint's; leave it out"
             )
+
+    def _whole(self, name: str) -> None:
+        """A positive int, or numpy's; only ``max_queue`` may not be left to the engine."""
+        value = getattr(self, name)
+        if value is None and name in _OPTIONAL:
+            return
+        try:
+            number = 0 if isinstance(value, bool) else operator.index(value)
+        except TypeError:
+            number = 0
+        if number < 1:
+            raise InvalidRequestError(
+                f"{name}={value!r} must be a positive int" + (", or None" if name in _OPTIONAL else "")
+            )
+        object.__setattr__(self, name, number)

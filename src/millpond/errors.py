@@ -22,6 +22,9 @@
 Each also subclasses the builtin that a caller would catch, and its message names the value, the limit and the way out.
 """
 
+from functools import partial
+from typing import Any
+
 
 class MillpondError(Exception):
     """The root: ``except MillpondError`` catches everything millpond raises on purpose."""
@@ -73,6 +76,10 @@ class EngineOverloadedError(MillpondError):
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Exceptions are rebuilt from their positional arguments alone, which would leave ``retry_after`` out."""
+        return partial(type(self), retry_after=self.retry_after), self.args, self.__dict__
 
 
 class EngineClosedError(MillpondError):

@@ -23,25 +23,29 @@ def check(
     declared: tuple[int, ...] | None,
     model: str,
     smallest: int = 1,
+    default: int | None = None,
 ) -> int:
     """Resolve a requested width, or refuse it.
 
     Args:
-        dimensions: The requested width; ``None`` is the native one.
+        dimensions: The requested width; ``None`` is the default one.
         native: The checkpoint's own width.
         trained: Whether the checkpoint was trained for Matryoshka cuts (or the user forced it).
         declared: The widths it was trained for, or ``None`` if it declares no list.
         model: The name to print.
         smallest: The least width it was trained for, where it declares no list.
+        default: The width the checkpoint has cut to where none is requested; ``None`` is the native one.
 
     Raises:
         InvalidDimensionsError: The width is no positive int, wider than the model, or not one it was trained for.
     """
-    if dimensions is None or (dimensions == native and not isinstance(dimensions, bool)):
-        return native
+    if dimensions is None:
+        return native if default is None else default
     choices = "one of " + ", ".join(map(str, widths(native, declared))) if declared else f"{smallest} to {native}"
     if isinstance(dimensions, bool) or not isinstance(dimensions, (int, np.integer)):
         raise InvalidDimensionsError(f"dimensions={dimensions!r} is not an int; choose {choices}")
+    if dimensions in (native, default):
+        return int(dimensions)
     if not trained:
         raise InvalidDimensionsError(
             f"dimensions={dimensions} cuts {model} ({native} wide), which does not say that it was trained for "

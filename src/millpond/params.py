@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidDimensionsError, InvalidRequestError
 from millpond.tasks import (
     ACTIVATIONS,
     AGGREGATIONS,
@@ -21,7 +22,6 @@ from millpond.tasks import (
     Task,
     Truncate,
 )
-
 
 # What vLLM called two tasks before: whichever of a task's several names a caller writes, it is one task.
 _OLD_TASKS = {"embedding": "embed", "encode": "token_embed"}
@@ -77,6 +77,10 @@ class PoolingParams:
     def __post_init__(self) -> None:
         if isinstance(self.task, str) and self.task in _OLD_TASKS:
             object.__setattr__(self, "task", _OLD_TASKS[self.task])
+        for name in ("dimensions", "step_tag_id", "truncate_prompt_tokens"):
+            object.__setattr__(self, name, _plain_int(getattr(self, name)))
+        if self.dimensions is not None and type(self.dimensions) is not int:
+            raise InvalidDimensionsError(f"dimensions={self.dimensions!r} must be an int, or None for the checkpoint's")
         _one_of("task", self.task, TASKS)
         _one_of("role", self.role, ROLES)
         _one_of("truncate", self.truncate, TRUNCATIONS, optional=False)
@@ -115,7 +119,7 @@ class PoolingParams:
             return
         if isinstance(returned, str | bytes) or not isinstance(returned, Iterable):
             raise InvalidRequestError(f"returned_token_ids={returned!r} must be a list of token ids")
-        ids = tuple(returned)
+        ids = tuple(_plain_int(token) for token in returned)
         if not ids or not all(_is_token_id(token) for token in ids):
             raise InvalidRequestError(f"returned_token_ids={returned!r} must hold token ids, ints from 0")
         object.__setattr__(self, "returned_token_ids", tuple(int(token) for token in ids))
@@ -123,6 +127,16 @@ class PoolingParams:
     def given(self) -> frozenset[str]:
         """Names of the fields that differ from their defaults."""
         return frozenset(f.name for f in fields(self) if getattr(self, f.name) != f.default)
+
+
+def _plain_int(value: Any) -> Any:
+    """numpy's and torch's whole numbers as Python's; anything else as it is."""
+    if value is None or isinstance(value, bool):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
 
 
 def _is_token_id(value: object) -> bool:

@@ -25,6 +25,8 @@ class ModelSpec:
         normalize: Whether the checkpoint L2-normalizes its vectors.
         dimensions: Width of a vector of ``embed``.
         hidden_size: Width of a row of ``token_embed``.
+        default_dimensions: Width that ``embed`` gives unless it is asked for another (``truncate_dim`` of
+            sentence-transformers); ``None`` is ``dimensions``, which can be asked for in any case.
         matryoshka: Whether ``dimensions`` may be cut.
         matryoshka_dimensions: The widths it was trained for; ``None`` if it declares no list.
         matryoshka_smallest: The least width, where it declares no list.
@@ -50,7 +52,8 @@ class ModelSpec:
     matryoshka: bool
     matryoshka_dimensions: tuple[int, ...] | None
     matryoshka_smallest: int = 1
-    prompts: Mapping[str, str]
+    default_dimensions: int | None = None
+    prompts: Mapping[str, str] = field(hash=False)
     default_prompt_name: str | None
     labels: tuple[str, ...]
     activation: Activation = "identity"
@@ -59,13 +62,16 @@ class ModelSpec:
     adapters: tuple[str, ...] = ()
     max_length: int
     tasks: frozenset[Task]
-    digest: Callable[[], str] = field(repr=False, compare=False)
+    digest: Callable[[], str] = field(repr=False, compare=False)  # picklable, as all of a spec is
 
     @cached_property
     def fingerprint(self) -> str:
         """Hash of everything that decides a text's vector, up to precision: weights, tokenizer, pooling, length.
 
         Computed on first use, since it reads every weight file (a hub checkpoint is known by its revision instead).
+
+        Raises:
+            ModelLoadError: A file has changed since the checkpoint was read, so that none of this can be known.
         """
         return self.digest()
 
@@ -78,4 +84,5 @@ class ModelSpec:
             declared=self.matryoshka_dimensions,
             model=self.name,
             smallest=self.matryoshka_smallest,
+            default=self.default_dimensions,
         )

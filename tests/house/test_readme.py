@@ -28,6 +28,14 @@ def test_the_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert "(2, 384)" in capsys.readouterr().out
 
 
+def test_every_architecture_has_its_row():
+    from millpond.models.architectures import ARCHITECTURES
+
+    table = (ROOT / "README.md").read_text(encoding="utf-8")
+    missing = [row.prefix for row in ARCHITECTURES if not re.search(rf"^\|.*`{row.prefix}Model`", table, re.MULTILINE)]
+    assert missing == []
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_to_files(path: Path):
     text = path.read_text(encoding="utf-8")

@@ -70,7 +70,7 @@ def ids_of(folder: Path, items: Sequence[Any]) -> list[torch.Tensor]:
     """Token ids by transformers' tokenizer, cut at the end."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     return [
         torch.tensor(list(item.ids) if isinstance(item, TokenIds) else _ids(tokenizer, item), dtype=torch.long)
         for item in items

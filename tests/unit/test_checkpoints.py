@@ -1,6 +1,8 @@
 """Checkpoints that are wrong, each with its own clear error; and what makes a fingerprint."""
 
 import json
+import os
+import pickle
 import shutil
 
 import pytest
@@ -98,6 +100,8 @@ def test_no_tokenizer(folder):
         ({"architectures": ["BertForQuestionAnswering"]}, "BertForQuestionAnswering, which millpond does not run"),
         ({"position_embedding_type": "alibi"}, "position_embedding_type 'alibi'"),
         ({"lora_adaptations": ["a"]}, "lora_adaptations"),
+        ({"is_decoder": True}, "is_decoder True, which millpond does not run for BertModel"),
+        ({"add_cross_attention": True}, "add_cross_attention True"),
     ],
 )
 def test_what_is_refused_by_name(folder, fields, message):
@@ -185,3 +189,101 @@ def test_the_fingerprint_knows_what_changes_a_vector(folder, tmp_path):
     tokenizer["normalizer"] = None
     (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert load(copy).fingerprint != base
+
+
+def test_a_bert_that_its_config_calls_a_decoder_can_still_be_run_both_ways(folder):
+    edit_json(folder / "config.json", is_decoder=True)
+    assert load(folder, hf_overrides={"is_decoder": False}).model_type == "bert"
+
+
+VOCABULARY_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "qwen.tiktoken",
+    "chat_template.jinja",
+)
+
+
+@pytest.mark.parametrize("name", VOCABULARY_FILES)
+def test_the_fingerprint_reads_every_file_a_tokenizer_is_made_of(folder, name):
+    before = read_checkpoint(folder).digest()
+    path = folder / name
+    path.write_bytes((path.read_bytes() if path.exists() else b"") + b" ")
+    assert read_checkpoint(folder).digest() != before
+    (folder / "training_log.txt").write_text("not the model's")
+    after = read_checkpoint(folder).digest()
+    path.write_bytes(path.read_bytes() + b" ")
+    assert read_checkpoint(folder).digest() != after
+
+
+def test_a_changed_merges_file_gives_no_vectors_of_the_old_one(tmp_path):
+    """What a cache would make of it: two tokenizers under one fingerprint."""
+    folder = write_checkpoint(tmp_path / "model", "roberta")
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    (folder / "tokenizer.json").unlink()
+    with Engine(folder, device="cpu", dtype="float32", cache=tmp_path / "c.db") as engine:
+        first = engine.embed(["The pond is deep."])
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    with Engine(folder, device="cpu", dtype="float32", cache=tmp_path / "c.db") as engine:
+        second = engine.embed(["The pond is deep."])
+    assert second.usage.prompt_tokens > first.usage.prompt_tokens and not second.cached.any()
+
+
+@pytest.mark.parametrize("how", ["in place", "by another file", "of the same time", "gone", "one more"])
+def test_a_model_overwritten_since_it_was_loaded_has_no_fingerprint(folder, tmp_path, how):
+    """Computed only now, it would name the new weights, and file the old ones' vectors under them."""
+    weights = folder / "model.safetensors"
+    with Engine(folder, device="cpu", dtype="float32", cache=tmp_path / "c.db") as engine:
+        old, other = weights.stat(), write_checkpoint(tmp_path / "other", "bert", seed=1) / "model.safetensors"
+        match how:
+            case "in place":
+                weights.write_bytes(other.read_bytes())
+                os.utime(weights, ns=(old.st_atime_ns, old.st_mtime_ns + 1))
+            case "by another file":
+                os.replace(other, weights)
+            case "of the same time":
+                os.utime(other, ns=(old.st_atime_ns, old.st_mtime_ns))
+                os.replace(other, weights)
+            case "gone":
+                weights.unlink()
+            case "one more":
+                os.replace(other, folder / "model-2.safetensors")
+        for _ in range(2):  # the error is not mistaken for a fingerprint, either
+            with pytest.raises(ModelLoadError, match=r"model(-2)?\.safetensors has changed since .* load the model again"):
+                engine.embed(["a text"])
+    if how not in ("gone", "one more"):
+        with Engine(folder, device="cpu", dtype="float32", cache=tmp_path / "c.db") as engine:
+            assert not engine.embed(["a text"]).cached.any()
+
+
+def test_a_folder_taken_away_since_it_was_loaded_has_no_fingerprint(folder):
+    with Engine(folder, device="cpu", dtype="float32") as engine:
+        shutil.rmtree(folder)
+        assert len(engine.embed(["a text"]).embeddings) == 1  # which needs none
+        with pytest.raises(ModelLoadError, match="load the model again"):
+            _ = engine.spec.fingerprint
+
+
+def test_a_fingerprint_once_computed_is_that_of_what_is_in_memory(folder):
+    with Engine(folder, device="cpu", dtype="float32") as engine:
+        known = engine.spec.fingerprint
+        (folder / "model.safetensors").unlink()
+        assert engine.spec.fingerprint == known
+
+
+def test_a_spec_can_be_pickled_and_hashed(folder):
+    edit_json(folder / "config.json", pad_token_id=0)
+    spec = load(folder)
+    copy = pickle.loads(pickle.dumps(spec))
+    assert copy == spec and copy.fingerprint == spec.fingerprint
+    assert {spec: 1}[copy] == 1 and hash(load(folder, max_length=10)) != hash(spec)

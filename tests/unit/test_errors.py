@@ -1,6 +1,8 @@
 """The exception tree: as drawn, and catchable as the builtins that callers know."""
 
 import builtins
+import copy
+import pickle
 import re
 
 import pytest
@@ -12,7 +14,7 @@ DRAWN = re.findall(r"^    ([│ ]*(?:[├└]── )?)(\w+Error)(?: \((\w+)\))?
 
 
 def test_the_drawing_shows_every_error():
-    classes = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    classes = {name for name, value in vars(errors).items() if getattr(value, "__module__", None) == errors.__name__}
     assert {name for _, name, _ in DRAWN} == classes
 
 
@@ -41,3 +43,14 @@ def test_overload_says_when_to_come_back():
 def test_an_unknown_model_is_a_failed_look_up():
     with pytest.raises(LookupError, match="bert"):
         raise errors.UnknownModelError("no model 'bert' here")
+
+
+@pytest.mark.parametrize("name", [name for _, name, _ in DRAWN])
+def test_each_comes_whole_out_of_another_process(name: str):
+    """A pool that cannot unpickle an error breaks, and reports itself instead."""
+    options = {"retry_after": 1.5} if name == "EngineOverloadedError" else {}
+    error = getattr(errors, name)("what, limit, way out", **options)
+    error.add_note("seen in worker 3")
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(again) is type(error) and str(again) == "what, limit, way out"
+        assert vars(again) == vars(error) == options | {"__notes__": ["seen in worker 3"]}

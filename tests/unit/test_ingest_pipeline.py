@@ -14,13 +14,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+from tests.tiny import Layout, write_checkpoint
 
 from millpond.engine.engine import Engine
 from millpond.errors import (
+    CacheError,
     EngineClosedError,
     EngineOverloadedError,
     InvalidDimensionsError,
     InvalidRequestError,
+    MillpondError,
+    ModelLoadError,
     UnsupportedTaskError,
 )
 from millpond.ingest import IngestReport, Record, Rejected, ingest, pipeline, point_id, read
@@ -249,6 +254,79 @@ def test_a_vector_without_a_direction_is_left_out(engine, caplog):
     assert caplog.text.count("not finite, or all zero") == 3
     wanted = engine.embed(["text 4"], role="document").embeddings[0]
     np.testing.assert_allclose(sink.rows[point_id("r4")][1][384], wanted, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------ what the engine fails on
+
+
+def poisoned(place, *words):
+    """A model of which these words make NaN; without any, one of which every text does."""
+    write_checkpoint(place, "bert")
+    tensors = load_file(place / "model.safetensors")
+    vocabulary = (place / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    rows = [vocabulary.index(word) for word in words] if words else slice(None)
+    tensors["embeddings.word_embeddings.weight"][rows] = np.nan
+    save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
+    return Engine(place, dtype="float32", device="cpu", cache=place / "cache.db")
+
+
+def test_a_text_that_makes_no_vector_does_not_take_its_batch_along(tmp_path, caplog):
+    texts = ["The pond is deep."] * 20
+    texts[3] = texts[11] = "the wheel"
+    records = [Record(f"r{i}", f"{text} {i}") for i, text in enumerate(texts)]
+    with poisoned(tmp_path / "model", "wheel") as engine, batches_of(7):
+        for _ in range(2):  # the second run finds the good ones in the cache, and ends as well
+            caplog.clear()
+            sink = DictSink()
+            report = run(records, engine, sink)
+            assert (report.read, report.failed, report.written) == (20, 2, 18)
+            assert set(sink.texts) == {f"r{i}" for i in range(20)} - {"r3", "r11"}
+            assert [record.getMessage().partition(": ")[0] for record in caplog.records] == [
+                "left out record 'r3'",
+                "left out record 'r11'",
+            ]
+            assert "not finite" in caplog.text
+        assert report.cached == 18
+        wanted = engine.embed([records[4].text], role="document").embeddings[0]
+        np.testing.assert_allclose(sink.rows[point_id("r4")][1][48], wanted, atol=1e-6)
+
+
+def test_a_failed_forward_is_tried_by_halves(engine, caplog):
+    """RuntimeError is what torch raises when memory is short, which fewer texts may not need."""
+    calls = []
+
+    def submit(task, texts, params):
+        calls.append(len(texts))
+        if len(texts) > 2 or "text 5" in texts:
+            failed = Future()
+            failed.set_exception(RuntimeError("no memory"))
+            return failed
+        return engine.submit(task, texts, params)
+
+    sink = DictSink()
+    report = run(some(8), Around(engine, submit=submit), sink)
+    assert (report.failed, report.written) == (1, 7) and "left out record 'r5': no memory" in caplog.text
+    assert calls == [8, 4, 2, 2, 4, 2, 1, 1, 2]
+
+
+def test_an_engine_that_embeds_nothing_at_all_stops_the_run(tmp_path):
+    endless = (Record(f"r{i}", f"text {i}") for i in itertools.count())
+    sink = DictSink()
+    with poisoned(tmp_path / "model") as engine, batches_of(4), pytest.raises(MillpondError, match="not finite"):
+        run(endless, engine, sink)
+    assert sink.writes == []
+
+
+def test_a_truncated_width_is_what_is_written_by_default(tmp_path):
+    write_checkpoint(tmp_path / "model", "bert", sentence_transformers=Layout(truncate_dim=16))
+    with Engine(tmp_path / "model", dtype="float32", device="cpu", cache=tmp_path / "c.db") as engine:
+        for dimensions, widths in ((None, [16]), ([48, 8], [8, 48])):
+            sink = DictSink(dimensions)
+            assert run(some(3), engine, sink).written == 3
+            for width in widths:
+                wanted = engine.embed(["text 2"], role="document", dimensions=width, normalize=True).embeddings[0]
+                np.testing.assert_allclose(sink.rows[point_id("r2")][1][width], wanted, atol=1e-6)
+        assert engine.embed(["text 2"]).embeddings.shape == (1, 16)
 
 
 def test_a_flood_of_failures_does_not_flood_the_log(engine, caplog):

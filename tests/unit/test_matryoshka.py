@@ -22,6 +22,14 @@ def test_the_native_width_is_always_accepted():
         assert check(None, **options) == check(1024, **options) == 1024
 
 
+def test_a_checkpoints_own_cut_is_the_default_and_the_native_width_still_to_be_had():
+    for options in ({}, {"declared": (64, 128)}, {"trained": False}):
+        assert check(None, default=100, **options) == check(100, default=100, **options) == 100
+        assert check(1024, default=100, **options) == 1024
+    with pytest.raises(InvalidDimensionsError, match="one of 64, 128, 1024"):
+        check(100, declared=(64, 128))
+
+
 def test_the_message_names_value_limit_and_way_out():
     with pytest.raises(InvalidDimensionsError) as caught:
         check(2048, smallest=32)
@@ -41,7 +49,7 @@ def test_least_width():
         check(31, smallest=32)
 
 
-@pytest.mark.parametrize("bad", [0, -5, True, 3.0, "64", None.__class__])
+@pytest.mark.parametrize("bad", [0, -5, True, 3.0, "64", None.__class__, np.array([64, 64])])
 def test_what_is_no_width(bad):
     with pytest.raises(InvalidDimensionsError):
         check(bad)

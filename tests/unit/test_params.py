@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from millpond.config import EngineConfig
@@ -36,6 +37,12 @@ def test_frozen_and_keyword_only():
         {"truncate_prompt_tokens": 0},
         {"truncate_prompt_tokens": True},
         {"truncate_prompt_tokens": -2},
+        {"dimensions": 3.0},
+        {"dimensions": "64"},
+        {"dimensions": True},
+        {"dimensions": np.array([8, 16])},
+        {"step_tag_id": 1.0},
+        {"returned_token_ids": np.array([0.5])},
     ],
 )
 def test_impossible_values(options):
@@ -44,11 +51,43 @@ def test_impossible_values(options):
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_batch_tokens": 0}, {"max_queue": -1}, {"convert": "magic"}, {"hf_overrides": "x"}]
+    "options",
+    [
+        {"max_batch_tokens": 0},
+        {"max_batch_tokens": 1.5},
+        {"max_queue": -1},
+        {"max_queue": None},
+        {"max_length": 0},
+        {"max_length": 12.5},
+        {"max_length": "x"},
+        {"max_length": True},
+        {"convert": "magic"},
+        {"hf_overrides": "x"},
+        {"pooling": 5},
+        {"pooling": ["mean"]},
+        {"device": None},
+        {"device": 0},
+        {"dtype": None},
+        {"dtype": np.float32},
+        {"revision": 3},
+        {"normalize": "x"},
+        {"normalize": 1},
+    ],
 )
 def test_impossible_engines(options):
-    with pytest.raises(InvalidRequestError, match=next(iter(options))):
+    with pytest.raises(InvalidRequestError, match=f"^{next(iter(options))}=.*(must|choose)"):
         EngineConfig(model="m", **options)
+
+
+def test_numpys_whole_numbers_are_ints():
+    params = PoolingParams(
+        dimensions=np.int64(64), step_tag_id=np.int32(3), truncate_prompt_tokens=np.int8(-1),
+        returned_token_ids=np.array([1, 2]),
+    )  # fmt: skip
+    assert (params.dimensions, params.step_tag_id, params.truncate_prompt_tokens) == (64, 3, -1)
+    assert params.returned_token_ids == (1, 2) and {type(params.dimensions), type(params.step_tag_id)} == {int}
+    config = EngineConfig(model="m", max_length=np.int64(12), max_queue=np.uint16(7))
+    assert (config.max_length, config.max_queue, type(config.max_length)) == (12, 7, int)
 
 
 def test_no_model():

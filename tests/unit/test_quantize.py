@@ -158,20 +158,20 @@ def test_the_fingerprint_tells_them_apart(tmp_path):
 # --- A GPU's ----------------------------------------------------------------------------------------------------------
 
 
-def test_torchao_takes_the_same_layers(tmp_path):
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_torchao_takes_the_same_layers(family, tmp_path):
     """What runs on a GPU, through torchao's own products on the CPU."""
     pytest.importorskip("torchao")
-    folder = write_checkpoint(tmp_path / "model")
+    folder = write_checkpoint(tmp_path / "model", family)
     plain, small = load(folder), quantize(load(folder), "int8", CUDA)
-    quantized = [layer for layer in small.modules() if isinstance(layer, PlainLinear)]
+    quantized = [layer for layer in small.modules() if isinstance(layer, PlainLinear | nn.Linear)]
     assert len(quantized) == 2 * 4
     assert {type(layer.weight).__name__ for layer in quantized} == {"Int8Tensor"}
     ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
     given = {"input_ids": ids, "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]]), "segments": Segments.of([3, 3])}
+    given |= {"token_type_ids": torch.zeros_like(ids)} if family == "bert" else {"use_cache": False}
     with torch.inference_mode():
-        found, expected = (
-            backbone(**given, token_type_ids=torch.zeros_like(ids)).last_hidden_state[0] for backbone in (small, plain)
-        )
+        found, expected = (backbone(**given).last_hidden_state[0] for backbone in (small, plain))
     assert torch.nn.functional.cosine_similarity(found, expected).min() >= 0.99
     assert (found - expected).abs().max() > 1e-4
 

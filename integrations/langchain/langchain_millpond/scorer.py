@@ -32,7 +32,7 @@ class ScorerSource(EngineSource):
     quantization: str | None = None
 
     def _by_tokens(self, engine: Engine) -> bool:
-        """Whether an embedder is asked to rank, which it does better by its token states than by two vectors.
+        """Whether an embedder is asked to rank, which it does here by its token states, not by two vectors.
 
         An instruction means nothing to either; the engine's own method says so.
         """

@@ -46,8 +46,8 @@ class MilvusSink:
         uri: A ``*.db`` file (Milvus Lite, inside this process), a server's URL, or a ``MilvusClient`` (which stays
             yours to close). A server's token comes from ``MILVUS_TOKEN``.
         collection: Name of the collection: letters, digits and underscores.
-        dimensions: The widths to store and search; the model's full width by default. A search without them uses
-            every width that the collection has.
+        dimensions: The widths to store and search; by default the one that ``embed`` gives (full, for nearly every
+            model). A search without them uses every width that the collection has.
         payload: ``plain`` (fields ``pk``, ``id``, ``text``, ``metadata``, ``content_hash``), ``langchain`` (``pk``,
             ``text``, the metadata's keys, ``record_id``, ``content_hash``) or ``llama_index`` (that store's own).
         timeout: Seconds any request may take; without one the client would retry for minutes.
@@ -84,7 +84,7 @@ class MilvusSink:
 
     @property
     def dimensions(self) -> tuple[int, ...] | None:
-        """The widths asked for, ascending; ``None`` stands for the model's full width."""
+        """The widths asked for, ascending; ``None`` stands for the one that ``embed`` gives."""
         return self._dimensions
 
     @property

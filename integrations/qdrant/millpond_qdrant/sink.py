@@ -47,8 +47,8 @@ class QdrantSink:
         location: ``":memory:"``, an http(s) URL, a folder for a database inside this process, or a ``QdrantClient``
             (which stays yours to close). A URL's key comes from ``QDRANT_API_KEY``.
         collection: Name of the collection.
-        dimensions: The widths to store and search; the model's full width by default. A search without them uses
-            every width that the collection has.
+        dimensions: The widths to store and search; by default the one that ``embed`` gives (full, for nearly every
+            model). A search without them uses every width that the collection has.
         payload: ``plain`` (``id``, ``text``, ``metadata``), ``langchain`` (``page_content``, ``metadata``, and ``id``)
             or ``llama_index`` (that store's own fields). Each has a ``content_hash`` too.
         timeout: Seconds a server may take to answer.
@@ -78,7 +78,7 @@ class QdrantSink:
 
     @property
     def dimensions(self) -> tuple[int, ...] | None:
-        """The widths asked for, ascending; ``None`` stands for the model's full width."""
+        """The widths asked for, ascending; ``None`` stands for the one that ``embed`` gives."""
         return self._dimensions
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from millpond.attention import sdpa
 from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
 
@@ -75,6 +76,8 @@ def attend(
     """Attention within each segment; ``flex`` replaces the compiled function (the tests run it uncompiled on a CPU)."""
     from torch.nn.attention.flex_attention import create_block_mask
 
+    if segments.shared:
+        return sdpa.attend(query, key, value, segments, masking)
     total = segments.total
     lengths = (segments.cu_seqlens[1:] - segments.cu_seqlens[:-1]).long()
     numbers = torch.arange(len(segments.lengths), device=query.device)

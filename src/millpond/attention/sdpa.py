@@ -31,10 +31,14 @@ def attend(
         q, k, v = (_batch(states, run) for states in (query, key, value))
         if run.keys is not None:
             k, v = k[:, :, : run.keys], v[:, :, : run.keys]
+        before = 0
+        if run.prefix is not None:
+            k, v = (_continued(states, run.prefix, own) for states, own in ((key, k), (value, v)))
+            before = run.prefix[1] - run.prefix[0]
         if _is_plain(masking) and not _is_short(run, query):
-            mixed = _fused(q, k, v, masking)
+            mixed = _fused(q, k, v, masking, before)
         else:
-            mixed = _explicit(q, k, v, masking)
+            mixed = _explicit(q, k, v, masking, before)
         out[run.start : run.stop].view(run.count, run.length, *out.shape[1:]).copy_(mixed.transpose(1, 2))
     return out
 
@@ -42,6 +46,12 @@ def attend(
 def _batch(states: torch.Tensor, run: Run) -> torch.Tensor:
     """A run's rows as ``[count, heads, length, dim]``, without a copy."""
     return states[run.start : run.stop].reshape(run.count, run.length, *states.shape[1:]).transpose(1, 2)
+
+
+def _continued(states: torch.Tensor, prefix: tuple[int, int], own: torch.Tensor) -> torch.Tensor:
+    """A run's keys or values behind those of the prefix they all have, ``[count, heads, prefix + length, dim]``."""
+    front = states[prefix[0] : prefix[1]].transpose(0, 1)[None].expand(len(own), -1, -1, -1)
+    return torch.cat((front, own), 2)
 
 
 def _is_plain(masking: Masking) -> bool:
@@ -54,15 +64,18 @@ def _is_short(run: Run, query: torch.Tensor) -> bool:
     return query.device.type == "cpu" and query.dtype is not torch.float32 and run.length <= 256
 
 
-def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Masking) -> torch.Tensor:
-    """torch's own scaled dot product, ``[count, heads, length, dim]``; keys may be fewer than queries."""
+def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Masking, before: int) -> torch.Tensor:
+    """torch's own scaled dot product, ``[count, heads, length, dim]``.
+
+    Keys may be fewer than queries, or more: ``before`` of them stand in front of the first query.
+    """
     length, keys = q.shape[2], k.shape[2]
     # The causal flag means different corners to different kernels when the shapes differ: then it is written out.
-    mask = masking.mask(length, q.device, keep_causal=keys < length)
+    mask = masking.mask(before + length, q.device, keep_causal=keys != length)
     if masking.bias is not None:
         mask = masking.bias[:, :length, :keys]
     elif mask is not None:
-        mask = mask[:, :keys]
+        mask = mask[before:, :keys]
     return F.scaled_dot_product_attention(
         q,
         k,
@@ -74,7 +87,7 @@ def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Masking) 
     )
 
 
-def _explicit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Masking) -> torch.Tensor:
+def _explicit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Masking, before: int) -> torch.Tensor:
     """Scores, softcap, mask, softmax and product written out, block by block of query rows."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
@@ -82,7 +95,9 @@ def _explicit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Maskin
     count, heads, length, _ = q.shape
     keys = k.shape[2]
     rows = max(1, _SCORE_BLOCK // (count * heads * keys))
-    mask = masking.mask(length, q.device, keep_causal=True)
+    mask = masking.mask(before + length, q.device, keep_causal=True)
+    if mask is not None:
+        mask = mask[before:]
     blocks = []
     for first in range(0, length, rows):
         scores = torch.matmul(q[:, :, first : first + rows], k.transpose(-1, -2)).mul_(masking.scale)

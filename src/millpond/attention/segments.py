@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from operator import eq
 
 import torch
@@ -18,6 +18,7 @@ class Run:
     count: int
     length: int
     keys: int | None = None  # only the first so many tokens of each may be attended to; None: all
+    prefix: tuple[int, int] | None = None  # tokens [start, stop) of the row that stand before each of them
 
     @property
     def stop(self) -> int:
@@ -36,6 +37,7 @@ class Segments:
         runs: Neighbours of equal length (and equal keys) grouped together.
         keys: ``n`` Python ints: of each sequence only so many first tokens may be attended to; every token still
             attends. ``None`` where all of them may, as everywhere but in a late-interaction query's expansion.
+        shared: Whether some sequences continue another one, the first of the row, whose keys they attend to as well.
         seqused_k: int32 ``[n]`` on the device: ``keys``, as the packed kernel wants them.
     """
 
@@ -45,12 +47,23 @@ class Segments:
     runs: tuple[Run, ...]
     keys: tuple[int, ...] | None = None
     seqused_k: torch.Tensor | None = None
+    shared: bool = False
 
     @classmethod
     def of(
-        cls, lengths: Sequence[int], device: torch.device | str = "cpu", keys: Sequence[int] | None = None
+        cls,
+        lengths: Sequence[int],
+        device: torch.device | str = "cpu",
+        keys: Sequence[int] | None = None,
+        prefixes: Sequence[int] | None = None,
     ) -> Segments:
-        """Segments of the given lengths; ``keys`` limits how many first tokens of each may be attended to.
+        """Segments of the given lengths.
+
+        Args:
+            lengths: Tokens of each.
+            device: Where the tensors go.
+            keys: Limits how many first tokens of each may be attended to.
+            prefixes: Of each the index of the sequence that it continues; -1 for none.
 
         Raises:
             ValueError: A length below 1 (a sequence of no tokens has no vector), or keys that are none of a sequence's.
@@ -66,8 +79,9 @@ class Segments:
             lengths=tuple(lengths),
             cu_seqlens=offsets.to(device, non_blocking=True),
             max_seqlen=max(lengths),
-            runs=_runs(lengths) if keys is None else _limited_runs(lengths, keys),
+            runs=_runs(lengths, keys, prefixes),
             keys=keys,
+            shared=prefixes is not None,
             seqused_k=None if keys is None else torch.tensor(keys, dtype=torch.int32).to(device, non_blocking=True),
         )
 
@@ -77,20 +91,31 @@ class Segments:
         return self.runs[-1].stop
 
 
-def _runs(lengths: Sequence[int]) -> tuple[Run, ...]:
+def _runs(lengths: Sequence[int], keys: Sequence[int] | None, prefixes: Sequence[int] | None) -> tuple[Run, ...]:
+    if keys is None and prefixes is None:
+        return _plain_runs(lengths)
+    limits = keys or lengths
+    continued = prefixes or [-1] * len(lengths)
+    starts = [0, *accumulate(lengths)]
     runs, start = [], 0
-    for length, same in groupby(lengths):
-        run = Run(start=start, count=sum(1 for _ in same), length=length)
+    for (length, usable, before), same in groupby(zip(lengths, limits, continued, strict=True)):
+        run = Run(
+            start=start,
+            count=sum(1 for _ in same),
+            length=length,
+            # A sequence that attends to all of itself is an ordinary one, whatever its neighbours are.
+            keys=None if usable == length else usable,
+            prefix=None if before < 0 else (starts[before], starts[before + 1]),
+        )
         runs.append(run)
         start = run.stop
     return tuple(runs)
 
 
-def _limited_runs(lengths: Sequence[int], keys: Sequence[int]) -> tuple[Run, ...]:
+def _plain_runs(lengths: Sequence[int]) -> tuple[Run, ...]:
     runs, start = [], 0
-    for (length, usable), same in groupby(zip(lengths, keys, strict=True)):
-        # A sequence that attends to all of itself is an ordinary one, whatever its neighbours are.
-        run = Run(start=start, count=sum(1 for _ in same), length=length, keys=None if usable == length else usable)
+    for length, same in groupby(lengths):
+        run = Run(start=start, count=sum(1 for _ in same), length=length)
         runs.append(run)
         start = run.stop
     return tuple(runs)

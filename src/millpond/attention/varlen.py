@@ -53,8 +53,10 @@ def _misaligned(segments: Segments, masking: Masking) -> bool:
     """Whether the kernel cannot limit the keys of these segments.
 
     It lays causality and windows along the last key, not along the last token, which is the same only for a window
-    that spans the whole sequence; and older releases cannot leave keys out at all.
+    that spans the whole sequence; and older releases cannot leave keys out at all. Shared prefixes are sdpa's alone.
     """
+    if segments.shared:
+        return True
     if segments.keys is None:
         return False
     longest = max(run.length for run in segments.runs if run.keys is not None)

@@ -16,16 +16,36 @@ from millpond.checkpoints.resolve import Source, read_json_object, resolve
 from millpond.checkpoints.sentence_transformers import Layout, read_layout, stanford_layout
 from millpond.checkpoints.sparse import Splade
 from millpond.checkpoints.sparse import claims as claims_splade
+from millpond.errors import ModelLoadError
 
 # Keys of config.json that say what may be asked for, not what a vector is.
 _NOT_ARITHMETIC = ("is_matryoshka", "matryoshka_dimensions", "_name_or_path", "transformers_version")
 _TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
+    "tokenizer*.json",
     "special_tokens_map.json",
-    "vocab.txt",
-    "tokenizer.model",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "chat_template.jinja",
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileState:
+    """What tells a file that was written since from one that was not, without reading it."""
+
+    path: Path
+    bytes: int
+    modified_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: Path) -> FileState:
+        """The state of a file as it is now."""
+        found = path.stat()
+        return cls(path=path, bytes=found.st_size, modified_ns=found.st_mtime_ns, inode=found.st_ino)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +57,15 @@ class Checkpoint:
         config: config.json of the backbone, the user's ``hf_overrides`` merged in.
         layout: The pipeline around the backbone.
         cross_encoder: How it scores pairs, where it is one of sentence-transformers' cross-encoders.
+        files: The files that decide a vector, as they were before any was read; none of a hub revision, which cannot
+            change.
     """
 
     source: Source
     config: Mapping[str, Any]
     layout: Layout
     cross_encoder: CrossEncoder | None = None
+    files: tuple[FileState, ...] = ()
 
     @property
     def architecture(self) -> str | None:
@@ -54,6 +77,10 @@ class Checkpoint:
         """SHA-256 over the files that decide a vector and ``settings`` (whatever the engine overrides), in hex.
 
         A hub revision stands for its files; a local folder's are read whole.
+
+        Raises:
+            ModelLoadError: A file of the folder is not what it was when the checkpoint was read: the digest would be
+                of other weights than those in memory.
         """
         whole = hashlib.sha256()
         config = {key: value for key, value in self.config.items() if key not in _NOT_ARITHMETIC}
@@ -63,18 +90,44 @@ class Checkpoint:
         if self.source.revision is not None:
             whole.update(f"{self.source.name}@{self.source.revision}".encode())
             return whole.hexdigest()
-        for path in _vector_files(self.source.folder, self.layout.transformer):
-            whole.update(os.fspath(path.relative_to(self.source.folder)).encode() + b"\0")
-            with path.open("rb") as file:
-                whole.update(hashlib.file_digest(file, "sha256").digest())
+        self._check_unchanged()
+        try:
+            for state in self.files:
+                whole.update(os.fspath(state.path.relative_to(self.source.folder)).encode() + b"\0")
+                with state.path.open("rb") as file:
+                    whole.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise ModelLoadError(
+                f"{self.source.name} cannot be read any more ({error}), so the fingerprint of what was loaded from it "
+                "cannot be computed; load the model again from a folder that stays"
+            ) from error
+        self._check_unchanged()  # nor while they were read
         return whole.hexdigest()
+
+    def _check_unchanged(self) -> None:
+        before = {state.path: state for state in self.files}
+        now = {state.path: state for state in _states(self.source.folder, self.layout.transformer)}
+        changed = sorted(path for path in before.keys() | now.keys() if before.get(path) != now.get(path))
+        if changed:
+            raise ModelLoadError(
+                f"{changed[0]} has changed since the model was loaded, so its fingerprint, which the cache and "
+                "collections go by, cannot be computed any more; load the model again (and, to write new weights while "
+                "an engine runs, write them to another folder)"
+            )
+
+
+def _states(folder: Path, transformer: Path) -> tuple[FileState, ...]:
+    try:
+        return tuple(FileState.of(path) for path in _vector_files(folder, transformer) if path.is_file())
+    except OSError as error:
+        raise ModelLoadError(f"{folder} cannot be read ({error}); is somebody writing to it?") from error
 
 
 def _vector_files(folder: Path, transformer: Path) -> list[Path]:
     patterns = ("*.safetensors", "*.bin", "*_linear.pt")
     weights = [path for name in patterns for path in (*folder.glob(name), *folder.glob(f"*/{name}"))]
     configs = [*folder.glob("modules.json"), *folder.glob("[0-9]*/*.json"), *transformer.glob("sentence_*_config.json")]
-    tokenizer = [transformer / name for name in _TOKENIZER_FILES if (transformer / name).is_file()]
+    tokenizer = [path for name in _TOKENIZER_FILES for path in transformer.glob(name)]
     return sorted({*weights, *configs, *tokenizer})
 
 
@@ -94,7 +147,9 @@ def read_checkpoint(
         layout = stanford_layout(layout, config)
     if claims_splade(config) and layout.sparse is None:
         layout = replace(layout, sparse=Splade(folder=layout.transformer))
-    return Checkpoint(source=source, config=config, layout=layout, cross_encoder=pairs)
+    # Before tokenizer and weights are read: what is written from here on is noticed.
+    files = _states(source.folder, layout.transformer) if source.revision is None else ()
+    return Checkpoint(source=source, config=config, layout=layout, cross_encoder=pairs, files=files)
 
 
 def _layout_of(pairs: CrossEncoder) -> Layout:

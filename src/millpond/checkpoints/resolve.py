@@ -13,7 +13,7 @@ from millpond.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
 
-_TEXT_FILES = ["*.json", "*.txt", "*.model", "*.jinja", "README.md", "artifact.metadata"]
+_TEXT_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "README.md", "artifact.metadata"]
 # BGE-M3's two further layers exist as pickles only; they are read without running code.
 _SAFE_WEIGHTS = ["*.safetensors", "[0-9]*/pytorch_model.bin", "sparse_linear.pt", "colbert_linear.pt"]
 _PICKLED_WEIGHTS = ["pytorch_model*.bin", "0_Transformer/pytorch_model*.bin"]

@@ -50,6 +50,8 @@ def embed(
     cache: options.Cache = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    runner: options.Runner = "auto",
+    convert: options.Convert = "auto",
     hf_overrides: options.HfOverrides = None,
 ) -> None:
     """Turn texts into vectors: a line {"id": ..., "embedding": [...]} for each, in order.
@@ -64,7 +66,15 @@ def embed(
     from millpond.engine.engine import Engine
 
     with ExitStack() as stack:
-        engine = Engine(model, revision=revision, device=device, dtype=dtype, cache=cache, hf_overrides=hf_overrides)
+        engine = Engine(
+            model,
+            revision=revision,
+            device=device,
+            dtype=dtype,
+            cache=cache,
+            convert=options.engine_convert(convert),
+            hf_overrides=hf_overrides,
+        )
         stack.enter_context(engine)
         rows = engine.embed_iter(
             stream.texts(),

@@ -20,6 +20,8 @@ def models(
     ] = None,
     *,
     revision: options.Revision = None,
+    runner: options.Runner = "auto",
+    convert: options.Convert = "auto",
     hf_overrides: options.HfOverrides = None,
 ) -> None:
     """List the architectures that millpond runs, or describe one checkpoint; its weights are not loaded."""
@@ -41,14 +43,15 @@ def models(
         _table([heads, *rows])
         print("* where a repository names none")
     else:
-        _table(_facts(_describe(model, revision, hf_overrides)))
+        _table(_facts(_describe(model, revision, convert, hf_overrides)))
 
 
-def _describe(model: str, revision: str | None, hf_overrides: dict[str, object] | None) -> ModelSpec:
+def _describe(model: str, revision: str | None, convert: str, hf_overrides: dict[str, object] | None) -> ModelSpec:
     from millpond.config import EngineConfig
     from millpond.engine.loading import describe
 
-    return describe(EngineConfig(model=model, revision=revision, hf_overrides=hf_overrides))
+    wanted = options.engine_convert(convert)
+    return describe(EngineConfig(model=model, revision=revision, convert=wanted, hf_overrides=hf_overrides))
 
 
 def _facts(spec: ModelSpec) -> list[tuple[str, str]]:
@@ -65,6 +68,7 @@ def _facts(spec: ModelSpec) -> list[tuple[str, str]]:
         ("pooling", " + ".join(spec.pooling)),
         ("normalize", "yes" if spec.normalize else "no"),
         ("dimensions", str(spec.dimensions)),
+        ("default width", "" if spec.default_dimensions is None else str(spec.default_dimensions)),
         ("matryoshka", widths),
         ("hidden size", str(spec.hidden_size)),
         ("max length", f"{spec.max_length} tokens"),

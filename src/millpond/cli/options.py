@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -12,6 +12,13 @@ Model = Annotated[str, typer.Option("--model", "-m", help="Hub id or local folde
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.", metavar="NAME")]
 Device = Annotated[str, typer.Option(help="auto (cuda, then mps, then cpu) or a torch device.", metavar="DEVICE")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.", metavar="DTYPE")]
+Convert = Annotated[
+    Literal["auto", "embed", "classify", "none"],
+    typer.Option(help="Make an embedder or a classifier of a checkpoint that is another; auto and none leave it."),
+]
+Runner = Annotated[
+    Literal["auto", "pooling"], typer.Option(help="As vLLM's, whose commands run with it; millpond always pools.")
+]
 Cache = Annotated[
     Path | None, typer.Option(help="File of vectors to read and fill; made if it is not there.", metavar="PATH")
 ]
@@ -38,6 +45,11 @@ HfOverrides = Annotated[
         metavar="JSON",
     ),
 ]
+
+
+def engine_convert(convert: str) -> str:
+    """The engine's word for a value of :data:`Convert`."""
+    return "auto" if convert == "none" else convert
 
 
 Widths = Annotated[

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -15,6 +14,7 @@ import numpy.typing as npt
 import torch
 from tqdm import tqdm
 
+from millpond.compat import vllm_arguments
 from millpond.compat.vllm_outputs import (
     ClassificationData,
     EmbeddingData,
@@ -22,27 +22,17 @@ from millpond.compat.vllm_outputs import (
     RequestOutput,
     ScoringData,
 )
+from millpond.compat.vllm_params import Params, complete, per_prompt
 from millpond.compat.vllm_pooler import PoolerConfig
 from millpond.compat.vllm_prompts import Tokenization, read_prompts, read_texts
 from millpond.engine.engine import Engine
-from millpond.engine.items import Item, TokenIds
-from millpond.engine.scoring import pair_up
-from millpond.errors import InvalidRequestError, UnsupportedTaskError
+from millpond.engine.items import Item, Pair, TokenIds
+from millpond.engine.scoring import pair_up, vector_params
+from millpond.errors import InputTooLongError, InvalidRequestError, UnsupportedTaskError
 from millpond.params import PoolingParams
 from millpond.pooling.activations import by_width
 from millpond.tasks import Activation, Task
 
-# vLLM's arguments about memory, parallelism and compilation: nothing here depends on them.
-_KNOBS = frozenset(
-    "block_size disable_custom_all_reduce disable_log_stats enable_chunked_prefill enable_prefix_caching enforce_eager "
-    "gpu_memory_utilization kv_cache_dtype load_format max_num_batched_tokens max_num_seqs "
-    "max_seq_len_to_capture model_impl pipeline_parallel_size seed swap_space tensor_parallel_size "
-    "tokenizer_mode compilation_config cpu_offload_gb distributed_executor_backend disable_log_requests".split()
-)
-_OLD_TASKS = {"embedding": "embed", "score": "classify", "reward": "token_classify", "encode": None, "plugin": None}
-_PREFERENCE: tuple[Task, ...] = ("embed", "classify", "token_embed", "token_classify", "reward")
-
-Params = PoolingParams | Sequence[PoolingParams] | None
 Rows = npt.NDArray[np.float32]
 
 
@@ -94,26 +84,21 @@ class LLM:
         quantization: str | None = None,
         **knobs: Any,
     ) -> None:
-        if runner not in ("auto", "pooling"):
-            raise InvalidRequestError(f"runner={runner!r}: millpond pools; choose auto or pooling")
-        if convert not in ("auto", "embed", "classify", "none", "reward"):
-            raise InvalidRequestError(f"convert={convert!r} is unknown; choose auto, embed, classify or none")
-        if not isinstance(trust_remote_code, bool):
-            raise InvalidRequestError(f"trust_remote_code={trust_remote_code!r} must be True or False")
-        _check_knobs(knobs)
+        vllm_arguments.check_flags(runner=runner, trust_remote_code=trust_remote_code)
+        vllm_arguments.check_knobs(knobs)
         self.pooler_config = PoolerConfig.of(override_pooler_config if pooler_config is None else pooler_config)
         self.engine = Engine(
             model,
             revision=revision,
             device=device,
-            dtype={"half": "float16", "float": "float32"}.get(dtype, dtype),
+            dtype=vllm_arguments.dtype(dtype),
             max_length=max_model_len,
             pooling=self.pooler_config.pooling,
-            convert=_conversion(convert, task),
+            convert=vllm_arguments.conversion(convert, task),
             hf_overrides=hf_overrides,
             quantization=quantization,
         )
-        self._task = task
+        self._task = None if task == "auto" else task
         self._numbers = itertools.count()
 
     def embed(
@@ -122,10 +107,24 @@ class LLM:
         *,
         pooling_params: Params = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """A vector for each prompt, as ``.outputs.embedding``."""
-        outputs = self._each("embed", prompts, pooling_params, tokenization_kwargs, use_tqdm)
+        """A vector for each prompt, as ``.outputs.embedding``.
+
+        Args:
+            prompts: A str, ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``, token ids, or a list of these.
+            pooling_params: :class:`~millpond.PoolingParams`, one or one for each prompt.
+            tokenization_kwargs: Any of ``truncation``, ``max_length``, ``truncate_prompt_tokens``, ``truncation_side``
+                and ``add_special_tokens``. Unless truncation is asked for, a prompt that is too long is an error.
+            truncate_prompt_tokens: Cut to this many tokens; -1 is the model's maximum.
+            use_tqdm: Draw a progress bar, if this is a terminal.
+
+        Raises:
+            InvalidRequestError: A prompt or an option that cannot be served.
+        """
+        how = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
+        outputs = self._each("embed", prompts, pooling_params, how, use_tqdm)
         return [self._output(EmbeddingData(embedding=rows.tolist()), ids) for rows, ids in outputs]
 
     def classify(
@@ -134,10 +133,12 @@ class LLM:
         *,
         pooling_params: Params = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Probabilities of the classes for each prompt, as ``.outputs.probs``."""
-        outputs = self._each("classify", prompts, pooling_params, tokenization_kwargs, use_tqdm)
+        """Probabilities of the classes for each prompt, as ``.outputs.probs``; arguments as :meth:`embed`."""
+        how = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
+        outputs = self._each("classify", prompts, pooling_params, how, use_tqdm)
         return [self._output(ClassificationData(probs=rows.tolist()), ids) for rows, ids in outputs]
 
     def reward(
@@ -146,11 +147,15 @@ class LLM:
         *,
         pooling_params: Params = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """A row of rewards for each token (or step), as the tensor ``.outputs.data``; raw by default."""
-        outputs = self._each("reward", prompts, pooling_params, tokenization_kwargs, use_tqdm)
-        return [self._output(PoolingData(data=torch.from_numpy(rows.copy())), ids) for rows, ids in outputs]
+        """A row of rewards for each token (or step), as the tensor ``.outputs.data``; raw by default.
+
+        Arguments as :meth:`embed`.
+        """
+        how = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
+        return self._tensors(self._each("reward", prompts, pooling_params, how, use_tqdm))
 
     def encode(
         self,
@@ -159,12 +164,27 @@ class LLM:
         *,
         pooling_task: str | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Any task's result for each prompt, as the tensor ``.outputs.data``."""
-        task = self._encode_task(pooling_task, pooling_params)
-        outputs = self._each(task, prompts, pooling_params, tokenization_kwargs, use_tqdm)
-        return [self._output(PoolingData(data=torch.from_numpy(rows.copy())), ids) for rows, ids in outputs]
+        """Any task's result for each prompt, as the tensor ``.outputs.data``.
+
+        Other arguments as :meth:`embed`.
+
+        Args:
+            prompts: As :meth:`embed`.
+            pooling_params: As :meth:`embed`.
+            pooling_task: ``embed``, ``classify``, ``token_embed`` or ``token_classify``, or an older name; by default
+                what ``pooling_params``, ``pooler_config`` or the model name first.
+            tokenization_kwargs: As :meth:`embed`.
+            truncate_prompt_tokens: As :meth:`embed`.
+            use_tqdm: As :meth:`embed`.
+        """
+        how = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
+        first = pooling_params if isinstance(pooling_params, PoolingParams | None) else next(iter(pooling_params), None)
+        named = pooling_task or (None if first is None else first.task) or self.pooler_config.task or self._task
+        task = vllm_arguments.pooling_task(named, self.engine.tasks, model=self.engine.spec.name)
+        return self._tensors(self._each(task, prompts, pooling_params, how, use_tqdm))
 
     def score(
         self,
@@ -175,21 +195,39 @@ class LLM:
         pooling_params: PoolingParams | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
+        truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """A score for each pair (1-1, 1-N, N-N), as ``.outputs.score``."""
+        """A score for each pair (1-1, 1-N, N-N), as ``.outputs.score``.
+
+        Args:
+            data_1: A query or several: a str, or ``{"content": [{"type": "text", "text": ...}]}``.
+            data_2: A document or several.
+            pooling_params: The options of all pairs.
+            tokenization_kwargs: As :meth:`embed`.
+            chat_template: A score template in the place of the checkpoint's own: Jinja source, or a .jinja file.
+            truncate_prompt_tokens: As :meth:`embed`.
+            use_tqdm: As :meth:`embed`.
+
+        Raises:
+            InvalidRequestError: The numbers do not pair up, or an option makes no sense.
+        """
         pairs = pair_up(read_texts(data_1, "data_1"), read_texts(data_2, "data_2"))
-        params = self._params("score", pooling_params or PoolingParams(), Tokenization.of(tokenization_kwargs))
+        how = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
+        if not how.special_tokens:
+            raise InvalidRequestError("add_special_tokens=False would leave a pair's two texts undivided; leave it out")
+        (params,) = per_prompt(pooling_params, 1)
+        params = complete("score", params, how, self.pooler_config, self.engine.spec)
         raw = self.pooler_config.calibrated and self.engine.spec.score_type == "cross-encoder"
-        wanted = self._wanted("score", params)
+        asked = replace(params, activation=False) if raw else params
+        future = self.engine.submit_score(pairs, asked, template=chat_template)
+        with tqdm(total=len(pairs), desc="Pooling", disable=None if use_tqdm else True) as bar:
+            scores: Rows = future.result().scores
+            bar.update(len(pairs))
         if raw:
-            params = replace(params, activation=False)
-        scored = self.engine.submit_score(pairs, params, template=chat_template).result()
-        scores: Rows = scored.scores
-        if raw:
-            scores = self.pooler_config.activate(scores[:, None], wanted)[:, 0]
+            scores = self.pooler_config.activate(scores[:, None], self._activation(params, 1))[:, 0]
         return [
-            self._output(ScoringData(score=float(score)), self._ids_of("score", pair, params))
+            self._output(ScoringData(score=float(score)), self._ids_of_pair(pair, asked, chat_template))
             for score, pair in zip(scores, pairs, strict=True)
         ]
 
@@ -208,11 +246,13 @@ class LLM:
         self.close()
 
     def _each(
-        self, task: Task, prompts: Any, params: Params, tokenization: Mapping[str, Any] | None, use_tqdm: bool
+        self, task: Task, prompts: Any, params: Params, how: Tokenization, use_tqdm: bool
     ) -> list[tuple[Rows, Callable[[], list[int]]]]:
         """Every prompt's rows, and how to find its token ids."""
-        items, how = self._items(read_prompts(prompts), Tokenization.of(tokenization))
-        wanted = [self._params(task, each, how) for each in _per_prompt(params, len(items))]
+        items = self._bare(read_prompts(prompts), how)
+        wanted = [
+            complete(task, each, how, self.pooler_config, self.engine.spec) for each in per_prompt(params, len(items))
+        ]
         groups: dict[PoolingParams, list[int]] = {}
         for i, each in enumerate(wanted):
             groups.setdefault(each, []).append(i)
@@ -223,7 +263,7 @@ class LLM:
                 futures.append((each, places, self._submit(task, [items[i] for i in places], each)))
             with tqdm(total=len(items), desc="Pooling", disable=None if use_tqdm else True) as bar:
                 for each, places, future in futures:
-                    for i, rows in zip(places, self._rows(task, future.result(), each), strict=True):
+                    for i, rows in zip(places, self._rows(future.result(), each), strict=True):
                         found[i] = rows
                     bar.update(len(places))
         except BaseException:
@@ -235,131 +275,81 @@ class LLM:
             for one, item, each in zip(cast("list[Rows]", found), items, wanted, strict=True)
         ]
 
-    def _items(self, items: list[Item], how: Tokenization) -> tuple[list[Item], Tokenization]:
+    def _bare(self, items: list[Item], how: Tokenization) -> list[Item]:
+        """``items``, texts as their token ids where no special tokens are wanted."""
         if how.special_tokens:
-            return items, how
-        texts = [item for item in items if isinstance(item, str)]
-        bare = iter(self.engine.tokenize(texts, special_tokens=False))
-        return [TokenIds(tuple(next(bare))) if isinstance(item, str) else item for item in items], how
-
-    def _params(self, task: Task, params: PoolingParams, how: Tokenization) -> PoolingParams:
-        """A request's options, with the configured ones where it leaves a question open."""
-        config = self.pooler_config
-        changes: dict[str, Any] = {"task": None}
-        if params.truncate_prompt_tokens is None:
-            changes["truncate"] = how.truncate
-            changes["truncate_prompt_tokens"] = how.limit
-        if task in ("embed", "token_embed"):
-            if params.dimensions is None:
-                changes["dimensions"] = config.dimensions
-            # activation is what older versions called the normalization of a vector.
-            switch = params.use_activation if isinstance(params.activation, str | None) else params.activation
-            switch = config.use_activation if switch is None else switch
-            changes |= {"activation": None, "use_activation": switch if params.normalize is None else None}
-            if task == "embed" and config.chunked:
-                changes |= {"chunking": "mean", "truncate": "end"}
-            return replace(params, **changes)
-        changes |= {"normalize": None, "dimensions": None}
-        if params.activation is None:
-            switch = params.use_activation if params.normalize is None else params.normalize
-            default = config.use_activation if task != "reward" or config.use_activation else False
-            changes["activation"] = default if switch is None else switch
-        changes["use_activation"] = None
-        if task in ("token_classify", "reward"):
-            changes |= config.steps(params) if config.step else {}
-            if params.step_tag_id is None and not config.step:
-                changes["step_tag_id"] = self.engine.spec.step_tag_id
-        return replace(params, **changes)
+            return items
+        texts = iter(self.engine.tokenize([item for item in items if isinstance(item, str)], special_tokens=False))
+        return [TokenIds(tuple(next(texts))) if isinstance(item, str) else item for item in items]
 
     def _submit(self, task: Task, items: list[Item], params: PoolingParams) -> Future[Any]:
-        if params.chunking is not None and self.pooler_config.max_embed_len is not None:
+        if params.chunking is not None:
             self._check_embed_len(items)
         if self.pooler_config.calibrated and task in ("classify", "token_classify", "reward"):
             params = replace(params, activation=False)
         return self.engine.submit(self._native(task, params), items, params)
 
     def _native(self, task: Task, params: PoolingParams) -> Task:
-        """``reward`` in vLLM is a row for each token."""
-        if task != "reward" or params.returned_token_ids is not None:
+        """The engine's task; vLLM's ``reward`` is a row for each token, whatever the model was trained to give."""
+        if task not in ("reward", "token_classify"):
             return task
+        if params.returned_token_ids is not None and not self.engine.spec.labels:
+            return "reward"  # logits of a vocabulary, which are no classes
         tasks = self.engine.tasks
-        if "token_classify" not in tasks:
+        if task == "reward" and "token_classify" not in tasks:
             raise UnsupportedTaskError(
                 f"{self.engine.spec.name} serves {', '.join(sorted(tasks))}, not reward; for a language model pass "
                 'pooler_config={"pooling_type": "STEP", "step_tag_id": ..., "returned_token_ids": [...]}'
             )
         return "token_classify"
 
-    def _rows(self, task: Task, output: Any, params: PoolingParams) -> list[Rows]:
+    def _rows(self, output: Any, params: PoolingParams) -> list[Rows]:
         """A call's output as an array for each prompt."""
         if hasattr(output, "embeddings"):
             return list(output.embeddings)
         rows: list[Rows] = list(output.rewards) if hasattr(output, "rewards") else list(output.probs)
         if self.pooler_config.calibrated:
-            return [self.pooler_config.activate(one, self._wanted(task, params, one.shape[-1])) for one in rows]
+            return [self.pooler_config.activate(one, self._activation(params, one.shape[-1])) for one in rows]
         return rows
 
-    def _wanted(self, task: Task, params: PoolingParams, width: int | None = None) -> Activation:
-        """The activation behind a calibration."""
-        asked = params.activation if params.activation is not None else task != "reward"
-        if isinstance(asked, str):
-            return asked
-        if not asked:
+    def _activation(self, params: PoolingParams, width: int) -> Activation:
+        """The activation behind a calibration of ``width`` logits."""
+        if isinstance(params.activation, str):
+            return params.activation
+        if not params.activation:
             return "identity"
-        spec = self.engine.spec
-        return spec.activation if width is None or width == len(spec.labels) else by_width(width)
+        return self.engine.spec.activation if width == len(self.engine.spec.labels) else by_width(width)
 
     def _check_embed_len(self, items: Sequence[Item]) -> None:
         longest = self.pooler_config.max_embed_len
-        assert longest is not None
-        texts = [item for item in items if isinstance(item, str)]
-        for i, ids in enumerate(self.engine.tokenize(texts)):
-            if len(ids) > longest:
-                raise InvalidRequestError(
-                    f"the prompt at index {i} has {len(ids)} tokens, more than max_embed_len={longest}; shorten it"
+        if longest is None:
+            return
+        for i, item in enumerate(items):
+            count = len(self.engine.tokenize([item])[0]) if isinstance(item, str) else 0
+            if count > longest:
+                raise InputTooLongError(
+                    f"the prompt at index {i} has {count} tokens, more than max_embed_len={longest}; shorten it"
                 )
-
-    def _encode_task(self, named: str | None, params: Params) -> Task:
-        """The task of an ``encode`` call: the argument's, the params', the configured one, or the model's first."""
-        first = params if isinstance(params, PoolingParams | None) else (params[0] if params else None)
-        asked = named or (first.task if first is not None else None) or self.pooler_config.task or self._task
-        task = _OLD_TASKS.get(asked, asked) if asked is not None else None
-        if task is None:
-            served = [task for task in _PREFERENCE if task in self.engine.tasks]
-            if not served:
-                raise UnsupportedTaskError(f"{self.engine.spec.name} serves {', '.join(self.engine.tasks)}; name one")
-            return "token_embed" if "embed" not in self.engine.tasks and served == ["token_embed"] else served[0]
-        return cast("Task", task)
 
     def _ids_of(self, task: Task, item: Item, params: PoolingParams) -> Callable[[], list[int]]:
         return lambda: self.engine.token_ids(self._native(task, params), item, params)
 
+    def _ids_of_pair(self, pair: Pair, params: PoolingParams, template: str | None) -> Callable[[], list[int]]:
+        """A cross-encoder's input; of two texts read apart, the first's ids, a padding token, and the second's."""
+        if self.engine.spec.score_type == "cross-encoder":
+            return lambda: self.engine.token_ids("score", pair, params, template=template)
+        task: Task = "embed" if self.engine.spec.score_type == "bi-encoder" else "token_embed"
+        padding = self.engine.tokenizer.pad_token_id
+
+        def ids() -> list[int]:
+            query = self.engine.token_ids(task, pair.query, vector_params(params, "query"))
+            document = self.engine.token_ids(task, pair.document, vector_params(params, "document"))
+            return [*query, *([] if padding is None else [padding]), *document]
+
+        return ids
+
+    def _tensors(self, outputs: list[tuple[Rows, Callable[[], list[int]]]]) -> list[RequestOutput]:
+        return [self._output(PoolingData(data=torch.from_numpy(rows.copy())), ids) for rows, ids in outputs]
+
     def _output(self, data: Any, tokenize: Callable[[], list[int]]) -> RequestOutput:
         return RequestOutput(request_id=str(next(self._numbers)), outputs=data, tokenize=tokenize)
-
-
-def _per_prompt(params: Params, count: int) -> list[PoolingParams]:
-    if params is None or isinstance(params, PoolingParams):
-        return [params or PoolingParams()] * count
-    listed = list(params)
-    if len(listed) != count:
-        raise InvalidRequestError(f"{len(listed)} pooling_params for {count} prompts; pass one, or one for each prompt")
-    return listed
-
-
-def _conversion(convert: str, task: str | None) -> str:
-    if convert != "auto":
-        return {"none": "auto", "reward": "embed"}.get(convert, convert)
-    return {"embed": "embed", "embedding": "embed", "classify": "classify", "score": "classify"}.get(task or "", "auto")
-
-
-def _check_knobs(knobs: Mapping[str, Any]) -> None:
-    unknown = sorted(knobs.keys() - _KNOBS)
-    if unknown:
-        raise TypeError(f"LLM has no argument {unknown[0]!r}")
-    if knobs.get("tensor_parallel_size", 1) != 1 or knobs.get("pipeline_parallel_size", 1) != 1:
-        raise InvalidRequestError(
-            "tensor_parallel_size and pipeline_parallel_size above 1 are not available: a model runs on one device"
-        )
-    if knobs:
-        warnings.warn(f"no meaning here, and ignored: {', '.join(sorted(knobs))}", UserWarning, stacklevel=3)

@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, UnsupportedTaskError
+from millpond.tasks import Task
 
 # vLLM's arguments about memory, parallelism and compilation: nothing here depends on them.
 _KNOBS = frozenset(
@@ -29,6 +30,18 @@ _TASKS = {
     "score": "classify",
     "reward": "auto",
     "token_classify": "auto",
+}
+_PREFERENCE: tuple[Task, ...] = ("embed", "classify", "token_embed", "token_classify", "reward")
+# Tasks of ``encode``, by every name they have had: the first that the model serves.
+POOLING_TASKS: dict[str, tuple[Task, ...]] = {
+    "embed": ("embed",),
+    "classify": ("classify",),
+    "token_embed": ("token_embed",),
+    "token_classify": ("token_classify",),
+    "reward": ("reward",),
+    "embedding": ("embed",),
+    "score": ("classify",),
+    "encode": ("token_embed", "token_classify"),
 }
 
 
@@ -77,3 +90,21 @@ def check_knobs(knobs: Mapping[str, Any]) -> None:
             raise InvalidRequestError(f"{name}={knobs[name]!r} is not available: a model runs on one device; pass 1")
     if knobs:
         warnings.warn(f"no meaning here, and ignored: {', '.join(sorted(knobs))}", UserWarning, stacklevel=3)
+
+
+def pooling_task(name: str | None, served: frozenset[Task], *, model: str) -> Task:
+    """The task of an ``encode`` call by vLLM's present or older name; without a name, the model's first.
+
+    Raises:
+        InvalidRequestError: No such task.
+        UnsupportedTaskError: The model serves none of them.
+    """
+    if name is not None and name not in POOLING_TASKS:
+        raise InvalidRequestError(f"pooling_task={name!r} is unknown; choose one of {', '.join(POOLING_TASKS)}")
+    choices = _PREFERENCE if name is None else POOLING_TASKS[name]
+    chosen = next((task for task in choices if task in served), None)
+    if chosen is None and name is None:
+        raise UnsupportedTaskError(
+            f"{model} serves {', '.join(sorted(served))}, none of which vLLM has; use millpond.Engine"
+        )
+    return chosen or choices[0]  # the engine refuses it, and says what it serves instead

@@ -55,6 +55,8 @@ def complete(
     if params.truncate_prompt_tokens is not None:
         how = how.cutting_to(params.truncate_prompt_tokens)
     truncate = how.truncate if params.truncate == "end" else params.truncate  # "end" is what nobody asked for
+    if spec.score_type == "late-interaction" and params.truncate == "end" and truncate == "error":
+        truncate = "end"  # the lengths of a ColBERT's queries and documents are how it encodes
     changes: dict[str, Any] = {"task": None, "truncate": truncate, "truncate_prompt_tokens": how.limit}
     if task in ("embed", "token_embed"):
         changes |= _of_vectors(task, params, config, spec, chunk=config.chunked and truncate == "error")
@@ -86,7 +88,7 @@ def _of_logits(task: Task, params: PoolingParams, config: PoolerConfig, spec: Mo
     switch = _switch(params, "activation", "use_activation", "normalize")
     if switch is None and (task != "score" or spec.score_type == "cross-encoder"):
         # A reward is raw unless activation is asked for in so many words.
-        switch = False if task == "reward" and not config.use_activation else config.use_activation
+        switch = task != "reward" if config.use_activation is None else config.use_activation
     changes: dict[str, Any] = {"activation": switch, "use_activation": None, "normalize": None}
     if task in ("token_classify", "reward"):
         if params.step_tag_id is None:

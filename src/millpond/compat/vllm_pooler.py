@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from millpond.compat.vllm_arguments import POOLING_TASKS
 from millpond.errors import InvalidRequestError
 from millpond.params import PoolingParams
 from millpond.pooling.activations import activate
@@ -77,12 +78,18 @@ class PoolerConfig:
         fields = _as_mapping(config)
         unknown = sorted(fields.keys() - set(_KEYS))
         if unknown:
-            raise InvalidRequestError(f"pooler_config has {unknown[0]}, which is unknown; it may have {_KEYS}")
+            raise InvalidRequestError(
+                f"pooler_config has {unknown[0]}, which is unknown; it may have {', '.join(_KEYS)}"
+            )
         given = {key: value for key, value in fields.items() if value is not None}
         switches = [given[key] for key in ("use_activation", "normalize", "softmax", "activation") if key in given]
-        if len(set(switches)) > 1:
+        if any(switch != switches[0] for switch in switches):
             raise InvalidRequestError(
                 "pooler_config's use_activation, normalize, softmax and activation are one thing, and contradict"
+            )
+        if given.get("task") not in (None, *POOLING_TASKS):
+            raise InvalidRequestError(
+                f"pooler_config's task={given['task']!r} is unknown; choose one of {', '.join(POOLING_TASKS)}"
             )
         mean, sigma = _affine(given)
         pooling, tokenwise = _pooling(given)

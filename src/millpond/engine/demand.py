@@ -247,6 +247,7 @@ def plan(task: Task, params: PoolingParams, loaded: Loaded, *, count: int, pairs
         aggregation=params.aggregation,
         step_tag_id=_step_tag(task, params, loaded),
         adapter=_adapter(params, spec) if "adapter" in _READS[task] else -1,
+        shares=loaded.shares and task == "score",
         pairs=pairs,
         first_kept=loaded.first_kept if task == "token_embed" and not colbert else 0,
     )

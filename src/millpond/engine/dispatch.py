@@ -80,7 +80,7 @@ class Dispatcher:
             items,
             plan,
             native_width=self._loaded.width(plan.readout),
-            labels=self._loaded.spec.labels,
+            labels=self._loaded.labels(plan.readout),
             commit=self._commit if caches else None,
             progress=progress,
             refill=self._intake.refill,

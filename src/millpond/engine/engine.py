@@ -541,9 +541,10 @@ class Engine:
         items = [item for item in demand.check_items(texts, "tokenize", self._loaded) if isinstance(item, str)]
         return self._loaded.forms.texts.ids(items, special_tokens=special_tokens)
 
-    def token_ids(self, task: Task, item: Item, params: PoolingParams) -> list[int]:
-        """The token ids that :meth:`submit` would run for one input."""
-        plan = demand.plan(task, params, self._loaded, count=2)
+    def token_ids(self, task: Task, item: Item, params: PoolingParams, *, template: str | None = None) -> list[int]:
+        """The token ids that :meth:`submit` (or :meth:`submit_score`, with a ``template``) would run for one input."""
+        pairs = None if template is None else self._loaded.pairs_by(template)
+        plan = demand.plan(task, params, self._loaded, count=2, pairs=pairs)
         ids: list[int] = self._loaded.forms.encode([item], plan, position=lambda i: i)[0].ids.tolist()
         return ids
 

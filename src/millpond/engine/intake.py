@@ -12,6 +12,7 @@ from millpond.cache import VectorCache
 from millpond.engine.call import Call
 from millpond.engine.forms import Forms
 from millpond.engine.items import size_of, text_of
+from millpond.engine.prefixes import shared_prefixes
 from millpond.engine.request import Request
 from millpond.engine.scheduler import Scheduler
 
@@ -120,14 +121,23 @@ class Intake:
         """Requests for ``slots``, longest first."""
         items = [call.items[slot] for slot in slots]
         tokenized = self._forms.encode(items, call.plan, position=lambda i: call.position(slots[i]))
+        prefixes = shared_prefixes(items, tokenized) if call.plan.shares else {}
         requests = []
-        for slot, item in zip(slots, tokenized, strict=True):
+        for i, (slot, item) in enumerate(zip(slots, tokenized, strict=True)):
             call.tokens[slot] = len(item.ids)
             call.truncated[slot] = item.truncated
             if call.per_token:
                 call.places[slot] = item.places
             requests.append(
-                Request(call=call, slot=slot, ids=item.ids, types=item.types, attended=item.attended, kept=item.kept)
+                Request(
+                    call=call,
+                    slot=slot,
+                    ids=item.ids,
+                    types=item.types,
+                    attended=item.attended,
+                    kept=item.kept,
+                    prefix=prefixes.get(i),
+                )
             )
         requests.sort(key=lambda request: -request.length)
         return requests

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import torch
+
 from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from millpond.checkpoints.score_template import plain_template, read_template
 from millpond.checkpoints.sentence_transformers import Layout
@@ -43,6 +45,7 @@ class Loaded:
         readouts: What each task reads from the hidden states.
         first_kept: Leading rows that ``token_embed`` leaves out.
         mean_maxsim: MaxSim is divided by the query's tokens.
+        shares: Pairs that begin alike may compute their beginning once.
     """
 
     spec: ModelSpec
@@ -54,6 +57,7 @@ class Loaded:
     readouts: Mapping[Task, Readout]
     first_kept: int = 0
     mean_maxsim: bool = False
+    shares: bool = False
 
     def pairs_by(self, template: str) -> EncodesPairs:
         """How pairs are read by another template; its own errors as the engine's."""
@@ -67,7 +71,14 @@ class Loaded:
             return self.spec.hidden_size
         if readout.kind == "sparse":
             return 2
-        return len(readout.token_ids) or len(self.spec.labels)
+        return len(self.labels(readout))
+
+    def labels(self, readout: Readout) -> tuple[str, ...]:
+        """Names of the columns of a readout's logits; a vocabulary entry's is its id."""
+        if readout.kind == "head_rows":
+            return tuple(str(token) for token in readout.token_ids)
+        labels = self.spec.labels
+        return tuple(labels[i] for i in readout.token_ids) if readout.token_ids else labels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +134,7 @@ def load(config: EngineConfig) -> Loaded:
         vocabulary=int(found.checkpoint.config.get("vocab_size", 1 << 30)),
         readouts=_readouts(purpose),
         first_kept=0 if vectors is None else 1,  # BGE-M3's code drops the first token's vector
+        shares=_shares(found, device),
         mean_maxsim=found.layout.late_interaction is not None
         and found.layout.late_interaction.similarity == "meanmaxsim",
     )
@@ -155,6 +167,19 @@ def _pair_reader(found: _Described, template: str | None) -> EncodesPairs:
     if found.architecture.decoder:
         return TemplateTokenizer(found.tokenizer, plain_template())
     return PairTokenizer(found.tokenizer, prompt=found.purpose.prompt)
+
+
+def _shares(found: _Described, device: torch.device) -> bool:
+    """A causal model's beginning does not depend on what follows, and its answer is read at the end.
+
+    Measured on a CPU only: the packed CUDA kernels would need keys of their own for it.
+    """
+    head = found.purpose.classifier
+    causal = found.architecture.decoder and found.checkpoint.config.get("is_causal", True) is not False
+    attends = found.architecture.model_type != "jamba"  # its recurrent layers carry a state
+    bidirectional = bool(found.checkpoint.config.get("use_bidirectional_attention"))
+    last = head is not None and head.pooling == "lasttoken"
+    return device.type == "cpu" and causal and attends and last and not bidirectional
 
 
 def _readouts(purpose: Purpose) -> dict[Task, Readout]:

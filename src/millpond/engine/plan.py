@@ -52,6 +52,7 @@ class Plan:
         aggregation: How tokens become entities.
         step_tag_id: Only this token's rows are returned.
         adapter: The checkpoint's adapter, by index; -1 for none.
+        shares: What several pairs begin with may be computed once.
         pairs: How pairs are read in this call, where not as the checkpoint has it.
         first_kept: Leading rows that a per-token result leaves out.
     """
@@ -72,5 +73,6 @@ class Plan:
     aggregation: Aggregation = "none"
     step_tag_id: int | None = None
     adapter: int = -1
+    shares: bool = False
     pairs: EncodesPairs | None = None
     first_kept: int = 0

@@ -13,6 +13,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, frozen=True, eq=False)
+class Prefix:
+    """What several requests of a call begin with: a reranker's template up to the document, say.
+
+    Attributes:
+        length: Its tokens.
+    """
+
+    length: int
+
+
+@dataclass(slots=True, frozen=True, eq=False)
 class Request:
     """One distinct item of a call, tokenized.
 
@@ -23,6 +34,7 @@ class Request:
         types: int8 ``[tokens]`` token types; ``None`` is all 0.
         attended: Only this many tokens, the first, may be attended to; ``None`` is all.
         kept: bool ``[tokens]`` rows that a per-token result has; ``None`` is all.
+        prefix: What it begins with as others do; requests with one and the same may compute it once.
     """
 
     call: Call
@@ -31,6 +43,7 @@ class Request:
     types: npt.NDArray[np.int8] | None = None
     attended: int | None = None
     kept: npt.NDArray[np.bool_] | None = None
+    prefix: Prefix | None = None
 
     @property
     def length(self) -> int:

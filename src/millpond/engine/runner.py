@@ -47,7 +47,7 @@ class Runner:
         read = {readout: reading.read(readout) for readout in {request.call.plan.readout for request in batch.requests}}
         results = []
         for i, request in enumerate(batch.requests):
-            rows = read[request.call.plan.readout][i]
+            rows = read[request.call.plan.readout][batch.lead + i]
             results.append((request, rows if request.kept is None else rows[request.kept]))
         return results
 

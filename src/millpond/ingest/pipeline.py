@@ -22,7 +22,15 @@ import numpy as np
 from tqdm import tqdm
 
 from millpond import matryoshka
-from millpond.errors import EngineOverloadedError, InvalidRequestError, UnsupportedTaskError
+from millpond.errors import (
+    CacheError,
+    EngineClosedError,
+    EngineOverloadedError,
+    InvalidRequestError,
+    MillpondError,
+    ModelLoadError,
+    UnsupportedTaskError,
+)
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.report import IngestReport
 from millpond.ingest.sink import Batch, Checks, Sink, check_widths, storable
@@ -41,6 +49,10 @@ BATCH_CHARS = 2 << 20
 _CALLS_AHEAD = 2
 _QUEUED_BATCHES = 2
 _LOUD_FAILURES = 1000
+# Errors of the engine that no choice of texts avoids.
+_FATAL = (CacheError, EngineClosedError, InvalidRequestError, ModelLoadError)
+# After so many records in a row that it could not embed, it is the engine that is broken.
+_MOST_CULPRITS = 16
 
 
 def ingest(
@@ -58,9 +70,9 @@ def ingest(
     date); the rows are cut to the sink's widths, normalized and written. Ids do not depend on the model and writes
     replace, so running again is safe: with a cache it embeds nothing twice.
 
-    A line or record that cannot be stored is logged, counted as failed, and does not stop the run. Any other error, of
-    the source, the engine or the database, stops it and is raised here once the threads have ended; what was written
-    stays written. The sink is left open.
+    A line or record that cannot be stored, or that the engine fails on though it embeds others, is logged, counted as
+    failed, and does not stop the run. Any other error, of the source, the engine or the database, stops it and is
+    raised here once the threads have ended; what was written stays written. The sink is left open.
 
     Args:
         records: Records, from any iterable (it may be endless; it is read in this thread), or the path of a source as
@@ -186,6 +198,7 @@ class _Run:
         self._widths = widths
         self._tally = tally
         self._writer = _Writer(sink, tally)
+        self._culprits = 0  # since the engine last embedded anything
 
     def over(self, items: Iterable[Record | Rejected]) -> IngestReport:
         calls: deque[tuple[list[Record], Future[EmbeddingOutput]]] = deque()
@@ -237,7 +250,7 @@ class _Run:
     def _submit(self, batch: list[Record]) -> Future[EmbeddingOutput]:
         texts = [record.text for record in batch]
         # Full width, as it comes: the one row of which every width is cut.
-        params = PoolingParams(role="document", normalize=False)
+        params = PoolingParams(role="document", dimensions=self._engine.spec.dimensions, normalize=False)
         while True:
             try:
                 call: Future[EmbeddingOutput] = self._engine.submit("embed", texts, params)
@@ -247,7 +260,17 @@ class _Run:
                 time.sleep(error.retry_after)
 
     def _settle(self, records: list[Record], call: Future[EmbeddingOutput]) -> None:
-        output = call.result()
+        try:
+            output = call.result()
+        except _FATAL:
+            raise
+        except (MillpondError, RuntimeError) as error:  # one text's, or the forward's that it was in
+            return self._without_culprits(records, error)
+        except BaseException:
+            call.cancel()  # interrupted: nobody waits for it any more
+            raise
+        if not output.cached.all():
+            self._culprits = 0
         rows = output.embeddings  # [n, d]
         vectors = {width: matryoshka.cut(rows, width, normalize=True) for width in self._widths}
         good = np.logical_and.reduce([storable(cut) for cut in vectors.values()])  # [n]
@@ -263,3 +286,15 @@ class _Run:
         if records:
             ids = [point_id(record.id) for record in records]
             self._writer.put(Batch(records=records, ids=ids, vectors=vectors))
+
+    def _without_culprits(self, records: list[Record], error: Exception) -> None:
+        """Of a failed call's records, leave out those that it fails on even alone, and write the others."""
+        if len(records) > 1:
+            middle = len(records) // 2
+            for half in (records[:middle], records[middle:]):
+                self._settle(half, self._submit(half))
+            return
+        self._culprits += 1
+        if self._culprits > _MOST_CULPRITS:
+            raise error
+        self._tally.failed(f"record {records[0].id!r}", str(error) or repr(error))

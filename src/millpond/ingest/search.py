@@ -89,7 +89,9 @@ def plan_search(
         )
     full = widths[-1]
     coarse = widths[0] if funnel and len(widths) > 1 else None
-    row = engine.embed([question], role="query", normalize=False).embeddings  # [1, d]
+    row = engine.embed(  # at full width, of which every other is cut
+        [question], role="query", dimensions=engine.spec.dimensions, normalize=False
+    ).embeddings  # [1, d]
     vectors = {width: matryoshka.cut(row, width, normalize=True)[0] for width in (coarse, full) if width is not None}
     if not all(storable(vector[None]).all() for vector in vectors.values()):
         raise InvalidRequestError("the question's vector is not finite, or all zero, so nothing is nearest to it")

@@ -53,7 +53,7 @@ class Batch:
 class Sink(Protocol):
     """What :func:`~millpond.ingest.ingest` asks of a database.
 
-    Two more attributes are read where a sink has them: ``dimensions``, the widths it stores (full width without it),
+    Two more attributes are read where a sink has them: ``dimensions``, the widths it stores (without it ``embed``'s own),
     and :class:`Checks`. All calls of one run come from one thread at a time.
     """
 
@@ -85,7 +85,7 @@ def storable(rows: FloatArray) -> npt.NDArray[np.bool_]:
 
 
 def check_widths(dimensions: Sequence[int] | None) -> tuple[int, ...] | None:
-    """The widths of a sink, ascending, each once; ``None`` stands for the model's full width."""
+    """The widths of a sink, ascending, each once; ``None`` stands for the one that ``embed`` gives."""
     if dimensions is None:
         return None
     if isinstance(dimensions, str) or not isinstance(dimensions, Sequence) or not dimensions:

@@ -25,7 +25,7 @@ def open_sink(url: str, *, dimensions: Sequence[int] | None = None, payload: str
     Args:
         url: ``KIND+SCHEME:LOCATION#COLLECTION``. The part between ``+`` and ``:`` is the package's to read. Keys never
             stand in it: they come from ``QDRANT_API_KEY`` and ``MILVUS_TOKEN``.
-        dimensions: The widths to store; the model's full width by default.
+        dimensions: The widths to store; by default the one that ``embed`` gives (full, for nearly every model).
         payload: The form of the payload.
 
     Raises:

@@ -24,6 +24,11 @@ _SUFFIXES = (
     "ForRewardModel",
     "ForProcessRewardModel",
     "SpladeSparseEmbeddingModel",
+    "EmbeddingModel",  # this and the rest: what vLLM's table of suffixes knows besides
+    "ForTextEncoding",
+    "ClassificationModel",
+    "RewardModel",
+    "ForRewardModeling",
 )
 
 
@@ -165,7 +170,7 @@ ARCHITECTURES = (
             "NewModel",
             "NewForMaskedLM",
             "NewForSequenceClassification",
-            "NewForTokenClassification",  # its one label is a sparse head's; gte-multilingual-base is a dense model
+            "NewForTokenClassification",
             "GteNewModel",
             "GteNewForSequenceClassification",
         ),
@@ -182,6 +187,7 @@ ARCHITECTURES = (
             "XLMRobertaModel",
             "XLMRobertaForMaskedLM",
             "XLMRobertaForSequenceClassification",
+            "XLMRobertaForTokenClassification",
             "XLMRobertaLoRA",
             "JinaRobertaModel",
             "ColBERTJinaRobertaModel",
@@ -386,6 +392,9 @@ def _changed_arithmetic(row: Architecture, config: Mapping[str, Any]) -> str | N
         return f"position_embedding_type {positions!r}"
     if config.get("lora_adaptations") and not row.adapters:
         return "lora_adaptations"
+    for key in ("is_decoder", "add_cross_attention"):
+        if config.get(key) and not row.decoder:  # a BERT trained to attend to earlier tokens only
+            return f"{key} {config[key]!r}"
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     by_layer = rope.values() if isinstance(rope, Mapping) else ()  # Gemma 3 has one for each type of layer
     for one in (rope, *by_layer):

@@ -22,6 +22,8 @@ from millpond.spec import PoolingMode
 from millpond.tasks import Activation, ScoreType, Task
 
 _EMBED: frozenset[Task] = frozenset(("embed", "token_embed"))
+# gte-multilingual-base's class: with one label it is a dense model, beside which a sparse head weighs tokens.
+_WEIGHED = "NewForTokenClassification"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,16 +74,21 @@ def decide(
         return Purpose(tasks=_EMBED | {"sparse_embed"}, score_type="bi-encoder")
     if getattr(layout, "late_interaction", None) is not None and convert == "auto":
         return Purpose(tasks=frozenset(("token_embed", "score")), score_type="late-interaction")
-    if claimed.endswith("RewardModel"):
+    if claimed.endswith(("RewardModel", "ForRewardModeling")):
         head = classifiers.reward_model(checkpoint.config, claimed, layout.transformer)
+        if not claimed.endswith(("ForRewardModel", "ForProcessRewardModel")):
+            head = _as_found(head)
+            if not _is_there(head):
+                return Purpose(tasks=_EMBED, score_type="bi-encoder")
         return _with_head(head, _EMBED | {"reward", "token_classify"})
-    if claimed.endswith("ForTokenClassification") and claimed not in row.names:
+    if claimed.endswith("ForTokenClassification"):
         head = _labelled(classifiers.token_classifier, checkpoint.config, row, layout.transformer)
-        return _with_head(head, {"token_classify"})
+        if claimed != _WEIGHED or len(head.labels) > 1 or convert == "classify":
+            return _with_head(head, {"token_classify"})
     if checkpoint.cross_encoder is not None:
         return _cross_encoder(checkpoint, checkpoint.cross_encoder, row, token_id)
     reranker = detect_reranker(checkpoint)
-    is_classifier = claimed.endswith("ForSequenceClassification") or convert == "classify"
+    is_classifier = claimed.endswith(("ForSequenceClassification", "ClassificationModel")) or convert == "classify"
     if is_classifier or (reranker is not None and layout.pooling is None):
         return _classification(checkpoint, row, reranker, token_id)
     return Purpose(tasks=_EMBED, score_type="bi-encoder")
@@ -101,7 +108,8 @@ def _classification(
     if reranker is not None and reranker.tokens:
         head = _token_head(checkpoint, reranker, token_id)
     else:
-        head = _labelled(classifiers.sequence_classifier, config, row, folder)
+        converted = not (checkpoint.architecture or "").endswith("ForSequenceClassification")
+        head = _labelled(classifiers.sequence_classifier, config, row, folder, converted=converted)
     return _scoring(head, template=None if reranker is None else reranker.template)
 
 
@@ -179,19 +187,39 @@ class _Describes(Protocol):
     def __call__(self, config: Mapping[str, Any], row: str, folder: Path, *, decoder: bool) -> Classifier: ...
 
 
-def _labelled(describe: _Describes, config: Mapping[str, Any], row: Architecture, folder: Path) -> Classifier:
+def _labelled(
+    describe: _Describes, config: Mapping[str, Any], row: Architecture, folder: Path, *, converted: bool = False
+) -> Classifier:
     """A head with labels, counted from its last tensor where config.json has neither names nor a number.
 
-    transformers leaves both out of the file for two labels, its default.
+    transformers leaves both out of the file for two labels, its default. A ``converted`` checkpoint is of another class
+    than the family's classifier, and may have a plain head.
     """
-    head = describe(config, row.model_type, folder, decoder=row.decoder)
+    found_in = _as_found if converted else _as_it_is
+    head = found_in(describe(config, row.model_type, folder, decoder=row.decoder))
     last = head.steps[-1]
     if head.labels or not isinstance(last, Linear):
         return head
     shapes = tensor_shapes(folder)
     found = find_tensor(shapes, f"{last.name}.weight")
     count = 2 if found is None else shapes[found][0]  # a missing head is reported when it is built
-    return describe({**config, "num_labels": count}, row.model_type, folder, decoder=row.decoder)
+    return found_in(describe({**config, "num_labels": count}, row.model_type, folder, decoder=row.decoder))
+
+
+def _as_it_is(head: Classifier) -> Classifier:
+    return head
+
+
+def _as_found(head: Classifier) -> Classifier:
+    """``head``, or the one linear that stands in its place in the weights, as vLLM's conversion has it."""
+    plain = [replace(head, steps=(Linear(name=name),), pool_logits=False) for name in ("score", "v_head")]
+    return next((one for one in (head, *plain) if _is_there(one)), head)
+
+
+def _is_there(head: Classifier) -> bool:
+    """Whether the weights have every tensor that ``head`` needs."""
+    shapes = tensor_shapes(head.folder)
+    return all(find_tensor(shapes, f"{step.name}.weight") for step in head.steps if isinstance(step, Linear))
 
 
 def with_pooling(head: Classifier, modes: tuple[PoolingMode, ...]) -> Classifier:

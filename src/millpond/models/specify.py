@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast, get_args
 
 from millpond.checkpoints.checkpoint import Checkpoint
@@ -107,6 +108,7 @@ def specify(
         matryoshka=trained,
         matryoshka_dimensions=declared,
         matryoshka_smallest=smallest,
+        default_dimensions=_default_width(layout, dimensions, options, name),
         prompts=dict(layout.prompts),
         default_prompt_name=layout.default_prompt_name,
         labels=purpose.labels,
@@ -116,7 +118,7 @@ def specify(
         adapters=tuple(config.get("lora_adaptations") or ()),
         max_length=max_length,
         tasks=purpose.tasks,
-        digest=lambda: checkpoint.digest(*settings),
+        digest=partial(checkpoint.digest, *settings),
     )
 
 
@@ -154,6 +156,18 @@ def _matryoshka(checkpoint: Checkpoint, options: Options) -> tuple[bool, tuple[i
     return False, None, 1
 
 
+def _default_width(layout: Layout, dimensions: int, options: Options, name: str) -> int | None:
+    """``truncate_dim`` of a dense embedder, where it cuts anything and the user does not forbid cuts."""
+    width = layout.truncate_dim
+    if width is None or layout.late_interaction is not None:  # whose rows sentence-transformers does not cut
+        return None
+    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+        raise ModelLoadError(f"{name}: truncate_dim {width!r} of config_sentence_transformers.json is no width")
+    if (options.hf_overrides or {}).get("is_matryoshka") is False:
+        return None
+    return width if width < dimensions else None
+
+
 def _max_length(
     architecture: Architecture,
     config: Mapping[str, Any],
@@ -165,8 +179,6 @@ def _max_length(
     """The user's length, else max_seq_length, else what tokenizer and positions allow; never past a position table."""
     capacity = architecture.capacity(config)
     if options.max_length is not None:
-        if isinstance(options.max_length, bool) or options.max_length < 1:
-            raise ModelLoadError(f"max_length={options.max_length!r} must be a positive int")
         if capacity is not None and options.max_length > capacity and architecture.bounded(config):
             raise ModelLoadError(
                 f"max_length={options.max_length} is more than the positions of {name} cover ({capacity}); "

@@ -69,38 +69,64 @@ def build_classifier(description: Classifier, *, width: int, device: torch.devic
     return head.to(device=device, dtype=torch.float32).eval().requires_grad_(False)
 
 
-def head_rows(folder: Path, tokens: tuple[int, ...]) -> torch.Tensor:
-    """Rows ``[len(tokens), hidden]`` of the language-model head in ``folder``, in float32.
+class VocabularyRows(nn.Module):
+    """A few rows of a language model's head: their logits, capped where the model caps its own (Gemma 2)."""
+
+    def __init__(self, weight: torch.Tensor, *, softcap: float | None) -> None:  # weight [tokens, hidden]
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.softcap = softcap
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:  # [n, hidden] -> [n, tokens]
+        logits = hidden @ self.weight.T
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+class _Difference(nn.Module):
+    """The second column less the first."""
+
+    def forward(self, logits: torch.Tensor) -> torch.Tensor:  # [n, 2] -> [n, 1]
+        return logits[..., 1:2] - logits[..., 0:1]
+
+
+def head_rows(folder: Path, tokens: tuple[int, ...]) -> VocabularyRows:
+    """The rows of ``tokens`` from the language-model head in ``folder``, in float32.
 
     Raises:
         WeightMismatchError: The checkpoint has no such head, or it has fewer rows.
     """
-    names = tensor_shapes(folder)
-    tied = read_json_object(folder / "config.json").get("tie_word_embeddings", True)
+    names, config = tensor_shapes(folder), read_json_object(folder / "config.json")
+    tied = config.get("tie_word_embeddings", True)
     for name in (*_HEAD_NAMES, *(_EMBEDDING_NAMES if tied else ())):
         found = find_tensor(names, f"{name}.weight")
         if found is not None:
             break
     else:
-        raise WeightMismatchError(f"{folder} has no language-model head to take the tokens' rows from; is it a bare backbone?")
+        raise WeightMismatchError(
+            f"{folder} has no language-model head to take the tokens' rows from; is it a bare backbone?"
+        )
     table = read_tensors(folder, only=(found,))[found]
     if max(tokens) >= len(table):
         raise WeightMismatchError(f"{folder}: token {max(tokens)} is past the head's {len(table)} rows")
-    return table[list(tokens)].float()
+    return VocabularyRows(table[list(tokens)].float(), softcap=config.get("final_logit_softcapping"))
 
 
 def _build(description: Classifier, width: int) -> tuple[nn.Sequential, int]:
     modules: list[nn.Module] = []
     for step in description.steps:
         module = _module(step, description)
-        if isinstance(module, nn.Linear):
-            if module.in_features != width:
+        weight = getattr(module, "weight", None) if isinstance(module, nn.Linear | VocabularyRows) else None
+        if weight is not None:
+            if weight.shape[1] != width:
                 raise WeightMismatchError(
-                    f"{description.folder}: {_name(step)} takes {module.in_features} features, and gets {width}; "
+                    f"{description.folder}: {_name(step)} takes {weight.shape[1]} features, and gets {width}; "
                     "check that config.json and weights belong together"
                 )
-            width = module.out_features
+            width = len(weight)
         modules.append(module)
+        if isinstance(step, HeadRows) and step.difference and width == 2:
+            modules.append(_Difference())
+            width = 1
     return nn.Sequential(*modules), width
 
 
@@ -118,7 +144,9 @@ def _module(step: Step, description: Classifier) -> nn.Module:
         return activation
     if isinstance(step, HeadRows):
         rows = head_rows(description.folder, step.tokens)
-        return _linear(rows[1:2] - rows[0:1] if step.difference else rows, None)
+        if step.difference and rows.softcap is None:  # one row instead of two
+            return VocabularyRows(rows.weight[1:2] - rows.weight[0:1], softcap=None)
+        return rows
     weight, bias = _weights(step.name, description)
     if isinstance(step, Linear):
         return _linear(weight, bias)

@@ -15,7 +15,7 @@ from torch import nn
 
 from millpond.attention.segments import Segments
 from millpond.checkpoints.modules import Dense, Head, Pooling
-from millpond.pooling.classifier import ClassifierHead, head_rows
+from millpond.pooling.classifier import ClassifierHead, VocabularyRows, head_rows
 from millpond.pooling.heads import build_heads
 from millpond.pooling.methods import METHODS
 
@@ -78,7 +78,7 @@ class Pooler(nn.Module):
         self.sparse = sparse
         self.token_vectors = token_vectors  # in the place of the token heads, for ``token_embed`` only
         self.language_head = language_head
-        self._rows: dict[tuple[int, ...], torch.Tensor] = {}
+        self._rows: dict[tuple[int, ...], VocabularyRows] = {}
 
     def tokens(self, hidden: torch.Tensor) -> torch.Tensor:  # [tokens, backbone] -> float32 [tokens, hidden]
         """The rows of ``token_embed``."""
@@ -91,8 +91,8 @@ class Pooler(nn.Module):
         out: torch.Tensor = self.heads(rows)
         return out
 
-    def rows_of(self, tokens: tuple[int, ...], device: torch.device) -> torch.Tensor:
-        """Rows ``[len(tokens), hidden]`` of the language-model head; read from the files once."""
+    def rows_of(self, tokens: tuple[int, ...], device: torch.device) -> VocabularyRows:
+        """Rows of the language-model head; read from the files once."""
         assert self.language_head is not None
         if tokens not in self._rows:
             self._rows[tokens] = head_rows(self.language_head, tokens).to(device)
@@ -135,7 +135,7 @@ class Reading:
             return np.split(pairs, np.cumsum(counts)[:-1])
         if readout.kind == "head_rows":
             rows = self._pooler.rows_of(readout.token_ids, self._hidden.device)
-            return self._split(self._hidden.float() @ rows.T)
+            return self._split(rows(self._hidden.float()))
         assert self._pooler.classifier is not None
         if readout.kind == "logits":
             return list(_host(self._pooler.classifier.pool(self._hidden, self._segments)))

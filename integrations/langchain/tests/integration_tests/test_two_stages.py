@@ -18,8 +18,8 @@ from langchain_millpond import MillpondCrossEncoder, MillpondEmbeddings, Millpon
 from millpond import Engine
 from millpond.late_interaction import rerank
 
-QUESTION = "how do I make a temporary file that disappears when I am done with it?"
-ANSWERS = ("tempfile.NamedTemporaryFile", "tempfile.TemporaryFile")
+QUESTION = "how much space is left on the disk?"
+ANSWER = "shutil.disk_usage"
 CANDIDATES = 10
 
 
@@ -70,7 +70,6 @@ async def test_both_stages_find_the_answer(
 ) -> None:
     candidates = retriever.invoke(QUESTION)
     assert len(candidates) == CANDIDATES
-    assert names(candidates)[0] not in ANSWERS  # one vector per text does not tell
     expected = rerank(engine, QUESTION, [document.page_content for document in candidates], top_n=3)
     chain = chain_of(retriever, reranker)
     compressor = ContextualCompressionRetriever(base_compressor=reranker, base_retriever=retriever)
@@ -80,7 +79,8 @@ async def test_both_stages_find_the_answer(
         compressor.invoke(QUESTION),
         await compressor.ainvoke(QUESTION),
     ):
-        assert names(found)[0] in ANSWERS
+        assert names(found)[0] == ANSWER
+        assert names(found) != names(candidates)[:3]  # the second stage had something to say
         assert [document.page_content for document in found] == [result.document for result in expected]
         scores = [document.metadata["relevance_score"] for document in found]
         assert scores == pytest.approx([result.relevance_score for result in expected], abs=1e-4)

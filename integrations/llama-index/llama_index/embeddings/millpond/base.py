@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from pydantic import (
     AliasChoices,
-    BeforeValidator,
     ConfigDict,
     Field,
     SerializationInfo,
@@ -18,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from millpond.engine.shared import shared, shared_async
+from llama_index.embeddings.millpond.source import EngineSource, PathStr
 from millpond.errors import EngineOverloadedError
 
 if TYPE_CHECKING:
@@ -26,44 +24,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from millpond import Engine
-else:
-    # Importing the class would import torch; `_check_engine` looks at the value instead.
-    Engine = Any
 
 # Rows made into lists before an event loop gets its turn: about a millisecond's work.
 _ROWS_PER_TURN = 128
-_LOADING = (
-    "revision",
-    "device",
-    "dtype",
-    "max_length",
-    "pooling",
-    "hf_overrides",
-    "max_batch_tokens",
-    "cache",
-    "trust_remote_code",
-)
 
 
-def _path(value: object) -> object:
-    """A path object as the str it stands for."""
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _check_engine(value: object) -> object:
-    if value is None:
-        return None
-    from millpond import Engine
-
-    if not isinstance(value, Engine):
-        raise TypeError(f"engine must be a millpond.Engine, not a {type(value).__name__}")
-    return value
-
-
-PathStr = Annotated[str, BeforeValidator(_path)]
-
-
-class MillpondEmbedding(BaseEmbedding):
+class MillpondEmbedding(EngineSource, BaseEmbedding):
     """Text embeddings of a model that runs in this process.
 
     Built from ``model_name=``, it loads on first use, and all objects of one configuration share one engine, also after
@@ -97,8 +63,10 @@ class MillpondEmbedding(BaseEmbedding):
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
+    named = "model_name"
+    loading = (*EngineSource.loading, "pooling", "cache")
+
     model_name: PathStr = Field(default="", validation_alias=AliasChoices("model_name", "model"))
-    engine: Annotated[Engine | None, BeforeValidator(_check_engine)] = Field(default=None, exclude=True, repr=False)
     engine_identity: str | None = None
     embed_batch_size: int = Field(default=2048, gt=0, le=2048)
     # The base class would hand a whole corpus to the engine's bounded queue at once.
@@ -108,15 +76,8 @@ class MillpondEmbedding(BaseEmbedding):
     dimensions: int | None = Field(default=None, gt=0, strict=True)
     normalize: bool | None = None
     truncate: Literal["end", "start", "error"] = "end"
-    revision: str | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    max_length: int | None = Field(default=None, gt=0, strict=True)
     pooling: str | None = None
-    hf_overrides: dict[str, Any] | None = None
-    max_batch_tokens: int | None = Field(default=None, gt=0, strict=True)
     cache: PathStr | None = None
-    trust_remote_code: bool = False
 
     @classmethod
     def class_name(cls) -> str:
@@ -139,10 +100,7 @@ class MillpondEmbedding(BaseEmbedding):
             raise ValueError(f"this was serialized with another engine than {engine!r}; pass one of the same settings")
         if self.model_name and identity is None:
             raise ValueError("pass either model_name= or engine=, not both; the engine knows its model")
-        fields = type(self).model_fields
-        moot = [name for name in _LOADING if getattr(self, name) != fields[name].default]
-        if moot:
-            raise ValueError(f"{moot[0]}= is read when a model is loaded, and engine= is loaded; give it to Engine")
+        self._check_loading()
         self.model_name = engine.spec.name
         return self
 
@@ -182,11 +140,10 @@ class MillpondEmbedding(BaseEmbedding):
                 await asyncio.sleep(error.retry_after)
 
     def _embed(self, texts: list[str], role: Literal["query", "document"]) -> list[list[float]]:
-        engine = self.engine if self.engine is not None else shared(**self._loading())
-        return _lists(engine.embed(texts, **self._options(role)).embeddings)
+        return _lists(self._engine().embed(texts, **self._options(role)).embeddings)
 
     async def _aembed(self, texts: list[str], role: Literal["query", "document"]) -> list[list[float]]:
-        engine = self.engine if self.engine is not None else await shared_async(**self._loading())
+        engine = await self._aengine()
         from millpond import AsyncEngine  # after loading: torch is imported by now
 
         output = await AsyncEngine(engine).embed(texts, **self._options(role))
@@ -197,9 +154,6 @@ class MillpondEmbedding(BaseEmbedding):
             vectors += _lists(rows[first : first + _ROWS_PER_TURN])
         return vectors
 
-    def _loading(self) -> dict[str, Any]:
-        return {"model": self.model_name} | {name: getattr(self, name) for name in _LOADING}
-
     def _options(self, role: Literal["query", "document"]) -> dict[str, Any]:
         prompt = self.query_prompt if role == "query" else self.document_prompt
         return {
@@ -209,20 +163,6 @@ class MillpondEmbedding(BaseEmbedding):
             "normalize": self.normalize,
             "truncate": self.truncate,
         }
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The base class would drop the engine with no more than a log line, and restore something else.
-        if self.engine is not None:
-            raise TypeError(
-                "MillpondEmbedding(engine=...) cannot be pickled: an engine holds a loaded model; build it from "
-                "model_name= instead, and each process loads its own"
-            )
-        return super().__getstate__()
-
-    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        memo = {} if memo is None else memo
-        memo[id(self.engine)] = self.engine  # shared by copies, deep ones too
-        return super().__deepcopy__(memo)
 
 
 def _identity(engine: Engine) -> str:

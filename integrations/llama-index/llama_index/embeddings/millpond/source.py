@@ -1,0 +1,99 @@
+"""EngineSource: where an adapter's engine comes from; a model's name, or an engine that is loaded already."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+from millpond.engine.shared import shared, shared_async
+
+if TYPE_CHECKING:
+    from millpond import Engine
+else:
+    # Importing the class would import torch; `_check_engine` looks at the value instead.
+    Engine = Any
+
+
+def _path(value: object) -> object:
+    """A path object as the str it stands for."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _check_engine(value: object) -> object:
+    if value is None:
+        return None
+    from millpond import Engine
+
+    if not isinstance(value, Engine):
+        raise TypeError(f"engine must be a millpond.Engine, not a {type(value).__name__}")
+    return value
+
+
+PathStr = Annotated[str, BeforeValidator(_path)]
+
+
+class EngineSource(BaseModel):
+    """The fields that every adapter has beside the model's name, and what they stand for.
+
+    Attributes:
+        engine: A loaded engine instead of a name and of every option that loading reads. Never serialized.
+        revision: Branch, tag or commit of a hub id.
+        device: ``auto`` (cuda, then mps, then cpu) or a torch device.
+        dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
+        max_length: Most tokens per text; the checkpoint's own by default.
+        hf_overrides: Merged into config.json, for example ``{"is_matryoshka": True}``.
+        max_batch_tokens: Most tokens per forward.
+        trust_remote_code: Never needed, and refused by the engine.
+    """
+
+    named: ClassVar[str] = "model"  # the field with the hub id or folder
+    loading: ClassVar[tuple[str, ...]] = (
+        "revision",
+        "device",
+        "dtype",
+        "max_length",
+        "hf_overrides",
+        "max_batch_tokens",
+        "trust_remote_code",
+    )  # fields that are read when a model is loaded
+
+    engine: Annotated[Engine | None, BeforeValidator(_check_engine)] = Field(default=None, exclude=True, repr=False)
+    revision: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    max_length: int | None = Field(default=None, gt=0, strict=True)
+    hf_overrides: dict[str, Any] | None = None
+    max_batch_tokens: int | None = Field(default=None, gt=0, strict=True)
+    trust_remote_code: bool = False
+
+    def _check_loading(self) -> None:
+        """ValueError for an option that an engine has read already."""
+        fields = type(self).model_fields
+        moot = [name for name in self.loading if getattr(self, name) != fields[name].default]
+        if moot:
+            raise ValueError(f"{moot[0]}= is read when a model is loaded, and engine= is loaded; give it to Engine")
+
+    def _engine(self) -> Engine:
+        return self.engine if self.engine is not None else shared(**self._configuration())
+
+    async def _aengine(self) -> Engine:
+        return self.engine if self.engine is not None else await shared_async(**self._configuration())
+
+    def _configuration(self) -> dict[str, Any]:
+        return {"model": getattr(self, self.named)} | {name: getattr(self, name) for name in self.loading}
+
+    def __getstate__(self) -> dict[Any, Any]:
+        # LlamaIndex's base class would drop the engine with no more than a log line, and restore something else.
+        if self.engine is not None:
+            raise TypeError(
+                f"{type(self).__name__}(engine=...) cannot be pickled: an engine holds a loaded model; build it from "
+                f"{self.named}= instead, and each process loads its own"
+            )
+        return super().__getstate__()
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        memo = {} if memo is None else memo
+        memo[id(self.engine)] = self.engine  # shared by copies, deep ones too
+        return super().__deepcopy__(memo)

@@ -1,0 +1,174 @@
+"""MillpondRerank: LlamaIndex's node postprocessor over a millpond engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import llama_index.core.instrumentation as instrument
+from llama_index.core.callbacks import CBEventType, EventPayload
+from llama_index.core.instrumentation.events.rerank import ReRankEndEvent, ReRankStartEvent
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
+from pydantic import AliasChoices, ConfigDict, Field, model_validator
+
+from llama_index.embeddings.millpond.source import EngineSource, PathStr
+
+if TYPE_CHECKING:
+    from millpond import Engine, RerankOutput
+
+_RETRIEVAL_SCORE = "retrieval_score"
+
+dispatcher = instrument.get_dispatcher(__name__)
+
+
+class MillpondRerank(EngineSource, BaseNodePostprocessor):
+    """The nodes that answer a query best, the best one first, by a model that runs in this process.
+
+    A cross-encoder (an LLM reranker in its own template) and a late-interaction checkpoint score as they were trained
+    to; an embedding checkpoint scores by MaxSim over its token states, so the model that retrieved can rerank too. The
+    scale of the scores is the checkpoint's. Of a node it reads what an embedding model reads: its text, and its
+    metadata except the keys that the node excludes.
+
+    The scores replace those of the retrieval, on nodes of its own: what was passed in is left as it was. Built from
+    ``model=``, it loads on first use, and all objects of one configuration share one engine, also after pickling. The
+    async method waits for the engine without blocking the event loop or taking a thread.
+
+    Attributes:
+        model: Hub id or local folder; also accepted as ``model_name``.
+        engine: A loaded engine instead of ``model`` and of every option that loading reads. Never serialized.
+        top_n: Keep the best only; ``None`` keeps all.
+        keep_retrieval_score: Put the score of the retrieval into ``node.metadata["retrieval_score"]``, of copies of the
+            nodes; neither embedding models nor language models see it there.
+        instruction: Fills an LLM reranker's template slot, nothing else.
+        truncate: Which end of an over-long text is cut, or ``"error"``.
+        activation: Replaces what the checkpoint makes of its logits: ``identity``, ``sigmoid`` or ``softmax``.
+        convert: ``auto``, ``embed`` or ``classify``, as in ``millpond.Engine``.
+        score_template: Jinja source, or a .jinja file, that renders a pair; the checkpoint's own by default.
+        quantization: As in ``millpond.Engine``.
+        revision: Branch, tag or commit of a hub id.
+        device: ``auto`` (cuda, then mps, then cpu) or a torch device.
+        dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
+        max_length: Most tokens per pair, or per text where texts are read apart; the checkpoint's own by default.
+        hf_overrides: Merged into config.json.
+        max_batch_tokens: Most tokens per forward.
+        trust_remote_code: Never needed, and refused by the engine.
+    """
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    loading = (*EngineSource.loading, "activation", "convert", "score_template", "quantization")
+
+    model: PathStr | None = Field(default=None, validation_alias=AliasChoices("model", "model_name"), min_length=1)
+    top_n: int | None = Field(default=3, gt=0, strict=True)
+    keep_retrieval_score: bool = False
+    instruction: str | None = None
+    truncate: Literal["end", "start", "error"] = "end"
+    activation: Literal["identity", "sigmoid", "softmax"] | None = None
+    convert: str = "auto"
+    score_template: str | None = None
+    quantization: str | None = None
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name that serialization knows this class by."""
+        return "MillpondRerank"
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.model is None) == (self.engine is None):
+            raise ValueError("pass either model= (a hub id or a folder) or engine= (a loaded millpond.Engine)")
+        if self.engine is not None:
+            self._check_loading()
+        return self
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        query = _query_of(query_bundle)
+        with self._reported(nodes, query) as chosen:
+            if nodes:
+                texts = _texts_of(nodes)
+                engine = self._engine()
+                if self._by_tokens(engine):
+                    from millpond.late_interaction import rerank
+
+                    ranked = rerank(engine, query.query_str, texts, top_n=self.top_n, truncate=self.truncate)
+                else:
+                    ranked = engine.rerank(query.query_str, texts, **self._options())
+                chosen += self._scored(nodes, ranked)
+        return chosen
+
+    async def _apostprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        query = _query_of(query_bundle)
+        with self._reported(nodes, query) as chosen:
+            if nodes:
+                texts = _texts_of(nodes)
+                engine = await self._aengine()
+                if self._by_tokens(engine):
+                    from millpond.late_interaction import arerank
+
+                    ranked = await arerank(engine, query.query_str, texts, top_n=self.top_n, truncate=self.truncate)
+                else:
+                    from millpond import AsyncEngine  # after loading: torch is imported by now
+
+                    ranked = await AsyncEngine(engine).rerank(query.query_str, texts, **self._options())
+                chosen += self._scored(nodes, ranked)
+        return chosen
+
+    def _by_tokens(self, engine: Engine) -> bool:
+        """Whether an embedder is asked to rank, which it does here by its token states, not by two vectors.
+
+        An instruction means nothing to either; the engine's own method says so.
+        """
+        return engine.spec.score_type == "bi-encoder" and self.instruction is None
+
+    def _options(self) -> dict[str, Any]:
+        return {"top_n": self.top_n, "instruction": self.instruction, "truncate": self.truncate}
+
+    @contextmanager
+    def _reported(self, nodes: list[NodeWithScore], query: QueryBundle) -> Iterator[list[NodeWithScore]]:
+        """LlamaIndex's events around the work, which fills the list that this gives."""
+        chosen: list[NodeWithScore] = []
+        name = self.engine.spec.name if self.engine is not None else str(self.model)
+        most = len(nodes) if self.top_n is None else self.top_n
+        dispatcher.event(ReRankStartEvent(query=query, nodes=nodes, top_n=most, model_name=name))
+        payload = {
+            EventPayload.NODES: nodes,
+            EventPayload.MODEL_NAME: name,
+            EventPayload.QUERY_STR: query.query_str,
+            EventPayload.TOP_K: most,
+        }
+        with self.callback_manager.event(CBEventType.RERANKING, payload=payload) as event:
+            yield chosen
+            event.on_end(payload={EventPayload.NODES: chosen})
+        dispatcher.event(ReRankEndEvent(nodes=chosen))
+
+    def _scored(self, nodes: list[NodeWithScore], ranked: RerankOutput) -> list[NodeWithScore]:
+        chosen = []
+        for result in ranked:
+            hit = nodes[result.index]
+            node = hit.node
+            if self.keep_retrieval_score:
+                node = node.model_copy(
+                    update={
+                        "metadata": {**node.metadata, _RETRIEVAL_SCORE: hit.score},
+                        "excluded_embed_metadata_keys": [*node.excluded_embed_metadata_keys, _RETRIEVAL_SCORE],
+                        "excluded_llm_metadata_keys": [*node.excluded_llm_metadata_keys, _RETRIEVAL_SCORE],
+                    }
+                )
+            chosen.append(hit.model_copy(update={"node": node, "score": result.relevance_score}))
+        return chosen
+
+
+def _query_of(query_bundle: QueryBundle | None) -> QueryBundle:
+    if query_bundle is None:
+        raise ValueError("MillpondRerank needs the query: postprocess_nodes(nodes, query_str=...)")
+    return query_bundle
+
+
+def _texts_of(nodes: list[NodeWithScore]) -> list[str]:
+    return [hit.node.get_content(metadata_mode=MetadataMode.EMBED) for hit in nodes]

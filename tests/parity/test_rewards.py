@@ -1,0 +1,276 @@
+"""Reward models against their formulas over somebody else's hidden states; and mistakes that must be noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from tests.parity.head_oracles import classifier
+from tests.parity.oracles import oracle
+from tests.parity.test_classifiers import TOLERANCE, VISIBLE, difference, ids_of
+from tests.tiny import SENTENCES, TEXTS, drop_tensor, edit_json, write_checkpoint
+from tests.tiny_rewards import CHAT, REWARD, STEP, token_id, write_language_model, write_reward
+
+from millpond.engine.engine import Engine
+from millpond.engine.items import TokenIds
+from millpond.errors import InvalidRequestError, UnsupportedTaskError, WeightMismatchError
+from millpond.params import PoolingParams
+from millpond.pooling.classifier import VocabularyRows
+from millpond.pooling.pooler import Pooler
+
+CONVERSATIONS = (
+    [{"role": "user", "content": "How deep is it?"}, {"role": "assistant", "content": "Two sacks."}],
+    [{"role": "system", "content": SENTENCES[0]}, {"role": "user", "content": "a"}],
+)
+STEPS = (
+    f"Open the gate.{STEP} The wheel turns.{STEP}",
+    f"Two sacks.{STEP}",
+    f"{SENTENCES[4]}{STEP} How much?{STEP} a{STEP}",
+    "no step at all",
+)
+WHOLE = ("InternLM2ForRewardModel", "Qwen2ForRewardModel")
+
+
+def load(folder: Path, **options: Any) -> Engine:
+    return Engine(folder, dtype="float32", device="cpu", **options)
+
+
+def rows_of(folder: Path, items: Sequence[Any]) -> list[np.ndarray]:
+    """The head written out, over every token's state."""
+    states, tensors = oracle(folder), load_file(folder / "model.safetensors")
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        if "v_head.weight" in tensors:
+            return hidden @ tensors["v_head.weight"].T
+        inner = F.linear(hidden, tensors["score.0.weight"], tensors["score.0.bias"]).clamp(min=0)
+        return F.linear(inner, tensors["score.2.weight"], tensors["score.2.bias"])
+
+    with torch.inference_mode():
+        return [head(states(ids)).numpy() for ids in ids_of(folder, items)]
+
+
+def language_rows(folder: Path, items: Sequence[Any], tokens: Sequence[int]) -> list[np.ndarray]:
+    """Columns of the whole vocabulary's logits, by transformers' language model."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32, local_files_only=True
+    ).eval()
+    with torch.inference_mode():
+        return [model(input_ids=ids[None]).logits[0][:, list(tokens)].numpy() for ids in ids_of(folder, items)]
+
+
+def at(folder: Path, items: Sequence[Any], rows: Sequence[np.ndarray], tag: int) -> list[np.ndarray]:
+    """The rows at the tokens ``tag``."""
+    return [matrix[(ids == tag).numpy()] for ids, matrix in zip(ids_of(folder, items), rows, strict=True)]
+
+
+# --- One reward for a text ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", WHOLE)
+def test_a_text_s_reward_is_its_last_token_s(architecture, tmp_path, record_property):
+    folder = write_reward(tmp_path / "model", architecture)
+    expected = rows_of(folder, TEXTS)
+    with load(folder) as engine:
+        assert engine.tasks == {"reward", "token_classify", "embed", "token_embed"}
+        assert engine.spec.labels == ("reward",)
+        found = list(engine.reward(TEXTS).rewards)
+        worst = difference(found, [matrix[-1:] for matrix in expected])
+        record_property("error", worst)
+        assert worst <= TOLERANCE
+        alone = [engine.reward([text]).rewards[0] for text in TEXTS]
+        assert difference(found, alone) <= TOLERANCE
+        # Every token's, as vLLM has it.
+        tokens = engine.token_classify(TEXTS, activation=False)
+        assert difference(list(tokens.probs), expected) <= TOLERANCE
+        probabilities = engine.reward(TEXTS, activation=True).rewards.flat
+    # Raw by habit.
+    assert np.abs(probabilities - 1 / (1 + np.exp(-np.concatenate(found)))).max() < 1e-6
+    # What must be noticed: another row, and a head without its inner step.
+    assert difference(found, [matrix[:1] for matrix in expected]) > VISIBLE
+
+
+def test_notices_a_missing_relu(tmp_path, monkeypatch):
+    from millpond.checkpoints import classifiers
+
+    folder = write_reward(tmp_path / "model", "Qwen2ForRewardModel")
+    first, _, last = classifiers._QWEN_REWARD
+    monkeypatch.setattr(classifiers, "_QWEN_REWARD", (first, last))
+    with load(folder) as engine:
+        assert difference(list(engine.reward(TEXTS).rewards), [m[-1:] for m in rows_of(folder, TEXTS)]) > VISIBLE
+
+
+@pytest.mark.parametrize("architecture", WHOLE)
+def test_a_conversation_goes_through_the_chat_template(architecture, tmp_path):
+    """InternLM2's ends with the reward token, which its own code puts there and which the template does not have."""
+    folder = write_reward(tmp_path / "model", architecture)
+    texts = [
+        "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in conversation)
+        for conversation in CONVERSATIONS
+    ]
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    assert [found[0] for found in ids] == [token_id(folder, "<|im_start|>")] * 2
+    ends = [token_id(folder, REWARD)] if architecture.startswith("InternLM2") else []
+    items = [TokenIds((*found, *ends)) for found in ids]
+    expected = [matrix[-1:] for matrix in rows_of(folder, items)]
+    with load(folder) as engine:
+        output = engine.reward(CONVERSATIONS)
+        assert difference(list(output.rewards), expected) <= TOLERANCE
+        assert output.usage.prompt_tokens == sum(len(item.ids) for item in items)
+        mixed = list(engine.reward([CONVERSATIONS[0], "How deep is it?", CONVERSATIONS[1]]).rewards)
+        assert difference([mixed[0], mixed[2]], expected) <= TOLERANCE
+        assert difference(list(engine.reward(texts).rewards), expected) > VISIBLE or not ends
+
+
+def test_a_conversation_without_a_template_is_refused(tmp_path):
+    folder = write_reward(tmp_path / "model", "Qwen2ForRewardModel")
+    (folder / "chat_template.jinja").unlink()
+    with load(folder) as engine, pytest.raises(InvalidRequestError, match="index 0 needs a chat template"):
+        engine.reward(CONVERSATIONS)
+
+
+def test_a_conversation_that_the_template_refuses(tmp_path):
+    folder = write_reward(tmp_path / "model", "Qwen2ForRewardModel")
+    (folder / "chat_template.jinja").write_text(CHAT + "{{ raise_exception('no such roles') }}")
+    with load(folder) as engine, pytest.raises(InvalidRequestError, match="index 0 does not fit.*no such roles"):
+        engine.reward(CONVERSATIONS)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "jamba"])
+def test_a_classifier_with_one_label_rewards_outcomes(family, tmp_path):
+    """As the page has it: a reward is its logit, a class the sigmoid of it."""
+    folder = write_checkpoint(tmp_path / "model", family, head="SequenceClassification", labels=1)
+    reference = classifier(folder)
+    expected = [reference(ids).numpy()[None] for ids in ids_of(folder, TEXTS)]
+    with load(folder) as engine:
+        assert {"reward", "classify", "score"} <= engine.tasks
+        found = list(engine.reward(TEXTS).rewards)
+        assert difference(found, expected) <= TOLERANCE
+        probs = engine.classify(TEXTS).probs
+    assert np.abs(probs - 1 / (1 + np.exp(-np.concatenate(found)))).max() < 1e-6
+    assert difference(list(probs[:, None]), expected) > VISIBLE
+
+
+# --- One for each step ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stray", [False, True])
+def test_a_process_reward_model_s_steps(stray, tmp_path, record_property):
+    folder = write_reward(tmp_path / "model", "Qwen2ForProcessRewardModel", stray=stray)
+    tag = token_id(folder, STEP)
+    everything = rows_of(folder, STEPS)
+    expected = at(folder, STEPS, everything, tag)
+    assert [len(matrix) for matrix in expected] == [2, 1, 3, 0]
+    with load(folder) as engine:
+        assert engine.spec.step_tag_id == tag
+        assert engine.spec.labels == ("bad", "good")
+        found = list(engine.reward(STEPS).rewards)
+        assert [matrix.shape for matrix in found] == [(2, 2), (1, 2), (3, 2), (0, 2)]
+        worst = difference(found[:3], expected[:3])
+        record_property("error", worst)
+        assert worst <= TOLERANCE
+        alone = [engine.reward([text]).rewards[0] for text in STEPS[:3]]
+        assert difference(found[:3], alone) <= TOLERANCE
+        probabilities = engine.reward(STEPS, activation=True).rewards
+        tokens = engine.token_classify(STEPS, activation=False)
+        good = engine.reward(STEPS, returned_token_ids=[1]).rewards
+        params = PoolingParams(returned_token_ids=(1,), activation=False)
+        column = engine.encode(STEPS, task="token_classify", params=params)
+        assert column.labels == ("good",)
+        assert {entity.label for entities in column for entity in entities} == {"good"}
+        other = engine.reward(STEPS, step_tag_id=tag - 1).rewards
+    for raw, row in zip(found, probabilities, strict=True):
+        assert np.abs(torch.from_numpy(raw).softmax(-1).numpy() - row).max(initial=0) < 1e-6
+    assert difference(list(tokens.probs), everything) <= TOLERANCE
+    assert np.abs(good.flat[:, 0] - np.concatenate(found)[:, 1]).max() == 0
+    assert len(other.flat) == 0
+    # The row before a step's token is not its reward.
+    before = [np.roll(matrix, 1, axis=0) for matrix in everything]
+    assert difference(found[:3], at(folder, STEPS, before, tag)[:3]) > VISIBLE
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma2"])
+def test_a_language_model_s_steps(family, tied, tmp_path, record_property, monkeypatch):
+    """Math-shepherd: two rows of the head at the step's token, and no vocabulary."""
+    config: dict[str, Any] = {"tie_word_embeddings": tied}
+    if family == "gemma2":
+        config["final_logit_softcapping"] = 2.0  # small enough to be seen
+    folder = write_language_model(tmp_path / "model", family, ("+", "-", STEP), config=config, template="$A")
+    assert ("lm_head.weight" in load_file(folder / "model.safetensors")) is not tied
+    tag, *tokens = (token_id(folder, token) for token in (STEP, "+", "-"))
+    everything = language_rows(folder, STEPS, tokens)
+    read: list[tuple[int, ...]] = []
+    right = Pooler.rows_of
+
+    def rows_of(self: Pooler, tokens: tuple[int, ...], device: torch.device) -> VocabularyRows:
+        rows = right(self, tokens, device)
+        read.append(tuple(rows.weight.shape))
+        return rows
+
+    monkeypatch.setattr(Pooler, "rows_of", rows_of)
+    with load(folder) as engine:
+        found = list(engine.reward(STEPS, step_tag_id=tag, returned_token_ids=tokens).rewards)
+        expected = at(folder, STEPS, everything, tag)
+        worst = difference(found[:3], expected[:3])
+        record_property("error", worst)
+        assert worst <= TOLERANCE
+        assert found[3].shape == (0, 2)
+        assert set(read) == {(2, 48)}
+        chances = engine.reward(STEPS, step_tag_id=tag, returned_token_ids=tokens, activation=True).rewards.flat
+        assert np.abs(chances - torch.from_numpy(np.concatenate(found)).softmax(-1).numpy()).max() < 1e-6
+        # Every token's, and the two the other way round.
+        params = PoolingParams(returned_token_ids=tuple(tokens), activation=False)
+        rows = engine.encode(STEPS, task="token_classify", params=params)
+        assert difference(list(rows.probs), everything) <= TOLERANCE
+        assert rows.labels == tuple(str(token) for token in tokens)
+        best = [rows.labels[column] for column in rows.probs[3].argmax(1)]
+        assert [entity.label for entity in rows[3]] == best
+        turned = list(engine.reward(STEPS, step_tag_id=tag, returned_token_ids=tokens[::-1]).rewards)
+        assert difference([matrix[:, ::-1] for matrix in turned[:3]], expected[:3]) <= TOLERANCE
+        assert difference(turned[:3], expected[:3]) > VISIBLE
+        with pytest.raises(UnsupportedTaskError, match="pass returned_token_ids"):
+            engine.reward(STEPS, step_tag_id=tag)
+        with pytest.raises(InvalidRequestError, match=r"returned_token_ids holds 99999.*run from 0 to \d+"):
+            engine.reward(STEPS, step_tag_id=tag, returned_token_ids=[99999])
+        with pytest.raises(InvalidRequestError, match="step_tag_id=99999 is no token"):
+            engine.reward(STEPS, step_tag_id=99999, returned_token_ids=tokens)
+
+
+def test_callers_with_other_tags_share_a_batch(tmp_path):
+    folder = write_language_model(tmp_path / "model", "llama", ("+", "-", STEP, "<step>"), template="$A")
+    plus, minus, first, second = (token_id(folder, token) for token in ("+", "-", STEP, "<step>"))
+    texts = [f"Open the gate.{STEP} Two sacks.<step>", f"The wheel turns.<step> a{STEP} b{STEP}"]
+    asked = [(first, (plus, minus)), (second, (minus, plus)), (second, (plus, minus, 7)), (first, (plus,))]
+    with load(folder) as engine:
+        futures = [
+            engine.submit("reward", texts, PoolingParams(step_tag_id=tag, returned_token_ids=tokens))
+            for tag, tokens in asked
+        ]
+        found = [list(future.result().rewards) for future in futures]
+    for (tag, tokens), rewards in zip(asked, found, strict=True):
+        expected = at(folder, texts, language_rows(folder, texts, tokens), tag)
+        assert difference(rewards, expected) <= TOLERANCE
+
+
+def test_an_untied_model_without_its_head_is_refused(tmp_path):
+    """Its input embeddings have the right shape, and are not its head."""
+    folder = write_language_model(tmp_path / "model", "llama", (STEP,), template="$A")
+    drop_tensor(folder, "lm_head.weight")
+    with load(folder) as engine, pytest.raises(WeightMismatchError, match="no language-model head"):
+        engine.reward(STEPS, step_tag_id=token_id(folder, STEP), returned_token_ids=[5, 6])
+    edit_json(folder / "config.json", tie_word_embeddings=True)
+    with load(folder) as engine:
+        assert engine.reward(STEPS, step_tag_id=token_id(folder, STEP), returned_token_ids=[5, 6]).rewards.flat.any()
+
+

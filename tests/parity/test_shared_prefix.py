@@ -1,0 +1,124 @@
+"""What the pairs of a query begin with, computed once, gives the scores that it gives when computed for each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.tiny import SENTENCES, write_checkpoint
+
+from millpond.attention import flex, sdpa, varlen
+from millpond.attention.segments import Segments
+from millpond.attention.signature import Masking
+from millpond.engine import intake
+from millpond.engine.batch import Batch
+from millpond.engine.engine import Engine
+
+FAMILIES = ("qwen3", "qwen2-sliding", "gemma2", "mistral-sliding", "gpt2")
+TEMPLATE = (
+    "Judge whether the document answers the query, and say yes or no.\n<Query>: {{ messages[0].content }}\n"
+    "<Document>: {{ messages[1].content }}\nAnswer:"
+)
+QUERY = "How much water does one sack of wheat need?"
+DOCUMENTS = (*SENTENCES, "a", "", SENTENCES[3], SENTENCES[0] + " " + SENTENCES[1])
+
+
+@pytest.fixture(scope="module")
+def rerankers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Engine]]:
+    root = tmp_path_factory.mktemp("shared")
+    engines: dict[str, Engine] = {}
+
+    def reranker(family: str) -> Engine:
+        if family not in engines:
+            folder = _classifier(root / family, family)
+            engines[family] = Engine(folder, dtype="float32", device="cpu", score_template=TEMPLATE)
+        return engines[family]
+
+    yield reranker
+    for engine in engines.values():
+        engine.close()
+
+
+def _classifier(folder: Path, family: str) -> Path:
+    """A language model with a score head of one label, in the layout that transformers saves."""
+    from safetensors.torch import load_file, save_file
+
+    write_checkpoint(folder, family, config={"max_position_embeddings": 256, "n_positions": 256}, tokenizer_limit=None)
+    config = json.loads((folder / "config.json").read_text())
+    name = config["architectures"][0].removesuffix("Model") + "ForSequenceClassification"
+    config |= {"architectures": [name], "id2label": {"0": "relevant"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    width = config.get("hidden_size", config.get("n_embd"))
+    tensors["score.weight"] = torch.randn(1, width, generator=torch.Generator().manual_seed(5))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_equal_those_of_pairs_computed_whole(family, rerankers, monkeypatch):
+    engine = rerankers(family)
+    packed: list[Batch] = []
+    pack = Batch.pack.__func__
+
+    def recording(cls, *args, **options):
+        packed.append(pack(cls, *args, **options))
+        return packed[-1]
+
+    monkeypatch.setattr(Batch, "pack", classmethod(recording))
+    shared = engine.score(QUERY, DOCUMENTS, activation=False).scores
+    assert any(batch.lead for batch in packed)
+    tokens = sum(batch.segments.total for batch in packed)
+    monkeypatch.setattr(intake, "shared_prefixes", lambda items, tokenized: {})
+    packed.clear()
+    whole = engine.score(QUERY, DOCUMENTS, activation=False).scores
+    assert not any(batch.lead for batch in packed)
+    assert tokens < 0.7 * sum(batch.segments.total for batch in packed)
+    alone = np.concatenate([engine.score(QUERY, document, activation=False).scores for document in DOCUMENTS])
+    for expected in (whole, alone):
+        assert np.abs(shared - expected).max() <= 1e-5 * np.abs(expected).max()
+    assert np.ptp(whole) > 0.1 * np.abs(whole).max()
+
+
+def test_a_prefix_left_out_or_of_another_query_is_noticed(rerankers, monkeypatch):
+    engine = rerankers("qwen3")
+    expected = engine.score(QUERY, DOCUMENTS, activation=False).scores
+    run = sdpa._continued
+
+    def forgotten(states, prefix, own):
+        return run(states, (prefix[0] + 1, prefix[1] + 1), own)
+
+    monkeypatch.setattr(sdpa, "_continued", forgotten)
+    wrong = engine.score(QUERY, DOCUMENTS, activation=False).scores
+    assert np.abs(wrong - expected).max() > 1e-3 * np.abs(expected).max()
+
+
+def test_queries_share_with_their_own_documents_only(rerankers):
+    engine = rerankers("qwen3")
+    queries = [SENTENCES[i % 3] for i in range(12)]
+    together = engine.score(queries, list(SENTENCES[:12]), activation=False).scores
+    alone = [engine.score(q, d, activation=False).scores[0] for q, d in zip(queries, SENTENCES[:12], strict=True)]
+    assert np.abs(together - alone).max() <= 1e-5 * np.abs(together).max()
+
+
+@pytest.mark.parametrize("window", [None, 3, 7, 100])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("attend", [sdpa.attend, varlen.attend, flex.attend], ids=["sdpa", "varlen", "flex"])
+def test_attention_over_a_shared_prefix(attend, softcap, window):
+    generator = torch.Generator().manual_seed(1)
+    masking = Masking(scale=0.5, causal=True, window=window, softcap=softcap)
+    prefix, own = 6, (1, 4, 4, 9)
+    states = [torch.randn(prefix + sum(own), heads, 8, generator=generator) for heads in (4, 2, 2)]
+    segments = Segments.of((prefix, *own), prefixes=(-1, 0, 0, 0, 0))
+    out = attend(*states, segments, masking)
+    start = prefix
+    for length in own:
+        rows = [torch.cat((part[:prefix], part[start : start + length])) for part in states]
+        alone = sdpa.attend(*rows, Segments.of((prefix + length,)), replace(masking))
+        torch.testing.assert_close(out[start : start + length], alone[prefix:], atol=1e-5, rtol=1e-5)
+        start += length

@@ -1,0 +1,567 @@
+"""LLM: what vLLM's callers write for each kind of model, over tiny checkpoints in the places of the hub's."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.parity.vllm_row import headed, linears
+from tests.tiny import SENTENCES, TEXTS, Layout, Normalize, Pooling, edit_json, write_checkpoint
+from tests.tiny_late import write_pylate, write_stanford
+
+from millpond import LLM, Engine, PoolingParams, UnsupportedTaskError
+from millpond.errors import InvalidRequestError, ModelLoadError
+
+WIDTH = 48
+LONG = 512  # tokens, enough for a reranker's template in these vocabularies
+HELLO = "Hello, my name is"
+CAPITAL = "What is the capital of France?"
+BRASILIA = "The capital of Brazil is Brasilia."
+ONE = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+TWO = {"id2label": {"0": "calm", "1": "flood"}, "label2id": {"calm": 0, "flood": 1}}
+_ROBERTA = linears(("classifier.dense", WIDTH, WIDTH), ("classifier.out_proj", 1, WIDTH))
+_BERT = linears(("bert.pooler.dense", WIDTH, WIDTH), ("classifier", 2, WIDTH))
+_QWEN_REWARD = linears(("score.0", WIDTH, WIDTH), ("score.2", 2, WIDTH))
+
+
+def reranker(folder: Path) -> Path:
+    return headed(
+        "qwen3",
+        {"max_position_embeddings": LONG},
+        "Qwen3ForCausalLM",
+        {},
+        prefix="model.",
+        wrapped=True,
+        tokens=("no", "yes"),
+        tokenizer_limit=LONG,
+        template="$A",
+    )(folder)
+
+
+def prompted(folder: Path) -> Path:
+    layout = Layout(
+        modules=(Pooling(modes=("mean",)), Normalize()),
+        prompts={"query": "find: ", "document": "keep: "},
+        default_prompt_name="document",
+    )
+    return write_checkpoint(folder, "bert", sentence_transformers=layout)
+
+
+# What stands in for a checkpoint of the hub: its architecture, its files' layout, random weights.
+STAND_INS: dict[str, Callable[[Path], Path]] = {
+    "intfloat/e5-small": lambda folder: write_checkpoint(folder, "bert"),
+    "Alibaba-NLP/gte-multilingual-base": lambda folder: write_checkpoint(folder, "gte"),
+    "Qwen/Qwen3-Embedding-0.6B": lambda folder: write_checkpoint(folder, "qwen3", wrapped=True),
+    "jinaai/jina-embeddings-v3": lambda folder: write_checkpoint(folder, "jina"),
+    "nomic-ai/nomic-embed-text-v1": prompted,
+    "jason9693/Qwen2.5-1.5B-apeach": headed(
+        "qwen2", {}, "Qwen2ForSequenceClassification", {"score.weight": (2, WIDTH)}, prefix="model.", config=TWO
+    ),
+    "nie3e/sentiment-polish-gpt2-small": headed(
+        "gpt2", {}, "GPT2ForSequenceClassification", {"score.weight": (2, WIDTH)}, prefix="transformer.", config=TWO
+    ),
+    "a/bert-classifier": headed("bert", {}, "BertForSequenceClassification", _BERT, prefix="bert.", config=TWO),
+    "boltuix/NeuroBERT-NER": headed(
+        "bert", {}, "BertForTokenClassification", linears(("classifier", 2, WIDTH)), prefix="bert.", config=TWO
+    ),
+    "BAAI/bge-reranker-v2-m3": headed(
+        "xlm-roberta", {}, "XLMRobertaForSequenceClassification", _ROBERTA, prefix="roberta.", config=ONE
+    ),
+    "Qwen/Qwen3-Reranker-0.6B": reranker,
+    "somebody/tuned": reranker,
+    "internlm/internlm2-1_8b-reward": headed(
+        "internlm2", {}, "InternLM2ForRewardModel", {"v_head.weight": (1, WIDTH)}, prefix="model."
+    ),
+    "Qwen/Qwen2.5-Math-PRM-7B": headed(
+        "qwen2", {}, "Qwen2ForProcessRewardModel", _QWEN_REWARD, prefix="model.", tokens=("<extra_0>",)
+    ),
+    "peiyi9979/math-shepherd-mistral-7b-prm": lambda folder: write_checkpoint(folder, "mistral", wrapped=True),
+    "answerdotai/answerai-colbert-small-v1": write_stanford,
+    "lightonai/GTE-ModernColBERT-v1": write_pylate,
+}
+
+
+@pytest.fixture(scope="session")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder that stands in for a hub id."""
+    root = tmp_path_factory.mktemp("hub")
+
+    def hub(name: str) -> Path:
+        folder = root / name
+        return folder if folder.exists() else STAND_INS[name](folder)
+
+    return hub
+
+
+@pytest.fixture(scope="session")
+def load(hub: Callable[[str], Path]) -> Iterator[Callable[..., LLM]]:
+    """An LLM in float32 on the CPU, made once for equal arguments."""
+    made: dict[str, LLM] = {}
+
+    def load(name: str, **options: Any) -> LLM:
+        key = repr((name, sorted(options.items())))
+        if key not in made:
+            made[key] = LLM(hub(name), **{"dtype": "float32", "device": "cpu"} | options)
+        return made[key]
+
+    yield load
+    for llm in made.values():
+        llm.close()
+
+
+class TestWhatThePagesOfVllmShow:
+    """With no argument besides those shown there."""
+
+    def test_a_vector(self, hub):
+        llm = LLM(model=str(hub("intfloat/e5-small")), runner="pooling")
+        outputs = llm.embed(HELLO)
+        embeds = outputs[0].outputs.embedding
+        assert type(embeds) is list and {type(number) for number in embeds} == {float}
+        assert f"size={len(embeds)}" == "size=48"
+        assert f"{embeds!r}".startswith("[")
+
+    def test_a_shorter_vector(self, hub):
+        llm = LLM(model=str(hub("jinaai/jina-embeddings-v3")), runner="pooling", trust_remote_code=True)
+        outputs = llm.embed(["Follow the white rabbit."], pooling_params=PoolingParams(dimensions=32))
+        assert str(outputs[0].outputs).startswith("EmbeddingData(hidden_size=32, embedding=[")
+        vector = np.array(outputs[0].outputs.embedding)
+        assert vector.shape == (32,)
+        assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
+
+    def test_classes(self, hub):
+        llm = LLM(model=str(hub("jason9693/Qwen2.5-1.5B-apeach")), runner="pooling")
+        probs = llm.classify(HELLO)[0].outputs.probs
+        assert type(probs) is list and len(probs) == 2
+        assert sum(probs) == pytest.approx(1, abs=1e-5)
+
+    def test_a_pairs_score(self, hub):
+        llm = LLM(model=str(hub("BAAI/bge-reranker-v2-m3")), runner="pooling")
+        score = llm.score(CAPITAL, BRASILIA)[0].outputs.score
+        assert type(score) is float and 0 < score < 1
+
+    def test_rewards(self, hub):
+        llm = LLM(model=str(hub("internlm/internlm2-1_8b-reward")), runner="pooling", trust_remote_code=True)
+        (output,) = llm.reward(HELLO)
+        assert isinstance(output.outputs.data, torch.Tensor)
+        assert output.outputs.data.shape == (len(output.prompt_token_ids), 1)
+        assert f"{output.outputs.data!r}".startswith("tensor(")
+
+    def test_rewards_of_steps(self, hub):
+        llm = LLM(
+            model=str(hub("peiyi9979/math-shepherd-mistral-7b-prm")),
+            pooler_config='{"pooling_type": "STEP", "step_tag_id": 123, "returned_token_ids": [45, 78]}',
+        )
+        (output,) = llm.reward([{"prompt_token_ids": [1, 300, 123, 301, 123, 302]}])
+        assert output.outputs.data.shape == (2, 2)
+
+    @pytest.mark.parametrize(
+        ("name", "architecture"),
+        [
+            ("lightonai/GTE-ModernColBERT-v1", "ColBERTModernBertModel"),
+            ("answerdotai/answerai-colbert-small-v1", "HF_ColBERT"),
+        ],
+    )
+    def test_late_interaction(self, hub, name, architecture):
+        llm = LLM(model=str(hub(name)), hf_overrides={"architectures": [architecture]})
+        (output,) = llm.encode(HELLO, pooling_task="token_embed")
+        assert output.outputs.data.ndim == 2
+        scores = [one.outputs.score for one in llm.score(CAPITAL, [BRASILIA, CAPITAL])]
+        assert scores[1] > scores[0]
+
+    def test_another_name_of_an_architecture(self, load):
+        llm = load("Alibaba-NLP/gte-multilingual-base", hf_overrides={"architectures": ["GteNewModel"]})
+        plain = load("Alibaba-NLP/gte-multilingual-base")
+        assert llm.embed(HELLO)[0].outputs.embedding == plain.embed(HELLO)[0].outputs.embedding
+
+    def test_a_language_model_that_reranks(self, load):
+        said = {
+            "architectures": ["Qwen3ForSequenceClassification"],
+            "classifier_from_token": ["no", "yes"],
+            "is_original_qwen3_reranker": True,
+        }
+        llm, known = load("somebody/tuned", hf_overrides=said), load("Qwen/Qwen3-Reranker-0.6B")
+        documents = [BRASILIA, SENTENCES[1]]
+        found = [one.outputs.score for one in llm.score(CAPITAL, documents)]
+        assert found == [one.outputs.score for one in known.score(CAPITAL, documents)]  # known by its name
+        assert 0 < found[0] < 1 and found[0] != found[1]
+        assert "score" in llm.engine.tasks and "embed" in load("somebody/tuned").engine.tasks
+
+    def test_a_width_that_nobody_trained(self, load):
+        asked = PoolingParams(dimensions=16)
+        with pytest.raises(InvalidRequestError, match="is_matryoshka"):
+            load("intfloat/e5-small").embed(HELLO, pooling_params=asked)
+        forced = load("intfloat/e5-small", hf_overrides={"is_matryoshka": True})
+        assert forced.embed(HELLO, pooling_params=asked)[0].outputs.hidden_size == 16
+
+
+class TestPrompts:
+    @pytest.mark.parametrize("wrap", [lambda text: text, lambda text: {"prompt": text}], ids=["str", "dict"])
+    def test_texts(self, load, wrap):
+        llm = load("intfloat/e5-small")
+        expected = llm.engine.embed(TEXTS, prompt="").embeddings
+        found = llm.embed([wrap(text) for text in TEXTS], truncate_prompt_tokens=-1)
+        np.testing.assert_allclose([one.outputs.embedding for one in found], expected, atol=1e-6)
+        alone = llm.embed(wrap(TEXTS[1]))
+        assert len(alone) == 1
+        np.testing.assert_allclose(alone[0].outputs.embedding, expected[1], atol=1e-6)
+
+    @pytest.mark.parametrize(
+        "wrap",
+        [
+            lambda ids: ids,
+            lambda ids: tuple(ids),
+            lambda ids: {"prompt_token_ids": ids},
+            lambda ids: {"prompt_token_ids": ids, "prompt": "something else"},
+            lambda ids: [ids],
+            lambda ids: [{"prompt_token_ids": ids}],
+        ],
+    )
+    def test_token_ids_run_as_they_are(self, load, wrap):
+        llm = load("intfloat/e5-small")
+        ids = llm.engine.tokenize([SENTENCES[0]])[0]
+        (output,) = llm.embed(wrap(ids))
+        np.testing.assert_allclose(output.outputs.embedding, llm.engine.embed([SENTENCES[0]]).embeddings[0], atol=1e-6)
+        assert output.prompt_token_ids == ids
+        (without,) = llm.embed(wrap(ids[1:]))
+        assert not np.allclose(without.outputs.embedding, output.outputs.embedding, atol=1e-3)
+
+    def test_kinds_may_be_mixed(self, load):
+        llm = load("intfloat/e5-small")
+        (ids,) = llm.engine.tokenize([HELLO])
+        found = [one.outputs.embedding for one in llm.embed([HELLO, {"prompt": HELLO}, ids])]
+        np.testing.assert_allclose(found[1:], [found[0]] * 2, atol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("prompts", "said"),
+        [
+            ([], "at least one prompt"),
+            (None, "index 0"),
+            (3, "index 0"),
+            (b"bytes", "index 0"),
+            ([HELLO, None], "index 1"),
+            ([HELLO, []], "index 1"),
+            ([{"prompt": 3}], "index 0"),
+            ([{}], "index 0"),
+            ([{"prompt": HELLO, "multi_modal_data": {}}], "index 0"),
+            ([{"prompt_embeds": [1.0]}], "index 0"),
+            ([{"prompt_token_ids": "12"}], "index 0"),
+            ([{"prompt_token_ids": []}], "index 0"),
+            ([[True, False]], "index 0"),
+            ([[1.5]], "index 0"),
+            ([[1, 10**6]], "index 0"),
+        ],
+    )
+    def test_what_is_none(self, load, prompts, said):
+        with pytest.raises(InvalidRequestError, match=said):
+            load("intfloat/e5-small").embed(prompts)
+
+    def test_a_checkpoints_prompts_are_applied_by_request_only(self, load):
+        llm = load("nomic-ai/nomic-embed-text-v1")
+        engine = llm.engine
+        found = llm.embed([HELLO] * 3, pooling_params=[PoolingParams(), PoolingParams(role="query"),
+                                                       PoolingParams(prompt_name="document")])  # fmt: skip
+        expected = [engine.embed([HELLO], **how).embeddings[0] for how in ({"prompt": ""}, {"role": "query"}, {})]
+        np.testing.assert_allclose([one.outputs.embedding for one in found], expected, atol=1e-6)
+        assert not np.allclose(expected[0], expected[2], atol=1e-3)  # whose default is the document's
+
+
+class TestOutputs:
+    def test_each_has_the_ids_that_were_run(self, load):
+        llm = load("intfloat/e5-small")
+        for one, text in zip(llm.embed([HELLO, SENTENCES[0]]), (HELLO, SENTENCES[0]), strict=True):
+            assert one.prompt_token_ids == llm.get_tokenizer()(text)["input_ids"]
+
+    def test_cut_ones_too(self, load):
+        llm = load("intfloat/e5-small")
+        (cut,) = llm.embed(SENTENCES[0], truncate_prompt_tokens=6)
+        whole = llm.get_tokenizer()(SENTENCES[0])["input_ids"]
+        assert cut.prompt_token_ids == [*whole[:5], whole[-1]]
+
+    def test_a_pairs_are_the_rendered_template(self, load):
+        llm = load("Qwen/Qwen3-Reranker-0.6B")
+        (output,) = llm.score("q", "d")
+        text = llm.get_tokenizer().decode(output.prompt_token_ids)
+        assert "<Query>: q" in text and "<Document>: d" in text
+
+    def test_a_pairs_are_both_texts_of_an_embedder(self, load):
+        llm = load("intfloat/e5-small")
+        ids = llm.get_tokenizer()
+        (output,) = llm.score("the mill", "the pond")
+        assert output.prompt_token_ids == [
+            *ids("the mill")["input_ids"], ids.pad_token_id, *ids("the pond")["input_ids"]
+        ]  # fmt: skip
+
+    def test_ids_of_requests_differ(self, load):
+        llm = load("intfloat/e5-small")
+        outputs = [*llm.embed([HELLO] * 3), *llm.score(HELLO, [HELLO] * 2), *llm.encode(HELLO)]
+        assert len({one.request_id for one in outputs}) == 6
+        assert all(type(one.request_id) is str and one.finished for one in outputs)
+
+    def test_they_survive_pickling(self, load):
+        (output,) = load("intfloat/e5-small").embed(HELLO)
+        again = pickle.loads(pickle.dumps(output))
+        assert (again.prompt_token_ids, again.outputs) == (output.prompt_token_ids, output.outputs)
+
+    def test_they_can_be_read(self, load):
+        (vector,), (classes,) = load("intfloat/e5-small").embed(HELLO), load("a/bert-classifier").classify(HELLO)
+        assert len(repr(vector)) < 200
+        assert "hidden_size=48" in repr(vector) and f"[{vector.outputs.embedding[0]:.4g}, " in repr(vector)
+        assert repr(classes.outputs) == (
+            f"ClassificationData(num_classes=2, probs=[{classes.outputs.probs[0]:.4g}, {classes.outputs.probs[1]:.4g}])"
+        )
+        assert classes.outputs.num_classes == 2
+
+
+class TestEncode:
+    @pytest.mark.parametrize(
+        ("name", "task", "shape"),
+        [
+            ("intfloat/e5-small", "embed", (WIDTH,)),
+            ("intfloat/e5-small", "embedding", (WIDTH,)),
+            ("intfloat/e5-small", "token_embed", (4, WIDTH)),
+            ("intfloat/e5-small", "encode", (4, WIDTH)),
+            ("intfloat/e5-small", None, (WIDTH,)),
+            ("a/bert-classifier", "classify", (2,)),
+            ("a/bert-classifier", "score", (2,)),
+            ("a/bert-classifier", "token_classify", (4, 2)),
+            ("a/bert-classifier", None, (2,)),
+            ("boltuix/NeuroBERT-NER", "token_classify", (4, 2)),
+            ("boltuix/NeuroBERT-NER", "encode", (4, 2)),
+            ("boltuix/NeuroBERT-NER", None, (4, 2)),
+            ("internlm/internlm2-1_8b-reward", "reward", (1, 1)),
+        ],
+    )
+    def test_every_task(self, load, name, task, shape):
+        llm = load(name)
+        (ids,) = llm.engine.tokenize(["mill"])
+        (output,) = llm.encode("mill", pooling_task=task)
+        assert output.outputs.data.dtype == torch.float32
+        assert output.outputs.data.device.type == "cpu"
+        rows = (len(ids), *shape[1:]) if len(shape) == 2 else shape
+        assert tuple(output.outputs.data.shape) == rows
+
+    def test_the_task_of_the_params(self, load):
+        llm = load("intfloat/e5-small")
+        assert llm.encode(HELLO, PoolingParams(task="token_embed"))[0].outputs.data.ndim == 2
+        assert llm.encode([HELLO], [PoolingParams(task="encode")])[0].outputs.data.ndim == 2
+        assert llm.encode(HELLO, PoolingParams())[0].outputs.data.ndim == 1
+
+    def test_the_task_of_the_model(self, load):
+        assert load("intfloat/e5-small", task="token_embed").encode(HELLO)[0].outputs.data.ndim == 2
+
+    def test_equals_the_methods(self, load):
+        vectors, classes = load("intfloat/e5-small"), load("a/bert-classifier")
+        assert vectors.encode(HELLO, pooling_task="embed")[0].outputs.data.tolist() == (
+            vectors.embed(HELLO)[0].outputs.embedding
+        )
+        assert classes.encode(HELLO, pooling_task="classify")[0].outputs.data.tolist() == (
+            classes.classify(HELLO)[0].outputs.probs
+        )
+
+    @pytest.mark.parametrize("task", ["generate", "sparse_embed", ""])
+    def test_no_such_task(self, load, task):
+        llm = load("intfloat/e5-small")
+        if task:
+            with pytest.raises(InvalidRequestError, match="token_embed"):
+                llm.encode(HELLO, pooling_task=task)
+        else:
+            assert llm.encode(HELLO, pooling_task=task)[0].outputs.data.ndim == 1
+
+    @pytest.mark.parametrize("method", ["classify", "reward"])
+    def test_a_task_of_other_models(self, load, method):
+        with pytest.raises(UnsupportedTaskError, match="serves embed, token_embed"):
+            getattr(load("intfloat/e5-small"), method)(HELLO)
+
+    def test_params_of_another_task(self, load):
+        with pytest.raises(InvalidRequestError, match="contradicts"):
+            load("intfloat/e5-small").embed(HELLO, pooling_params=PoolingParams(task="classify"))
+
+
+class TestReward:
+    def test_raw_unless_activation_is_asked_for(self, load):
+        llm = load("internlm/internlm2-1_8b-reward")
+        raw = llm.reward(HELLO)[0].outputs.data
+        assert ((raw < 0) | (raw > 1)).any()
+        active = llm.reward(HELLO, pooling_params=PoolingParams(use_activation=True))[0].outputs.data
+        torch.testing.assert_close(active, raw.sigmoid())
+
+    def test_the_last_row_is_the_texts_own(self, load):
+        llm = load("internlm/internlm2-1_8b-reward")
+        rows = llm.reward(HELLO)[0].outputs.data
+        assert rows[-1].item() == pytest.approx(llm.engine.reward([HELLO]).rewards[0][0, 0], rel=1e-4)
+
+    def test_a_process_reward_model_keeps_its_steps(self, load):
+        llm = load("Qwen/Qwen2.5-Math-PRM-7B")
+        text = "Open the gate.<extra_0> The wheel turns.<extra_0>"
+        (output,) = llm.reward(text)
+        assert output.outputs.data.shape == (2, 2)
+        np.testing.assert_allclose(output.outputs.data, llm.engine.reward([text]).rewards[0], atol=1e-5)
+        active = llm.encode(text, pooling_task="token_classify")[0].outputs.data
+        torch.testing.assert_close(active, output.outputs.data.softmax(-1))
+
+    def test_steps_in_the_params(self, load):
+        llm = load("peiyi9979/math-shepherd-mistral-7b-prm")
+        asked = PoolingParams(step_tag_id=123, returned_token_ids=[45, 78])
+        for run in (llm.reward, lambda *a, **k: llm.encode(*a, pooling_task="token_classify", **k)):
+            (output,) = run([[1, 300, 123, 301, 123, 302]], pooling_params=asked)
+            assert output.outputs.data.shape == (2, 2)
+        (text,) = llm.encode(HELLO, PoolingParams(returned_token_ids=[45, 78]), pooling_task="token_classify")
+        assert text.outputs.data.shape == (len(text.prompt_token_ids), 2)
+
+    def test_a_language_model_without_columns(self, load):
+        with pytest.raises(UnsupportedTaskError, match="returned_token_ids"):
+            load("peiyi9979/math-shepherd-mistral-7b-prm").reward(HELLO)
+
+
+class TestScore:
+    def test_one_with_several(self, load):
+        llm = load("BAAI/bge-reranker-v2-m3")
+        documents = [BRASILIA, SENTENCES[1], SENTENCES[2]]
+        found = [one.outputs.score for one in llm.score(CAPITAL, documents)]
+        np.testing.assert_allclose(found, llm.engine.score(CAPITAL, documents).scores, atol=1e-6)
+        assert len(set(found)) == 3
+
+    def test_several_with_as_many(self, load):
+        llm = load("BAAI/bge-reranker-v2-m3")
+        found = [one.outputs.score for one in llm.score([CAPITAL, HELLO], [BRASILIA, SENTENCES[1]])]
+        singly = [llm.score(CAPITAL, BRASILIA)[0], llm.score(HELLO, SENTENCES[1])[0]]
+        np.testing.assert_allclose(found, [one.outputs.score for one in singly], atol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("left", "right"), [([CAPITAL] * 2, [BRASILIA]), ([CAPITAL] * 2, [BRASILIA] * 3), ([], [HELLO]), (HELLO, [])]
+    )
+    def test_numbers_that_do_not_pair_up(self, load, left, right):
+        with pytest.raises(InvalidRequestError, match="pair up|At least one"):
+            load("BAAI/bge-reranker-v2-m3").score(left, right)
+
+    def test_content_parts(self, load):
+        llm = load("BAAI/bge-reranker-v2-m3")
+        parts = [{"type": "text", "text": "The capital"}, {"type": "text", "text": "of Brazil"}]
+        found = llm.score({"content": [{"type": "text", "text": CAPITAL}]}, [{"content": parts}, {"prompt": BRASILIA}])
+        plain = llm.score(CAPITAL, ["The capital\nof Brazil", BRASILIA])
+        assert [one.outputs for one in found] == [one.outputs for one in plain]
+        assert llm.score({"content": CAPITAL}, BRASILIA)[0].outputs == plain[1].outputs
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            {"content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+            {"content": []},
+            {"prompt_token_ids": [1]},
+            [3],
+            None,
+            b"bytes",
+        ],
+    )
+    def test_no_text(self, load, data):
+        with pytest.raises(InvalidRequestError, match="data_2 .* index 0.*texts only"):
+            load("BAAI/bge-reranker-v2-m3").score(CAPITAL, data)
+
+    def test_a_template_of_the_calls_own(self, load):
+        llm = load("Qwen/Qwen3-Reranker-0.6B")
+        own = llm.score(CAPITAL, BRASILIA)[0]
+        (other,) = llm.score(CAPITAL, BRASILIA, chat_template="{{ query }} => {{ document }} ?")
+        assert other.outputs.score != own.outputs.score
+        assert llm.get_tokenizer().decode(other.prompt_token_ids) == f"{CAPITAL} => {BRASILIA} ?"
+        assert llm.score(CAPITAL, BRASILIA)[0].outputs == own.outputs
+
+    def test_no_template_for_two_vectors(self, load):
+        with pytest.raises(InvalidRequestError, match="reads no template"):
+            load("intfloat/e5-small").score(CAPITAL, BRASILIA, chat_template="{{ query }} {{ document }}")
+
+    def test_raw_scores(self, load):
+        llm = load("BAAI/bge-reranker-v2-m3")
+        for asked in (
+            PoolingParams(use_activation=False),
+            PoolingParams(activation=False),
+            PoolingParams(softmax=False),
+        ):
+            (raw,) = llm.score(CAPITAL, BRASILIA, pooling_params=asked)
+            active = 1 / (1 + np.exp(-raw.outputs.score))
+            assert active == pytest.approx(llm.score(CAPITAL, BRASILIA)[0].outputs.score, abs=1e-6)
+
+    def test_by_cosine_and_by_maxsim(self, load):
+        for name in ("intfloat/e5-small", "answerdotai/answerai-colbert-small-v1"):
+            llm = load(name)
+            found = [one.outputs.score for one in llm.score(CAPITAL, [BRASILIA, SENTENCES[1]])]
+            np.testing.assert_allclose(found, llm.engine.score(CAPITAL, [BRASILIA, SENTENCES[1]]).scores, atol=1e-5)
+
+    def test_several_classes_are_no_score(self, load):
+        with pytest.raises(UnsupportedTaskError, match="calm, flood"):
+            load("a/bert-classifier").score(CAPITAL, BRASILIA)
+
+
+class TestLoading:
+    def test_arguments_by_position_and_by_name(self, hub):
+        folder = hub("intfloat/e5-small")
+        with LLM(folder, dtype="float") as llm, LLM(model=folder, dtype="float32", convert="none") as other:
+            assert llm.engine.dtype == "float32"
+            assert llm.embed(prompts=HELLO)[0].outputs == other.embed(HELLO)[0].outputs
+        assert llm.engine.closed
+        with LLM(folder, dtype="half") as llm:
+            assert llm.engine.dtype == "float16"
+        with pytest.raises(TypeError):
+            LLM(folder, "pooling")
+
+    def test_max_model_len(self, load):
+        assert load("intfloat/e5-small", max_model_len=32).engine.spec.max_length == 32
+
+    @pytest.mark.parametrize("method", ["embed", "classify", "reward", "score", "encode"])
+    def test_an_unknown_argument_of_a_method(self, load, method):
+        with pytest.raises(TypeError, match="mistake"):
+            getattr(load("intfloat/e5-small"), method)(HELLO, HELLO, mistake=1)
+
+    def test_an_unknown_argument(self, hub):
+        with pytest.raises(TypeError, match="LLM has no argument 'max_lenght'"):
+            LLM(hub("intfloat/e5-small"), max_lenght=3, seed=0)
+
+    def test_resource_knobs_are_named_in_one_warning(self, hub):
+        with pytest.warns(UserWarning, match="ignored: enforce_eager, gpu_memory_utilization, seed") as warned:
+            LLM(
+                hub("intfloat/e5-small"), tensor_parallel_size=1, gpu_memory_utilization=0.5, enforce_eager=True, seed=0
+            ).close()
+        assert [Path(one.filename).name for one in warned] == [Path(__file__).name]  # the caller's line
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"runner": "generate"},
+            {"convert": "generate"},
+            {"task": "generate"},
+            {"trust_remote_code": "yes"},
+            {"tensor_parallel_size": 2},
+            {"pipeline_parallel_size": 2},
+        ],
+    )
+    def test_what_is_refused(self, hub, options):
+        with pytest.raises(InvalidRequestError, match=next(iter(options))):
+            LLM(hub("intfloat/e5-small"), **options)
+
+    def test_a_class_that_nobody_knows(self, hub):
+        with pytest.raises(ModelLoadError, match="PondModel"):
+            LLM(hub("intfloat/e5-small"), hf_overrides={"architectures": ["PondModel"]})
+
+    def test_remote_code_is_never_run(self, tmp_path):
+        folder = write_checkpoint(tmp_path / "model", "bert")
+        edit_json(folder / "config.json", auto_map={"AutoModel": "modeling_pond.PondModel"})
+        (folder / "modeling_pond.py").write_text("raise SystemExit('it was run')\n", encoding="utf-8")
+        with LLM(folder, trust_remote_code=True) as llm:
+            assert llm.embed(HELLO)[0].outputs.hidden_size == WIDTH
+
+    def test_jina_without_a_task_matches_texts(self, load):
+        llm = load("jinaai/jina-embeddings-v3")
+        expected = llm.engine.embed([HELLO], adapter="text-matching", prompt="").embeddings[0]
+        np.testing.assert_allclose(llm.embed(HELLO)[0].outputs.embedding, expected, atol=1e-6)
+        other = llm.embed(HELLO, pooling_params=PoolingParams(adapter="separation"))[0].outputs.embedding
+        assert not np.allclose(other, expected, atol=1e-3)
+
+
+def test_an_engine_and_an_llm_are_one_program(load, hub):
+    with Engine(hub("intfloat/e5-small"), dtype="float32", device="cpu") as engine:
+        found = load("intfloat/e5-small").embed(SENTENCES[0])[0].outputs.embedding
+        np.testing.assert_allclose(found, engine.embed([SENTENCES[0]]).embeddings[0], atol=1e-6)
