@@ -91,7 +91,11 @@ class VectorCache:
                 f"max_bytes={max_bytes} is less than a cache can keep to ({SMALLEST_LIMIT}); give it more, or None"
             )
         self._max_bytes = max_bytes
-        self._file = RowFile(Path(path).expanduser().absolute(), max_bytes=max_bytes)
+        try:
+            place = Path(path).expanduser().absolute()
+        except RuntimeError as error:  # ~somebody
+            raise CacheError(f"{os.fspath(path)!r} is no path here ({error}); write it out") from error
+        self._file = RowFile(place, max_bytes=max_bytes)
         self._counting = threading.Lock()
         self._hits = self._misses = self._written = 0
 

@@ -145,10 +145,11 @@ def test_a_native_architectures_own_code_is_left_alone(tmp_path):
     assert not trace.exists()
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if FAMILIES[family].head == "ForCausalLM"])
-def test_a_class_with_another_head(family, tmp_path):
+@pytest.mark.parametrize("head", ["ForQuestionAnswering", "ForMultipleChoice"])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "jina", "llama", "qwen3", "gpt2"])
+def test_a_class_with_another_head(family, head, tmp_path):
     folder = write_checkpoint(tmp_path / "model", family)
-    claimed = FAMILIES[family].prefix + "ForSequenceClassification"
+    claimed = FAMILIES[family].prefix + head
     edit_json(folder / "config.json", architectures=[claimed])
     refused(folder, UnsupportedArchitectureError, claimed)
 
@@ -157,7 +158,7 @@ def test_a_class_with_another_head(family, tmp_path):
     ("family", "fields", "match"),
     [
         ("bert", {"position_embedding_type": "relative_key"}, "relative_key"),
-        ("xlm-roberta", {"position_embedding_type": "rotary"}, "rotary"),
+        ("roberta", {"position_embedding_type": "rotary"}, "rotary"),
         ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
         ("qwen2", {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
         ("gemma3", {"rope_parameters": {"full_attention": {"rope_type": "dynamic", "factor": 2.0}}}, "dynamic"),
@@ -167,6 +168,13 @@ def test_a_config_that_changes_the_arithmetic(family, fields, match, tmp_path):
     folder = write_checkpoint(tmp_path / "model", family)
     edit_json(folder / "config.json", **fields)
     refused(folder, UnsupportedArchitectureError, match)
+
+
+def test_rotary_positions_that_the_weights_do_not_have(tmp_path):
+    """With them an XLM-RoBERTa is jina's, whose tensors have other names."""
+    folder = write_checkpoint(tmp_path / "model", "xlm-roberta")
+    edit_json(folder / "config.json", position_embedding_type="rotary")
+    refused(folder, WeightMismatchError, r"misses layers\.0\.")
 
 
 # --- The modules ----------------------------------------------------------------------------------------------------
@@ -305,11 +313,19 @@ def test_a_module_on_rows_of_another_kind_is_refused(place, name, tmp_path):
         Engine(folder, device="cpu")
 
 
-@pytest.mark.parametrize("kind", ["CrossEncoder", "SparseEncoder", "MultiVectorEncoder"])
-def test_other_kinds_of_checkpoints_are_refused(kind, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [
+        ("CrossEncoder", "lists Pooling behind a Transformer"),
+        ("SparseEncoder", "SparseEncoder"),
+        ("MultiVectorEncoder", "MultiVectorEncoder"),
+    ],
+)
+def test_other_kinds_of_checkpoints_need_their_own_modules(kind, match, tmp_path):
+    """An embedder's list of modules under another kind's name is neither."""
     folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout())
     edit_json(folder / "config_sentence_transformers.json", model_type=kind)
-    with pytest.raises(ModelLoadError, match=kind):
+    with pytest.raises(ModelLoadError, match=match):
         Engine(folder, device="cpu")
 
 

@@ -287,3 +287,14 @@ def test_a_spec_can_be_pickled_and_hashed(folder):
     copy = pickle.loads(pickle.dumps(spec))
     assert copy == spec and copy.fingerprint == spec.fingerprint
     assert {spec: 1}[copy] == 1 and hash(load(folder, max_length=10)) != hash(spec)
+
+
+def test_weights_from_before_torch_1_6(tmp_path):
+    import torch
+
+    from millpond.checkpoints.weights import read_tensors, tensor_shapes
+
+    tensors = {"a": torch.ones(2, 3), "b": torch.arange(4)}
+    torch.save(tensors, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    assert tensor_shapes(tmp_path) == {"a": (2, 3), "b": (4,)}
+    assert torch.equal(read_tensors(tmp_path, only=("b",))["b"], tensors["b"])

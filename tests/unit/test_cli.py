@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from tests.tiny import Layout, write_checkpoint
+from tests.tiny_cross_encoder import write_cross_encoder
+from tests.tiny_late import write_stanford
 
 import millpond
 from millpond import Engine
@@ -58,6 +61,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def cross(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_cross_encoder(tmp_path_factory.mktemp("cli") / "cross")
+
+
+@pytest.fixture(scope="module")
+def colbert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_stanford(tmp_path_factory.mktemp("cli") / "colbert")
+
+
+@pytest.fixture(scope="module")
 def engine(model: Path):
     with Engine(model, dtype="float32", device="cpu") as engine:
         yield engine
@@ -77,10 +90,10 @@ def test_usage_names_the_program(run: Run):
 def test_without_arguments_it_explains_itself(run: Run):
     ran = run()
     assert ran.code == 2
-    assert all(name in ran.out + ran.err for name in ("demo", "embed", "ingest", "models", "env"))
+    assert all(name in ran.out + ran.err for name in ("demo", "embed", "rerank", "ingest", "models", "env"))
 
 
-@pytest.mark.parametrize("command", ["demo", "embed", "ingest", "models", "env"])
+@pytest.mark.parametrize("command", ["demo", "embed", "rerank", "ingest", "models", "env"])
 def test_every_command_explains_itself(run: Run, command: str):
     ran = run(command, "--help")
     assert ran.code == 0
@@ -222,6 +235,140 @@ class TestEmbed:
 
     def test_a_model_that_is_not_there_is_exit_1(self, run: Run):
         ran = run("embed", "-m", "nobody/nothing", stdin="mill")
+        assert ran.code == 1
+        assert ran.err.startswith("millpond: nobody/nothing ")
+        assert ran.err.count("\n") == 1
+
+
+QUERY = "How deep is the mill pond?"
+DOCUMENTS = [
+    "The wheel turns\tslowly.",
+    "The pond is four feet deep.",
+    "The miller sleeps.",
+    "Deep water drives the wheel of the mill.",
+]
+
+
+class TestRerank:
+    @pytest.mark.parametrize("kind", ["cross", "colbert", "model"])
+    def test_the_order_and_the_scores_are_the_engines(self, run: Run, request: pytest.FixtureRequest, kind: str):
+        folder = request.getfixturevalue(kind)
+        words = ["-m", folder, "--dtype", "float32", "--device", "cpu", "--output", "jsonl"]
+        ran = run("rerank", QUERY, "-", *words, stdin="\n".join(DOCUMENTS))
+        assert ran.code == 0, ran.err
+        with Engine(folder, dtype="float32", device="cpu") as engine:
+            expected = engine.rerank(QUERY, DOCUMENTS)
+        assert [row["index"] for row in ran.rows] == [result.index for result in expected]
+        assert [row["text"] for row in ran.rows] == [result.document for result in expected]
+        assert [row["id"] for row in ran.rows] == [str(result.index + 1) for result in expected]
+        scores = [result.relevance_score for result in expected]
+        np.testing.assert_allclose([row["relevance_score"] for row in ran.rows], scores, atol=1e-5)
+        assert len(set(scores)) == len(DOCUMENTS)
+
+    @pytest.mark.parametrize("kind", ["jsonl", "csv", "folder", "lines"])
+    def test_files(self, run: Run, cross: Path, tmp_path: Path, kind: str):
+        source = tmp_path / {"jsonl": "x.jsonl", "csv": "x.csv", "folder": "x", "lines": "x.txt"}[kind]
+        if kind == "folder":
+            source.mkdir()
+            (source / "1.txt").write_text("mill pond")
+        else:
+            written = {"jsonl": '{"key": "1", "body": "mill pond"}', "csv": "key,body\n1,mill pond\n"}
+            source.write_text(written.get(kind, "mill pond"))
+        columns = ["--id", "key", "--text", "body"] if kind in ("jsonl", "csv") else []
+        ran = run("rerank", QUERY, source, "-m", cross, "--output", "jsonl", *columns)
+        assert ran.code == 0, ran.err
+        assert [(row["id"], row["text"]) for row in ran.rows] == [("1.txt" if kind == "folder" else "1", "mill pond")]
+
+    def test_a_pipe_gets_tab_separated_values(self, run: Run, cross: Path):
+        ran = run("rerank", QUERY, "-m", cross, "--top-n", "4", stdin="\n".join(DOCUMENTS))
+        rows = [line.split("\t") for line in ran.out.splitlines()]
+        assert sorted(row[1:] for row in rows) == [
+            [str(i + 1), " ".join(text.split())] for i, text in enumerate(DOCUMENTS)
+        ]
+        scores = [float(row[0]) for row in rows]
+        assert scores == sorted(scores, reverse=True)
+
+    def test_a_terminal_gets_bars(self, run: Run, model: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "xterm")
+        rows = [{"id": f"a rather long name for a document, {i}", "text": text} for i, text in enumerate(DOCUMENTS)]
+        long = {"id": "far", "text": "water " * 60}
+        ran = run("rerank", QUERY, "-m", model, "--top-n", "4", stdin="\n".join(map(json.dumps, [*rows, long])))
+        title, *lines = re.sub(r"\x1b\[[0-9;]*m", "", ran.out).splitlines()
+        assert "\x1b[" in ran.out
+        assert title.startswith("4 of 5 documents by cosine (")
+        assert [line.split()[0] for line in lines] == ["1", "2", "3", "4"]
+        assert all(len(line) <= 120 for line in lines)
+        bars = [re.sub("[^█▏▎▍▌▋▊▉]", "", line) for line in lines]
+        scores = [float(line.split()[1]) for line in lines]
+        assert scores == sorted(scores, reverse=True)
+        for bar, score in zip(bars, scores, strict=True):
+            assert bar.count("█") == pytest.approx(20 * score, abs=1)
+        assert "…" in ran.out
+
+    def test_bars_of_scores_below_zero(self, run: Run, cross: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        ran = run("rerank", QUERY, "-m", cross, stdin="\n".join(DOCUMENTS))
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", ran.out).splitlines()[1:]
+        scores = [float(line.split()[1]) for line in lines]
+        assert min(scores) < 0
+        share = (scores[0] - scores[-1]) / (max(1, scores[0]) - scores[-1])
+        assert lines[0].count("█") == pytest.approx(20 * share, abs=1)
+        assert lines[-1].count("█") == 0
+
+    def test_options_reach_the_engine(self, run: Run, cross: Path):
+        words = ["rerank", QUERY, "-", "-m", cross, "--dtype", "float32", "--output", "jsonl"]
+        whole = run(*words, stdin="\n".join(DOCUMENTS)).rows
+        assert run(*words, "--top-n", "2", stdin="\n".join(DOCUMENTS)).rows == whole[:2]
+        long = "wheel " * 40 + "pond"
+        ends = [
+            run(*words, "--max-length", "12", "--truncate", end, stdin=long).rows[0]["relevance_score"]
+            for end in ("end", "start")
+        ]
+        assert ends[0] != ends[1]
+        refused = run(*words, "--max-length", "12", "--truncate", "error", stdin=long)
+        assert refused.code == 2
+        assert "max_length=12" in refused.err
+
+    def test_lines_may_begin_with_a_brace(self, run: Run, cross: Path):
+        ran = run("rerank", QUERY, "-m", cross, "--lines", "--output", "jsonl", stdin='{"id": "b"}\n{\n')
+        assert sorted(str(row["text"]) for row in ran.rows) == ["{", '{"id": "b"}']
+
+    def test_a_bad_line_is_reported_and_the_rest_ranked(self, run: Run, cross: Path, caplog: pytest.LogCaptureFixture):
+        ran = run("rerank", QUERY, "-m", cross, "--output", "jsonl", stdin=b"mill\n\xff\xfe\npond\n")
+        assert ran.code == 1
+        assert sorted(str(row["id"]) for row in ran.rows) == ["1", "3"]
+        assert "-:2: not UTF-8 (byte 0)" in caplog.text
+
+    @pytest.mark.parametrize("kind", ["cross", "model"])
+    @pytest.mark.parametrize("output", ["table", "jsonl"])
+    def test_nothing_in_nothing_out(self, run: Run, request: pytest.FixtureRequest, kind: str, output: str):
+        folder = request.getfixturevalue(kind)
+        assert run("rerank", QUERY, "-m", folder, "--output", output, stdin="")[:2] == (0, "")
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            ([], "'query'"),
+            ([QUERY, "nowhere.txt"], "there is no file or folder at 'nowhere.txt'"),
+            ([QUERY, "--top-n", "0"], "--top-n"),
+            ([QUERY, "--max-length", "0"], "--max-length"),
+            ([QUERY, "--output", "xml"], "xml"),
+            ([QUERY, "--truncate", "middle"], "middle"),
+            ([QUERY, "--instruction", "be kind"], "instruction='be kind'"),
+            ([QUERY, "--hf-overrides", "{"], "is not JSON"),
+            ([QUERY, "--nothing"], "--nothing"),
+        ],
+    )
+    def test_what_cannot_be_done_is_exit_2(self, run: Run, cross: Path, words: list[str], said: str):
+        ran = run("rerank", *words, "-m", cross, stdin="mill")
+        assert ran.code == 2
+        assert said in ran.err
+        assert "Traceback" not in ran.err
+        assert ran.out == ""
+
+    def test_a_model_that_is_not_there_is_exit_1(self, run: Run):
+        ran = run("rerank", QUERY, "-m", "nobody/nothing", stdin="mill")
         assert ran.code == 1
         assert ran.err.startswith("millpond: nobody/nothing ")
         assert ran.err.count("\n") == 1

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import os
 import sys
 
 import pytest
@@ -221,3 +222,40 @@ def test_no_file_stays_open_when_the_reader_stops_early(tmp_path):
     reader = read(path)
     next(reader)
     reader.close()  # a file left open would be a ResourceWarning, which is an error here
+
+
+def test_what_is_no_regular_file_is_left_out(tmp_path):
+    os.mkfifo(tmp_path / "a.txt")  # whose reader waits for a writer
+    (tmp_path / "b.md").mkdir()
+    write(tmp_path / "c.txt", "t")
+    assert list(read(tmp_path)) == [
+        Rejected(where=str(tmp_path / "a.txt"), reason="is no regular file"),
+        Record("c.txt", "t"),
+    ]
+
+
+def test_a_folder_that_cannot_be_listed_is_left_out_by_name(tmp_path, monkeypatch):
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "x.txt", "t")
+    scan = os.scandir
+
+    def refuse(path):  # permissions do not stop root, who may run the tests
+        if str(path).endswith(("b", "c")):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert list(read(tmp_path)) == [
+        Record("a/x.txt", "t"),
+        Rejected(where=str(tmp_path / "b"), reason="cannot be listed (Permission denied)"),
+        Rejected(where=str(tmp_path / "c"), reason="cannot be listed (Permission denied)"),
+    ]
+
+
+def test_a_home_folder_is_where_it_is_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "x.jsonl", '{"id": "a", "text": "t"}')
+    assert ids(read("~/x.jsonl")) == ["a"]
+    with pytest.raises(SourceNotFoundError, match="no file or folder"):
+        read("~nobody-of-that-name/x.jsonl")

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from llama_index.core.schema import TextNode
+from tests.tiny_cross_encoder import write_cross_encoder
 
 from millpond import Engine
+from millpond.cli.stdlib_docs import read_stdlib
 
 PROMPTS = {"query": "search_query: ", "document": "search_document: "}
 
@@ -36,6 +39,23 @@ def engine(minilm: str) -> Iterator[Engine]:
     """An engine of the tests' own: closing the shared ones does not close it."""
     with Engine(minilm, dtype="float32") as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a tiny cross-encoder, whose scores are logits."""
+    return str(write_cross_encoder(tmp_path_factory.mktemp("cross-encoder") / "model"))
+
+
+@pytest.fixture(scope="session")
+def passages() -> list[TextNode]:
+    """Real text: what the standard library says of its modules for files and archives."""
+    wanted = ("tempfile", "zipfile", "shutil", "glob")
+    return [
+        TextNode(text=record.text, metadata={"name": record.id}, excluded_embed_metadata_keys=["name"])
+        for record in read_stdlib()
+        if record.id.split(".")[0] in wanted
+    ]
 
 
 @pytest.fixture(scope="session")

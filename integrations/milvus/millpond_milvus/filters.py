@@ -52,10 +52,16 @@ def _matches(key: str, value: Scalar, layout: Layout) -> str:
     path = f"{layout.json or '$meta'}[{_quoted(key)}]"
     equal = f"{path} == {_literal(value)}"
     if layout.json is not None:
-        return f"{equal} or json_contains({path}, {_literal(value)})"
+        return f"{equal} or {_contains(path, value)}"
     if _NAME.fullmatch(key) and key.lower() not in _WORDS:
-        return f"{equal} or json_contains({key}, {_literal(value)})"
+        return f"{equal} or {_contains(key, value)}"
     return equal
+
+
+def _contains(path: str, value: Scalar) -> str:
+    if not isinstance(value, str) and value < 0:  # Lite's parser takes no sign for an argument, but one in a list
+        return f"json_contains_any({path}, [{_literal(value)}])"
+    return f"json_contains({path}, {_literal(value)})"
 
 
 def _literal(value: Scalar) -> str:

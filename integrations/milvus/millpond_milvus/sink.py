@@ -78,7 +78,7 @@ class MilvusSink:
         self._mark: CollectionMark | None = None
         self._lite = False
         self._owned = not isinstance(uri, MilvusClient)
-        self._where = "the client passed in" if isinstance(uri, MilvusClient) else os.fspath(uri)
+        self._where = "the client passed in" if isinstance(uri, MilvusClient) else os.path.expanduser(os.fspath(uri))
         with self._answering("the connection"):
             self._client = uri if isinstance(uri, MilvusClient) else _connect(self._where, timeout)
 
@@ -174,7 +174,8 @@ class MilvusSink:
             funnel: Find candidates by the smallest width and score these by the largest, in two requests; ``False``
                 searches the largest alone.
             candidates: How many candidates, ``max(100, 10 * k)`` by default. At most 16,384.
-            filter: A dict of metadata values that must match (a list: one of them), or a Milvus expression.
+            filter: A dict of metadata values that must match (a list: one of them), or a Milvus expression. Milvus
+                Lite cannot tell ``True`` from 1, or ``False`` from 0.
 
         Returns:
             At most ``k`` hits, best first; scores are cosine at the largest width.
@@ -314,8 +315,11 @@ def _connect(uri: str, timeout: float) -> MilvusClient:
     if uri.startswith(("http://", "https://", "tcp://", "unix:")):
         if "@" in uri.partition("//")[2].split("/")[0]:
             raise InvalidRequestError("the URL holds credentials; leave them out and set MILVUS_TOKEN")
-        return MilvusClient(uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=timeout)
-    if "://" in uri or not uri.endswith(".db"):
+        try:
+            return MilvusClient(uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=timeout)
+        except ValueError as error:
+            raise InvalidRequestError(f"uri={uri!r} is no URL of a Milvus ({error}); write http://host:19530") from error
+    if "://" in uri or "\0" in uri or uri.startswith("~") or not uri.endswith(".db"):
         raise InvalidRequestError(
             f"uri={uri!r} is no place for Milvus; pass a *.db file, a server's URL or a MilvusClient"
         )

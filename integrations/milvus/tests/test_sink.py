@@ -140,8 +140,24 @@ def test_expressions_quote_what_they_hold() -> None:
         '($meta["a"] == 1 or json_contains(a, 1) or $meta["a"] == true or json_contains(a, true))'
         ' and ($meta["in"] == 0.5)'
     )
+    assert to_expression({"a": -1}, plain) == (
+        '(metadata["a"] == -1 or json_contains_any(metadata["a"], [-1]))'
+    )
     with pytest.raises(InvalidRequestError, match="'doc_id' is a field of the collection"):
         to_expression({"doc_id": "x"}, llama)
+
+
+@pytest.mark.parametrize("form", ["plain", "langchain", "llama_index"])
+def test_negative_numbers_match(engine: Engine, uri: str, form: str) -> None:
+    numbers = [-5, -0.5, -1e20, -1e-7, -(2**63), -(2**53) - 1, 5]
+    alone = [Record(f"{number}", "x", {"k": number}) for number in numbers]
+    with MilvusSink(uri, "docs", payload=form) as sink:
+        fill(engine, sink, [*alone, *(Record(f"in {number}", "y", {"k": [number, "x"]}) for number in numbers)])
+        for number in numbers:
+            hits = sink.search(engine, "x", filter={"k": number})
+            assert {hit.id for hit in hits} == {f"{number}", f"in {number}"}
+        hits = sink.search(engine, "x", filter={"k": [-5, 5, "nothing"]})
+        assert {hit.id for hit in hits} == {"-5", "5", "in -5", "in 5"}
 
 
 # ----------------------------------------------------------------------------------------------- foreign and absent
@@ -178,6 +194,24 @@ def test_a_mark_that_cannot_be_read_is_an_error(engine: Engine, uri: str, mark: 
         sink._client.alter_collection_properties("docs", properties={"millpond": mark})
         with pytest.raises(FingerprintMismatchError, match="cannot read"):
             MilvusSink(sink._client, "docs").prepare(engine.spec)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:abc", "http://host:99999", "https://[::1"])
+def test_what_is_no_url(url: str) -> None:
+    with pytest.raises(InvalidRequestError, match="is no URL of a Milvus .*; write http://host:19530"):
+        MilvusSink(url, "docs", timeout=1)
+
+
+@pytest.mark.parametrize("place", ["~nobody-of-that-name/x.db", "a\0b.db", "x.sqlite"])
+def test_what_is_no_place(place: str) -> None:
+    with pytest.raises(InvalidRequestError, match="is no place for Milvus"):
+        MilvusSink(place, "docs")
+
+
+def test_a_home_folder_is_where_it_is_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with sink_from_url("file", "~/x.db", "docs"):
+        assert (tmp_path / "x.db").exists()
 
 
 @pytest.mark.parametrize("name", ["", "1docs", "my-docs", "ä", "x" * 256, "../docs"])

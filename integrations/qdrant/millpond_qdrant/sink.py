@@ -11,6 +11,7 @@ from json import JSONDecodeError
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+from urllib.parse import urlsplit
 
 from qdrant_client import QdrantClient, models
 from qdrant_client.common.client_exceptions import QdrantException, ResourceExhaustedResponse
@@ -55,7 +56,7 @@ class QdrantSink:
 
     Raises:
         InvalidRequestError: A place, a name or an option that cannot be.
-        SinkError: The folder is in use by another process.
+        SinkError: The folder is in use by another process, or damaged, or cannot be made.
     """
 
     def __init__(
@@ -127,7 +128,8 @@ class QdrantSink:
             with self._answering(f"an upsert of {len(records)} points"):
                 self._client.upsert(self._collection, points=points, wait=True)
         if self._journal is not None:
-            settle(self._journal)
+            with self._answering("a checkpoint"):
+                settle(self._journal)
 
     def count(self) -> int:
         """How many points the collection holds; 0 before it is created."""
@@ -255,7 +257,7 @@ class QdrantSink:
             raise self._failed(f"did not answer {request}: {error.source!r}") from error
         except JSONDecodeError as error:
             raise self._failed(f"answered {request} with something that is not JSON ({error})") from error
-        except (ApiException, QdrantException, ValueError, RuntimeError) as error:
+        except (ApiException, QdrantException, ValueError, RuntimeError, OSError, sqlite3.Error) as error:
             raise self._failed(f"refused {request}: {error}") from error
 
     def _failed(self, how: str) -> SinkError:
@@ -266,15 +268,22 @@ def _connect(location: str | os.PathLike[str] | QdrantClient, timeout: int) -> t
     """A printable name of the place, and a client of it."""
     if isinstance(location, QdrantClient):
         return "the client passed in", location
-    place = os.fspath(location)
+    place = os.path.expanduser(os.fspath(location))
     if place == ":memory:":
         return place, QdrantClient(":memory:")
     if place.startswith(("http://", "https://")):
         if "@" in place.split("/")[2]:
             raise InvalidRequestError("the URL holds credentials; leave them out and set QDRANT_API_KEY")
         key = os.environ.get("QDRANT_API_KEY") or None
-        return place, QdrantClient(url=place, api_key=key, timeout=timeout, check_compatibility=False)
-    if "://" in place or not place:
+        try:
+            if not urlsplit(place).hostname:
+                raise ValueError("it names no host")
+            return place, QdrantClient(url=place, api_key=key, timeout=timeout, check_compatibility=False)
+        except ValueError as error:
+            raise InvalidRequestError(
+                f"location={place!r} is no URL of a Qdrant ({error}); write http://host:6333"
+            ) from error
+    if "://" in place or "\0" in place or place.startswith("~") or not place:
         raise InvalidRequestError(
             f"location={place!r} is no place for Qdrant; pass ':memory:', an http(s) URL, a folder or a QdrantClient"
         )
@@ -285,6 +294,14 @@ def _connect(location: str | os.PathLike[str] | QdrantClient, timeout: int) -> t
     except RuntimeError as error:
         raise SinkError(
             f"the folder {place!r} is in use by another process or client; close that one, or run a Qdrant server"
+        ) from error
+    except OSError as error:
+        raise SinkError(f"the folder {place!r} cannot be opened or made ({error.strerror}); choose another") from error
+    except (ValueError, LookupError, TypeError, AttributeError, sqlite3.Error) as error:
+        # Whatever the client stumbles over in files that are not as it wrote them.
+        raise SinkError(
+            f"the folder {place!r} holds no database that this qdrant-client can read "
+            f"({type(error).__name__}: {error}); restore it, or choose another folder"
         ) from error
 
 

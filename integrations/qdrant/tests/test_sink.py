@@ -112,6 +112,62 @@ def test_urls(scheme: str, location: str, shown: str) -> None:
         assert repr(sink) == f"QdrantSink({shown}, 'docs', dimensions=(64,), 'langchain')"
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:abc", "http://host:99999", "http://a b:1", "https://[::1", "http://"])
+def test_what_is_no_url(url: str) -> None:
+    with pytest.raises(InvalidRequestError, match="is no URL of a Qdrant .*; write http://host:6333"):
+        QdrantSink(url, "docs")
+
+
+@pytest.mark.parametrize("place", ["~nobody-of-that-name/db", "a\0b", "ftp://host", ""])
+def test_what_is_no_place(place: str) -> None:
+    with pytest.raises(InvalidRequestError, match="is no place for Qdrant"):
+        QdrantSink(place, "docs")
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SinkError, match=r"cannot be opened or made \(Not a directory\)"):
+        QdrantSink(tmp_path / "file" / "db", "docs")
+
+
+@pytest.mark.parametrize(
+    "meta", ["{", "[]", "{}", '{"collections": {"a": 1}}', '{"collections": {"docs": {}}, "aliases": {}}']
+)
+def test_a_folder_of_something_else(tmp_path: Path, meta: str) -> None:
+    (tmp_path / "meta.json").write_text(meta)
+    with pytest.raises(SinkError, match="holds no database that this qdrant-client can read"):
+        QdrantSink(tmp_path, "docs")
+    assert (tmp_path / "meta.json").read_text() == meta
+
+
+def test_a_damaged_collection(engine: Engine, records: list[Record], tmp_path: Path) -> None:
+    with QdrantSink(tmp_path, "docs") as sink:
+        fill(engine, sink, records)
+    (file,) = tmp_path.rglob("*.sqlite")
+    file.write_bytes(b"garbage" * 1000)
+    with pytest.raises(SinkError, match="not a database"):
+        QdrantSink(tmp_path, "docs")
+
+
+def test_an_error_of_the_folders_file_is_the_sinks(engine: Engine, records: list[Record], tmp_path: Path) -> None:
+    with QdrantSink(tmp_path, "docs") as sink:
+        fill(engine, sink, records[:1])
+        (file,) = tmp_path.rglob("*.sqlite")
+        other = sqlite3.connect(file)
+        other.execute("DROP TABLE points")
+        other.commit()
+        other.close()
+        with pytest.raises(SinkError, match="refused an upsert of 11 points: no such table"):
+            fill(engine, sink, records[1:])
+
+
+def test_a_home_folder_is_where_it_is_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with sink_from_url("path", "~/db", "docs"):
+        assert [path.name for path in tmp_path.iterdir()] == ["db"]
+
+
 @pytest.mark.parametrize(("scheme", "location"), [("memory", "x"), ("path", ""), ("http", "host"), ("file", "x")])
 def test_urls_of_something_else(scheme: str, location: str) -> None:
     with pytest.raises(InvalidRequestError, match="does not name a Qdrant"):

@@ -18,9 +18,10 @@ from millpond.tasks import Activation
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """``x W^T + b``; the bias is optional in the files."""
+    """``x W^T + b``; with ``biased`` the files must have a bias, else they may."""
 
     name: str
+    biased: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class Classifier:
 
 _POOLER = (Linear(name="pooler.dense"), "tanh", Linear(name="classifier"))
 _ROBERTA = (Linear(name="classifier.dense"), "tanh", Linear(name="classifier.out_proj"))
-_SCORE = (Linear(name="score"),)
+_SCORE = (Linear(name="score", biased=False),)
 _SEQUENCE: dict[str, tuple[Step, ...]] = {
     "bert": _POOLER,
     "gte": _POOLER,
@@ -143,7 +144,7 @@ def token_classifier(config: Mapping[str, Any], row: str, folder: Path, *, decod
 def reward_model(config: Mapping[str, Any], architecture: str, folder: Path) -> Classifier:
     """The head of a ``*ForRewardModel`` or ``*ForProcessRewardModel`` checkpoint; raw rewards are its habit."""
     process = architecture.endswith("ForProcessRewardModel")
-    steps = (Linear(name="v_head"),) if architecture.startswith("InternLM2") else _QWEN_REWARD
+    steps = (Linear(name="v_head", biased=False),) if architecture.startswith("InternLM2") else _QWEN_REWARD
     return Classifier(
         folder=folder,
         pooling="lasttoken",
@@ -226,7 +227,7 @@ def torch_activation(dotted: str, width: int) -> Activation:
 
 def _modernbert_head(config: Mapping[str, Any]) -> tuple[Step, ...]:
     return (
-        Linear(name="head.dense"),
+        Linear(name="head.dense", biased=False),
         str(config.get("classifier_activation", "gelu")),
         Norm(name="head.norm", eps=float(config.get("norm_eps", 1e-5))),
     )

@@ -42,7 +42,7 @@ def resolve(model: str | os.PathLike[str], revision: str | None = None) -> Sourc
         ModelLoadError: There is no such folder and no such repository, or the hub cannot be reached.
     """
     name = os.fspath(model)
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if folder.is_dir():
         if revision is not None:
             raise ModelLoadError(f"revision={revision!r} means nothing for the folder {name}; leave it out")

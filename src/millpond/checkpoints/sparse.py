@@ -79,7 +79,7 @@ def read_splade(modules: Sequence[tuple[str, Path]], listed: Path) -> Splade:
     names = [name for name, _ in modules]
     if names[1:] != ["SpladePooling"]:
         raise ModelLoadError(
-            f"{listed} lists {', '.join(names)}; of sparse encoders millpond runs Transformer, SpladePooling"
+            f"{listed} lists {', '.join(names)}; of SparseEncoder checkpoints millpond runs Transformer, SpladePooling"
         )
     (_, transformer), (_, pooling) = modules
     path = transformer / "sentence_bert_config.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,7 +68,8 @@ def _read_safe(path: Path, names: tuple[str, ...] | None) -> Mapping[str, torch.
 def _read_pickled(path: Path, names: tuple[str, ...] | None) -> Mapping[str, torch.Tensor]:
     import torch
 
-    tensors: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    mapped = zipfile.is_zipfile(path)  # files from before torch 1.6 are none, and have to be read whole
+    tensors: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     return tensors if names is None else {name: tensors[name] for name in names if name in tensors}
 
 

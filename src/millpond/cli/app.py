@@ -16,6 +16,7 @@ from millpond.cli.embed import embed
 from millpond.cli.env import env
 from millpond.cli.ingest import ingest
 from millpond.cli.models import models
+from millpond.cli.rerank import rerank
 from millpond.errors import InvalidRequestError, MillpondError
 
 FAILED = 1
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # a traceback is for a bug report: Python's own, without the values of locals
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, embed, ingest, models, env):
+for command in (demo, embed, rerank, ingest, models, env):
     app.command()(command)
 
 
@@ -50,7 +51,7 @@ def start(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
-    """A pooling engine: text in; vectors, and databases full of them, out.
+    """A pooling engine: text in; vectors, scores, and databases full of vectors, out.
 
     Exit codes: 0 all done, 1 some or all of it failed, 2 it was asked for something that cannot be done.
     """

@@ -1,4 +1,4 @@
-"""The texts of ``millpond embed``: the sources of ingest, and plain lines."""
+"""The texts of ``millpond embed`` and ``millpond rerank``: the sources of ingest, and plain lines."""
 
 from __future__ import annotations
 

@@ -144,5 +144,5 @@ def _key(config: EngineConfig, cache: Cache) -> Key:
     if os.path.isdir(folder):
         options["model"] = os.path.realpath(folder)
     options["hf_overrides"] = json.dumps(dict(config.hf_overrides or {}), sort_keys=True, default=repr)
-    place = os.path.realpath(cache) if isinstance(cache, str | os.PathLike) else cache
+    place = os.path.realpath(os.path.expanduser(cache)) if isinstance(cache, str | os.PathLike) else cache
     return (os.getpid(), place, *options.values())

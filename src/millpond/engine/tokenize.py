@@ -17,6 +17,7 @@ from millpond.checkpoints.late_interaction import LateInteraction
 from millpond.engine.words import word_numbers
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
 from millpond.late_interaction.encode import ColbertEncoder
+from millpond.models.load import quiet_transformers
 from millpond.tasks import Truncate
 
 # A tokenizer without a limit of its own says so with an astronomical number.
@@ -109,7 +110,7 @@ class TextTokenizer:
             # transformers would make an empty tokenizer up, and every text would be unknown tokens.
             raise ModelLoadError(f"{folder} has no tokenizer that can be read here; is the checkpoint complete?")
         try:
-            with warnings.catch_warnings():
+            with quiet_transformers(), warnings.catch_warnings():
                 # It reads a config.json whose model_type it does not know as a bare one, and finds old fields in it.
                 warnings.simplefilter("ignore", FutureWarning)
                 tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)

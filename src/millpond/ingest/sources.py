@@ -9,8 +9,9 @@ import csv
 import json
 import logging
 import os
+import stat
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -69,7 +70,7 @@ def read(
         raise InvalidRequestError(f"id_column and text_column are both {id_column!r}; name two columns")
     if os.fspath(source) == "-":
         return _jsonl(sys.stdin.buffer, "stdin", id_column, text_column)
-    path = Path(source)
+    path = Path(os.path.expanduser(source))
     if path.is_dir():
         return _folder(path)
     if not path.is_file():
@@ -173,19 +174,31 @@ def _csv_record(header: list[str], row: list[str], id_column: str, text_column: 
 
 def _folder(folder: Path) -> Generator[Record | Rejected, None, None]:
     found = 0
-    for parent, children, names in os.walk(folder):
+    unreadable: list[OSError] = []
+    for parent, children, names in os.walk(folder, onerror=unreadable.append):
+        yield from _closed(unreadable)
         children[:] = sorted(child for child in children if not child.startswith("."))
         for name in sorted(names):
             if name.startswith(".") or not name.lower().endswith(_TEXT_SUFFIXES):
                 continue
             found += 1
             yield _text_file(Path(parent, name), folder)
+    yield from _closed(unreadable)
     if not found:
         logger.warning("%s holds no .txt or .md file", folder)
 
 
+def _closed(errors: list[OSError]) -> Iterator[Rejected]:
+    """Folders that could not be listed since the last time."""
+    while errors:
+        error = errors.pop(0)
+        yield Rejected(where=str(error.filename), reason=f"cannot be listed ({error.strerror})")
+
+
 def _text_file(path: Path, folder: Path) -> Record | Rejected:
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # reading from a pipe would wait for ever
+            return Rejected(where=str(path), reason="is no regular file")
         return Record(path.relative_to(folder).as_posix(), path.read_bytes().removeprefix(_BOM).decode())
     except UnicodeDecodeError as error:
         reason = f"not UTF-8 (byte {error.start})"

@@ -57,7 +57,7 @@ def load_backbone(
     rename = getattr(family, "tensors", None)
     try:
         config = model_class.config_class.from_dict(_config_fields(checkpoint.config))
-        with _quiet_transformers():
+        with quiet_transformers():
             backbone, report = model_class.from_pretrained(
                 None if rename else folder,
                 config=config,
@@ -121,7 +121,7 @@ def _check_report(report: Mapping[str, Any], name: str) -> None:
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """transformers prints a load report and a progress bar of its own; the report is checked here instead."""
     from transformers.utils import logging as transformers_logging
 

@@ -115,14 +115,14 @@ def _build(description: Classifier, width: int) -> tuple[nn.Sequential, int]:
     modules: list[nn.Module] = []
     for step in description.steps:
         module = _module(step, description)
-        weight = getattr(module, "weight", None) if isinstance(module, nn.Linear | VocabularyRows) else None
-        if weight is not None:
-            if weight.shape[1] != width:
+        if isinstance(module, nn.Linear | VocabularyRows):
+            rows, columns = module.weight.shape
+            if columns != width:
                 raise WeightMismatchError(
-                    f"{description.folder}: {_name(step)} takes {weight.shape[1]} features, and gets {width}; "
+                    f"{description.folder}: {_name(step)} takes {columns} features, and gets {width}; "
                     "check that config.json and weights belong together"
                 )
-            width = len(weight)
+            width = rows
         modules.append(module)
         if isinstance(step, HeadRows) and step.difference and width == 2:
             modules.append(_Difference())
@@ -147,7 +147,7 @@ def _module(step: Step, description: Classifier) -> nn.Module:
         if step.difference and rows.softcap is None:  # one row instead of two
             return VocabularyRows(rows.weight[1:2] - rows.weight[0:1], softcap=None)
         return rows
-    weight, bias = _weights(step.name, description)
+    weight, bias = _weights(step.name, description, biased=isinstance(step, Linear) and step.biased)
     if isinstance(step, Linear):
         return _linear(weight, bias)
     norm = nn.LayerNorm(len(weight), eps=step.eps, bias=bias is not None)
@@ -161,12 +161,12 @@ def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
     return linear
 
 
-def _weights(name: str, description: Classifier) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _weights(name: str, description: Classifier, *, biased: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     names = tensor_shapes(description.folder)
     keys = find_tensor(names, f"{name}.weight"), find_tensor(names, f"{name}.bias")
-    if keys[0] is None:
+    if keys[0] is None or (biased and keys[1] is None):
         raise WeightMismatchError(
-            f"{description.folder} has no tensor {name}.weight, which its head needs; "
+            f"{description.folder} has no tensor {name}.{'bias' if keys[0] else 'weight'}, which its head needs; "
             'is it a classifier? (a bare backbone embeds: convert="embed"; a language model needs '
             'hf_overrides={"classifier_from_token": [...]})'
         )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _RETRIEVAL_SCORE = "retrieval_score"
 
-dispatcher = instrument.get_dispatcher(__name__)
+dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  # LlamaIndex re-exports it
 
 
 class MillpondRerank(EngineSource, BaseNodePostprocessor):
@@ -136,7 +136,7 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
         name = self.engine.spec.name if self.engine is not None else str(self.model)
         most = len(nodes) if self.top_n is None else self.top_n
         dispatcher.event(ReRankStartEvent(query=query, nodes=nodes, top_n=most, model_name=name))
-        payload = {
+        payload: dict[str, Any] = {
             EventPayload.NODES: nodes,
             EventPayload.MODEL_NAME: name,
             EventPayload.QUERY_STR: query.query_str,

@@ -1,0 +1,350 @@
+"""MillpondRerank: the engine's scores on LlamaIndex's nodes, its events, and the second stage of a query engine."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import llama_index.core.instrumentation as instrument
+import numpy as np
+import pytest
+from llama_index.core import VectorStoreIndex
+from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler
+from llama_index.core.callbacks.schema import CBEventType, EventPayload
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events.rerank import ReRankEndEvent, ReRankStartEvent
+from llama_index.core.llms import MockLLM
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
+from llama_index.vector_stores.qdrant import QdrantVectorStore
+from pydantic import Field, ValidationError
+from qdrant_client import QdrantClient
+from tests.tiny_late import write_stanford
+
+from llama_index.embeddings.millpond import MillpondEmbedding
+from llama_index.postprocessor.millpond_rerank import MillpondRerank
+from millpond import Engine
+from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
+from millpond.late_interaction import rerank
+
+QUESTION = "What makes dough rise?"
+
+Process = Callable[..., list[NodeWithScore]]
+
+
+@pytest.fixture(params=["sync", "async"])
+def process(request: pytest.FixtureRequest) -> Process:
+    """Either style of the postprocessor."""
+
+    def call(reranker: MillpondRerank, hits: list[NodeWithScore], query: str | None = QUESTION) -> list[NodeWithScore]:
+        if request.param == "sync":
+            return reranker.postprocess_nodes(hits, query_str=query)
+        return asyncio.run(reranker.apostprocess_nodes(hits, query_str=query))
+
+    return call
+
+
+@pytest.fixture
+def hits(texts: list[str]) -> list[NodeWithScore]:
+    """What a retriever might have found: each text with a place for a score."""
+    return [
+        NodeWithScore(node=TextNode(id_=f"id-{i}", text=text, metadata={"n": i}), score=1 - i / 20)
+        for i, text in enumerate(texts)
+    ]
+
+
+def read(hits: list[NodeWithScore]) -> list[str]:
+    """What a model is given of the nodes."""
+    return [hit.node.get_content(metadata_mode=MetadataMode.EMBED) for hit in hits]
+
+
+class Recorder(BaseEventHandler):
+    """Keeps every event of reranking."""
+
+    events: list[Any] = Field(default_factory=list)
+
+    def handle(self, event: Any, **_: Any) -> None:
+        if isinstance(event, ReRankStartEvent | ReRankEndEvent):
+            self.events.append(event)
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    dispatcher = instrument.get_dispatcher()  # type: ignore[attr-defined]
+    recorder = Recorder()
+    before = list(dispatcher.event_handlers)
+    dispatcher.add_event_handler(recorder)
+    yield recorder
+    dispatcher.event_handlers = before
+
+
+def test_class() -> None:
+    assert issubclass(MillpondRerank, BaseNodePostprocessor)
+    assert MillpondRerank.class_name() == "MillpondRerank"
+    plain = MillpondRerank(model="a")
+    assert (plain.top_n, plain.keep_retrieval_score) == (3, False)
+
+
+@pytest.mark.parametrize("kind", ["cross-encoder", "late-interaction"])
+def test_a_reranker_scores_as_the_engine_does(
+    cross_encoder: str, tmp_path: Path, process: Process, hits: list[NodeWithScore], kind: str
+) -> None:
+    folder = cross_encoder if kind == "cross-encoder" else str(write_stanford(tmp_path / "colbert"))
+    found = process(MillpondRerank(model=folder, dtype="float32", top_n=None), hits)
+    with Engine(folder, dtype="float32") as engine:
+        assert engine.spec.score_type == kind
+        expected = engine.rerank(QUESTION, read(hits))
+    assert [hit.node.metadata["n"] for hit in found] == [result.index for result in expected]
+    np.testing.assert_allclose([hit.score for hit in found], [result.relevance_score for result in expected], atol=1e-4)
+    assert [result.index for result in expected] != list(range(len(hits)))
+
+
+def test_an_embedding_checkpoint_scores_by_its_token_states(
+    engine: Engine, process: Process, hits: list[NodeWithScore]
+) -> None:
+    expected = rerank(engine, QUESTION, read(hits))
+    found = process(MillpondRerank(engine=engine, top_n=None), hits)
+    assert [hit.node.metadata["n"] for hit in found] == [result.index for result in expected]
+    np.testing.assert_allclose([hit.score for hit in found], [result.relevance_score for result in expected], atol=1e-4)
+    assert found[0].text.startswith("Bread rises")
+    assert {type(hit.score) for hit in found} == {float}
+    assert found[0].get_score() > 1.1  # no cosine
+
+
+def test_a_node_is_read_as_an_embedding_model_reads_it(engine: Engine, process: Process) -> None:
+    def hit(**options: Any) -> NodeWithScore:
+        return NodeWithScore(node=TextNode(text="It rises.", metadata={"subject": "bread dough"}, **options), score=0.5)
+
+    seen, hidden = hit(excluded_llm_metadata_keys=["subject"]), hit(excluded_embed_metadata_keys=["subject"])
+    found = process(MillpondRerank(engine=engine, top_n=None), [hidden, seen])
+    expected = rerank(engine, QUESTION, ["subject: bread dough\n\nIt rises.", "It rises."])
+    assert [one.node.id_ for one in found] == [seen.node.id_, hidden.node.id_]
+    np.testing.assert_allclose([one.score for one in found], [one.relevance_score for one in expected], atol=1e-4)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_callers_nodes_are_left_alone(
+    engine: Engine, process: Process, hits: list[NodeWithScore], kept: bool
+) -> None:
+    before = copy.deepcopy(hits)
+    found = process(MillpondRerank(engine=engine, keep_retrieval_score=kept), hits)
+    assert [hit.to_dict() for hit in hits] == [hit.to_dict() for hit in before]
+    assert len(found) == 3
+    for hit in found:
+        original = hits[hit.node.metadata["n"]]
+        assert hit is not original
+        assert (hit.node.id_, hit.text) == (original.node.id_, original.text)
+        extra = {"retrieval_score": original.score} if kept else {}
+        assert hit.node.metadata == {**original.node.metadata, **extra}
+        for mode in (MetadataMode.EMBED, MetadataMode.LLM):  # a score is nothing to read
+            assert hit.node.get_content(metadata_mode=mode) == original.node.get_content(metadata_mode=mode)
+
+
+def test_how_many_are_kept(engine: Engine, process: Process, hits: list[NodeWithScore]) -> None:
+    def order(found: list[NodeWithScore]) -> list[str]:
+        return [hit.node.id_ for hit in found]
+
+    whole = process(MillpondRerank(engine=engine, top_n=None), hits)
+    assert len(whole) == len(hits)
+    assert order(process(MillpondRerank(engine=engine, top_n=2), hits)) == order(whole)[:2]
+    assert order(process(MillpondRerank(engine=engine, top_n=99), hits)) == order(whole)
+
+
+def test_without_a_query_nothing_is_ranked(engine: Engine, process: Process, hits: list[NodeWithScore]) -> None:
+    with pytest.raises(ValueError, match="needs the query"):
+        process(MillpondRerank(engine=engine), hits, None)
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+@pytest.mark.parametrize("empty", [False, True])
+async def test_every_start_has_its_end(
+    engine: Engine, hits: list[NodeWithScore], recorder: Recorder, style: str, empty: bool
+) -> None:
+    debug = LlamaDebugHandler(print_trace_on_end=False)
+    reranker = MillpondRerank(engine=engine, top_n=2, callback_manager=CallbackManager([debug]))
+    given = [] if empty else hits
+    bundle = QueryBundle(QUESTION)
+    if style == "sync":
+        found = reranker.postprocess_nodes(given, query_bundle=bundle)
+    else:
+        found = await reranker.apostprocess_nodes(given, query_bundle=bundle)
+    start, end = recorder.events
+    assert (start.top_n, start.model_name, len(start.nodes)) == (2, engine.spec.name, len(given))
+    assert start.query.query_str == QUESTION
+    assert [hit.node.id_ for hit in end.nodes] == [hit.node.id_ for hit in found]
+    assert len(found) == (0 if empty else 2)
+    ((first, last),) = debug.get_event_pairs(CBEventType.RERANKING)
+    assert first.payload[EventPayload.QUERY_STR] == QUESTION
+    assert last.payload[EventPayload.NODES] == found
+
+
+def test_no_nodes_no_model(process: Process, hits: list[NodeWithScore]) -> None:
+    absent = MillpondRerank(model="./no-such-folder")
+    assert process(absent, []) == []
+    with pytest.raises(ModelLoadError, match="no-such-folder"):
+        process(absent, hits)
+
+
+def test_options_reach_the_engine(cross_encoder: str, process: Process, hits: list[NodeWithScore]) -> None:
+    options: dict[str, Any] = {"model": cross_encoder, "dtype": "float32"}
+    raw = np.array([hit.score for hit in process(MillpondRerank(**options), hits)])
+    squashed = [hit.score for hit in process(MillpondRerank(**options, activation="sigmoid"), hits)]
+    np.testing.assert_allclose(squashed, 1 / (1 + np.exp(-raw)), atol=1e-5)
+    with pytest.raises(InputTooLongError, match="max_length=9"):
+        process(MillpondRerank(**options, max_length=9, truncate="error"), hits)
+    with pytest.raises(InvalidRequestError, match="instruction='be kind'"):
+        process(MillpondRerank(**options, instruction="be kind"), hits)
+
+
+def test_an_instruction_to_an_embedder_is_refused(engine: Engine, process: Process, hits: list[NodeWithScore]) -> None:
+    with pytest.raises(InvalidRequestError, match="instruction='be kind'"):
+        process(MillpondRerank(engine=engine, instruction="be kind"), hits)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "either model= .* or engine="),
+        ({"model": ""}, "at least 1"),
+        ({"model": "a", "top_k": 3}, "top_k\n.*not permitted"),
+        ({"model": "a", "top_n": 0}, "greater than 0"),
+        ({"model": "a", "top_n": True}, "valid integer"),
+        ({"model": "a", "truncate": "middle"}, "'end', 'start' or 'error'"),
+        ({"model": "a", "activation": "tanh"}, "'identity', 'sigmoid' or 'softmax'"),
+        ({"model": "a", "engine": "b"}, "must be a millpond.Engine"),
+    ],
+)
+def test_nonsense_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValidationError, TypeError), match=message):
+        MillpondRerank(**options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"model": "a"}, {"dtype": "float32"}, {"activation": "sigmoid"}, {"score_template": "{{ query }}"}]
+)
+def test_an_engine_excludes_what_loading_reads(engine: Engine, options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=r"either model=|is read when a model is loaded"):
+        MillpondRerank(engine=engine, **options)
+    assert MillpondRerank(engine=engine, device="auto", top_n=1).engine is engine
+
+
+@pytest.mark.parametrize("journey", ["pickle", "copy", "deepcopy", "dict", "json"])
+def test_what_comes_back_gives_the_same_scores(cross_encoder: str, hits: list[NodeWithScore], journey: str) -> None:
+    built = MillpondRerank(model=cross_encoder, dtype="float32", top_n=2, keep_retrieval_score=True)
+    journeys = {
+        "pickle": lambda: pickle.loads(pickle.dumps(built)),
+        "copy": lambda: copy.copy(built),
+        "deepcopy": lambda: copy.deepcopy(built),
+        "dict": lambda: MillpondRerank.from_dict(built.to_dict()),
+        "json": lambda: MillpondRerank.from_json(built.to_json()),
+    }
+    after = journeys[journey]()
+    assert after.to_dict() == built.to_dict()
+    once, again = (one.postprocess_nodes(hits, query_str=QUESTION) for one in (built, after))
+    assert [hit.to_dict() for hit in once] == [hit.to_dict() for hit in again]
+
+
+def test_pickling_drops_nothing(cross_encoder: str, quiet: pytest.LogCaptureFixture) -> None:
+    pickle.dumps(MillpondRerank(model=cross_encoder, callback_manager=CallbackManager([])))
+    assert not quiet.records
+
+
+def test_an_engine_travels_with_copies_and_with_nothing_else(engine: Engine) -> None:
+    built = MillpondRerank(engine=engine)
+    assert copy.deepcopy(built).engine is engine
+    with pytest.raises(TypeError, match=r"MillpondRerank\(engine=.*cannot be pickled.*model="):
+        pickle.dumps(built)
+    data = built.to_dict()
+    assert "engine" not in data
+    with pytest.raises(ValidationError, match="either model= .* or engine="):
+        MillpondRerank.from_dict(data)
+    assert MillpondRerank.from_dict(data, engine=engine).engine is engine
+
+
+def test_one_engine_embeds_and_reranks(minilm: str) -> None:
+    embedding = MillpondEmbedding(model_name=minilm, dtype="float32")
+    assert embedding._engine() is MillpondRerank(model=minilm, dtype="float32")._engine()
+
+
+def test_the_import_costs_no_torch() -> None:
+    program = (
+        "import sys; from llama_index.postprocessor.millpond_rerank import MillpondRerank as M; M(model='a'); "
+        "print(*sys.modules)"
+    )
+    modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert "llama_index.postprocessor.millpond_rerank.base" in modules
+    assert "torch" not in modules
+
+
+@pytest.mark.parametrize(("model", "count"), [("minilm", 40), ("cross_encoder", 300)])
+async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, model: str, count: int
+) -> None:
+    reranker = MillpondRerank(model=request.getfixturevalue(model), dtype="float32", top_n=None)
+    many = [NodeWithScore(node=TextNode(text=f"the {i}th passage, about {i * i} things " * 4)) for i in range(count)]
+    await reranker.apostprocess_nodes(many[:1], query_str=QUESTION)  # loaded
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the adapter took a thread of the loop's pool")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", refuse)
+
+    async def longest_turn(call: Any) -> float:
+        """The longest time that the loop was away, as a share of the whole."""
+        task = asyncio.ensure_future(call)
+        started = last = time.perf_counter()
+        longest = 0.0
+        while not task.done():
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+        assert len(task.result()) == count
+        return longest / (last - started)
+
+    async def blocks() -> list[NodeWithScore]:
+        return reranker.postprocess_nodes(many, query_str=QUESTION)
+
+    assert await longest_turn(reranker.apostprocess_nodes(many, query_str=QUESTION)) < 0.9
+    assert await longest_turn(blocks()) > 0.9  # the share can tell
+
+
+@pytest.mark.filterwarnings("ignore:Payload indexes have no effect in the local Qdrant")
+@pytest.mark.parametrize("style", ["sync", "async"])
+async def test_a_query_engine_in_two_stages(engine: Engine, passages: list[TextNode], style: str) -> None:
+    question, answer = "how much space is left on the disk?", "shutil.disk_usage"
+    embedding = MillpondEmbedding(engine=engine)
+    nodes = [node.model_copy() for node in passages]
+    if style == "sync":
+        store = QdrantVectorStore(client=QdrantClient(":memory:"), collection_name="docs")
+        store.add(embedding(nodes))
+        index = VectorStoreIndex.from_vector_store(store, embed_model=embedding)
+    else:  # embedded Qdrant has no client of the other style for the same vectors
+        index = VectorStoreIndex(nodes, embed_model=embedding)
+    retriever = index.as_retriever(similarity_top_k=10)
+    candidates = retriever.retrieve(question)
+    reranker = MillpondRerank(engine=engine, top_n=3, keep_retrieval_score=True)
+    # The language model that would answer repeats its prompt here.
+    asked = RetrieverQueryEngine.from_args(retriever, llm=MockLLM(), node_postprocessors=[reranker])
+    response = asked.query(question) if style == "sync" else await asked.aquery(question)
+    expected = rerank(engine, question, [hit.text for hit in candidates], top_n=3)
+    found = response.source_nodes
+    assert found[0].node.metadata["name"] == answer
+    assert [hit.text for hit in found] == [result.document for result in expected]
+    np.testing.assert_allclose([hit.score for hit in found], [result.relevance_score for result in expected], atol=1e-4)
+    first_stage = {hit.node.id_: hit.score for hit in candidates}
+    assert [hit.node.metadata["retrieval_score"] for hit in found] == pytest.approx(
+        [first_stage[hit.node.id_] for hit in found]
+    )
+    assert [hit.node.id_ for hit in found] != [hit.node.id_ for hit in candidates[:3]]  # the second stage had a say
+    prompt = str(response)
+    places = [prompt.index(hit.text[:60]) for hit in found]
+    assert places == sorted(places)  # the best is read first
+    assert "retrieval_score" not in prompt
