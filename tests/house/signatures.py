@@ -18,6 +18,7 @@ PACKAGES = (
     "millpond.late_interaction",
     "langchain_millpond",
     "llama_index.embeddings.millpond",
+    "llama_index.postprocessor.millpond_rerank",
     "millpond_qdrant",
     "millpond_milvus",
 )
@@ -45,7 +46,8 @@ def _class(path: str, cls: type) -> Iterator[str]:
     fields = getattr(cls, "model_fields", None)
     if fields is not None:  # pydantic: what it inherits is its framework's
         yield f"{path} <- {bases}"
-        annotations = inspect.get_annotations(cls)
+        ours = [base for base in cls.__mro__ if "millpond" in base.__module__]
+        annotations = {name: kind for base in ours for name, kind in inspect.get_annotations(base).items()}
         for name, field in fields.items():
             if name in annotations:
                 yield f"{path}.{name}: {annotations[name]} = {_default(field)}"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-WHEELS = {  # folder: (root of its sources, the package in it)
+WHEELS = {  # folder: (root of its sources, the packages in it)
     ".": ("src", "millpond"),
     "integrations/langchain": (".", "langchain_millpond"),
-    "integrations/llama-index": (".", "llama_index/embeddings/millpond"),
+    "integrations/llama-index": (".", "llama_index/embeddings/millpond", "llama_index/postprocessor/millpond_rerank"),
     "integrations/qdrant": (".", "millpond_qdrant"),
     "integrations/milvus": (".", "millpond_milvus"),
 }
@@ -28,14 +28,16 @@ def test_a_wheel_holds_its_package(folder: str, tmp_path: Path):
     with zipfile.ZipFile(path) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
         notes = {Path(name).name: wheel.read(name).decode() for name in wheel.namelist() if ".dist-info/" in name}
-    sources, package = ROOT / folder / WHEELS[folder][0], WHEELS[folder][1]
+    root, *packages = WHEELS[folder]
+    sources = ROOT / folder / root
     expected = {
         file.relative_to(sources).as_posix()
+        for package in packages
         for file in (sources / package).rglob("*")
-        if file.suffix == ".py" or file.name == "py.typed"
+        if file.suffix in (".py", ".jinja") or file.name == "py.typed"
     }
     assert names == expected
-    assert f"{package}/py.typed" in names
+    assert {f"{package}/py.typed" for package in packages} <= names
     assert "Apache License" in notes["LICENSE"]
     if folder in ("integrations/qdrant", "integrations/milvus"):
         kind = Path(folder).name

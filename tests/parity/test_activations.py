@@ -1,4 +1,4 @@
-"""What becomes of logits: by problem_type as transformers' pipeline has it, by sentence-transformers' keys, by request."""
+"""What becomes of logits: by problem_type as in transformers' pipeline, by sentence-transformers' keys, by request."""
 
 from __future__ import annotations
 

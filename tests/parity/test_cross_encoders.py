@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.parity.test_rerankers import DOCUMENTS, LONG, PAIRS, QUERIES, VISIBLE, difference, load, sigmoid
+from tests.parity.head_oracles import classifier
+from tests.parity.rerankers import DOCUMENTS, LONG, PAIRS, QUERIES, difference, load, sigmoid, tokenized
+from tests.parity.test_classifiers import TOLERANCE, VISIBLE
 from tests.tiny import SENTENCES, edit_json, write_checkpoint
 from tests.tiny_rewards import token_id, write_language_model
 
 pytest.importorskip("sentence_transformers")
 
-TOLERANCE = 1e-5
 CHATTY = (
     "{{ bos_token }}{% for m in messages if m.role == 'system' %}Task: {{ m.content }} {% endfor %}"
     "{{ (messages | selectattr('role', 'eq', 'query') | first).content }} ? "
@@ -45,14 +46,16 @@ def classic(folder: Path, family: str, *, labels: int = 1, **config: Any) -> Pat
 
 @pytest.mark.parametrize("name", [None, "linear.Identity", "activation.Sigmoid"], ids=str)
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "modernbert", "electra"])
-def test_a_classic_one(family, name, tmp_path):
+def test_a_classic_one(family, name, tmp_path, record_property):
     """Its files look like any classifier's; the activation is in config.json."""
     fields = {} if name is None else {"sentence_transformers": {"activation_fn": f"torch.nn.modules.{name}"}}
     folder = classic(tmp_path / "model", family, **fields)
     expected = predicted(folder)
     with load(folder) as engine:
         found = engine.score(QUERIES, DOCUMENTS).scores
-        assert difference(found, expected) <= TOLERANCE
+        worst = difference(found, expected)
+        record_property("error", worst)
+        assert worst <= TOLERANCE
         raw = engine.score(QUERIES, DOCUMENTS, activation=False).scores
         assert difference(engine.score(DOCUMENTS, QUERIES).scores, expected) > VISIBLE
     assert np.abs(found - (raw if name == "linear.Identity" else sigmoid(raw))).max() < 1e-6
@@ -85,9 +88,6 @@ def test_one_that_it_saved(prompt, labels, tmp_path):
 
 def predicted_texts(folder: Path, texts: list[str]) -> np.ndarray:
     """transformers' own logits: CrossEncoder takes pairs only."""
-    from tests.parity.head_oracles import classifier
-    from tests.parity.test_rerankers import tokenized
-
     reference = classifier(folder)
     rows = [tokenized(folder, text) for text in texts]
     return np.stack([reference(row["input_ids"], row.get("token_type_ids")).numpy() for row in rows])
@@ -96,7 +96,7 @@ def predicted_texts(folder: Path, texts: list[str]) -> np.ndarray:
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("instruction", [None, "Find the pond"])
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2"])
-def test_a_language_model_with_logit_score(family, instruction, both, tmp_path):
+def test_a_language_model_with_logit_score(family, instruction, both, tmp_path, record_property):
     from sentence_transformers.base.modules import Transformer
     from sentence_transformers.cross_encoder import CrossEncoder
     from sentence_transformers.cross_encoder.modules import LogitScore
@@ -123,7 +123,9 @@ def test_a_language_model_with_logit_score(family, instruction, both, tmp_path):
     with load(tmp_path / "saved") as engine:
         assert engine.spec.score_type == "cross-encoder"
         found = engine.score(QUERIES, DOCUMENTS).scores
-        assert difference(found, expected) <= TOLERANCE
+        worst = difference(found, expected)
+        record_property("error", worst)
+        assert worst <= TOLERANCE
         other = engine.score(QUERIES, DOCUMENTS, instruction="Find something else").scores
         assert difference(other, expected) > VISIBLE
         again = engine.score(QUERIES, DOCUMENTS, instruction=instruction or "").scores
@@ -151,7 +153,7 @@ def test_a_language_model_without_modules_is_asked_for_yes_and_no(tmp_path):
 
 @pytest.mark.parametrize(("family", "mode"), [("modernbert", "cls"), ("bert", "mean"), ("xlm-roberta", "max")])
 @pytest.mark.parametrize("labels", [1, 3])
-def test_an_encoder_with_pooling_and_dense(labels, family, mode, tmp_path):
+def test_an_encoder_with_pooling_and_dense(labels, family, mode, tmp_path, record_property):
     from sentence_transformers.base.modules import Dense, Transformer
     from sentence_transformers.cross_encoder import CrossEncoder
     from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
@@ -178,7 +180,9 @@ def test_an_encoder_with_pooling_and_dense(labels, family, mode, tmp_path):
             assert expected.shape == (len(PAIRS), 3)
             assert engine.classify(["a"]).probs.shape == (1, 3)
             return
-    assert difference(found, expected) <= TOLERANCE
+    worst = difference(found, expected)
+    record_property("error", worst)
+    assert worst <= TOLERANCE
 
 
 def test_a_limit_of_its_own(tmp_path):

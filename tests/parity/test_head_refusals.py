@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from tests.parity.rerankers import FRAME
 from tests.parity.test_refusals import refused
-from tests.parity.test_rerankers import FRAME
 from tests.tiny import drop_tensor, edit_json, write_checkpoint
 from tests.tiny_rewards import save, write_language_model, write_reward
 
@@ -85,7 +85,9 @@ def test_a_missing_tensor_of_a_reward_head(architecture, tensor, tmp_path):
 
 
 @pytest.mark.parametrize("head", ["SequenceClassification", "TokenClassification"])
-@pytest.mark.parametrize(("family", "tensor"), [("bert", "classifier"), ("modernbert", "classifier"), ("llama", "score")])
+@pytest.mark.parametrize(
+    ("family", "tensor"), [("bert", "classifier"), ("modernbert", "classifier"), ("llama", "score")]
+)
 def test_a_head_of_another_width_than_its_labels(family, tensor, head, tmp_path):
     folder = write_checkpoint(tmp_path / "model", family, head=head, labels=3)
     edit_json(folder / "config.json", id2label={"0": "low", "1": "high"}, label2id={"low": 0, "high": 1})
@@ -93,7 +95,9 @@ def test_a_head_of_another_width_than_its_labels(family, tensor, head, tmp_path)
     assert f"{tensor}.weight" in load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize(("family", "tensor"), [("bert", "classifier"), ("llama", "score"), ("modernbert", "head.dense")])
+@pytest.mark.parametrize(
+    ("family", "tensor"), [("bert", "classifier"), ("llama", "score"), ("modernbert", "head.dense")]
+)
 def test_a_head_for_other_hidden_states(family, tensor, tmp_path):
     folder = write_checkpoint(tmp_path / "model", family, head="SequenceClassification")
     cut_tensor(folder, f"{tensor}.weight", columns=47)
@@ -111,23 +115,17 @@ def test_a_process_reward_model_with_one_column(tmp_path):
 # --- Configs --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("fields", "match"),
-    [
-        ({"id2label": {"0": "low", "2": "high"}}, r"indices \[0, 2\].*without a gap"),
-        ({"id2label": {"zero": "low", "one": "high"}}, "must map indices to names"),
-    ],
-)
-def test_labels_that_are_none(fields, match, tmp_path):
+def test_labels_with_a_gap(tmp_path):
     folder = write_checkpoint(tmp_path / "model", head="SequenceClassification", labels=2)
-    edit_json(folder / "config.json", **fields)
-    refused(folder, ModelLoadError, match)
+    edit_json(folder / "config.json", id2label={"0": "low", "2": "high"})
+    refused(folder, ModelLoadError, r"indices \[0, 2\].*without a gap")
+    edit_json(folder / "config.json", id2label={"zero": "low", "one": "high"})
+    refused(folder, ModelLoadError, "zero")
 
 
 @pytest.mark.parametrize(
     ("family", "key", "known"),
     [
-        ("modernbert", "classifier_pooling", "cls, mean"),
         ("eurobert", "classifier_pooling", "bos, mean, late"),
         ("eurobert", "clf_pooling", "bos, mean, late"),
         ("llama-bidirectional", "pooling", "avg, mean, cls, last"),
@@ -137,6 +135,19 @@ def test_an_unknown_pooling(family, key, known, tmp_path):
     folder = write_checkpoint(tmp_path / "model", family, head="SequenceClassification")
     edit_json(folder / "config.json", **{key: "median"})
     refused(folder, ModelLoadError, f"pooling 'median' of config.json is unknown; {known} are")
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [({"classifier_pooling": "median"}, "classifier_pooling"), ({"hidden_size": "wide"}, "hidden_size")],
+)
+def test_a_value_that_the_class_does_not_know(fields, match, tmp_path):
+    """transformers finds it, on the way to the tokenizer or to the backbone."""
+    folder = write_checkpoint(tmp_path / "model", "modernbert", head="SequenceClassification")
+    edit_json(folder / "config.json", **fields)
+    refused(folder, ModelLoadError, f"config.json does not fit .*(?s:.)*{match}")
+    with pytest.raises(ModelLoadError, match=match):
+        load(write_checkpoint(tmp_path / "other", "modernbert", head="SequenceClassification"), hf_overrides=fields)
 
 
 def test_an_unknown_activation_inside_a_head(tmp_path):
@@ -230,7 +241,11 @@ WRONG = [
     (embedder, "sparse_embed", f"{EMBEDS} sparse_embed; load another model"),
     (classifier, "embed", rf"{CLASSIFIES} embed; .*or this one with convert=\"embed\""),
     (classifier, "token_embed", rf"{CLASSIFIES} token_embed; .*or this one with convert=\"embed\""),
-    (classifier, "score", rf"{CLASSIFIES} score; .*\(a score is one number, and this head has 3: level_0, level_1, .*\)"),
+    (
+        classifier,
+        "score",
+        rf"{CLASSIFIES} score; .*\(a score is one number, and this head has 3: level_0, level_1, .*\)",
+    ),
     (classifier, "reward", f"{CLASSIFIES} reward; load another model"),
     (one_label, "embed", r"serves classify, reward, score, token_classify, not embed; .*convert=\"embed\""),
     (token_classifier, "classify", "serves token_classify, not classify; load another model"),

@@ -1,14 +1,8 @@
-"""Rerankers against transformers: encoders that read pairs, and language models whose answer is one token's logit.
-
-The texts are written out here as the model cards have them; the logits are those of the whole vocabulary.
-"""
+"""Rerankers against transformers: encoders that read pairs, and language models whose answer is one token's logit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,161 +10,38 @@ import torch
 from safetensors.torch import load_file
 from tests.parity.head_oracles import classifier
 from tests.parity.oracles import oracle
+from tests.parity.rerankers import (
+    DOCUMENTS,
+    FRAME,
+    GEMMA,
+    LONG,
+    MODELS,
+    MXBAI,
+    PAIRS,
+    QUERIES,
+    QWEN3,
+    Row,
+    answers,
+    difference,
+    expected_of,
+    framed,
+    load,
+    nemotron,
+    qwen3,
+    qwen3_asked,
+    scores,
+    sigmoid,
+    together,
+    tokenized,
+    vocabulary,
+    write,
+)
 from tests.parity.test_classifiers import TOLERANCE, VISIBLE
 from tests.tiny import SENTENCES, edit_json, write_checkpoint
 from tests.tiny_rewards import token_id, write_language_model
 
-from millpond.engine.engine import Engine
 from millpond.engine.items import Pair
 from millpond.params import PoolingParams
-
-LONG = 512  # enough for a reranker's template in these small vocabularies
-PAIRS = (
-    ("How deep is it?", "The wheel."),
-    (SENTENCES[10], SENTENCES[1]),
-    (SENTENCES[10], SENTENCES[8]),
-    ("a", "b"),
-    ("Who wrote the level in a book?", SENTENCES[8] + " " + SENTENCES[9]),
-    ("Ein Teich, une étang, 池。", "A pond."),
-)
-QUERIES, DOCUMENTS = ([pair[side] for pair in PAIRS] for side in (0, 1))
-CHAT = ("<|im_start|>", "<|im_end|>")
-FRAME = (
-    "Is it in there? {{ (messages | selectattr('role', 'eq', 'query') | first).content }} "
-    "{{ (messages | selectattr('role', 'eq', 'document') | first).content }} The answer:"
-)
-
-
-def qwen3(query: str, document: str) -> str:
-    return qwen3_asked("Given a web search query, retrieve relevant passages that answer the query", query, document)
-
-
-def qwen3_asked(instruction: str, query: str, document: str) -> str:
-    return (
-        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: '
-        f"{instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
-        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    )
-
-
-def mxbai(query: str, document: str) -> str:
-    return (
-        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
-        f"<|im_start|>user\nquery: {query}\ndocument: {document}\nYou are a search relevance expert who evaluates how "
-        "well documents match search queries. For each query-document pair, carefully analyze the semantic relationship "
-        "between them, then provide your binary relevance judgment (0 for not relevant, 1 for relevant).\nRelevance:"
-        "<|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
-def bge_gemma(query: str, document: str) -> str:
-    return (
-        f"A: {query}\nB: {document}\nGiven a query A and a passage B, determine whether the passage contains an answer "
-        "to the query by providing a prediction of either 'Yes' or 'No'."
-    )
-
-
-def nemotron(query: str, document: str) -> str:
-    return f"question:{query} \n \n passage:{document}"
-
-
-def together(query: str, document: str) -> str:
-    return query + document
-
-
-def framed(query: str, document: str) -> str:
-    return f"Is it in there? {query} {document} The answer:"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A language model that reranks: ``called`` on the hub, answering by ``tokens`` (false, true) or (true,)."""
-
-    called: str
-    family: str
-    text: Callable[[str, str], str]
-    tokens: tuple[str, ...]
-    added: tuple[str, ...] = CHAT
-    template: str | None = "$A"  # of the tokenizer
-    raw: bool = False
-    overrides: dict[str, Any] = field(default_factory=dict)
-
-
-QWEN3 = Row(called="Qwen3-Reranker-0.6B", family="qwen3", text=qwen3, tokens=("no", "yes"), added=(*CHAT, "no", "yes"))
-MXBAI = Row(called="mxbai-rerank-base-v2", family="qwen2", text=mxbai, tokens=("0", "1"))
-GEMMA = Row(
-    called="bge-reranker-v2-gemma",
-    family="gemma",
-    text=bge_gemma,
-    tokens=("Yes",),
-    added=("Yes",),
-    template=None,
-    raw=True,
-)
-MODELS = (QWEN3, MXBAI, GEMMA)
-
-
-def write(folder: Path, row: Row) -> Path:
-    return write_language_model(
-        folder,
-        row.family,
-        row.added,
-        tokenizer_limit=LONG,
-        config={"max_position_embeddings": LONG},
-        template=row.template,
-    )
-
-
-def load(folder: Path, **options: Any) -> Engine:
-    return Engine(folder, dtype="float32", device="cpu", **options)
-
-
-def tokenized(folder: Path, *texts: Any) -> dict[str, torch.Tensor]:
-    """A text, or a pair of them, by transformers' tokenizer: everything ``[n]``."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    rows: dict[str, torch.Tensor] = dict(tokenizer(*([text] for text in texts), return_tensors="pt"))
-    return {key: value[0] for key, value in rows.items()}
-
-
-def vocabulary(folder: Path, many: Sequence[torch.Tensor]) -> torch.Tensor:  # [n, vocabulary]
-    """All logits behind each text's last token."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float32, local_files_only=True
-    ).eval()
-    with torch.inference_mode():
-        return torch.stack([model(input_ids=ids[None]).logits[0, -1] for ids in many])
-
-
-def answers(folder: Path, row: Row, many: Sequence[torch.Tensor]) -> np.ndarray:  # [n]
-    """The row's raw scores of token ids."""
-    logits = vocabulary(folder, many)
-    ids = [token_id(folder, token) for token in row.tokens]
-    found = logits[:, ids[-1]] - (logits[:, ids[0]] if len(ids) == 2 else 0)
-    return found.numpy()
-
-
-def expected_of(folder: Path, row: Row, text: Callable[[str, str], str]) -> np.ndarray:
-    return answers(folder, row, [tokenized(folder, text(*pair))["input_ids"] for pair in PAIRS])
-
-
-def scores(engine: Engine, **options: Any) -> np.ndarray:
-    return engine.score(QUERIES, DOCUMENTS, **{"activation": False, **options}).scores
-
-
-def difference(found: np.ndarray, expected: np.ndarray) -> float:
-    """As a share of the largest score."""
-    assert found.shape == expected.shape
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
-
-
-def sigmoid(scores: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-scores))
-
 
 # --- Encoders -------------------------------------------------------------------------------------------------------
 
@@ -219,9 +90,7 @@ def test_notices_missing_token_types(family, tmp_path):
 
 
 def test_rerank_sorts_what_score_gives(tmp_path):
-    folder = write_checkpoint(
-        tmp_path / "model", "bert", head="SequenceClassification", labels=1, config=IDENTITY
-    )
+    folder = write_checkpoint(tmp_path / "model", "bert", head="SequenceClassification", labels=1, config=IDENTITY)
     documents = list(SENTENCES[:7])
     with load(folder) as engine:
         given = engine.score("How deep is it?", documents).scores
@@ -272,7 +141,7 @@ def test_no_vocabulary_is_computed(row, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3"])
-def test_a_model_that_caps_its_logits(family, tmp_path):
+def test_a_model_that_caps_its_logits(family, tmp_path, record_property):
     """Each token's logit is capped before one is taken off the other."""
     config = {"max_position_embeddings": LONG, "final_logit_softcapping": 2.0}
     folder = write_language_model(tmp_path / "model", family, ("no", "yes"), tokenizer_limit=LONG, config=config)
@@ -280,7 +149,9 @@ def test_a_model_that_caps_its_logits(family, tmp_path):
     asked = {"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}
     expected = expected_of(folder, row, together)
     with load(folder, hf_overrides=asked, convert="classify") as engine:
-        assert difference(scores(engine), expected) <= TOLERANCE
+        worst = difference(scores(engine), expected)
+        record_property("error", worst)
+        assert worst <= TOLERANCE
     edit_json(folder / "config.json", final_logit_softcapping=None)
     assert difference(expected, expected_of(folder, row, together)) > VISIBLE
 
@@ -296,7 +167,7 @@ def test_an_instruction_fills_the_template_s_slot(tmp_path):
         assert len(best) == len(DOCUMENTS)
 
 
-def test_a_converted_reranker_keeps_its_template(tmp_path):
+def test_a_converted_reranker_keeps_its_template(tmp_path, record_property):
     """``*-seq-cls``: one row of a score head, under the same text."""
     config = {"max_position_embeddings": LONG}
     folder = write_checkpoint(
@@ -315,14 +186,16 @@ def test_a_converted_reranker_keeps_its_template(tmp_path):
 
     with load(folder) as engine:
         found = scores(engine)
-        assert difference(found, expected(qwen3)) <= TOLERANCE
+        worst = difference(found, expected(qwen3))
+        record_property("error", worst)
+        assert worst <= TOLERANCE
         assert difference(found, expected(together)) > VISIBLE
         assert np.abs(engine.score(QUERIES, DOCUMENTS).scores - sigmoid(found)).max() < 1e-6
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 @pytest.mark.parametrize("kind", ["avg", "cls", "last"])
-def test_a_bidirectional_llama(kind, temperature, tmp_path):
+def test_a_bidirectional_llama(kind, temperature, tmp_path, record_property):
     """nemotron: pooled as its config says, divided by its temperature, under its template."""
     config = {"max_position_embeddings": LONG, "pooling": kind, "temperature": temperature}
     folder = write_checkpoint(
@@ -343,7 +216,9 @@ def test_a_bidirectional_llama(kind, temperature, tmp_path):
 
     with load(folder) as engine:
         found = scores(engine)
-        assert difference(found, expected(kind)) <= TOLERANCE
+        worst = difference(found, expected(kind))
+        record_property("error", worst)
+        assert worst <= TOLERANCE
         assert np.abs(engine.score(QUERIES, DOCUMENTS).scores - sigmoid(found)).max() < 1e-6
         assert difference(scores(engine) * temperature, found) > VISIBLE or temperature == 1
     assert all(difference(found, expected(other)) > VISIBLE for other in pool if other != kind)

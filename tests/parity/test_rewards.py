@@ -19,7 +19,7 @@ from tests.tiny_rewards import CHAT, REWARD, STEP, token_id, write_language_mode
 
 from millpond.engine.engine import Engine
 from millpond.engine.items import TokenIds
-from millpond.errors import InvalidRequestError, UnsupportedTaskError, WeightMismatchError
+from millpond.errors import InputTooLongError, InvalidRequestError, UnsupportedTaskError, WeightMismatchError
 from millpond.params import PoolingParams
 from millpond.pooling.classifier import VocabularyRows
 from millpond.pooling.pooler import Pooler
@@ -130,6 +130,28 @@ def test_a_conversation_goes_through_the_chat_template(architecture, tmp_path):
         mixed = list(engine.reward([CONVERSATIONS[0], "How deep is it?", CONVERSATIONS[1]]).rewards)
         assert difference([mixed[0], mixed[2]], expected) <= TOLERANCE
         assert difference(list(engine.reward(texts).rewards), expected) > VISIBLE or not ends
+
+
+@pytest.mark.parametrize("truncate", ["end", "start"])
+@pytest.mark.parametrize("limit", [20, 64])
+def test_an_over_long_conversation_keeps_its_reward_token(limit, truncate, tmp_path):
+    folder = write_reward(tmp_path / "model", "InternLM2ForRewardModel")
+    from tokenizers import Tokenizer
+
+    content = " ".join(SENTENCES[:6])
+    text = f"<|im_start|>user\n{content}<|im_end|>\n"
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    assert len(ids) > 64
+    kept = ids[: limit - 1] if truncate == "end" else ids[1 - limit :]
+    expected = [rows_of(folder, [TokenIds((*kept, token_id(folder, REWARD)))])[0][-1:]]
+    with load(folder, max_length=limit) as engine:
+        output = engine.reward([[{"role": "user", "content": content}]], truncate=truncate)
+        assert output.truncated.tolist() == [True]
+        assert difference(list(output.rewards), expected) <= TOLERANCE
+        bare = engine.encode([TokenIds(tuple(ids[:limit]))], task="reward").rewards
+        assert difference(list(bare), expected) > VISIBLE
+        with pytest.raises(InputTooLongError, match=f"more than max_length={limit}"):
+            engine.reward([[{"role": "user", "content": content}]], truncate="error")
 
 
 def test_a_conversation_without_a_template_is_refused(tmp_path):
@@ -272,5 +294,3 @@ def test_an_untied_model_without_its_head_is_refused(tmp_path):
     edit_json(folder / "config.json", tie_word_embeddings=True)
     with load(folder) as engine:
         assert engine.reward(STEPS, step_tag_id=token_id(folder, STEP), returned_token_ids=[5, 6]).rewards.flat.any()
-
-

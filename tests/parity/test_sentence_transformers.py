@@ -226,9 +226,7 @@ def test_truncate_dim_in_the_files_is_the_width_unless_another_is_asked_for(modu
     assert_equal(other, reference.encode(TEXTS, truncate_dim=8, normalize_embeddings=True))
 
 
-@pytest.mark.parametrize(
-    ("width", "options"), [(48, {}), (1000, {}), (16, {"hf_overrides": {"is_matryoshka": False}})]
-)
+@pytest.mark.parametrize(("width", "options"), [(48, {}), (1000, {}), (16, {"hf_overrides": {"is_matryoshka": False}})])
 def test_a_truncate_dim_that_cuts_nothing(width, options, load):
     engine, _ = load(Layout(truncate_dim=width), **options)
     assert engine.spec.default_dimensions is None and engine.embed(TEXTS).embeddings.shape[1] == 48

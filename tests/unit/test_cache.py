@@ -188,3 +188,8 @@ def test_closed_is_an_error_and_closing_twice_is_not(path: Path) -> None:
         with pytest.raises(CacheError, match="closed"):
             call()
     assert str(path) in repr(cache)
+
+
+def test_a_home_folder_that_nobody_has_is_an_error_of_the_caches_own():
+    with pytest.raises(CacheError, match="is no path here"):
+        VectorCache("~nobody-of-that-name/cache.db")

@@ -29,7 +29,9 @@ def test_a_hub_id_that_cannot_be_had():
         resolve("nobody/nothing")
 
 
-@pytest.mark.parametrize("name", ["./missing", "a/b/c", "~/missing", "..", "with\\backslash"])
+@pytest.mark.parametrize(
+    "name", ["./missing", "a/b/c", "~/missing", "~nobody-of-that-name/model", "..", "with\\backslash"]
+)
 def test_what_is_neither_folder_nor_hub_id(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelLoadError, match=r"no hub id|missing"):
@@ -259,7 +261,9 @@ def test_a_model_overwritten_since_it_was_loaded_has_no_fingerprint(folder, tmp_
             case "one more":
                 os.replace(other, folder / "model-2.safetensors")
         for _ in range(2):  # the error is not mistaken for a fingerprint, either
-            with pytest.raises(ModelLoadError, match=r"model(-2)?\.safetensors has changed since .* load the model again"):
+            with pytest.raises(
+                ModelLoadError, match=r"model(-2)?\.safetensors has changed since .* load the model again"
+            ):
                 engine.embed(["a text"])
     if how not in ("gone", "one more"):
         with Engine(folder, device="cpu", dtype="float32", cache=tmp_path / "c.db") as engine:

@@ -176,6 +176,18 @@ class TestEmbed:
         assert ran.code == 0
         assert len(ran.rows[0]["embedding"]) == 16  # type: ignore[arg-type]
 
+    def test_a_classifier_embeds_when_it_is_told_to(self, run: Run, cross: Path):
+        words = ["embed", "-m", cross, "--runner", "pooling"]
+        assert run(*words, stdin="mill").code == 2
+        ran = run(*words, "--convert", "embed", stdin="mill")
+        assert (ran.code, len(ran.rows)) == (0, 1)
+
+    @pytest.mark.parametrize("option", ["--convert", "--runner"])
+    def test_no_such_conversion_or_runner(self, run: Run, model: Path, option: str):
+        ran = run("embed", "-m", model, option, "generate", stdin="mill")
+        assert ran.code == 2
+        assert "'generate' is not one of 'auto'" in ran.err
+
     def test_a_cache_is_filled_and_read(self, run: Run, model: Path, tmp_path: Path):
         words = ["embed", "-m", model, "--cache", tmp_path / "c"]
         first = run(*words, stdin="mill pond")
@@ -330,6 +342,19 @@ class TestRerank:
         assert refused.code == 2
         assert "max_length=12" in refused.err
 
+    def test_an_instruction_fills_the_templates_slot(self, run: Run, cross: Path, tmp_path: Path):
+        slots = "".join(
+            f"{{{{ messages | selectattr('role', 'eq', '{role}') | map(attribute='content') | first }}}} "
+            for role in ("query", "document")
+        )
+        (tmp_path / "t.jinja").write_text("{{ instruction or 'wheel' }} " + slots)
+        words = ["rerank", QUERY, "-", "-m", cross, "--score-template", tmp_path / "t.jinja", "--output", "jsonl"]
+        scores = [
+            run(*words, *more, stdin="pond").rows[0]["relevance_score"]
+            for more in ([], ["--instruction", "wheel"], ["--instruction", "miller"])
+        ]
+        assert scores[0] == scores[1] != scores[2]
+
     def test_lines_may_begin_with_a_brace(self, run: Run, cross: Path):
         ran = run("rerank", QUERY, "-m", cross, "--lines", "--output", "jsonl", stdin='{"id": "b"}\n{\n')
         assert sorted(str(row["text"]) for row in ran.rows) == ["{", '{"id": "b"}']
@@ -401,6 +426,23 @@ class TestIngest:
         ]
         assert hits[0].score == pytest.approx(cosine, abs=1e-5)
 
+    @pytest.mark.parametrize("url", ["qdrant+path:{}/db#docs", "milvus+file:{}/db.db#docs"])
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["-m", "nobody/nothing"], "nobody/nothing"),
+            (["-m", "{model}", "--dimensions", "16"], "dimensions=16"),
+            (["-m", "{cross}"], "does not embed"),
+        ],
+    )
+    def test_a_model_that_cannot_fill_it_makes_no_database(
+        self, run: Run, model: Path, cross: Path, tmp_path: Path, url: str, words: list[str], said: str
+    ):
+        words = [word.format(model=model, cross=cross) for word in words]
+        ran = run("ingest", "-", *words, "--to", url.format(tmp_path), stdin='{"text": "mill"}')
+        assert ran.code in (1, 2) and said in ran.err and "Traceback" not in ran.err
+        assert list(tmp_path.iterdir()) == []
+
     def test_a_record_that_fails_is_exit_1(self, run: Run, model: Path, tmp_path: Path):
         lines = '{"id": "a", "text": "mill"}\n{"id": "b"}\n'
         ran = run("ingest", "-", "-m", model, "--to", "qdrant+memory:#docs", stdin=lines)
@@ -452,6 +494,18 @@ class TestModels:
     def test_an_override_shows(self, run: Run, model: Path):
         out = run("models", model, "--hf-overrides", '{"matryoshka_dimensions": [8, 48]}').out
         assert "8, 48" in out
+
+    @pytest.mark.parametrize(
+        ("convert", "tasks"),
+        [
+            ("auto", "classify, reward, score, token_classify"),
+            ("none", "classify, reward, score, token_classify"),
+            ("embed", "embed, token_embed"),
+        ],
+    )
+    def test_a_conversion_shows(self, run: Run, cross: Path, convert: str, tasks: str):
+        lines = run("models", cross, "--runner", "pooling", "--convert", convert).out.splitlines()
+        assert [line.split("  ", 1)[1].strip() for line in lines if line.startswith("tasks ")] == [tasks]
 
     def test_what_is_no_checkpoint_is_an_error(self, run: Run, tmp_path: Path):
         ran = run("models", tmp_path)

@@ -212,7 +212,7 @@ def test_forced_dimensions_cut_then_normalize(engine, cuttable, width):
 
 @pytest.mark.parametrize("width", [0, -1, 385, 2.5, True, "128"])
 def test_impossible_dimensions(cuttable, width):
-    with pytest.raises(InvalidDimensionsError, match="choose 1 to 384"):
+    with pytest.raises(InvalidDimensionsError, match="choose 1 to 384|must be an int"):
         cuttable.embed(["a"], dimensions=width)
 
 

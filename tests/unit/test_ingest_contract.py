@@ -4,6 +4,7 @@ The oracle is numpy on the engine's own vectors.
 """
 
 import pytest
+from tests.tiny import Layout, write_checkpoint
 
 from millpond.engine.engine import Engine
 from millpond.errors import FingerprintMismatchError, InvalidDimensionsError, InvalidRequestError
@@ -137,6 +138,18 @@ def test_three_widths_go_from_the_smallest_to_the_largest(engine, place):
     wanted = cosines(engine, QUESTIONS[0], 384)
     hits = sink.search(engine, QUESTIONS[0], k=3)
     assert [hit.score for hit in hits] == pytest.approx([wanted[name] for name in best(wanted, 3)], abs=1e-5)
+
+
+def test_a_model_that_cuts_its_vectors_by_default_fills_that_width_or_any(place, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", "bert", sentence_transformers=Layout(truncate_dim=16))
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        for collection, dimensions, width in (("own", None, 16), ("whole", [8, 48], 48)):
+            sink = place(collection, dimensions=dimensions)
+            fill(engine, sink)
+            hits = sink.search(engine, QUESTIONS[0], k=48)
+            wanted = cosines(engine, QUESTIONS[0], width)
+            assert {hit.id: hit.score for hit in hits} == pytest.approx(wanted, abs=1e-5)
+            sink.close()  # a folder is open once
 
 
 def test_a_search_for_more_than_there_is_finds_all(engine, place):

@@ -442,6 +442,49 @@ def test_an_error_in_the_source_comes_out_and_stops_everything(engine, error, af
     assert sum(sink.writes) <= after
 
 
+def test_a_run_that_is_stopped_does_not_wait_for_the_rest_of_a_batch(engine):
+    first, stopped = threading.Event(), threading.Event()
+
+    class Slow(DictSink):
+        def write(self, batch):
+            super().write(batch)
+            first.set()
+            assert stopped.wait(30)
+
+    def source():
+        yield from some(40)
+        assert first.wait(30)
+        raise KeyboardInterrupt
+
+    join = threading.Thread.join
+
+    def waiting(thread, timeout=None):
+        stopped.set()  # the run waits for its writer, and so has been told to stop
+        join(thread, timeout)
+
+    sink = Slow()
+    small_writes = mock.patch.object(pipeline, "_WRITE_RECORDS", 2)
+    listening = mock.patch.object(threading.Thread, "join", waiting)
+    with batches_of(10), small_writes, listening, pytest.raises(KeyboardInterrupt):
+        run(source(), engine, sink)
+    assert sink.writes == [2]
+
+
+@pytest.mark.parametrize("error", [CacheError("damaged"), EngineClosedError("closed"), ModelLoadError("changed")])
+def test_what_no_choice_of_texts_avoids_stops_the_run(engine, error):
+    calls = []
+
+    def submit(task, texts, params):
+        calls.append(len(texts))
+        done = Future()
+        done.set_exception(error)
+        return done
+
+    with pytest.raises(type(error)) as caught:
+        run(some(8), Around(engine, submit=submit), DictSink())
+    assert caught.value is error and calls == [8]
+
+
 @pytest.mark.parametrize("error", [OSError("gone"), KeyboardInterrupt(), Stop()])
 @pytest.mark.parametrize("after", [0, 3])
 def test_an_error_in_the_sink_comes_out_of_an_endless_run(engine, error, after):
@@ -521,7 +564,7 @@ def test_a_journal_is_refused_not_ignored(engine, tmp_path):
 
 def test_a_model_that_does_not_embed_is_refused(engine):
     with pytest.raises(UnsupportedTaskError, match="does not embed"):
-        run(never(), Around(engine, tasks=frozenset({"classify"})), DictSink())
+        run(never(), Around(engine, spec=replace(engine.spec, tasks=frozenset({"classify"}))), DictSink())
 
 
 @pytest.mark.parametrize("item", ["a text", {"id": "a", "text": "t"}, None])

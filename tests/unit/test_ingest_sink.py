@@ -118,8 +118,10 @@ def test_what_is_no_filter(bad):
 @pytest.mark.parametrize("value", [0, np.nan])
 def test_a_question_without_a_direction_has_no_neighbours(value):
     class Flat:
-        def embed(self, texts, *, role, normalize):
-            assert (texts, role, normalize) == (["?"], "query", False)
+        spec = spec(dimensions=4)
+
+        def embed(self, texts, *, role, dimensions, normalize):
+            assert (texts, role, dimensions, normalize) == (["?"], "query", 4, False)
             rows = np.full((1, 4), value, np.float32)
             return EmbeddingOutput(embeddings=rows, cached=None, truncated=None, usage=Usage(prompt_tokens=1))
 
@@ -134,6 +136,7 @@ def test_a_mark_survives_its_storage():
     mark = CollectionMark.of(spec(), dimensions=(128, 384), payload="plain")
     assert CollectionMark.from_dict(mark.to_dict(), collection="docs") == mark
     assert CollectionMark.of(spec(), dimensions=None, payload="plain").dimensions == (384,)
+    assert CollectionMark.of(spec(default_dimensions=64), dimensions=None, payload="plain").dimensions == (64,)
 
 
 def test_a_mark_names_a_folder_without_telling_where_it_is(tmp_path):

@@ -24,6 +24,12 @@ def test_frozen_and_keyword_only():
         PoolingParams(dimension=3)
 
 
+@pytest.mark.parametrize(("old", "new"), [("embedding", "embed"), ("encode", "token_embed"), ("score", "score")])
+def test_older_names_of_tasks(old, new):
+    assert PoolingParams(task=old) == PoolingParams(task=new)
+    assert PoolingParams(task=old).task == new
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tests.tiny import SENTENCES, write_checkpoint
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from millpond.engine.tokenize import TextTokenizer
@@ -96,3 +97,32 @@ def test_a_text_of_no_tokens_gets_a_stand_in():
     with pytest.raises(InvalidRequestError, match="index 40 has no tokens"):
         encode(bare, "")
     assert encode(TextTokenizer(bare._backend, lower=False, limit=None, stand_in=7), "").ids.tolist() == [7]
+
+
+@pytest.mark.parametrize("prompt", ["", "İ: ", "query: "])
+def test_places_count_in_the_text_as_it_was_before_its_case_was_folded(tmp_path, prompt):
+    """The one letter that becomes two in lower case."""
+    read = TextTokenizer.load(write_checkpoint(tmp_path / "model", "bert"), lower=True)
+    text = "İİ The İold MILL pond"
+    [found] = read.encode([text], prompt=prompt, limit=100, truncate="end", position=lambda i: i, places=True)
+    words = [text[start:end] for start, end in found.places.offsets[~found.places.special]]
+    assert "".join(words) == text.replace(" ", "")
+    assert words[-2:] == ["MILL", "pond"]
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "llama", "gemma", "qwen3", "modernbert"])
+def test_a_whole_reading_has_the_prompt_in_front_and_the_text_once(tmp_path, family):
+    """Where the space behind a prompt is in the text's first token, too, which is the text's."""
+    read = TextTokenizer.load(write_checkpoint(tmp_path / "model", family), lower=False)
+    text, prompt = SENTENCES[0], "query: "
+    [(own, front, behind)] = read.read_whole([text], prompt=prompt)
+    [(alone, before, after)] = read.read_whole([text], prompt="")
+    assert read.ids([prompt + text], special_tokens=True)[0] == [*front, *own, *behind]
+    assert behind.tolist() == after.tolist()
+    assert front[: len(before)].tolist() == before.tolist()
+    assert own[-5:].tolist() == alone[-5:].tolist()
+    in_front, shown = (
+        "".join(letter for letter in read.transformers.decode(ids) if letter not in " Ġ▁#") for ids in (front, own)
+    )
+    assert "query:" in in_front
+    assert shown.startswith("Theoldmill")

@@ -91,6 +91,10 @@ class EngineSource(BaseModel):
     def _configuration(self) -> dict[str, Any]:
         return {"model": self.model} | {name: getattr(self, name) for name in self.loading}
 
+    def __hash__(self) -> int:
+        # Without the dicts, which have none: what is equal has an equal hash, and that is all a hash owes.
+        return hash((type(self), self.model, id(self.engine), self.device, self.dtype))
+
     def __getstate__(self) -> dict[Any, Any]:
         if self.engine is not None:
             raise TypeError(

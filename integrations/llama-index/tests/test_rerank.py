@@ -36,6 +36,11 @@ from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadErr
 from millpond.late_interaction import rerank
 
 QUESTION = "What makes dough rise?"
+TEMPLATE = (
+    "{{ instruction or 'wheel' }} "
+    "{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }} "
+    "{{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}"
+)
 
 Process = Callable[..., list[NodeWithScore]]
 
@@ -202,6 +207,17 @@ def test_options_reach_the_engine(cross_encoder: str, process: Process, hits: li
         process(MillpondRerank(**options, max_length=9, truncate="error"), hits)
     with pytest.raises(InvalidRequestError, match="instruction='be kind'"):
         process(MillpondRerank(**options, instruction="be kind"), hits)
+
+
+def test_an_instruction_fills_the_templates_slot(
+    cross_encoder: str, process: Process, hits: list[NodeWithScore]
+) -> None:
+    def scores(**options: Any) -> list[float]:
+        reranker = MillpondRerank(model=cross_encoder, dtype="float32", score_template=TEMPLATE, **options)
+        return [hit.get_score() for hit in process(reranker, hits)]
+
+    assert scores(instruction="wheel") == pytest.approx(scores(), abs=1e-5)
+    assert scores(instruction="tides") != pytest.approx(scores(), abs=1e-3)
 
 
 def test_an_instruction_to_an_embedder_is_refused(engine: Engine, process: Process, hits: list[NodeWithScore]) -> None:

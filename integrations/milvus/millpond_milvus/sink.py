@@ -318,7 +318,9 @@ def _connect(uri: str, timeout: float) -> MilvusClient:
         try:
             return MilvusClient(uri, token=os.environ.get("MILVUS_TOKEN", ""), timeout=timeout)
         except ValueError as error:
-            raise InvalidRequestError(f"uri={uri!r} is no URL of a Milvus ({error}); write http://host:19530") from error
+            raise InvalidRequestError(
+                f"uri={uri!r} is no URL of a Milvus ({error}); write http://host:19530"
+            ) from error
     if "://" in uri or "\0" in uri or uri.startswith("~") or not uri.endswith(".db"):
         raise InvalidRequestError(
             f"uri={uri!r} is no place for Milvus; pass a *.db file, a server's URL or a MilvusClient"

@@ -140,9 +140,7 @@ def test_expressions_quote_what_they_hold() -> None:
         '($meta["a"] == 1 or json_contains(a, 1) or $meta["a"] == true or json_contains(a, true))'
         ' and ($meta["in"] == 0.5)'
     )
-    assert to_expression({"a": -1}, plain) == (
-        '(metadata["a"] == -1 or json_contains_any(metadata["a"], [-1]))'
-    )
+    assert to_expression({"a": -1}, plain) == ('(metadata["a"] == -1 or json_contains_any(metadata["a"], [-1]))')
     with pytest.raises(InvalidRequestError, match="'doc_id' is a field of the collection"):
         to_expression({"doc_id": "x"}, llama)
 

@@ -112,7 +112,9 @@ def test_urls(scheme: str, location: str, shown: str) -> None:
         assert repr(sink) == f"QdrantSink({shown}, 'docs', dimensions=(64,), 'langchain')"
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:abc", "http://host:99999", "http://a b:1", "https://[::1", "http://"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:abc", "http://host:99999", "http://a b:1", "https://[::1", "http://"]
+)
 def test_what_is_no_url(url: str) -> None:
     with pytest.raises(InvalidRequestError, match="is no URL of a Qdrant .*; write http://host:6333"):
         QdrantSink(url, "docs")

@@ -125,8 +125,10 @@ def sequence_classifier(config: Mapping[str, Any], row: str, folder: Path, *, de
 
 
 def token_classifier(config: Mapping[str, Any], row: str, folder: Path, *, decoder: bool) -> Classifier:
-    """The head of a ``*ForTokenClassification`` checkpoint: softmax as transformers' pipeline has it, whatever its
-    ``problem_type``; of one label, where a softmax says nothing, sigmoid.
+    """The head of a ``*ForTokenClassification`` checkpoint.
+
+    Softmax as transformers' pipeline has it, whatever the ``problem_type``; of one label, where that says nothing,
+    sigmoid.
     """
     steps: tuple[Step, ...] = _SCORE if decoder and row != "gpt2" else _CLASSIFIER
     if row == "modernbert":
@@ -243,7 +245,9 @@ def _classifier_pooling(
 ) -> PoolingMode:
     named = _pooling_named(config, default)
     if named not in known:
-        raise ModelLoadError(f"{folder}: classifier_pooling {named!r} of config.json is unknown; {', '.join(known)} are")
+        raise ModelLoadError(
+            f"{folder}: classifier_pooling {named!r} of config.json is unknown; {', '.join(known)} are"
+        )
     return known[named]
 
 

@@ -47,10 +47,17 @@ def ingest(
     widths = options.read_widths(dimensions)
     records = read(source, id_column=id_column, text_column=text_column)
 
+    from millpond.config import EngineConfig
     from millpond.engine.engine import Engine
+    from millpond.engine.loading import describe
+    from millpond.ingest.pipeline import check_model
     from millpond.ingest.pipeline import ingest as run
     from millpond.ingest.url import open_sink
 
+    # Opening a sink may make a database: not for a model that cannot fill it. Its weights are read last, for they take
+    # longest.
+    config = EngineConfig(model=model, revision=revision, device=device, dtype=dtype, hf_overrides=hf_overrides)
+    check_model(describe(config), widths)
     with (
         closing(open_sink(to, dimensions=widths, payload=payload)) as sink,
         Engine(model, revision=revision, device=device, dtype=dtype, cache=cache, hf_overrides=hf_overrides) as engine,

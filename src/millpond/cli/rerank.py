@@ -41,6 +41,9 @@ def rerank(
     instruction: Annotated[
         str | None, typer.Option(help="Fills an LLM reranker's template slot.", metavar="TEXT")
     ] = None,
+    score_template: Annotated[
+        str | None, typer.Option(help="Jinja source, or a .jinja file, that renders a pair.", metavar="PATH")
+    ] = None,
     truncate: Annotated[Truncate, typer.Option(help="Which end of an over-long text is cut.")] = "end",
     max_length: Annotated[
         int | None, typer.Option(help="Most tokens read together; else the checkpoint's own limit.", metavar="N", min=1)
@@ -78,7 +81,13 @@ def rerank(
     from millpond.engine.engine import Engine
 
     with Engine(
-        model, revision=revision, device=device, dtype=dtype, max_length=max_length, hf_overrides=hf_overrides
+        model,
+        revision=revision,
+        device=device,
+        dtype=dtype,
+        max_length=max_length,
+        hf_overrides=hf_overrides,
+        score_template=score_template,
     ) as engine:
         results = engine.rerank(
             query,

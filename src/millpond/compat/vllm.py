@@ -57,7 +57,7 @@ class LLM:
         revision: Branch, tag or commit of a hub id.
         device: As :class:`millpond.Engine`.
         quantization: As :class:`millpond.Engine`.
-        **knobs: vLLM's resource arguments, such as ``gpu_memory_utilization``, change nothing here and are named in one
+        knobs: vLLM's resource arguments, such as ``gpu_memory_utilization``, change nothing here and are named in one
             warning; anything else is refused.
 
     Raises:

@@ -95,8 +95,8 @@ class RequestOutput:
         return self.tokenize()
 
     def __getstate__(self) -> dict[str, Any]:
-        ids = self.prompt_token_ids
-        return {name: value for name, value in vars(self).items() if name != "tokenize"} | {"prompt_token_ids": ids}
+        kept = ("request_id", "outputs", "finished", "num_cached_tokens", "prompt_token_ids")  # all but the engine
+        return {name: getattr(self, name) for name in kept}
 
 
 def _short(numbers: Sequence[float]) -> str:

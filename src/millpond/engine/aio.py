@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from itertools import islice
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -94,6 +97,8 @@ class AsyncEngine:
         dimensions: int | None = None,
         normalize: bool | None = None,
         output_dtype: OutputDtype = "float32",
+        adapter: str | None = None,
+        chunking: Literal["mean"] | None = None,
         truncate: Truncate = "end",
         show_progress: bool = False,
     ) -> AsyncIterator[npt.NDArray[Any]]:
@@ -105,6 +110,8 @@ class AsyncEngine:
             "dimensions": dimensions,
             "normalize": normalize,
             "output_dtype": output_dtype,
+            "adapter": adapter,
+            "chunking": chunking,
             "truncate": truncate,
             "show_progress": show_progress,
         }
@@ -238,8 +245,7 @@ class AsyncEngine:
             activation=activation,
             truncate=truncate,
         )
-        items = demand.conversed(texts_or_conversations, self.engine._loaded.forms.texts)
-        output: RewardOutput = await self._run("reward", items, params, show_progress)
+        output: RewardOutput = await self._run("reward", texts_or_conversations, params, show_progress)
         return output
 
     async def encode(
@@ -255,15 +261,16 @@ class AsyncEngine:
 
     async def submit(self, task: Task, inputs: Sequence[Any], params: PoolingParams | None = None) -> Any:
         """As :meth:`millpond.Engine.submit`, awaited: the task's output."""
-        return await asyncio.wrap_future(self.engine.submit(task, inputs, params))
+        return await self._run(task, inputs, params or PoolingParams(), False)
 
     async def _run(self, task: Task, texts: Sequence[Any], params: PoolingParams, show_progress: bool) -> Any:
         with progress_bar(texts, show=show_progress) as bar:
             progress = bar.update if show_progress else None
-            if params.chunking is None:
+            if task == "reward" or getattr(params, "chunking", None) is not None:
+                # Conversations and windows are tokenized before anything is queued.
+                future = await _elsewhere(partial(self.engine._start, task, texts, params, progress=progress))
+            else:
                 future = self.engine._start(task, texts, params, progress=progress)
-            else:  # finding the windows takes tokenizing
-                future = await asyncio.to_thread(self.engine._start, task, texts, params, progress=progress)
             return await asyncio.wrap_future(future)
 
     async def __aenter__(self) -> Self:
@@ -277,6 +284,25 @@ class AsyncEngine:
     async def aclose(self) -> None:
         """Close the engine; the loop goes on while it drains."""
         await asyncio.to_thread(self.engine.close)
+
+
+async def _elsewhere(start: Callable[[], Future[Any]]) -> Future[Any]:
+    """What ``start`` returns, called in a thread; cancelled, if the awaiting task is, whenever it comes."""
+    gone, started = threading.Event(), []
+
+    def run() -> Future[Any]:
+        started.append(future := start())
+        if gone.is_set():
+            future.cancel()
+        return future
+
+    try:
+        return await asyncio.to_thread(run)
+    except asyncio.CancelledError:
+        gone.set()
+        for future in started:
+            future.cancel()
+        raise
 
 
 def _take(rows: Iterator[npt.NDArray[Any]], count: int) -> list[npt.NDArray[Any]]:

@@ -53,7 +53,7 @@ class Batch:
             keys = [request.length if request.attended is None else request.attended for request in ordered]
         adapters = np.array([request.call.plan.adapter for request in ordered], dtype=np.int64)
         # A text that tokenizes to nothing of its own behind its prompt still has one row to pool.
-        skips = [min(request.call.skip, request.length - 1) for request in ordered]
+        skips = [min(request.skip, request.length - 1) for request in ordered]
         return cls(
             requests=ordered,
             lead=len(leads),

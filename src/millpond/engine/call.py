@@ -69,11 +69,6 @@ class Call:
         self._lock = threading.Lock()
 
     @property
-    def skip(self) -> int:
-        """Leading tokens that pooling leaves out."""
-        return self.plan.skip
-
-    @property
     def done(self) -> bool:
         """Nobody waits any more: finished, failed or cancelled."""
         return self.future.done()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,7 +19,13 @@ from millpond.errors import InvalidRequestError
 from millpond.outputs import EmbeddingOutput, Usage
 from millpond.quantization import quantize
 
-Submit = Callable[[Sequence[Item], Plan], "Future[Any]"]
+
+class Submit(Protocol):
+    """Queues a call; ``admit`` items ask for room."""
+
+    def __call__(self, items: Sequence[Item], plan: Plan, *, admit: int) -> Future[Any]:
+        """A future of the call's output."""
+        ...
 
 
 def in_windows(
@@ -29,50 +35,51 @@ def in_windows(
 
     The windows hold the text's tokens, each once, behind special tokens and prompt of their own. Their vectors, at the
     width and with the normalization that the caller asked for, are averaged in proportion to their tokens of text; the
-    mean is normalized again.
+    mean is normalized again. A cache holds windows as it holds texts: text added at the end costs its own windows only.
 
     Raises:
         InvalidRequestError: Token ids, which say nothing of where special tokens belong.
+        InputTooLongError: Prompt and special tokens leave no room in a window.
     """
     texts = [item for item in items if isinstance(item, str)]
     if len(texts) < len(items):
         raise InvalidRequestError("chunking takes texts only; cut token ids into windows yourself")
-    whole = replace(plan, output_dtype="float32")
-    read = loaded.forms.texts.read_whole(texts, prompt=plan.prompt)
-    cut = [windows(ids, front, back, plan.limit) if len(ids) + len(front) + len(back) > plan.limit else None
-           for ids, front, back in read]  # fmt: skip
-    short = [text for text, parts in zip(texts, cut, strict=True) if parts is None]
-    # A window's own tokens: without special ones and prompt, which are not text.
-    own = [[len(part) - len(front) - len(back) for part in parts or ()]
-           for parts, (_, front, back) in zip(cut, read, strict=True)]  # fmt: skip
-    pieces = [TokenIds(tuple(part.tolist())) for parts in cut if parts is not None for part in parts]
+    pieces: list[TokenIds] = []
+    own: dict[int, list[int]] = {}  # of each long text, its windows' tokens of text
+    for i, (ids, front, back) in enumerate(loaded.forms.texts.read_whole(texts, prompt=plan.prompt)):
+        if len(front) + len(ids) + len(back) > plan.limit:
+            parts = windows(ids, front, back, plan.limit)
+            skip = len(front) if plan.skip else 0
+            pieces += [TokenIds(tuple(part.tolist()), skip=skip) for part in parts]
+            own[i] = [len(part) - len(front) - len(back) for part in parts]
+    short = [i for i in range(len(texts)) if i not in own]
 
     def assemble(results: list[EmbeddingOutput]) -> EmbeddingOutput:
         plain, windowed = results
-        width = plain.embeddings.shape[1]
-        rows = np.zeros((len(texts), width), dtype=np.float32)
+        rows = np.empty((len(texts), plain.embeddings.shape[1]), dtype=np.float32)
         cached = np.zeros(len(texts), dtype=np.bool_)
-        at, place = 0, 0
-        for i, counts in enumerate(own):
-            if counts:
-                vectors = windowed.embeddings[at : at + len(counts)]
-                rows[i] = weighted_mean(vectors, np.array(counts))
-                at += len(counts)
-            else:
-                rows[i], cached[i] = plain.embeddings[place], plain.cached[place]
-                place += 1
+        rows[short], cached[short] = plain.embeddings, plain.cached
+        at = 0
+        for i, counts in own.items():
+            these = slice(at, at + len(counts))
+            at += len(counts)
+            mean = weighted_mean(windowed.embeddings[these], np.array(counts))
+            rows[i] = matryoshka.cut(mean[None], len(mean), normalize=plan.normalize)[0]
+            cached[i] = windowed.cached[these].all()
         return EmbeddingOutput(
-            embeddings=quantize(matryoshka.cut(rows, width, normalize=plan.normalize), plan.output_dtype),
+            embeddings=quantize(rows, plan.output_dtype),
             cached=cached,
             truncated=np.zeros(len(texts), dtype=np.bool_),
             usage=Usage(prompt_tokens=plain.usage.prompt_tokens + windowed.usage.prompt_tokens),
         )
 
-    parts: list[Future[Any]] = []
+    whole = replace(plan, output_dtype="float32")
+    calls: list[Future[Any]] = []
     try:
-        parts += [submit(short, whole), submit(pieces, whole)]
+        calls.append(submit([texts[i] for i in short], whole, admit=len(short) + len(pieces)))
+        calls.append(submit(pieces, whole, admit=0))
     except BaseException:
-        for part in parts:
-            part.cancel()
+        for call in calls:
+            call.cancel()
         raise
-    return combine(parts, assemble, threads)
+    return combine(calls, assemble, threads)

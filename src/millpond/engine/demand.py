@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from millpond import matryoshka
 from millpond.engine.items import Item, Pair, SpannedText, TokenIds
 from millpond.engine.loading import Loaded
@@ -56,7 +58,7 @@ def check_items(inputs: Any, method: str, loaded: Loaded, *, first: int = 0) -> 
     checked = list(inputs)
     for i, item in enumerate(checked):
         if type(item) is not str:
-            checked[i] = item = _checked(item, first + i, loaded)
+            checked[i] = item = _checked(item, first + i, method, loaded)
         elif not item.isascii():
             _check_unicode(item, f"the text at index {first + i}")
         if (method == "score") is not isinstance(item, Pair) and not isinstance(item, TokenIds):
@@ -65,18 +67,38 @@ def check_items(inputs: Any, method: str, loaded: Loaded, *, first: int = 0) -> 
     return checked
 
 
-def _checked(item: Any, i: int, loaded: Loaded) -> Item:
+def check_pairs(items: Sequence[Item], loaded: Loaded) -> list[Pair]:
+    """Checked items of a score whose queries and documents are read apart.
+
+    Raises:
+        InvalidRequestError: Token ids, in which nothing tells the query from the document.
+    """
+    for i, item in enumerate(items):
+        if not isinstance(item, Pair):
+            raise InvalidRequestError(
+                f"score takes a (query, document) pair at index {i}, not token ids: {loaded.spec.name} scores by "
+                f"{loaded.spec.score_type}, which reads the two apart"
+            )
+    return [item for item in items if isinstance(item, Pair)]
+
+
+def _checked(item: Any, i: int, method: str, loaded: Loaded) -> Item:
     if isinstance(item, TokenIds):
         return _check_ids(item, i, loaded.vocabulary)
     if isinstance(item, SpannedText):
         _check_unicode(item.text, f"the text at index {i}")
         return item
-    if isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, str) for part in item):
-        _check_unicode(item[0], f"the query at index {i}")
-        _check_unicode(item[1], f"the document at index {i}")
-        return Pair(*item)
+    if isinstance(item, tuple) and len(item) == 2:
+        for part, side in zip(item, ("query", "document"), strict=True):
+            if not isinstance(part, str):
+                raise InvalidRequestError(
+                    f"the {side} at index {i} is a {type(part).__name__}, not a str; convert it first"
+                )
+            _check_unicode(part, f"the {side} at index {i}")
+        return Pair(str(item[0]), str(item[1]))
     if not isinstance(item, str):
-        raise InvalidRequestError(f"the text at index {i} is a {type(item).__name__}, not a str; convert it first")
+        wanted = "a (query, document) tuple" if method == "score" else "a str"
+        raise InvalidRequestError(f"the text at index {i} is a {type(item).__name__}, not {wanted}; convert it first")
     _check_unicode(item, f"the text at index {i}")
     return str(item)
 
@@ -126,6 +148,8 @@ def check_task(task: Any, params: PoolingParams, loaded: Loaded) -> Task:
             f"{spec.name} ({spec.architecture}) serves {', '.join(sorted(spec.tasks))}, not {task}; "
             f"load another model{_way_out(task, loaded)}"
         )
+    if params.task is not None and params.task != task:
+        raise InvalidRequestError(f"params.task={params.task!r} contradicts the task {task!r} of this call")
     checked: Task = task
     return checked
 
@@ -170,16 +194,22 @@ def spanned(texts: Any, spans: Any) -> list[SpannedText]:
 def _spanned(i: int, text: Any, spans: Any) -> SpannedText:
     if not isinstance(text, str):
         raise InvalidRequestError(f"the text at index {i} is a {type(text).__name__}, not a str; convert it first")
+    if not isinstance(spans, Iterable):
+        raise InvalidRequestError(f"the spans of the text at index {i} are {spans!r}; pass a list of (start, end)")
     checked = []
     for span in spans:
-        whole = isinstance(span, Sequence) and len(span) == 2 and all(type(edge) is int for edge in span)
+        whole = isinstance(span, Sequence) and len(span) == 2 and all(_is_int(edge) for edge in span)
         if not whole or not 0 <= span[0] < span[1] <= len(text):
             raise InvalidRequestError(
                 f"the text at index {i} has the span {span!r}; a span is (start, end) in characters, "
                 f"0 <= start < end <= {len(text)}"
             )
-        checked.append((span[0], span[1]))
+        checked.append((int(span[0]), int(span[1])))
     return SpannedText(text, tuple(checked))
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def conversed(inputs: Any, tokenizer: TextTokenizer) -> Any:
@@ -190,8 +220,9 @@ def conversed(inputs: Any, tokenizer: TextTokenizer) -> Any:
     """
     if isinstance(inputs, str | bytes | dict) or not isinstance(inputs, Iterable):
         return inputs  # refused by check_items
+    tail = 0 if tokenizer.reward_token is None else 1
     return [
-        TokenIds(tuple(tokenizer.converse(item, i))) if isinstance(item, list | tuple) else item
+        TokenIds(tuple(tokenizer.converse(item, i)), tail=tail) if isinstance(item, list | tuple) else item
         for i, item in enumerate(inputs)
     ]
 
@@ -217,8 +248,8 @@ def plan(task: Task, params: PoolingParams, loaded: Loaded, *, count: int, pairs
         InvalidDimensionsError: A width that the checkpoint cannot be cut to.
     """
     spec = loaded.spec
-    if params.task is not None and params.task != task:
-        raise InvalidRequestError(f"params.task={params.task!r} contradicts the task {task!r} of this call")
+    if params.instruction is not None:
+        _check_unicode(params.instruction, "instruction")
     unread = sorted(params.given() - _READS[task])
     if unread:
         raise InvalidRequestError(f"{unread[0]}={getattr(params, unread[0])!r} means nothing to {task}; leave it out")

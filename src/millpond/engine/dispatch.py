@@ -14,7 +14,7 @@ from typing import Any
 from millpond.cache import VectorCache
 from millpond.engine.call import Call
 from millpond.engine.intake import Intake
-from millpond.engine.items import Item, text_of
+from millpond.engine.items import Item, TokenIds, key_of
 from millpond.engine.loading import Loaded
 from millpond.engine.plan import Plan
 from millpond.engine.scheduler import Scheduler
@@ -60,6 +60,7 @@ class Dispatcher:
         progress: Callable[[int], object] | None,
         owner: object = None,
         first: int = 0,
+        admit: int | None = None,
     ) -> Future[Any]:
         """Queue a call.
 
@@ -70,12 +71,15 @@ class Dispatcher:
             progress: Told how many distinct items are done, from the threads that do them.
             first: Index of the first item in the caller's list, for errors.
             owner: Kept alive until the call is over: whoever stops this object when it is dropped.
+            admit: How many items ask for room in the queue, where not these: all of a request that is made of several
+                calls with its first one, 0 with the others.
 
         Raises:
             EngineOverloadedError: Too many texts are waiting.
             EngineClosedError: Closed, or in a forked process.
         """
-        caches = self._cache is not None and plan.task == "embed" and all(isinstance(item, str) for item in items)
+        # Of texts, or of token ids, which have keys of their own; a mixture would need two namespaces.
+        caches = self._cache is not None and plan.task == "embed" and len({type(item) for item in items}) <= 1
         call = Call(
             items,
             plan,
@@ -86,7 +90,7 @@ class Dispatcher:
             refill=self._intake.refill,
             first=first,
         )
-        self._admit(call, owner)
+        self._admit(call, owner, len(items) if admit is None else admit)
         try:
             self._intake.admit(call, inline=inline, caches=caches)
         except BaseException:  # the caller was interrupted: nobody waits, and close() must not either
@@ -133,7 +137,7 @@ class Dispatcher:
         """Whether new calls are refused."""
         return self._closed
 
-    def _admit(self, call: Call, owner: object) -> None:
+    def _admit(self, call: Call, owner: object, asked: int) -> None:
         if os.getpid() != self._pid:
             raise EngineClosedError(
                 "this engine was loaded in another process and does not survive a fork; load it after forking, "
@@ -143,10 +147,10 @@ class Dispatcher:
             if self._closed:
                 raise EngineClosedError("the engine was closed; make a new one")
             waiting = self._texts
-            if waiting and waiting + call.size > self._max_queue:
+            if waiting and asked and waiting + asked > self._max_queue:
                 wait = self._pace.seconds(waiting)
                 raise EngineOverloadedError(
-                    f"{waiting} texts are waiting and {call.size} more would pass max_queue={self._max_queue}; "
+                    f"{waiting} texts are waiting and {asked} more would pass max_queue={self._max_queue}; "
                     f"retry in about {wait:.1f} s, or raise max_queue",
                     retry_after=wait,
                 )
@@ -177,8 +181,12 @@ class Dispatcher:
     def _namespace(self, call: Call) -> str:
         """Everything besides the text that decides a cached vector."""
         plan = call.plan
-        parts = [self._loaded.spec.fingerprint, self._loaded.dtype, plan.prompt, plan.truncate, plan.limit]
-        return json.dumps(parts if plan.adapter < 0 else [*parts, self._loaded.spec.adapters[plan.adapter]])
+        parts: list[Any] = [self._loaded.spec.fingerprint, self._loaded.dtype, plan.prompt, plan.truncate, plan.limit]
+        if plan.adapter >= 0:
+            parts.append(self._loaded.spec.adapters[plan.adapter])
+        if call.items and isinstance(call.items[0], TokenIds):
+            parts.append(["token ids"])
+        return json.dumps(parts)
 
     def _commit(self, call: Call, slots: list[int], last: bool) -> None:
         try:
@@ -190,7 +198,7 @@ class Dispatcher:
         """Commit a group of vectors; a call ends with its last group, so what was returned was committed."""
         assert self._cache is not None
         try:
-            keys = self._cache.keys(self._namespace(call), [text_of(call.items[slot]) for slot in slots])
+            keys = self._cache.keys(self._namespace(call), [key_of(call.items[slot]) for slot in slots])
             self._cache.put(keys, call.rows[slots], tokens=call.tokens[slots], truncated=call.truncated[slots])
         except CacheError as error:
             # The vectors are right all the same; losing them because the disk is full would be worse.

@@ -23,7 +23,7 @@ from millpond.engine import demand, scoring
 from millpond.engine.chunking import in_windows
 from millpond.engine.dispatch import Dispatcher
 from millpond.engine.intake import INLINE_TEXTS
-from millpond.engine.items import Item, Pair
+from millpond.engine.items import Item
 from millpond.engine.loading import load
 from millpond.engine.plan import EncodesPairs, Plan
 from millpond.engine.progress import progress_bar
@@ -147,8 +147,8 @@ class Engine:
 
     @property
     def tokenizer(self) -> Any:
-        """transformers' tokenizer of the checkpoint."""
-        return self._loaded.forms.texts.transformers
+        """transformers' tokenizer of the checkpoint; a copy, which the engine itself does not use."""
+        return self._loaded.forms.texts.lent
 
     @property
     def cache(self) -> VectorCache | None:
@@ -224,6 +224,8 @@ class Engine:
         dimensions: int | None = None,
         normalize: bool | None = None,
         output_dtype: OutputDtype = "float32",
+        adapter: str | None = None,
+        chunking: Literal["mean"] | None = None,
         truncate: Truncate = "end",
         show_progress: bool = False,
     ) -> Iterator[npt.NDArray[Any]]:
@@ -239,6 +241,8 @@ class Engine:
             dimensions=dimensions,
             normalize=normalize,
             output_dtype=output_dtype,
+            adapter=adapter,
+            chunking=chunking,
             truncate=truncate,
         )
         if isinstance(texts, str | bytes):
@@ -462,8 +466,7 @@ class Engine:
             activation=activation,
             truncate=truncate,
         )
-        items = demand.conversed(texts_or_conversations, self._loaded.forms.texts)
-        output: RewardOutput = self._run("reward", items, params, show_progress)
+        output: RewardOutput = self._run("reward", texts_or_conversations, params, show_progress)
         return output
 
     def encode(
@@ -597,10 +600,13 @@ class Engine:
         progress: Callable[[int], object] | None = None,
         pairs: EncodesPairs | None = None,
         first: int = 0,
+        admit: int | None = None,
     ) -> Future[Any]:
         """Check everything, then queue; ``first`` is the index of the first input in the caller's list."""
         demand.check_params(params)
         task = demand.check_task(task, params, self._loaded)
+        if task == "reward":
+            inputs = demand.conversed(inputs, self._loaded.forms.texts)
         items = demand.check_items(inputs, task, self._loaded, first=first)
         if task == "score" and self.spec.score_type != "cross-encoder":
             return self._score_apart(items, params, late=self.spec.score_type == "late-interaction")
@@ -608,7 +614,7 @@ class Engine:
         demand.check_spans(items, task, plan)
         if params.chunking is not None:
             return in_windows(items, plan, self._loaded, self._submit, self._dispatcher.threads)
-        return self._submit(items, plan, inline=inline, progress=progress, first=first)
+        return self._submit(items, plan, inline=inline, progress=progress, first=first, admit=admit)
 
     def _submit(
         self,
@@ -618,19 +624,25 @@ class Engine:
         inline: bool = False,
         progress: Callable[[int], object] | None = None,
         first: int = 0,
+        admit: int | None = None,
     ) -> Future[Any]:
-        return self._dispatcher.submit(items, plan, inline=inline, progress=progress, owner=self, first=first)
+        return self._dispatcher.submit(
+            items, plan, inline=inline, progress=progress, owner=self, first=first, admit=admit
+        )
 
     def _score_apart(self, items: Sequence[Item], params: PoolingParams, *, late: bool) -> Future[Any]:
         """A score from two calls: vectors for an embedder, token matrices for late interaction."""
         task: Task = "token_embed" if late else "embed"
         measure = partial(scoring.late_interaction, mean=self._loaded.mean_maxsim) if late else scoring.cosine
-        return scoring.apart(
-            [item for item in items if isinstance(item, Pair)],
-            lambda texts, role: self._start(task, texts, scoring.vector_params(params, role)),
-            measure,
-            self._dispatcher.threads,
-        )
+        # A late-interaction checkpoint may compare vectors that are no unit vectors.
+        normalize = None if self.spec.score_type == "late-interaction" else True
+
+        def embed(texts: Sequence[str], role: Role, admit: int) -> Future[Any]:
+            wanted = scoring.vector_params(params, role, normalize=normalize)
+            return self._start(task, texts, wanted, admit=admit)
+
+        pairs = demand.check_pairs(items, self._loaded)
+        return scoring.apart(pairs, embed, measure, self._dispatcher.threads)
 
     def _stream(self, texts: Iterator[str], params: PoolingParams, show_progress: bool) -> Iterator[npt.NDArray[Any]]:
         ahead: deque[Future[EmbeddingOutput]] = deque()

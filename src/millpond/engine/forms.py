@@ -85,6 +85,7 @@ class Forms:
             truncate=plan.truncate,
             position=position,
             places=spanned,
+            noun=plan.role or "text",
         )
 
 
@@ -99,7 +100,11 @@ def _cut(item: TokenIds, plan: Plan, position: int) -> Tokenized:
             f"the prompt at index {position} has {len(ids)} token ids, more than max_length={plan.limit}; "
             'shorten it, or let it be cut with truncate="end"'
         )
-    kept = ids[: plan.limit] if plan.truncate == "end" else ids[-plan.limit :]
+    if plan.truncate == "end":
+        end = len(ids) - item.tail
+        kept = np.concatenate((ids[: min(end, plan.limit - item.tail)], ids[end:]))
+    else:
+        kept = ids[-plan.limit :]
     return Tokenized(ids=kept, truncated=len(kept) < len(ids))
 
 

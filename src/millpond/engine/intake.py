@@ -11,7 +11,7 @@ import numpy as np
 from millpond.cache import VectorCache
 from millpond.engine.call import Call
 from millpond.engine.forms import Forms
-from millpond.engine.items import size_of, text_of
+from millpond.engine.items import key_of, size_of
 from millpond.engine.prefixes import shared_prefixes
 from millpond.engine.request import Request
 from millpond.engine.scheduler import Scheduler
@@ -79,7 +79,7 @@ class Intake:
     def _look_up(self, call: Call) -> list[int]:
         """Deliver what the cache holds; returns the slots it does not."""
         assert self._cache is not None
-        keys = self._cache.keys(self._namespace(call), [text_of(item) for item in call.items])
+        keys = self._cache.keys(self._namespace(call), [key_of(item) for item in call.items])
         missing: list[int] = []
         for first in range(0, len(keys), _STRETCH * 8):
             hits = self._cache.get(keys[first : first + _STRETCH * 8], width=call.native_width)

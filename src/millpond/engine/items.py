@@ -15,9 +15,17 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """A text that is tokenized already; run as it is, no special tokens added."""
+    """A text that is tokenized already; run as it is, no special tokens and no prompt added.
+
+    Attributes:
+        ids: The token ids.
+        skip: So many of them, the first, are a prompt that pooling leaves out.
+        tail: So many of them, the last, are never cut: a reward is read there.
+    """
 
     ids: tuple[int, ...]
+    skip: int = 0
+    tail: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,11 @@ def text_of(item: Item) -> str:
     if isinstance(item, str):
         return item
     return item.text if isinstance(item, SpannedText) else ""
+
+
+def key_of(item: Item) -> str:
+    """What stands for an item in a cache, among items of its kind: a text itself, or token ids written out."""
+    return f"{item.skip} {item.ids}" if isinstance(item, TokenIds) else text_of(item)
 
 
 def size_of(item: Item) -> int:

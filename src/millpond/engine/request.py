@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from millpond.engine.items import TokenIds
+
 if TYPE_CHECKING:
     from millpond.engine.call import Call
 
@@ -49,3 +51,9 @@ class Request:
     def length(self) -> int:
         """Its tokens."""
         return len(self.ids)
+
+    @property
+    def skip(self) -> int:
+        """Leading tokens that pooling leaves out: the call's prompt, which token ids do not get."""
+        item = self.call.items[self.slot]
+        return item.skip if isinstance(item, TokenIds) else self.call.plan.skip

@@ -18,7 +18,7 @@ from millpond.params import PoolingParams
 from millpond.ragged import Ragged
 from millpond.tasks import Role
 
-Start = Callable[[Sequence[str], Role], Future[Any]]  # embeds distinct texts
+Start = Callable[[Sequence[str], Role, int], Future[Any]]  # embeds texts; so many ask for room in the queue
 
 
 def pair_up(queries: str | Sequence[str], documents: str | Sequence[str]) -> list[Pair]:
@@ -47,15 +47,22 @@ def _listed(texts: str | Sequence[str], name: str) -> list[str]:
 
 
 def apart(
-    pairs: Sequence[Pair], embed: Start, score: Callable[[Any, Any, Places, Places], Scores], threads: Executor
+    pairs: Sequence[Pair], embed: Start, score: Callable[[Any, Any, Places], Scores], threads: Executor
 ) -> Future[ScoreOutput]:
-    """Score ``pairs`` by two calls, one over the distinct queries and one over the distinct documents."""
-    queries, asked = _distinct([pair.query for pair in pairs])
-    documents, told = _distinct([pair.document for pair in pairs])
+    """Score ``pairs`` by two calls, one over the queries and one over the documents.
+
+    Both are as long as the pairs, so that an error names a pair by its index; but one query for all documents is one
+    text, and counts once.
+    """
+    queries = [pair.query for pair in pairs]
+    slots: dict[str, int] = {}
+    asked = np.array([slots.setdefault(query, i) for i, query in enumerate(queries)], dtype=np.int64)
+    if len(slots) == 1:
+        queries = queries[:1]
     parts: list[Future[Any]] = []
     try:
-        parts.append(embed(queries, "query"))
-        parts.append(embed(documents, "document"))
+        parts.append(embed(queries, "query", len(queries) + len(pairs)))
+        parts.append(embed([pair.document for pair in pairs], "document", 0))
     except BaseException:
         for part in parts:
             part.cancel()
@@ -64,26 +71,26 @@ def apart(
     def assemble(results: list[Any]) -> ScoreOutput:
         query, document = results
         return ScoreOutput(
-            scores=score(query, document, asked, told),
-            truncated=query.truncated[asked] | document.truncated[told],
+            scores=score(query, document, asked),
+            truncated=query.truncated[asked] | document.truncated,
             usage=Usage(prompt_tokens=query.usage.prompt_tokens + document.usage.prompt_tokens),
         )
 
     return combine(parts, assemble, threads)
 
 
-Places = npt.NDArray[np.int64]  # [pairs] which of the distinct texts
+Places = npt.NDArray[np.int64]  # [pairs] where the pair's query is; equal for equal queries
 Scores = npt.NDArray[np.float32]
 
 
-def cosine(queries: EmbeddingOutput, documents: EmbeddingOutput, asked: Places, told: Places) -> Scores:
+def cosine(queries: EmbeddingOutput, documents: EmbeddingOutput, asked: Places) -> Scores:
     """Products of unit vectors, ``[pairs]``."""
-    out: Scores = np.einsum("nd,nd->n", queries.embeddings[asked], documents.embeddings[told])
+    out: Scores = np.einsum("nd,nd->n", queries.embeddings[asked], documents.embeddings)
     return out
 
 
 def late_interaction(
-    queries: TokenEmbeddingOutput, documents: TokenEmbeddingOutput, asked: Places, told: Places, *, mean: bool
+    queries: TokenEmbeddingOutput, documents: TokenEmbeddingOutput, asked: Places, *, mean: bool
 ) -> Scores:
     """MaxSim of each pair, ``[pairs]``; ``mean`` divides by the query's tokens."""
     scores = np.empty(len(asked), dtype=np.float32)
@@ -92,13 +99,13 @@ def late_interaction(
         mine = np.flatnonzero(asked == query)
         question = queries.embeddings[int(query)]
         one = Ragged.from_matrices([question], width=width)
-        many = Ragged.from_matrices([documents.embeddings[int(place)] for place in told[mine]], width=width)
+        many = Ragged.from_matrices([documents.embeddings[int(place)] for place in mine], width=width)
         scores[mine] = maxsim(one, many)[0] / (len(question) if mean else 1)
     return scores
 
 
-def vector_params(params: PoolingParams, role: Role) -> PoolingParams:
-    """How the two sides of a pair are embedded.
+def vector_params(params: PoolingParams, role: Role, *, normalize: bool | None = True) -> PoolingParams:
+    """How the two sides of a pair are embedded; ``normalize=None`` is the checkpoint's habit.
 
     Raises:
         InvalidRequestError: An option for logits, which there are none of here.
@@ -110,12 +117,7 @@ def vector_params(params: PoolingParams, role: Role) -> PoolingParams:
         )
     return PoolingParams(
         role=role,
-        normalize=True,
+        normalize=normalize,
         truncate=params.truncate,
         truncate_prompt_tokens=params.truncate_prompt_tokens,
     )
-
-
-def _distinct(texts: Sequence[str]) -> tuple[list[str], Places]:
-    slots = {text: slot for slot, text in enumerate(dict.fromkeys(texts))}
-    return list(slots), np.fromiter((slots[text] for text in texts), dtype=np.int64, count=len(texts))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,7 @@ class TextTokenizer:
         Raises:
             ModelLoadError: There is none, or it is no fast one.
         """
+        from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoTokenizer
 
         if not any(path.is_file() for pattern in _VOCABULARIES for path in folder.glob(pattern)):
@@ -115,6 +118,8 @@ class TextTokenizer:
                 warnings.simplefilter("ignore", FutureWarning)
                 tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
             backend = tokenizer.backend_tokenizer
+        except StrictDataclassError as error:  # transformers reads config.json on the way to the tokenizer's class
+            raise ModelLoadError(f"{folder}: config.json does not fit its model's class: {error}") from error
         except (OSError, ValueError, KeyError, AttributeError, TypeError, ImportError) as error:
             raise ModelLoadError(f"{folder} has no tokenizer that can be read here: {error}") from error
         limit = tokenizer.model_max_length
@@ -129,6 +134,11 @@ class TextTokenizer:
             typed="token_type_ids" in tokenizer.model_input_names,
             specials={role: str(token) for role, token in tokenizer.special_tokens_map.items()},
         )
+
+    @cached_property
+    def lent(self) -> Any:
+        """transformers' tokenizer for a user: a copy, since it keeps the truncation and padding of its last call."""
+        return copy.deepcopy(self.transformers)
 
     def token_id(self, token: str) -> int | None:
         """A token's id, if the vocabulary has it."""
@@ -155,10 +165,12 @@ class TextTokenizer:
     ) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]]:
         """Every token of each text, uncut: ``(its own, what stands in front, what stands behind)``."""
         whole = []
-        for text, encoding in zip(texts, self._encode([prompt + text for text in texts], places=True), strict=True):
+        before = len(self.fold(prompt))
+        for encoding in self._encode([prompt + text for text in texts], places=bool(prompt)):
             ids = np.array(encoding.ids, dtype=np.int32)
-            front = self._prefix + (self._prompt_tokens(prompt + text, prompt) if prompt else 0)
-            end = len(ids) - self._suffix
+            front, end = self._prefix, len(ids) - self._suffix
+            if prompt:
+                front += _within(encoding.offsets[front:end], before)
             whole.append((ids[front:end], ids[:front], ids[end:]))
         return whole
 
@@ -179,7 +191,12 @@ class TextTokenizer:
             raise InvalidRequestError(
                 f"the conversation at index {position} does not fit the checkpoint's chat template: {error}"
             ) from error
-        ids = self._backend.encode(text, add_special_tokens=False).ids
+        try:
+            ids = self._backend.encode(text, add_special_tokens=False).ids
+        except (TypeError, UnicodeError) as error:
+            raise InvalidRequestError(
+                f"the conversation at index {position} holds a lone surrogate, which is no character; replace it"
+            ) from error
         return ids if self.reward_token is None else [*ids, self.reward_token]
 
     def fold(self, text: str) -> str:
@@ -216,6 +233,7 @@ class TextTokenizer:
         truncate: Truncate,
         position: Callable[[int], int],
         places: bool = False,
+        noun: str = "text",
     ) -> list[Tokenized]:
         """Tokenize ``prompt + text`` for each text, to at most ``limit`` tokens.
 
@@ -226,6 +244,7 @@ class TextTokenizer:
             truncate: Which end of the text is cut.
             position: A text's index in the caller's list, for errors.
             places: Tell where the tokens come from, too.
+            noun: What the texts are called in errors.
 
         Raises:
             InputTooLongError: A text is too long and ``truncate="error"``, or prompt and special tokens fill the limit.
@@ -242,7 +261,7 @@ class TextTokenizer:
             if cut:
                 if truncate == "error":
                     raise InputTooLongError(
-                        f"the text at index {position(i)} has {len(ids)} tokens, more than max_length={limit}; "
+                        f"the {noun} at index {position(i)} has {len(ids)} tokens, more than max_length={limit}; "
                         'shorten it, or let it be cut with truncate="end"'
                     )
                 kept = self._cut(len(ids), prompt + texts[i], prompt, limit, truncate)
@@ -290,15 +309,17 @@ class TextTokenizer:
         return np.concatenate((np.arange(front), np.arange(first, first + room), np.arange(end, length)))
 
     def _prompt_tokens(self, text: str, prompt: str) -> int:
-        """Tokens, special ones aside, that begin inside the prompt."""
+        """Tokens, special ones aside, of the prompt alone."""
         if self._lower:
             text, prompt = _LOWER.normalize_str(text), _LOWER.normalize_str(prompt)
-        offsets = self._backend.encode(text, add_special_tokens=False).offsets
-        return next((i for i, (start, _) in enumerate(offsets) if start >= len(prompt)), len(offsets))
+        return _within(self._backend.encode(text, add_special_tokens=False).offsets, len(prompt))
 
     def _places(self, encoding: Encoding, prompt: str, text: str) -> Places:
         """An encoding's places in ``text``; the tokens of ``prompt``, in front, have none."""
-        offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2) - len(prompt)
+        offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
+        if self._lower:
+            offsets = _unfolded(offsets, prompt + text)
+        offsets -= len(prompt)
         inside = offsets[:, 1] > 0 if prompt else np.ones(len(offsets), dtype=np.bool_)
         offsets = offsets.clip(min=0)
         special = np.array(encoding.special_tokens_mask, dtype=np.bool_) | ~inside
@@ -312,3 +333,22 @@ class TextTokenizer:
             tokens=encoding.tokens if marked else None,
         )
         return Places(offsets=offsets, special=special, words=words)
+
+
+def _unfolded(offsets: npt.NDArray[np.int32], text: str) -> npt.NDArray[np.int32]:
+    """Offsets ``[tokens, 2]`` in a text's lower case as offsets in the text: "İ" is two characters there."""
+    if len(_LOWER.normalize_str(text)) == len(text):
+        return offsets
+    lengths = [len(_LOWER.normalize_str(letter)) for letter in text]
+    origin = np.append(np.repeat(np.arange(len(text)), lengths), len(text))
+    starts, stops = offsets[:, 0], offsets[:, 1]
+    lasts = np.where(stops > starts, origin[np.maximum(stops - 1, 0)] + 1, origin[starts])
+    return np.stack((origin[starts], lasts), axis=1).astype(np.int32)
+
+
+def _within(offsets: Sequence[tuple[int, int]], end: int) -> int:
+    """How many tokens, at the front, lie before character ``end``.
+
+    One that reaches over it does not: many tokenizers have the space behind a prompt in the text's first token.
+    """
+    return next((i for i, (_, stop) in enumerate(offsets) if stop > end), len(offsets))

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
@@ -37,6 +37,7 @@ from millpond.ingest.sink import Batch, Checks, Sink, check_widths, storable
 from millpond.ingest.sources import Rejected, read
 from millpond.outputs import EmbeddingOutput
 from millpond.params import PoolingParams
+from millpond.spec import ModelSpec
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
@@ -48,6 +49,8 @@ BATCH_RECORDS = 2048
 BATCH_CHARS = 2 << 20
 _CALLS_AHEAD = 2
 _QUEUED_BATCHES = 2
+# Rows of one write: between two of them a run can be stopped, and a write may take seconds.
+_WRITE_RECORDS = 512
 _LOUD_FAILURES = 1000
 # Errors of the engine that no choice of texts avoids.
 _FATAL = (CacheError, EngineClosedError, InvalidRequestError, ModelLoadError)
@@ -96,13 +99,7 @@ def ingest(
             f"journal={os.fspath(journal)!r}: journals are not available in this version; leave it None. "
             "Running again is safe without one, and an engine with a cache embeds nothing twice"
         )
-    if "embed" not in engine.tasks:
-        raise UnsupportedTaskError(
-            f"{engine.spec.name} does not embed (it serves {', '.join(sorted(engine.tasks))}); "
-            "choose an embedding model"
-        )
-    wanted = check_widths(getattr(sink, "dimensions", None))
-    widths = sorted({engine.spec.check_dimensions(width) for width in wanted or (None,)})
+    widths = check_model(engine.spec, getattr(sink, "dimensions", None))
     with ExitStack() as stack:
         items = stack.enter_context(closing(read(records))) if isinstance(records, str | os.PathLike) else iter(records)
         sink.prepare(engine.spec)
@@ -111,6 +108,20 @@ def ingest(
         bar = stack.enter_context(tqdm(total=total, unit=" records", disable=None if show_progress else True))
         run = _Run(engine, sink, widths, _Tally(bar.update))
         return run.over(items)
+
+
+def check_model(spec: ModelSpec, dimensions: Sequence[int] | None) -> list[int]:
+    """The widths that a model would write, ascending.
+
+    Raises:
+        UnsupportedTaskError: It does not embed.
+        InvalidDimensionsError: It has no vectors of these widths.
+    """
+    if "embed" not in spec.tasks:
+        raise UnsupportedTaskError(
+            f"{spec.name} does not embed (it serves {', '.join(sorted(spec.tasks))}); choose an embedding model"
+        )
+    return sorted({spec.check_dimensions(width) for width in check_widths(dimensions) or (None,)})
 
 
 class _Tally:
@@ -183,10 +194,20 @@ class _Writer:
             if self._dropping or self._failure is not None:
                 continue
             try:
-                self._sink.write(batch)
-                self._tally.add(written=len(batch))
+                for part in _parts(batch):
+                    if self._dropping:
+                        break
+                    self._sink.write(part)
+                    self._tally.add(written=len(part))
             except BaseException as error:  # handed to the caller's thread, whatever it is
                 self._failure = error
+
+
+def _parts(batch: Batch) -> Iterator[Batch]:
+    for start in range(0, len(batch), _WRITE_RECORDS):
+        rows = slice(start, start + _WRITE_RECORDS)
+        vectors = {width: values[rows] for width, values in batch.vectors.items()}
+        yield Batch(records=batch.records[rows], ids=batch.ids[rows], vectors=vectors)
 
 
 class _Run:

@@ -53,8 +53,8 @@ class Batch:
 class Sink(Protocol):
     """What :func:`~millpond.ingest.ingest` asks of a database.
 
-    Two more attributes are read where a sink has them: ``dimensions``, the widths it stores (without it ``embed``'s own),
-    and :class:`Checks`. All calls of one run come from one thread at a time.
+    Two more attributes are read where a sink has them: ``dimensions``, the widths it stores (without it the one that
+    ``embed`` gives), and :class:`Checks`. All calls of one run come from one thread at a time.
     """
 
     def prepare(self, spec: ModelSpec) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
 from millpond.attention import interface
 from millpond.checkpoints.checkpoint import Checkpoint
@@ -74,6 +75,8 @@ def load_backbone(
         if "size mismatch" in str(error) or "ignore_mismatched_sizes" in str(error):
             raise WeightMismatchError(f"{name}: a tensor has another shape than config.json says: {error}") from error
         raise ModelLoadError(f"{name} could not be loaded: {type(error).__name__}: {error}") from error
+    except StrictDataclassError as error:
+        raise ModelLoadError(f"{name}: config.json does not fit {model_class.__name__}: {error}") from error
     except Exception as error:  # safetensors' own error derives from nothing more specific
         if type(error).__module__.partition(".")[0] not in ("safetensors", "safetensors_rust", "builtins", "_pickle"):
             raise

@@ -212,7 +212,7 @@ def _as_it_is(head: Classifier) -> Classifier:
 
 def _as_found(head: Classifier) -> Classifier:
     """``head``, or the one linear that stands in its place in the weights, as vLLM's conversion has it."""
-    plain = [replace(head, steps=(Linear(name=name),), pool_logits=False) for name in ("score", "v_head")]
+    plain = [replace(head, steps=(Linear(name=name, biased=False),), pool_logits=False) for name in ("score", "v_head")]
     return next((one for one in (head, *plain) if _is_there(one)), head)
 
 

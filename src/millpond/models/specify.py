@@ -101,7 +101,7 @@ def specify(
         name=name,
         architecture=checkpoint.architecture or architecture.model_class,
         model_type=architecture.model_type,
-        pooling=layout.pooling.modes,
+        pooling=_pools(purpose, layout.pooling),
         normalize=layout.normalize,
         dimensions=dimensions,
         hidden_size=hidden,
@@ -122,9 +122,24 @@ def specify(
     )
 
 
+def _pools(purpose: Purpose, pooling: Pooling) -> tuple[PoolingMode, ...]:
+    """How a text's tokens become one row: as the head does it, where there are no vectors but its own logits."""
+    head = purpose.classifier
+    if head is None or head.pooling is None or "embed" in purpose.tasks:
+        return pooling.modes
+    return (head.pooling,)
+
+
 def backbone_width(config: Mapping[str, Any]) -> int:
-    """Columns of a backbone's hidden states."""
-    return int(config.get("hidden_size", config.get("dim", config.get("n_embd", 0))))
+    """Columns of a backbone's hidden states.
+
+    Raises:
+        ModelLoadError: The config gives no number.
+    """
+    width = config.get("hidden_size", config.get("dim", config.get("n_embd", 0)))
+    if not isinstance(width, int):
+        raise ModelLoadError(f"hidden_size is {width!r} in config.json; it must be an int")
+    return width
 
 
 def _chain_width(width: int, heads: tuple[Any, ...], name: str) -> int:

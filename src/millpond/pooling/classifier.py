@@ -78,6 +78,7 @@ class VocabularyRows(nn.Module):
         self.softcap = softcap
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:  # [n, hidden] -> [n, tokens]
+        """The logits."""
         logits = hidden @ self.weight.T
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 

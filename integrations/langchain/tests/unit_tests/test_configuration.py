@@ -116,3 +116,10 @@ def test_an_engine_travels_with_copies_and_with_nothing_else(engine: Engine) -> 
 def test_fields_are_fixed() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         MillpondEmbeddings(model="a").model = "b"  # type: ignore[misc]
+
+
+def test_it_can_be_a_key_whatever_its_options() -> None:
+    overrides = {"is_matryoshka": True}
+    one, same = (MillpondEmbeddings(model="m", hf_overrides=overrides, dimensions=8) for _ in range(2))
+    other = MillpondEmbeddings(model="m", hf_overrides=overrides, dimensions=16)
+    assert one == same != other and {one: 1, other: 2}[same] == 1

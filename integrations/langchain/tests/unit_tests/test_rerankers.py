@@ -26,6 +26,11 @@ from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadErr
 from millpond.late_interaction import rerank
 
 QUESTION = "What makes dough rise?"
+TEMPLATE = (
+    "{{ instruction or 'wheel' }} "
+    "{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }} "
+    "{{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}"
+)
 
 Compress = Callable[..., list[Document]]
 
@@ -161,6 +166,23 @@ def test_options_reach_the_engine(cross_encoder: str, documents: list[Document],
     long = [(QUESTION, "wheel " * 30 + "pond")]
     end = MillpondCrossEncoder(**options, max_length=12).score(long)
     assert end != MillpondCrossEncoder(**options, max_length=12, truncate="start").score(long)
+
+
+def test_an_instruction_fills_the_templates_slot(
+    cross_encoder: str, compress: Compress, documents: list[Document]
+) -> None:
+    def best(**options: Any) -> list[float]:
+        reranker = MillpondReranker(model=cross_encoder, dtype="float32", score_template=TEMPLATE, **options)
+        pairs = [(QUESTION, document.page_content) for document in documents]
+        scores = MillpondCrossEncoder(model=cross_encoder, dtype="float32", score_template=TEMPLATE, **options).score(
+            pairs
+        )
+        found = scores_of(compress(reranker, documents))
+        np.testing.assert_allclose(found, np.sort(scores)[::-1][:3], atol=1e-5)
+        return found
+
+    assert best(instruction="wheel") == pytest.approx(best(), abs=1e-5)
+    assert best(instruction="tides") != pytest.approx(best(), abs=1e-3)
 
 
 @pytest.mark.parametrize("model", ["minilm", "cross_encoder"])

@@ -1,0 +1,165 @@
+"""Pairs, language models that rerank, and what transformers makes of them.
+
+The texts are written out as the model cards have them; the logits are those of the whole vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tests.tiny import SENTENCES
+from tests.tiny_rewards import token_id, write_language_model
+
+from millpond.engine.engine import Engine
+
+LONG = 512  # enough for a reranker's template in these small vocabularies
+PAIRS = (
+    ("How deep is it?", "The wheel."),
+    (SENTENCES[10], SENTENCES[1]),
+    (SENTENCES[10], SENTENCES[8]),
+    ("a", "b"),
+    ("Who wrote the level in a book?", SENTENCES[8] + " " + SENTENCES[9]),
+    ("Ein Teich, une étang, 池。", "A pond."),
+)
+QUERIES, DOCUMENTS = ([pair[side] for pair in PAIRS] for side in (0, 1))
+CHAT = ("<|im_start|>", "<|im_end|>")
+FRAME = (
+    "Is it in there? {{ (messages | selectattr('role', 'eq', 'query') | first).content }} "
+    "{{ (messages | selectattr('role', 'eq', 'document') | first).content }} The answer:"
+)
+
+
+def qwen3(query: str, document: str) -> str:
+    return qwen3_asked("Given a web search query, retrieve relevant passages that answer the query", query, document)
+
+
+def qwen3_asked(instruction: str, query: str, document: str) -> str:
+    return (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: '
+        f"{instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+
+
+def mxbai(query: str, document: str) -> str:
+    return (
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+        f"<|im_start|>user\nquery: {query}\ndocument: {document}\nYou are a search relevance expert who evaluates how "
+        "well documents match search queries. For each query-document pair, carefully analyze the semantic "
+        "relationship between them, then provide your binary relevance judgment (0 for not relevant, 1 for relevant)."
+        "\nRelevance:<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def bge_gemma(query: str, document: str) -> str:
+    return (
+        f"A: {query}\nB: {document}\nGiven a query A and a passage B, determine whether the passage contains an answer "
+        "to the query by providing a prediction of either 'Yes' or 'No'."
+    )
+
+
+def nemotron(query: str, document: str) -> str:
+    return f"question:{query} \n \n passage:{document}"
+
+
+def together(query: str, document: str) -> str:
+    return query + document
+
+
+def framed(query: str, document: str) -> str:
+    return f"Is it in there? {query} {document} The answer:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A language model that reranks: ``called`` on the hub, answering by ``tokens`` (false, true) or (true,)."""
+
+    called: str
+    family: str
+    text: Callable[[str, str], str]
+    tokens: tuple[str, ...]
+    added: tuple[str, ...] = CHAT
+    template: str | None = "$A"  # of the tokenizer
+    raw: bool = False
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+QWEN3 = Row(called="Qwen3-Reranker-0.6B", family="qwen3", text=qwen3, tokens=("no", "yes"), added=(*CHAT, "no", "yes"))
+MXBAI = Row(called="mxbai-rerank-base-v2", family="qwen2", text=mxbai, tokens=("0", "1"))
+GEMMA = Row(
+    called="bge-reranker-v2-gemma",
+    family="gemma",
+    text=bge_gemma,
+    tokens=("Yes",),
+    added=("Yes",),
+    template=None,
+    raw=True,
+)
+MODELS = (QWEN3, MXBAI, GEMMA)
+
+
+def write(folder: Path, row: Row) -> Path:
+    return write_language_model(
+        folder,
+        row.family,
+        row.added,
+        tokenizer_limit=LONG,
+        config={"max_position_embeddings": LONG},
+        template=row.template,
+    )
+
+
+def load(folder: Path, **options: Any) -> Engine:
+    return Engine(folder, dtype="float32", device="cpu", **options)
+
+
+def tokenized(folder: Path, *texts: Any) -> dict[str, torch.Tensor]:
+    """A text, or a pair of them, by transformers' tokenizer: everything ``[n]``."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    rows: dict[str, torch.Tensor] = dict(tokenizer(*([text] for text in texts), return_tensors="pt"))
+    return {key: value[0] for key, value in rows.items()}
+
+
+def vocabulary(folder: Path, many: Sequence[torch.Tensor]) -> torch.Tensor:  # [n, vocabulary]
+    """All logits behind each text's last token."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32, local_files_only=True
+    ).eval()
+    with torch.inference_mode():
+        return torch.stack([model(input_ids=ids[None]).logits[0, -1] for ids in many])
+
+
+def answers(folder: Path, row: Row, many: Sequence[torch.Tensor]) -> np.ndarray:  # [n]
+    """The row's raw scores of token ids."""
+    logits = vocabulary(folder, many)
+    ids = [token_id(folder, token) for token in row.tokens]
+    found = logits[:, ids[-1]] - (logits[:, ids[0]] if len(ids) == 2 else 0)
+    return found.numpy()
+
+
+def expected_of(folder: Path, row: Row, text: Callable[[str, str], str]) -> np.ndarray:
+    return answers(folder, row, [tokenized(folder, text(*pair))["input_ids"] for pair in PAIRS])
+
+
+def scores(engine: Engine, **options: Any) -> np.ndarray:
+    return engine.score(QUERIES, DOCUMENTS, **{"activation": False, **options}).scores
+
+
+def difference(found: np.ndarray, expected: np.ndarray) -> float:
+    """As a share of the largest score."""
+    assert found.shape == expected.shape
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def sigmoid(scores: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-scores))
