@@ -17,10 +17,7 @@ def load(engine, model):
         from millpond import Engine
 
         option = engine.partition("-")[2]
-        if option == "int8":
-            loaded = Engine(model, quantization="int8")
-        else:
-            loaded = Engine(model, dtype=option or "auto")
+        loaded = Engine(model, quantization="int8") if option == "int8" else Engine(model, dtype=option or "auto")
         return lambda texts: loaded.embed(texts).embeddings
     from sentence_transformers import SentenceTransformer
 

@@ -283,7 +283,7 @@ def test_notices_query_heads_at_the_wrong_key(family, engine_of, alone, monkeypa
     assert_noticed(engine_of(family), family, alone)
 
 
-@pytest.mark.parametrize("family", (*ROBERTA_LIKE, *COUNTED, *ROTARY))
+@pytest.mark.parametrize("family", [*ROBERTA_LIKE, *COUNTED, *ROTARY])
 def test_notices_wrong_positions(family, engine_of, alone, monkeypatch):
     """RoBERTa's without their offset, BERT's one late, and none at all for rotary ones, which know only distances."""
     wrong = {

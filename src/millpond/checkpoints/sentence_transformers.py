@@ -197,9 +197,7 @@ def read_pooling(folder: Path) -> Pooling:
     return Pooling(modes=tuple(modes), include_prompt=bool(config.get("include_prompt", True)))
 
 
-def read_dense(
-    folder: Path, stage: str, *, unnamed: str = "sentence_embedding", output: str | None = None
-) -> Dense:
+def read_dense(folder: Path, stage: str, *, unnamed: str = "sentence_embedding", output: str | None = None) -> Dense:
     """A Dense that must be on ``stage``; ``unnamed`` is what a config without stages is on.
 
     It must write ``output``, or back to its stage.
