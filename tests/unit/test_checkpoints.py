@@ -302,3 +302,25 @@ def test_weights_from_before_torch_1_6(tmp_path):
     torch.save(tensors, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     assert tensor_shapes(tmp_path) == {"a": (2, 3), "b": (4,)}
     assert torch.equal(read_tensors(tmp_path, only=("b",))["b"], tensors["b"])
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "sharded", "bin"])
+def test_rows_of_a_matrix(tmp_path, kind):
+    import json
+
+    import torch
+    from safetensors.torch import save_file
+
+    from millpond.checkpoints.weights import read_rows
+
+    table = torch.arange(30.0).reshape(10, 3)
+    if kind == "bin":
+        torch.save({"head.weight": table}, tmp_path / "pytorch_model.bin")
+    elif kind == "safetensors":
+        save_file({"head.weight": table, "other": torch.ones(2)}, tmp_path / "model.safetensors")
+    else:
+        save_file({"other": torch.ones(2)}, tmp_path / "model-00001-of-00002.safetensors")
+        save_file({"head.weight": table}, tmp_path / "model-00002-of-00002.safetensors")
+        shards = {"other": "model-00001-of-00002.safetensors", "head.weight": "model-00002-of-00002.safetensors"}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    assert torch.equal(read_rows(tmp_path, "head.weight", (7, 2)), table[[7, 2]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,6 +98,25 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
             else:
                 shapes.update({name: tuple(tensor.shape) for name, tensor in _read_pickled(path, None).items()})
     return shapes
+
+
+def read_rows(folder: Path, name: str, rows: Sequence[int]) -> torch.Tensor:
+    """Some rows of one matrix; of safetensors nothing else of it is read, and a vocabulary's head may take gigabytes.
+
+    Raises:
+        ModelLoadError: There is no weight file, or one is damaged.
+    """
+    import torch
+
+    ((path, _),) = _files(folder, (name,)).items()
+    with _damage(path):
+        if path.suffix != ".safetensors":
+            return _read_pickled(path, (name,))[name][list(rows)]
+        from safetensors import safe_open
+
+        with safe_open(path, framework="pt") as file:
+            table = file.get_slice(name)
+            return torch.cat([table[row : row + 1] for row in rows])
 
 
 def find_tensor(names: Iterable[str], name: str) -> str | None:

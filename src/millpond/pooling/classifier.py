@@ -11,7 +11,7 @@ from torch import nn
 from millpond.attention.segments import Segments
 from millpond.checkpoints.classifiers import Classifier, HeadRows, Linear, Norm, Step
 from millpond.checkpoints.resolve import read_json_object
-from millpond.checkpoints.weights import find_tensor, read_tensors, tensor_shapes
+from millpond.checkpoints.weights import find_tensor, read_rows, read_tensors, tensor_shapes
 from millpond.errors import ModelLoadError, WeightMismatchError
 from millpond.pooling.methods import METHODS
 
@@ -106,10 +106,9 @@ def head_rows(folder: Path, tokens: tuple[int, ...]) -> VocabularyRows:
         raise WeightMismatchError(
             f"{folder} has no language-model head to take the tokens' rows from; is it a bare backbone?"
         )
-    table = read_tensors(folder, only=(found,))[found]
-    if max(tokens) >= len(table):
-        raise WeightMismatchError(f"{folder}: token {max(tokens)} is past the head's {len(table)} rows")
-    return VocabularyRows(table[list(tokens)].float(), softcap=config.get("final_logit_softcapping"))
+    if max(tokens) >= names[found][0]:
+        raise WeightMismatchError(f"{folder}: token {max(tokens)} is past the head's {names[found][0]} rows")
+    return VocabularyRows(read_rows(folder, found, tokens).float(), softcap=config.get("final_logit_softcapping"))
 
 
 def _build(description: Classifier, width: int) -> tuple[nn.Sequential, int]:
