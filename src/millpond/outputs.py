@@ -289,5 +289,5 @@ def _descending(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:
 
 
 def _check_count(name: str, value: int) -> None:
-    if type(value) is not int or value < 1:  # a bool is no number of results
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise InvalidRequestError(f"{name}={value!r} must be an int from 1")

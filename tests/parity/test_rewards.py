@@ -134,21 +134,23 @@ def test_a_conversation_goes_through_the_chat_template(architecture, tmp_path):
 
 @pytest.mark.parametrize("truncate", ["end", "start"])
 @pytest.mark.parametrize("limit", [20, 64])
-def test_an_over_long_conversation_keeps_its_reward_token(limit, truncate, tmp_path):
+def test_an_over_long_conversation_keeps_its_template_s_end_and_reward_token(limit, truncate, tmp_path):
     folder = write_reward(tmp_path / "model", "InternLM2ForRewardModel")
     from tokenizers import Tokenizer
 
     content = " ".join(SENTENCES[:6])
     text = f"<|im_start|>user\n{content}<|im_end|>\n"
-    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text, add_special_tokens=False).ids
-    assert len(ids) > 64
-    kept = ids[: limit - 1] if truncate == "end" else ids[1 - limit :]
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    ending = tokenizer.encode("<|im_end|>\n", add_special_tokens=False).ids
+    assert len(ids) > 64 and ids[-len(ending) :] == ending
+    kept = [*ids[: limit - 1 - len(ending)], *ending] if truncate == "end" else ids[1 - limit :]
     expected = [rows_of(folder, [TokenIds((*kept, token_id(folder, REWARD)))])[0][-1:]]
     with load(folder, max_length=limit) as engine:
         output = engine.reward([[{"role": "user", "content": content}]], truncate=truncate)
         assert output.truncated.tolist() == [True]
         assert difference(list(output.rewards), expected) <= TOLERANCE
-        bare = engine.encode([TokenIds(tuple(ids[:limit]))], task="reward").rewards
+        bare = engine.encode([TokenIds(tuple(ids[:limit]))], task="reward").rewards  # cut as any text
         assert difference(list(bare), expected) > VISIBLE
         with pytest.raises(InputTooLongError, match=f"more than max_length={limit}"):
             engine.reward([[{"role": "user", "content": content}]], truncate="error")

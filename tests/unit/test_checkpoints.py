@@ -10,7 +10,9 @@ from tests.tiny import Dense, Layout, Normalize, Pooling, drop_tensor, edit_json
 
 from millpond.checkpoints.checkpoint import merge, read_checkpoint
 from millpond.checkpoints.resolve import resolve
+from millpond.config import EngineConfig
 from millpond.engine.engine import Engine
+from millpond.engine.loading import describe
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 
 
@@ -324,3 +326,29 @@ def test_rows_of_a_matrix(tmp_path, kind):
         shards = {"other": "model-00001-of-00002.safetensors", "head.weight": "model-00002-of-00002.safetensors"}
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
     assert torch.equal(read_rows(tmp_path, "head.weight", (7, 2)), table[[7, 2]])
+
+
+def test_a_missing_shard_and_an_index_without_a_map(tmp_path):
+    import json
+
+    from millpond.checkpoints.weights import tensor_shapes
+
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-00001-of-00001.safetensors"}}))
+    with pytest.raises(ModelLoadError, match=r"lacks model-00001-of-00001\.safetensors"):
+        tensor_shapes(tmp_path)
+    index.write_text("{}")
+    with pytest.raises(ModelLoadError, match="no weight_map"):
+        tensor_shapes(tmp_path)
+
+
+def test_one_architecture_may_be_a_str(tmp_path):
+    folder = write_checkpoint(tmp_path / "model")
+    edit_json(folder / "config.json", architectures="BertModel")
+    assert describe(EngineConfig(model=str(folder))).architecture == "BertModel"
+
+
+def test_jina_s_instructions_are_prompts(tmp_path):
+    folder = write_checkpoint(tmp_path / "model")
+    edit_json(folder / "config.json", task_instructions={"retrieval.query": "Represent the query: "})
+    assert describe(EngineConfig(model=str(folder))).prompts == {"retrieval.query": "Represent the query: "}

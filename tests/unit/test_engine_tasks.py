@@ -707,3 +707,13 @@ def test_texts_at_the_limit_are_the_tiny_models(engines: Any) -> None:
         lengths = [len(ids) for ids in engine.tokenize(TEXTS)]
         assert min(lengths) < 5
         assert max(lengths) > MAX_TOKENS == engine.spec.max_length
+
+
+def test_the_tokens_of_a_classifier_may_be_those_of_a_step(engines: Any) -> None:
+    """Its head gives every token logits, though ``reward`` and ``classify`` read one row of a text."""
+    engine = engines("reranker")
+    ids = engine.tokenizer(SENTENCES[0])["input_ids"]
+    every = engine.encode([SENTENCES[0]], task="token_classify").probs[0]
+    some = engine.encode([SENTENCES[0]], task="token_classify", params=PoolingParams(step_tag_id=ids[1])).probs[0]
+    np.testing.assert_array_equal(some, every[[token == ids[1] for token in ids]])
+    assert 0 < len(some) < len(every)

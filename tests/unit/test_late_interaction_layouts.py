@@ -11,6 +11,8 @@ from tests.tiny_late import DIM, DOCUMENT_LENGTH, QUERY_LENGTH, write_pylate, wr
 
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.late_interaction import LateInteraction, claims
+from millpond.config import EngineConfig
+from millpond.engine.loading import describe
 from millpond.errors import ModelLoadError, WeightMismatchError
 
 MASK = "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"
@@ -289,6 +291,17 @@ def test_every_setting_is_in_the_digest(tmp_path):
     assert read_checkpoint(folder).digest() == before
     (folder / "artifact.metadata").write_text(json.dumps(metadata | {"query_maxlen": 13}))
     assert read_checkpoint(folder).digest() != before
+
+
+def test_a_conversion_has_a_fingerprint_of_its_own(tmp_path):
+    """It reads texts without markers: token vectors of the one are not to be compared with those of the other."""
+    folder = write_stanford(tmp_path / "model")
+    specs = [describe(EngineConfig(model=str(folder), convert=convert)) for convert in ("auto", "embed")]
+    assert specs[0].tasks == {"token_embed", "score"} and specs[1].tasks == {"embed", "token_embed"}
+    assert specs[0].fingerprint != specs[1].fingerprint
+    plain = [describe(EngineConfig(model=str(write_checkpoint(tmp_path / "plain")), convert="embed"))]
+    plain.append(describe(EngineConfig(model=str(tmp_path / "plain"))))
+    assert plain[0].fingerprint == plain[1].fingerprint
 
 
 def rename(folder, old, new):

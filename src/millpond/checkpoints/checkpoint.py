@@ -143,6 +143,11 @@ def read_checkpoint(
     pairs = read_cross_encoder(source.folder) if is_cross_encoder(source.folder) else None
     layout = read_layout(source.folder) if pairs is None else _layout_of(pairs)
     config = merge(read_json_object(layout.transformer / "config.json"), hf_overrides or {})
+    if isinstance(config.get("architectures"), str):
+        config["architectures"] = [config["architectures"]]
+    instructions = config.get("task_instructions")  # jina's prompts, where sentence-transformers' files have none
+    if not layout.prompts and isinstance(instructions, Mapping):
+        layout = replace(layout, prompts={str(name): str(text) for name, text in instructions.items()})
     if claims(config) and layout.late_interaction is None:
         layout = stanford_layout(layout, config)
     if claims_splade(config) and layout.sparse is None:

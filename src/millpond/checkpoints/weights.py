@@ -47,7 +47,12 @@ def _files(folder: Path, only: tuple[str, ...] | None) -> dict[Path, tuple[str, 
             return {folder / name: only}
         index = folder / f"{name}.index.json"
         if index.is_file():
-            shards = read_json_object(index).get("weight_map", {})
+            shards = read_json_object(index).get("weight_map")
+            if not isinstance(shards, dict) or not shards:
+                raise ModelLoadError(f"{index} has no weight_map; fetch it again")
+            missing = sorted(file for file in set(shards.values()) if not (folder / file).is_file())
+            if missing:
+                raise ModelLoadError(f"{folder} lacks {missing[0]}, which {index.name} names; is it complete?")
             files: dict[Path, tuple[str, ...] | None] = {}
             for file in sorted(set(shards.values())):
                 held = tuple(key for key in (only or ()) if shards.get(key) == file)

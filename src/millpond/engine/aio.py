@@ -241,7 +241,7 @@ class AsyncEngine:
         """As :meth:`millpond.Engine.reward`."""
         params = PoolingParams(
             step_tag_id=step_tag_id,
-            returned_token_ids=None if returned_token_ids is None else tuple(returned_token_ids),
+            returned_token_ids=returned_token_ids,  # type: ignore[arg-type]  # checked, and made a tuple, there
             activation=activation,
             truncate=truncate,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,8 @@ _READS: dict[Task, frozenset[str]] = {
     "score": _LOGITS | {"instruction"},
     "reward": _LOGITS | {"step_tag_id", "returned_token_ids"},
 }
+# Of a vocabulary's head: more would be generation, and their rows stay in memory.
+_MOST_COLUMNS = 256
 # sentence-transformers' encode_document takes the first of these that a checkpoint has.
 _ROLE_PROMPTS = {
     "query": ("query", "retrieval.query"),
@@ -165,7 +167,7 @@ def reranked(query: str, documents: Sequence[str], top_n: int | None) -> list[Pa
         raise TypeError(f"rerank takes one query, a str, not a {type(query).__name__}; score takes several")
     if isinstance(documents, str | bytes | dict) or not isinstance(documents, Iterable):
         raise TypeError(f"rerank takes a list of documents, not a {type(documents).__name__}")
-    if top_n is not None and (isinstance(top_n, bool) or not isinstance(top_n, int) or top_n < 1):
+    if top_n is not None and (not _is_int(top_n) or top_n < 1):
         raise InvalidRequestError(f"top_n={top_n!r} must be an int from 1; leave it out for all documents")
     return [Pair(query, document) for document in documents]
 
@@ -185,6 +187,8 @@ def spanned(texts: Any, spans: Any) -> list[SpannedText]:
     """
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
         raise TypeError(f"token_embed takes a list of texts, not a {type(texts).__name__}; write token_embed([text])")
+    if not isinstance(spans, Iterable):
+        raise InvalidRequestError(f"spans={spans!r} must be a list with the (start, end) pairs of each text")
     texts, spans = list(texts), list(spans)
     if len(texts) != len(spans):
         raise InvalidRequestError(f"{len(texts)} texts and {len(spans)} lists of spans; pass one list for each text")
@@ -198,7 +202,7 @@ def _spanned(i: int, text: Any, spans: Any) -> SpannedText:
         raise InvalidRequestError(f"the spans of the text at index {i} are {spans!r}; pass a list of (start, end)")
     checked = []
     for span in spans:
-        whole = isinstance(span, Sequence) and len(span) == 2 and all(_is_int(edge) for edge in span)
+        whole = isinstance(span, Sequence | np.ndarray) and len(span) == 2 and all(_is_int(edge) for edge in span)
         if not whole or not 0 <= span[0] < span[1] <= len(text):
             raise InvalidRequestError(
                 f"the text at index {i} has the span {span!r}; a span is (start, end) in characters, "
@@ -220,18 +224,26 @@ def conversed(inputs: Any, tokenizer: TextTokenizer) -> Any:
     """
     if isinstance(inputs, str | bytes | dict) or not isinstance(inputs, Iterable):
         return inputs  # refused by check_items
-    tail = 0 if tokenizer.reward_token is None else 1
     return [
-        TokenIds(tuple(tokenizer.converse(item, i)), tail=tail) if isinstance(item, list | tuple) else item
-        for i, item in enumerate(inputs)
+        _conversation(item, i, tokenizer) if isinstance(item, list | tuple) else item for i, item in enumerate(inputs)
     ]
+
+
+def _conversation(messages: Sequence[Any], i: int, tokenizer: TextTokenizer) -> TokenIds:
+    if not messages or not all(isinstance(message, Mapping) for message in messages):
+        raise InvalidRequestError(
+            f"the conversation at index {i} must be a list of messages, each a dict such as "
+            '{"role": "user", "content": "..."}'
+        )
+    ids, tail = tokenizer.converse(messages, i)
+    return TokenIds(tuple(ids), tail=tail)
 
 
 def _way_out(task: Task, loaded: Loaded) -> str:
     spec = loaded.spec
     if task == "reward" and loaded.runner.pooler.language_head is not None:
         return ", or pass returned_token_ids: the vocabulary entries whose logits are rewards"
-    if task in ("embed", "token_embed"):
+    if task in ("embed", "token_embed") or (task == "score" and "sparse_embed" in spec.tasks):
         return ', or this one with convert="embed"'
     if task == "score" and spec.labels:
         return f" (a score is one number, and this head has {len(spec.labels)}: {', '.join(spec.labels[:4])})"
@@ -304,6 +316,11 @@ def _readout(task: Task, params: PoolingParams, loaded: Loaded) -> Readout:
             raise InvalidRequestError(
                 f"returned_token_ids holds {max(tokens)}; this model's ids run from 0 to {loaded.vocabulary - 1}"
             )
+        if len(tokens) > _MOST_COLUMNS:
+            raise InvalidRequestError(
+                f"returned_token_ids asks for {len(tokens)} columns of the vocabulary; at most {_MOST_COLUMNS} "
+                "are computed"
+            )
         loaded.runner.pooler.rows_of(tokens, loaded.runner.device)
         return Readout(kind="head_rows", token_ids=tokens)
     return loaded.readouts[task]
@@ -319,6 +336,10 @@ def _activation(task: Task, params: PoolingParams, loaded: Loaded, readout: Read
             f"activation={params.activation!r} and use_activation={params.use_activation!r} are one thing; pass one"
         )
     wanted = asked.pop() if asked else task != "reward"
+    if wanted == "softmax" and loaded.width(readout) == 1:
+        raise InvalidRequestError(
+            f"activation='softmax' of the one logit that {loaded.spec.name} has is 1 for every text; choose sigmoid"
+        )
     if isinstance(wanted, str):
         return wanted
     if not wanted:
@@ -335,7 +356,7 @@ def _step_tag(task: Task, params: PoolingParams, loaded: Loaded) -> int | None:
         raise InvalidRequestError(
             f"step_tag_id={params.step_tag_id} is no token; this model's ids run from 0 to {loaded.vocabulary - 1}"
         )
-    if not loaded.readouts["reward"].per_token and params.returned_token_ids is None:
+    if not loaded.readouts[task].per_token and params.returned_token_ids is None:
         raise InvalidRequestError(
             f"step_tag_id={params.step_tag_id} means nothing to {loaded.spec.name}, which rewards whole texts; "
             "leave it out"
@@ -379,11 +400,11 @@ def _prompt(params: PoolingParams, spec: ModelSpec, task: Task) -> str:
             known = ", ".join(sorted(spec.prompts)) or "none"
             raise InvalidRequestError(f"prompt_name={params.prompt_name!r} is no prompt of {spec.name}; it has {known}")
         return spec.prompts[params.prompt_name]
-    if params.adapter is not None:
-        return spec.prompts.get(params.adapter, "")
     if params.role is not None:
         # A role without a prompt has none: the default may be the other role's.
         return next((spec.prompts[name] for name in _ROLE_PROMPTS[params.role] if name in spec.prompts), "")
+    if params.adapter is not None:
+        return spec.prompts.get(params.adapter, "")
     if task in ("classify", "token_classify"):
         return ""  # the checkpoint's prompts are for its vectors
     return spec.prompts.get(spec.default_prompt_name or "", "")

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -174,8 +175,8 @@ class TextTokenizer:
             whole.append((ids[front:end], ids[:front], ids[end:]))
         return whole
 
-    def converse(self, conversation: Sequence[Mapping[str, str]], position: int) -> list[int]:
-        """Token ids of a conversation, by the checkpoint's chat template.
+    def converse(self, conversation: Sequence[Mapping[str, str]], position: int) -> tuple[list[int], int]:
+        """Token ids of a conversation by the checkpoint's chat template, and how many of the last are the template's.
 
         Raises:
             InvalidRequestError: The checkpoint has no template, or the template refuses the messages.
@@ -185,6 +186,16 @@ class TextTokenizer:
                 f"the conversation at index {position} needs a chat template, and this checkpoint has none; "
                 "render it yourself and pass the text"
             )
+        ids = self._conversation_ids(conversation, position)
+        # What stays where the last message says nothing is the template's: a reward is read behind it.
+        emptied = [*conversation[:-1], {**conversation[-1], "content": ""}] if conversation else []
+        bare = self._conversation_ids(emptied, position)
+        pairs = zip(reversed(ids), reversed(bare), strict=False)
+        tail = min(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)), len(ids) - 1)
+        return (ids, tail) if self.reward_token is None else ([*ids, self.reward_token], tail + 1)
+
+    def _conversation_ids(self, conversation: Sequence[Mapping[str, str]], position: int) -> list[int]:
+        assert self.transformers is not None
         try:
             text = self.transformers.apply_chat_template([dict(message) for message in conversation], tokenize=False)
         except Exception as error:  # Jinja's own, and whatever the template raises
@@ -192,12 +203,12 @@ class TextTokenizer:
                 f"the conversation at index {position} does not fit the checkpoint's chat template: {error}"
             ) from error
         try:
-            ids = self._backend.encode(text, add_special_tokens=False).ids
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         except (TypeError, UnicodeError) as error:
             raise InvalidRequestError(
                 f"the conversation at index {position} holds a lone surrogate, which is no character; replace it"
             ) from error
-        return ids if self.reward_token is None else [*ids, self.reward_token]
+        return ids
 
     def fold(self, text: str) -> str:
         """``text`` in lower case, where the checkpoint wants that."""

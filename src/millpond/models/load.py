@@ -80,6 +80,8 @@ def load_backbone(
     except Exception as error:  # safetensors' own error derives from nothing more specific
         if type(error).__module__.partition(".")[0] not in ("safetensors", "safetensors_rust", "builtins", "_pickle"):
             raise
+        if isinstance(error, AssertionError | AttributeError | ZeroDivisionError):  # of the class, not of a reader
+            raise ModelLoadError(f"{name} could not be loaded: {type(error).__name__}: {error}") from error
         raise ModelLoadError(f"{name}: a weight file is damaged: {error}; fetch it again") from error
     _check_report(report, name)
     backbone.requires_grad_(False)

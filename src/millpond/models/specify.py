@@ -86,7 +86,6 @@ def specify(
     dimensions = _chain_width(hidden * len(layout.pooling.modes), layout.heads, name)
     trained, declared, smallest = _matryoshka(checkpoint, options)
     max_length = _max_length(architecture, config, layout, options, tokenizer_limit, name)
-    head = purpose.classifier
     # Whatever the user overrides and the files do not show.
     prompts = sorted(layout.prompts.items())
     settings: tuple[object, ...] = (
@@ -96,6 +95,8 @@ def specify(
         prompts,
         layout.default_prompt_name,
         *(() if options.quantization is None else (options.quantization,)),
+        # A ColBERT that is converted reads its texts without markers.
+        *(("plain",) if layout.late_interaction is not None and purpose.score_type != "late-interaction" else ()),
     )
     return ModelSpec(
         name=name,
@@ -114,12 +115,21 @@ def specify(
         labels=purpose.labels,
         activation=purpose.activation,
         score_type=purpose.score_type,
-        step_tag_id=None if head is None or head.step_tag is None else token_id(head.step_tag[0]) or head.step_tag[1],
+        step_tag_id=_step_tag(purpose, token_id),
         adapters=tuple(config.get("lora_adaptations") or ()),
         max_length=max_length,
         tasks=purpose.tasks,
         digest=partial(checkpoint.digest, *settings),
     )
+
+
+def _step_tag(purpose: Purpose, token_id: Callable[[str], int | None]) -> int | None:
+    """Id of the token whose rows are rewards: by its text, or where the vocabulary lacks that, the family's own."""
+    head = purpose.classifier
+    if head is None or head.step_tag is None:
+        return None
+    found = token_id(head.step_tag[0])
+    return head.step_tag[1] if found is None else found
 
 
 def _pools(purpose: Purpose, pooling: Pooling) -> tuple[PoolingMode, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,9 @@ from millpond.checkpoints.modules import Dense, Head, Pooling
 from millpond.pooling.classifier import ClassifierHead, VocabularyRows, head_rows
 from millpond.pooling.heads import build_heads
 from millpond.pooling.methods import METHODS
+
+# Of how many choices of vocabulary entries the head's rows are kept.
+_KEPT_ROWS = 64
 
 Matrix = npt.NDArray[np.float32]
 
@@ -78,6 +82,7 @@ class Pooler(nn.Module):
         self.sparse = sparse
         self.token_vectors = token_vectors  # in the place of the token heads, for ``token_embed`` only
         self.language_head = language_head
+        self._reading = threading.Lock()
         self._rows: dict[tuple[int, ...], VocabularyRows] = {}
 
     def tokens(self, hidden: torch.Tensor) -> torch.Tensor:  # [tokens, backbone] -> float32 [tokens, hidden]
@@ -94,9 +99,13 @@ class Pooler(nn.Module):
     def rows_of(self, tokens: tuple[int, ...], device: torch.device) -> VocabularyRows:
         """Rows of the language-model head; read from the files once."""
         assert self.language_head is not None
-        if tokens not in self._rows:
-            self._rows[tokens] = head_rows(self.language_head, tokens).to(device)
-        return self._rows[tokens]
+        with self._reading:
+            rows = self._rows.get(tokens)
+            if rows is None:
+                rows = self._rows[tokens] = head_rows(self.language_head, tokens).to(device)
+                while len(self._rows) > _KEPT_ROWS:  # the oldest; a call still queued reads its own again
+                    del self._rows[next(iter(self._rows))]
+        return rows
 
 
 class Reading:
