@@ -27,6 +27,7 @@ MATRYOSHKA_FAMILIES = (
     Family(pattern=r"snowflake-arctic-embed-(m-v1\.5|m-v2\.0|l-v2\.0)", smallest=256),
     Family(pattern=r"embeddinggemma-300m", dimensions=(128, 256, 512, 768)),
     Family(pattern=r"gte-multilingual-base", smallest=128),
+    Family(pattern=r"jina-colbert-v2", dimensions=(64, 96, 128)),
 )
 
 
