@@ -145,15 +145,15 @@ def read_checkpoint(
     config = merge(read_json_object(layout.transformer / "config.json"), hf_overrides or {})
     if isinstance(config.get("architectures"), str):
         config["architectures"] = [config["architectures"]]
-    instructions = config.get("task_instructions")  # jina's prompts, where sentence-transformers' files have none
-    if not layout.prompts and isinstance(instructions, Mapping):
-        layout = replace(layout, prompts={str(name): str(text) for name, text in instructions.items()})
     if claims(config) and layout.late_interaction is None:
         layout = stanford_layout(layout, config)
     if claims_splade(config) and layout.sparse is None:
         layout = replace(layout, sparse=Splade(folder=layout.transformer))
     # Before tokenizer and weights are read: what is written from here on is noticed.
     files = _states(source.folder, layout.transformer) if source.revision is None else ()
+    instructions = config.get("task_instructions")  # jina's prompts, where sentence-transformers' files have none
+    if not layout.prompts and isinstance(instructions, Mapping) and layout.late_interaction is None:
+        layout = replace(layout, prompts={str(name): str(text) for name, text in instructions.items()})
     return Checkpoint(source=source, config=config, layout=layout, cross_encoder=pairs, files=files)
 
 
