@@ -99,8 +99,9 @@ def tagger(folder: Path, case: str) -> Any:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    exponents = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
-    return (exponents / exponents.sum(axis=-1, keepdims=True)).astype(np.float32)
+    """As the pipeline computes it, to the last bit: two labels may be all but equal."""
+    exponents = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return exponents / exponents.sum(axis=-1, keepdims=True)  # type: ignore[no-any-return]
 
 
 def read(pipeline: Any, tokenizer: TextTokenizer, texts: Sequence[str]) -> list[Case]:
