@@ -250,12 +250,14 @@ SCORE = (
         mistake={"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}},
         write=headed(
             "bert",
-            _ENCODER,
+            {**_ENCODER, "max_position_embeddings": LONG},
             "BertForSequenceClassification",
             linears(_BERT_POOLER, ("classifier", 1, 64)),
             prefix="bert.",
             config={**_ONE, **_IDENTITY},
+            tokenizer_limit=LONG,
         ),
+        vllm={"max_model_len": LONG},
     ),
     Row(
         name="xlm-roberta-reranker",
