@@ -134,6 +134,22 @@ def test_a_budget_that_shrank_grows_again():
     assert scheduler._budget == 1000
 
 
+def test_an_asynchronous_stream_names_a_bad_text_s_index_in_the_whole(engine):
+    async def texts():
+        for i in range(1500):
+            yield f"text {i % 5}"
+        yield "\ud800"
+
+    async def run() -> int:
+        count = 0
+        with pytest.raises(InvalidRequestError, match="index 1500"):  # noqa: PT012
+            async for _ in AsyncEngine(engine).embed_iter(texts()):
+                count += 1
+        return count
+
+    assert asyncio.run(run()) > 0
+
+
 def test_an_asynchronous_stream_and_context(folder):
     async def texts():
         for i in range(600):

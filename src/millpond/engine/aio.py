@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 import numpy.typing as npt
 
-from millpond.engine import demand
+from millpond.engine import arguments
 from millpond.engine.engine import Engine
 from millpond.engine.progress import progress_bar
 from millpond.engine.scoring import pair_up
@@ -103,28 +103,21 @@ class AsyncEngine:
         show_progress: bool = False,
     ) -> AsyncIterator[npt.NDArray[Any]]:
         """As :meth:`millpond.Engine.embed_iter`; ``texts`` may be an asynchronous iterable, too."""
-        options = {
-            "role": role,
-            "prompt": prompt,
-            "prompt_name": prompt_name,
-            "dimensions": dimensions,
-            "normalize": normalize,
-            "output_dtype": output_dtype,
-            "adapter": adapter,
-            "chunking": chunking,
-            "truncate": truncate,
-            "show_progress": show_progress,
-        }
         if isinstance(texts, AsyncIterable):
-            window: list[str] = []
-            async for text in texts:
-                window.append(text)
-                if len(window) == _WINDOW:
-                    async for row in self.embed_iter(window, **options):  # type: ignore[arg-type]
-                        yield row
-                    window = []
-            texts = window
-        rows = self.engine.embed_iter(texts, **options)  # type: ignore[arg-type]
+            texts = _pulled(aiter(texts), asyncio.get_running_loop())
+        rows = self.engine.embed_iter(
+            texts,
+            role=role,
+            prompt=prompt,
+            prompt_name=prompt_name,
+            dimensions=dimensions,
+            normalize=normalize,
+            output_dtype=output_dtype,
+            adapter=adapter,
+            chunking=chunking,
+            truncate=truncate,
+            show_progress=show_progress,
+        )
         while (chunk := await asyncio.to_thread(_take, rows, _WINDOW)) != []:
             for row in chunk:
                 yield row
@@ -153,7 +146,7 @@ class AsyncEngine:
             adapter=adapter,
             truncate=truncate,
         )
-        items = texts if spans is None else demand.spanned(texts, spans)
+        items = texts if spans is None else arguments.spanned(texts, spans)
         output: TokenEmbeddingOutput = await self._run("token_embed", items, params, show_progress)
         return output
 
@@ -223,10 +216,10 @@ class AsyncEngine:
         show_progress: bool = False,
     ) -> RerankOutput:
         """As :meth:`millpond.Engine.rerank`."""
-        pairs = demand.reranked(query, documents, top_n)
+        pairs = arguments.reranked(query, documents, top_n)
         params = PoolingParams(instruction=instruction, truncate=truncate)
         scored: ScoreOutput = await self._run("score", pairs, params, show_progress)
-        return demand.ranked(scored, pairs, top_n)
+        return arguments.ranked(scored, pairs, top_n)
 
     async def reward(
         self,
@@ -303,6 +296,21 @@ async def _elsewhere(start: Callable[[], Future[Any]]) -> Future[Any]:
         for future in started:
             future.cancel()
         raise
+
+
+def _pulled(texts: AsyncIterator[str], loop: asyncio.AbstractEventLoop) -> Iterator[str]:
+    """An asynchronous iterator's texts for a thread that reads them; some at a time, since each turn is a hand-over."""
+
+    async def some() -> list[str]:
+        found: list[str] = []
+        async for text in texts:
+            found.append(text)
+            if len(found) == _WINDOW:
+                break
+        return found
+
+    while found := asyncio.run_coroutine_threadsafe(some(), loop).result():
+        yield from found
 
 
 def _take(rows: Iterator[npt.NDArray[Any]], count: int) -> list[npt.NDArray[Any]]:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from millpond.cache import VectorCache
 from millpond.config import EngineConfig
-from millpond.engine import demand, scoring
+from millpond.engine import arguments, demand, scoring
 from millpond.engine.chunking import in_windows
 from millpond.engine.dispatch import Dispatcher
 from millpond.engine.intake import INLINE_TEXTS
@@ -300,7 +300,7 @@ class Engine:
             adapter=adapter,
             truncate=truncate,
         )
-        items = texts if spans is None else demand.spanned(texts, spans)
+        items = texts if spans is None else arguments.spanned(texts, spans)
         output: TokenEmbeddingOutput = self._run("token_embed", items, params, show_progress)
         return output
 
@@ -429,10 +429,10 @@ class Engine:
         Returns:
             A sequence of :class:`~millpond.RerankResult`. Errors as :meth:`score`.
         """
-        pairs = demand.reranked(query, documents, top_n)
+        pairs = arguments.reranked(query, documents, top_n)
         params = PoolingParams(instruction=instruction, truncate=truncate)
         scored: ScoreOutput = self._run("score", pairs, params, show_progress)
-        return demand.ranked(scored, pairs, top_n)
+        return arguments.ranked(scored, pairs, top_n)
 
     def reward(
         self,
@@ -525,7 +525,7 @@ class Engine:
         """
         if maxsim:
             demand.check_params(params)
-            return self._score_apart(demand.check_items(pairs, "score", self._loaded), params, late=True)
+            return self._score_apart(arguments.check_items(pairs, "score", self._loaded), params, late=True)
         if template is None:
             return self._start("score", pairs, params)
         if self.spec.score_type != "cross-encoder":
@@ -541,7 +541,7 @@ class Engine:
             TypeError: ``texts`` is a bare str.
             InvalidRequestError: A text that is none.
         """
-        items = [item for item in demand.check_items(texts, "tokenize", self._loaded) if isinstance(item, str)]
+        items = [item for item in arguments.check_items(texts, "tokenize", self._loaded) if isinstance(item, str)]
         return self._loaded.forms.texts.ids(items, special_tokens=special_tokens)
 
     def token_ids(self, task: Task, item: Item, params: PoolingParams, *, template: str | None = None) -> list[int]:
@@ -606,8 +606,8 @@ class Engine:
         demand.check_params(params)
         task = demand.check_task(task, params, self._loaded)
         if task == "reward":
-            inputs = demand.conversed(inputs, self._loaded.forms.texts)
-        items = demand.check_items(inputs, task, self._loaded, first=first)
+            inputs = arguments.conversed(inputs, self._loaded.forms.texts)
+        items = arguments.check_items(inputs, task, self._loaded, first=first)
         if task == "score" and self.spec.score_type != "cross-encoder":
             return self._score_apart(items, params, late=self.spec.score_type == "late-interaction")
         plan = demand.plan(task, params, self._loaded, count=len(items), pairs=pairs)
@@ -641,7 +641,7 @@ class Engine:
             wanted = scoring.vector_params(params, role, normalize=normalize)
             return self._start(task, texts, wanted, admit=admit)
 
-        pairs = demand.check_pairs(items, self._loaded)
+        pairs = arguments.check_pairs(items, self._loaded)
         return scoring.apart(pairs, embed, measure, self._dispatcher.threads)
 
     def _stream(self, texts: Iterator[str], params: PoolingParams, show_progress: bool) -> Iterator[npt.NDArray[Any]]:
