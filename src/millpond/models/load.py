@@ -16,7 +16,7 @@ from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.weights import read_tensors
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models.architectures import Architecture
-from millpond.models.encoder import FAMILIES, PackedEncoder
+from millpond.models.packed import packed as packed_forward
 from millpond.models.quantize import quantize
 from millpond.tasks import Quantization
 
@@ -89,8 +89,8 @@ def load_backbone(
     if finish is not None:
         backbone = finish(backbone.to(device), checkpoint)
     backbone = backbone.eval().to(device)
-    if packed and architecture.model_type in FAMILIES:
-        backbone = PackedEncoder(backbone, architecture.model_type).eval()
+    if packed:
+        backbone = packed_forward(backbone, architecture.model_type)
     return backbone if quantization is None else quantize(backbone, quantization, device)
 
 
