@@ -5,8 +5,8 @@ import inspect
 import pytest
 import torch
 
-from millpond.attention import flex, interface, sdpa, varlen
-from millpond.attention.segments import Run, Segments
+from millpond.attention import flex, interface, products, sdpa, segments, varlen
+from millpond.attention.segments import Joined, Run, Segments
 from millpond.attention.select import select
 from millpond.attention.signature import Masking
 
@@ -69,10 +69,89 @@ def test_sdpa_equals_naive(masking, kv_heads):
 @pytest.mark.parametrize("masking", MASKINGS.values(), ids=MASKINGS.keys())
 def test_the_explicit_path_equals_naive_in_blocks(masking, monkeypatch):
     monkeypatch.setattr(sdpa, "_SCORE_BLOCK", 256)  # several blocks of query rows per run
-    monkeypatch.setattr(sdpa, "_is_short", lambda run, query: True)
+    monkeypatch.setattr(sdpa, "is_plain", lambda masking: False)
     q, k, v = states(kv_heads=2)
     out = sdpa.attend(q, k, v, Segments.of(LENGTHS), masking)
     torch.testing.assert_close(out, naive(q, k, v, LENGTHS, masking), atol=2e-6, rtol=1e-5)
+
+
+# Of runs none are joined, a few, or all that have a longer neighbour.
+@pytest.mark.parametrize(("blocks", "start"), [("one", 0), ("many", 70), ("one", 1000)])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("masking", MASKINGS.values(), ids=MASKINGS.keys())
+def test_products_equal_naive(masking, kv_heads, blocks, start, monkeypatch):
+    monkeypatch.setattr(segments, "_START", start)
+    if blocks == "many":  # several blocks of rows, and of texts
+        monkeypatch.setattr(products, "_BLOCK", 256)
+        monkeypatch.setattr(products, "_LEAST_ROWS", 3)
+    monkeypatch.setattr(products, "_FEW_SCORES", 0)
+    monkeypatch.setattr(products, "_WHOLLY", (torch.float32, torch.bfloat16))
+    q, k, v = states(kv_heads=kv_heads)
+    expected = naive(q, k, v, LENGTHS, masking)
+    # Nothing in it depends on the precision, and float32 shows every slip.
+    torch.testing.assert_close(products.attend(q, k, v, Segments.of(LENGTHS), masking), expected, atol=2e-6, rtol=1e-5)
+    out = products.attend(*(part.bfloat16() for part in (q, k, v)), Segments.of(LENGTHS), masking)
+    torch.testing.assert_close(out.float(), expected, atol=0.05, rtol=0.05)
+    shifted = [LENGTHS[0] - 1, LENGTHS[1] + 1, *LENGTHS[2:]]
+    assert not torch.allclose(products.attend(q, k, v, Segments.of(shifted), masking), expected, atol=0.05)
+
+
+@pytest.mark.parametrize("size", [1.0, 40.0, 400.0])
+def test_products_survive_scores_of_any_size(size, monkeypatch):
+    """exp2 of the largest would overflow, and of the smallest vanish: then the careful way is taken."""
+    monkeypatch.setattr(products, "_FEW_SCORES", 0)
+    q, k, v = states(torch.bfloat16)
+    careful = []
+    run = sdpa.attend_run
+    monkeypatch.setattr(sdpa, "attend_run", lambda *arguments: careful.append(arguments[4]) or run(*arguments))
+    for sign in (size, -size):  # equal signs overflow, opposite ones underflow
+        own, theirs = q.abs() * size, k.abs() * sign
+        masking = Masking(scale=0.25, causal=False)
+        out = products.attend(own, theirs, v, Segments.of(LENGTHS), masking)
+        expected = naive(own.float(), theirs.float(), v.float(), LENGTHS, masking)
+        assert torch.isfinite(out).all()
+        if size == 1.0:
+            torch.testing.assert_close(out.float(), expected, atol=0.05, rtol=0.05)
+    assert bool(careful) == (size > 1)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_products_take_narrow_windows_in_float32(causal, monkeypatch):
+    lengths = [9, 40, 41, 300]
+    q, k, v = states(lengths=lengths)
+    masking = Masking(scale=0.25, causal=causal, window=8)
+    assert select(q, masking) is products.attend
+    assert select(q, Masking(scale=0.25, causal=causal)) is sdpa.attend
+    taken = []
+    run = sdpa.attend_run
+    monkeypatch.setattr(sdpa, "attend_run", lambda *arguments: taken.append(arguments[4].length) or run(*arguments))
+    out = products.attend(q, k, v, Segments.of(lengths), masking)
+    assert taken == [9]
+    torch.testing.assert_close(out, sdpa.attend(q, k, v, Segments.of(lengths), masking), atol=2e-6, rtol=1e-5)
+    wider = Masking(scale=0.25, causal=causal, window=9)
+    assert not torch.allclose(products.attend(q, k, v, Segments.of(lengths), wider), out, atol=1e-3)
+
+
+def test_neighbours_of_nearly_equal_length_are_joined():
+    one, two, far = Segments.of([30, 31, 33, 200]).parts, Segments.of([40, 40, 41]).parts, Segments.of([5]).parts
+    assert [part.length for part in one] == [33, 200]
+    assert isinstance(one[0], Joined)
+    assert one[0].valid.sum(1).tolist() == [30, 31, 33]
+    assert one[0].rows[:33].tolist() == [*range(30), 29, 29, 29]
+    assert one[0].rows[-33:].tolist() == [*range(61, 94)]
+    assert [part.count for part in two] == [3]
+    assert far == Segments.of([5]).runs
+    for keys in ([3, 31], [30, 3]):
+        limited = Segments.of([30, 31], keys=keys)
+        assert limited.parts == limited.runs
+
+
+def test_tiny_runs_are_left_to_torchs_kernel(monkeypatch):
+    taken = []
+    monkeypatch.setattr(products, "_attend", lambda out, *rest, **options: taken.append(out.shape[3]) or True)
+    q, k, v = states(torch.bfloat16, lengths=[100, 4, 4, 4, 4, 4, 4, 4])
+    products.attend(q, k, v, Segments.of([100, *[4] * 7]), Masking(scale=0.25, causal=False))
+    assert taken == [100, 4]  # one of a hundred tokens, and seven texts of four: 28 heads
 
 
 # A query of three real tokens and its expansion, as many keys as tokens, neighbours that differ only in their keys.
@@ -84,10 +163,15 @@ KEY_LENGTHS = [7, 1, 13, 13, 30, 4]
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("masking", MASKINGS.values(), ids=MASKINGS.keys())
 def test_fewer_keys_than_queries(masking, kv_heads, short, monkeypatch):
-    monkeypatch.setattr(sdpa, "_is_short", lambda run, query: short)
+    if short:
+        monkeypatch.setattr(sdpa, "is_plain", lambda masking: False)
     monkeypatch.setattr(sdpa, "_SCORE_BLOCK", 256)
     q, k, v = states(kv_heads=kv_heads, lengths=KEY_LENGTHS)
     out = sdpa.attend(q, k, v, Segments.of(KEY_LENGTHS, keys=KEYS), masking)
+    monkeypatch.setattr(products, "_WHOLLY", (torch.float32,))
+    torch.testing.assert_close(
+        products.attend(q, k, v, Segments.of(KEY_LENGTHS, keys=KEYS), masking), out, atol=2e-6, rtol=1e-5
+    )
     expected = naive(q, k, v, KEY_LENGTHS, masking, KEYS)
     torch.testing.assert_close(out, expected, atol=2e-6, rtol=1e-5)
     forgotten = sdpa.attend(q, k, v, Segments.of(KEY_LENGTHS), masking)
@@ -177,10 +261,11 @@ def test_varlen_reads_its_signature():
     assert varlen.abilities() == set(inspect.signature(varlen_attn).parameters)
 
 
-def test_the_cpu_takes_sdpa():
-    query = torch.empty(3, 4, 16)
+def test_what_the_cpu_takes():
     for masking in MASKINGS.values():
-        assert select(query, masking) is sdpa.attend
+        windowed = products.attend if masking.window is not None else sdpa.attend
+        for dtype, kernel in ((torch.float32, windowed), (torch.bfloat16, products.attend), (torch.float16, sdpa.attend)):
+            assert select(torch.empty(3, 4, 16, dtype=dtype), masking) is kernel
 
 
 def test_runs_group_neighbours():

@@ -1,4 +1,4 @@
-"""Attention one run of equal lengths at a time: the CPU's kernel, and the reference for every other.
+"""Attention one run of equal lengths at a time: the reference for every other kernel, and the CPU's in float32.
 
 Nothing here depends on the device, so it also serves CUDA in float32, where the packed flash kernel has no variant.
 """
@@ -28,19 +28,23 @@ def attend(
     """
     out = query.new_empty(query.shape)
     for run in segments.runs:
-        q, k, v = (_batch(states, run) for states in (query, key, value))
-        if run.keys is not None:
-            k, v = k[:, :, : run.keys], v[:, :, : run.keys]
-        before = 0
-        if run.prefix is not None:
-            k, v = (_continued(states, run.prefix, own) for states, own in ((key, k), (value, v)))
-            before = run.prefix[1] - run.prefix[0]
-        if _is_plain(masking) and not _is_short(run, query):
-            mixed = _fused(q, k, v, masking, before)
-        else:
-            mixed = _explicit(q, k, v, masking, before)
-        out[run.start : run.stop].view(run.count, run.length, *out.shape[1:]).copy_(mixed.transpose(1, 2))
+        attend_run(out, query, key, value, run, masking)
     return out
+
+
+def attend_run(
+    out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, run: Run, masking: Masking
+) -> None:
+    """Fill one run's rows of ``out``; the states as for :func:`attend`."""
+    q, k, v = (_batch(states, run) for states in (query, key, value))
+    if run.keys is not None:
+        k, v = k[:, :, : run.keys], v[:, :, : run.keys]
+    before = 0
+    if run.prefix is not None:
+        k, v = (_continued(states, run.prefix, own) for states, own in ((key, k), (value, v)))
+        before = run.prefix[1] - run.prefix[0]
+    mixed = (_fused if is_plain(masking) else _explicit)(q, k, v, masking, before)
+    out[run.start : run.stop].view(run.count, run.length, *out.shape[1:]).copy_(mixed.transpose(1, 2))
 
 
 def _batch(states: torch.Tensor, run: Run) -> torch.Tensor:
@@ -54,14 +58,9 @@ def _continued(states: torch.Tensor, prefix: tuple[int, int], own: torch.Tensor)
     return torch.cat((front, own), 2)
 
 
-def _is_plain(masking: Masking) -> bool:
+def is_plain(masking: Masking) -> bool:
     """The fused kernel takes one mask: a bias, or what causality and window forbid, and no softcap."""
     return masking.softcap is None and (masking.bias is None or not (masking.causal or masking.window))
-
-
-def _is_short(run: Run, query: torch.Tensor) -> bool:
-    """On a CPU in half precision the fused kernel loses to plain products while the scores fit the cache."""
-    return query.device.type == "cpu" and query.dtype is not torch.float32 and run.length <= 256
 
 
 def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Masking, before: int) -> torch.Tensor:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, groupby
 from operator import eq
+from typing import Any
 
 import torch
+
+# Microseconds that a run of its own may cost more than a place in its neighbour's.
+_START = 70
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +29,41 @@ class Run:
     def stop(self) -> int:
         """One past the last token."""
         return self.start + self.count * self.length
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Joined:
+    """Neighbouring runs of nearly equal lengths, to be laid out as one dense batch.
+
+    Attributes:
+        runs: The runs, all ordinary ones.
+        count: Their sequences.
+        length: The longest.
+        rows: int64 ``[count * length]``, the token that stands at each place; a shorter sequence repeats its last one.
+        valid: bool ``[count, length]``, False where one is repeated.
+    """
+
+    runs: tuple[Run, ...]
+    count: int
+    length: int
+    rows: torch.Tensor
+    valid: torch.Tensor
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> Joined:
+        """Runs of which the last is the longest."""
+        length = runs[-1].length
+        starts = torch.cat([run.start + run.length * torch.arange(run.count) for run in runs])
+        lengths = torch.tensor([run.length for run in runs]).repeat_interleave(torch.tensor([r.count for r in runs]))
+        places = torch.arange(length)
+        rows = starts[:, None] + torch.minimum(places, lengths[:, None] - 1)
+        return cls(
+            runs=tuple(runs),
+            count=len(starts),
+            length=length,
+            rows=rows.flatten(),
+            valid=places < lengths[:, None],
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,6 +129,65 @@ class Segments:
     def total(self) -> int:
         """Tokens in the row."""
         return self.runs[-1].stop
+
+    @cached_property
+    def parts(self) -> tuple[Run | Joined, ...]:
+        """The runs, with those joined whose neighbour is little longer: each part costs a kernel its start."""
+        parts: list[Run | Joined] = []
+        group: list[Run] = []  # from its longest on, backwards
+        for run in reversed(self.runs):
+            if group and not _joins(run, group[0]):
+                parts.append(_part(group))
+                group = []
+            group.append(run)
+        parts.append(_part(group))
+        return tuple(reversed(parts))
+
+
+class Fixed(Segments):
+    """A number of sequences whose lengths only the device knows: what a captured CUDA graph may read.
+
+    A graph replays with other lengths than it was captured with. So whoever asks for lengths on the host is told that
+    they cannot be captured, rather than being given those of some batch.
+    """
+
+    def __init__(self, *, cu_seqlens: torch.Tensor, max_seqlen: int, total: int) -> None:
+        """``max_seqlen`` bounds every sequence; ``total`` is the last of ``cu_seqlens``."""
+        for name, value in (("cu_seqlens", cu_seqlens), ("max_seqlen", max_seqlen), ("_total", total)):
+            object.__setattr__(self, name, value)  # the parent is frozen
+
+    @property
+    def total(self) -> int:
+        """Tokens in the row."""
+        total: int = self._total
+        return total
+
+    def __getattr__(self, name: str) -> Any:
+        """``lengths`` and ``runs`` are not there."""
+        if name not in ("lengths", "runs"):
+            raise AttributeError(name)
+        raise HostLengthsError(f"{name} of the sequences is known on the device only")
+
+
+class HostLengthsError(RuntimeError):
+    """A forward asked for lengths that a captured graph does not have."""
+
+
+def _part(group: Sequence[Run]) -> Run | Joined:
+    """``group`` from the longest run to the shortest."""
+    return group[0] if len(group) == 1 else Joined.of(group[::-1])
+
+
+def _joins(run: Run, longest: Run) -> bool:
+    """Whether a run is better laid out in the length of a longer neighbour than by itself.
+
+    Measured at twelve heads of 32: attention over a text of n tokens takes about 0.6 n + 0.008 n^2 microseconds, and a
+    run of its own 100 more.
+    """
+    if any(part.keys is not None or part.prefix is not None for part in (run, longest)):
+        return False
+    short, long = run.length, longest.length
+    return short <= long and run.count * (0.6 * (long - short) + 0.008 * (long**2 - short**2)) < _START
 
 
 def _runs(lengths: Sequence[int], keys: Sequence[int] | None, prefixes: Sequence[int] | None) -> tuple[Run, ...]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from millpond.attention import flex, sdpa, varlen
+from millpond.attention import flex, products, sdpa, varlen
 from millpond.attention.signature import Attend, Masking
 
 
 def select(query: torch.Tensor, masking: Masking) -> Attend:
     """The kernel for ``query [tokens, heads, dim]`` under ``masking``.
 
-    CPU and CUDA float32 run :mod:`sdpa`, CUDA in half precision :mod:`varlen`, CUDA with a softcap :mod:`flex`.
+    CUDA in half precision runs :mod:`varlen`, with a softcap :mod:`flex`; a CPU in bfloat16 :mod:`products`; the rest
+    :mod:`sdpa`.
     """
+    if products.fits(query, masking):
+        return products.attend
     if varlen.fits(query, masking):
         return varlen.attend
     if flex.fits(query, masking):

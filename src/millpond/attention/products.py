@@ -1,0 +1,203 @@
+"""Attention out of plain products: the CPU's kernel in bfloat16, and for windows that are narrow.
+
+torch's fused kernel and its bfloat16 softmax both lose to the two products they stand between. Here a softmax is an
+``exp2`` over a block of scores that stays in the cache, and one division of the narrow result: weights are not
+normalized before they are used, and the largest score is not looked for. bfloat16 has float32's range, so that only
+scores beyond about 87 overflow; the sums tell, and such a block is computed again in the careful way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from millpond.attention import sdpa
+from millpond.attention.segments import Joined, Run, Segments
+from millpond.attention.signature import Masking
+
+# The precisions in which this is faster for every run but the tiniest.
+_WHOLLY = (torch.bfloat16,)
+# Scores of a block: a megabyte of them, which a core's second cache holds.
+_BLOCK = 1 << 19
+# Fewer rows than this make poor products.
+_LEAST_ROWS = 32
+# What torch's fused kernel does at once: it takes its time for each head of each text.
+_FEW_HEADS, _FEW_SCORES = 24, 30_000
+# Sums of weights within these bounds lost nothing on the way: 2^-100 is far above the smallest bfloat16.
+_SMALLEST, _LARGEST = 2.0**-100, 2.0**120
+_LOG2_E = math.log2(math.e)
+
+
+def fits(query: torch.Tensor, masking: Masking) -> bool:
+    """Whether the kernel can take this call: a CPU's in bfloat16, or one with a window."""
+    windowed = query.dtype is torch.float32 and masking.window is not None
+    return query.device.type == "cpu" and (query.dtype in _WHOLLY or windowed)
+
+
+def attend(
+    query: torch.Tensor,  # [tokens, heads, dim]
+    key: torch.Tensor,  # [tokens, kv_heads, dim]
+    value: torch.Tensor,  # [tokens, kv_heads, dim]
+    segments: Segments,
+    masking: Masking,
+) -> torch.Tensor:  # [tokens, heads, dim]
+    """Attention within each segment."""
+    out = query.new_empty(query.shape)
+    for part in segments.parts if _joins(query, masking, segments) else segments.runs:
+        if isinstance(part, Run):
+            _attend_one(out, query, key, value, part, masking)
+        elif not _attend_joined(out, query, key, value, part, masking):
+            for run in part.runs:
+                _attend_one(out, query, key, value, run, masking)
+    return out
+
+
+def _joins(query: torch.Tensor, masking: Masking, segments: Segments) -> bool:
+    """Whether repeating a text's last token changes nothing: it does where a row's weights depend on its place."""
+    wide = masking.window is None or masking.window > segments.max_seqlen
+    return wide and masking.bias is None and query.dtype in _WHOLLY
+
+
+def _attend_one(
+    out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, run: Run, masking: Masking
+) -> None:
+    """Fill a run's rows of ``out``."""
+    q, k, v, mixed = (_split(states, run, key.shape[1]) for states in (query, key, value, out))
+    keys = run.keys or run.length
+    if _is_others(run, query, masking) or not _attend(mixed, q, k, v, masking, keys=keys):
+        sdpa.attend_run(out, query, key, value, run, masking)
+
+
+def _attend_joined(
+    out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, part: Joined, masking: Masking
+) -> bool:
+    """Fill the rows of ``out`` of runs laid out as one; whether all sums were within bounds."""
+    whole = Run(start=0, count=part.count, length=part.length)
+    q, k, v = (_split(states.index_select(0, part.rows), whole, key.shape[1]) for states in (query, key, value))
+    mixed = out.new_empty(len(part.rows), *out.shape[1:])
+    if not _attend(_split(mixed, whole, key.shape[1]), q, k, v, masking, keys=part.length, valid=part.valid):
+        return False
+    # A repeated token's rows are equal, so that it does not matter which of them stays.
+    out.index_copy_(0, part.rows, mixed)
+    return True
+
+
+def _is_others(run: Run, query: torch.Tensor, masking: Masking) -> bool:
+    """Whether a run is left to torch's kernel."""
+    # Continued sequences have keys elsewhere; a window that ends before the keys leaves rows without any.
+    if run.prefix is not None or (run.keys is not None and masking.window is not None):
+        return True
+    if query.dtype not in _WHOLLY:  # torch's kernel computes what a window hides, and is as fast otherwise
+        return masking.window is None or run.length < 3 * masking.window
+    heads = run.count * query.shape[1]
+    # A tiny one, which is over before the products here have begun.
+    return heads <= _FEW_HEADS and heads * run.length**2 <= _FEW_SCORES and sdpa.is_plain(masking)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Block:
+    """Query rows ``[first, last)`` of each text of a run, and the keys ``[begin, end)`` that they may look at."""
+
+    first: int
+    last: int
+    begin: int
+    end: int
+
+    def allowed(self, masking: Masking, like: torch.Tensor) -> torch.Tensor | None:
+        """``[rows, keys]`` ones where a row may look and zeros elsewhere; ``None`` where it may look everywhere."""
+        if not masking.causal and masking.window is None:
+            return None
+        rows = torch.arange(self.first, self.last)[:, None]
+        distance = rows - torch.arange(self.begin, self.end)[None, :]
+        inside = distance >= 0 if masking.causal else torch.ones_like(distance, dtype=torch.bool)
+        if masking.window is not None:
+            inside &= distance.abs() < masking.window
+        return inside.to(like.dtype)
+
+
+def _blocks(length: int, keys: int, heads: int, masking: Masking) -> Iterator[_Block]:
+    """The rows of a text, in blocks whose scores fit the cache."""
+    reach = length if masking.window is None else masking.window
+    rows = length
+    if heads * length * keys > _BLOCK or reach * 4 < length:
+        rows = max(_LEAST_ROWS, min(length, reach, _BLOCK // (heads * min(keys, 3 * reach))))
+    for first in range(0, length, rows):
+        last = min(first + rows, length)
+        yield _Block(
+            first=first,
+            last=last,
+            begin=max(0, first - reach + 1),
+            end=min(keys, last if masking.causal else last + reach - 1),
+        )
+
+
+def _attend(
+    out: torch.Tensor,  # [count, kv_heads, groups, length, dim], filled
+    query: torch.Tensor,  # the same shape
+    key: torch.Tensor,  # [count, kv_heads, 1, length, dim]
+    value: torch.Tensor,  # [count, kv_heads, 1, length, dim]
+    masking: Masking,
+    *,
+    keys: int,
+    valid: torch.Tensor | None = None,  # bool [count, length]
+) -> bool:
+    """Attention of equally long texts to the first ``keys`` of their tokens; whether all sums were within bounds."""
+    count, kv_heads, groups, length, dim = query.shape
+    for block in _blocks(length, keys, kv_heads * groups, masking):
+        rows, span = block.last - block.first, block.end - block.begin
+        texts = max(1, min(count, _BLOCK // (kv_heads * groups * rows * span)))
+        allowed = block.allowed(masking, query)
+        scores = query.new_empty(texts * kv_heads * groups * rows * span)
+        for start in range(0, count, texts):
+            stop = min(start + texts, count)
+            heads = (stop - start) * kv_heads
+            own = query[start:stop, :, :, block.first : block.last].reshape(heads, groups * rows, dim)
+            # Dense: a product with strided keys transposed copies them one by one.
+            theirs = key[start:stop, :, 0, block.begin : block.end].reshape(heads, span, dim).contiguous()
+            values = value[start:stop, :, 0, block.begin : block.end].reshape(heads, span, dim)
+            weights = scores[: heads * groups * rows * span].view(heads, groups * rows, span)
+            _weigh(own, theirs, masking, block, weights)
+            if allowed is not None:
+                weights.view(heads, groups, rows, span).mul_(allowed)
+            if valid is not None:
+                real = valid[start:stop, None, block.begin : block.end].to(query.dtype)
+                weights.view(stop - start, -1, span).mul_(real)
+            sums = weights.sum(-1, keepdim=True)
+            least, most = sums.aminmax()
+            if not (least >= _SMALLEST and most <= _LARGEST):  # also where one is NaN
+                return False
+            shape = (stop - start, kv_heads, groups, rows)
+            torch.div(
+                torch.bmm(weights, values).view(*shape, dim),
+                sums.view(*shape, 1),
+                out=out[start:stop, :, :, block.first : block.last],
+            )
+    return True
+
+
+def _weigh(
+    query: torch.Tensor,  # [heads, groups * rows, dim]
+    key: torch.Tensor,  # [heads, keys, dim]
+    masking: Masking,
+    block: _Block,
+    weights: torch.Tensor,  # [heads, groups * rows, keys], filled
+) -> None:
+    """``exp(scores)``, unmasked."""
+    scale = masking.scale * _LOG2_E if masking.softcap is None else masking.scale / masking.softcap
+    torch.baddbmm(weights, query, key.transpose(1, 2), beta=0, alpha=scale, out=weights)
+    if masking.softcap is not None:
+        weights.tanh_().mul_(masking.softcap * _LOG2_E)
+    if masking.bias is not None:
+        bias = masking.bias[:, block.first : block.last, block.begin : block.end] * _LOG2_E
+        weights.view(-1, *bias.shape).add_(bias)
+    torch.exp2(weights, out=weights)
+
+
+def _split(states: torch.Tensor, run: Run, kv_heads: int) -> torch.Tensor:
+    """A run's rows as ``[count, kv_heads, groups, length, dim]``, a view."""
+    heads = states.shape[1]
+    rows = states[run.start : run.stop].view(run.count, run.length, kv_heads, heads // kv_heads, states.shape[2])
+    return rows.permute(0, 2, 3, 1, 4)
