@@ -9,7 +9,7 @@ import transformers
 from millpond.attention import interface
 from millpond.attention.segments import Segments
 from millpond.models import deberta, gpt2, jamba
-from millpond.models.encoder import FAMILIES, PackedEncoder
+from millpond.models.packed import packed
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -77,6 +77,10 @@ CONFIGS = {
 }
 if hasattr(transformers, "EuroBertConfig"):
     CONFIGS["eurobert"] = transformers.EuroBertConfig(**DECODER, **SPECIAL)
+if hasattr(transformers, "NomicBertConfig"):
+    CONFIGS["nomic"] = transformers.NomicBertConfig(**SIZE, max_position_embeddings=40)
+if hasattr(transformers, "GteConfig"):
+    CONFIGS["gte"] = transformers.GteConfig(**SIZE, max_position_embeddings=40)
 
 
 def build(config, dtype, device):
@@ -89,7 +93,7 @@ def build(config, dtype, device):
     backbone = backbone.to(device=device, dtype=dtype).eval()
     if config.model_type in FINISHED:
         return FINISHED[config.model_type].finish(backbone, None).eval()
-    return PackedEncoder(backbone, config.model_type).eval() if config.model_type in FAMILIES else backbone
+    return packed(backbone, config.model_type)
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ import torch
 from tests.parity.oracles import oracle
 from tests.tiny import FAMILIES, MAX_TOKENS, TEXTS, write_checkpoint
 
-from millpond.attention import sdpa
+from millpond.attention import products, sdpa
 from millpond.attention.segments import Segments
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.engine.batch import Batch
@@ -89,8 +89,10 @@ def test_a_batch_equals_transformers_one_text_at_a_time(family, engine_of, alone
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_attention_written_out_equals_it_too(family, engine_of, alone, monkeypatch):
-    """The path that short texts take in half precision on a CPU, run in float32 to be comparable."""
-    monkeypatch.setattr(sdpa, "_is_short", lambda run, query: True)
+    """The kernel of bfloat16 on a CPU, run in float32 to be comparable."""
+    monkeypatch.setattr(products, "fits", lambda query, masking: True)
+    monkeypatch.setattr(products, "_FEW_SCORES", 0)
+    monkeypatch.setattr(products, "_WHOLLY", (torch.float32,))
     worst = difference(states(engine_of(family), TEXTS), alone(family, TEXTS))
     assert worst <= TOLERANCE
 
@@ -203,8 +205,8 @@ def masking_mistake(monkeypatch: pytest.MonkeyPatch, change: Callable[..., dict[
 
 def batch_mistake(monkeypatch: pytest.MonkeyPatch, change: Callable[[Batch], dict[str, Any]]) -> None:
     """Give the forward another Batch: ``change(batch)`` names the fields."""
-    right = Runner._forward
-    monkeypatch.setattr(Runner, "_forward", lambda runner, batch: right(runner, replace(batch, **change(batch))))
+    right = Runner.states
+    monkeypatch.setattr(Runner, "states", lambda runner, batch: right(runner, replace(batch, **change(batch))))
 
 
 def assert_noticed(engine: Engine, family: str, alone: Callable[..., Matrices]) -> None:
@@ -231,7 +233,7 @@ def test_notices_segments_shifted_by_one(family, engine_of, alone, monkeypatch):
 @pytest.mark.parametrize("family", SHARED)
 def test_notices_the_wrong_direction(family, engine_of, alone, monkeypatch):
     """Causal where it is not, and the reverse: for qwen2-bidirectional, reading the module instead of the argument."""
-    monkeypatch.setattr(sdpa, "_is_short", lambda run, query: True)  # the fused kernel takes MPNet's bias for its mask
+    monkeypatch.setattr(sdpa, "is_plain", lambda masking: False)  # the fused kernel takes MPNet's bias for its mask
     masking_mistake(monkeypatch, lambda masking, query: {"causal": not masking.causal})
     assert_noticed(engine_of(family), family, alone)
 

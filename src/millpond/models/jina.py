@@ -19,6 +19,7 @@ from millpond.errors import UnsupportedArchitectureError
 from millpond.models.adapters import WEIGHT, AdaptedEmbedding, AdaptedLinear, Adapters, Choice, of_adapter
 from millpond.models.encoder import Output
 from millpond.models.renaming import QKV, Renaming
+from millpond.models.rotary import turned
 
 _PREFIX = "roberta"
 _RENAMING = Renaming(
@@ -133,16 +134,10 @@ class JinaLayer(nn.Module):
         self, hidden: torch.Tensor, segments: Segments, cos: torch.Tensor, sin: torch.Tensor, choice: Choice | None
     ) -> torch.Tensor:
         """``[tokens, hidden]`` in and out."""
-        qkv = self.qkv(hidden, choice).unflatten(-1, (3, self.heads, -1))  # [tokens, 3, heads, dim]
-        query, key, value = qkv.unbind(1)
-        query, key = _turned(query, cos, sin), _turned(key, cos, sin)
+        qkv = self.qkv(hidden, choice).unflatten(-1, (3 * self.heads, -1))  # [tokens, 3 heads, dim]
+        query, key = turned(qkv[:, : 2 * self.heads], cos, sin).chunk(2, 1)  # [tokens, heads, dim]
+        value = qkv[:, 2 * self.heads :]
         masking = Masking(scale=query.shape[-1] ** -0.5, causal=False)
         mixed = select(query, masking)(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]
         hidden = self.attention_norm(self.attention_out(mixed, choice).add_(hidden))
         return self.norm(self.down(self.up(hidden, choice), choice).add_(hidden))  # type: ignore[no-any-return]
-
-
-def _turned(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:  # [tokens, heads, dim]
-    """Rotary positions: the two halves of a head are the two coordinates of each turn."""
-    first, second = states.chunk(2, -1)
-    return states * cos + torch.cat((-second, first), -1) * sin

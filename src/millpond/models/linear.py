@@ -9,10 +9,17 @@ import torch.nn.functional as F
 from torch import nn
 
 # config.hidden_act to oneDNN's name of the fused form; None is no activation.
-_FUSED: dict[str | None, tuple[str, str]] = {None: ("none", ""), "gelu": ("gelu", "none"), "relu": ("relu", "")}
+_FUSED: dict[str | None, tuple[str, str]] = {
+    None: ("none", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_new": ("gelu", "tanh"),
+    "gelu_pytorch_tanh": ("gelu", "tanh"),
+    "relu": ("relu", ""),
+    "silu": ("swish", ""),
+}
 
 
-def linear(weight: torch.Tensor, bias: torch.Tensor, activation: str | None = None) -> nn.Module:
+def linear(weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None) -> nn.Module:
     """``activation(x weight^T + bias)`` with ``weight [out, in]``.
 
     On a CPU in bfloat16 oneDNN keeps the weight in its own order and applies the activation as it writes the product:
@@ -27,15 +34,17 @@ class ReorderedLinear(nn.Module):
     """oneDNN's form: the weight in its blocked order, the activation fused.
 
     Attributes:
+        out_features: Columns of the result.
         weights: Elements of the weight, which is no parameter.
         activation: Its name; ``None`` for none.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, activation: str | None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> None:
         super().__init__()
         # An opaque tensor, which no state dict can hold: kept as an attribute.
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         self._bias = bias
+        self.out_features = weight.shape[0]
         self.weights = weight.numel()
         self.activation = activation
         self._name, self._algorithm = _FUSED[activation]
@@ -59,10 +68,10 @@ class PlainLinear(nn.Module):
         activation: Its name; ``None`` for none.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, activation: str | None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
-        self.bias = nn.Parameter(bias, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.activation = activation
         self._activate = activation_of(activation)
 
@@ -73,10 +82,8 @@ class PlainLinear(nn.Module):
 
 def activation_of(name: str | None) -> Callable[[torch.Tensor], torch.Tensor]:
     """The function that a config names; ``None`` is none."""
-    if name is None:
-        return _identity
-    if name == "gelu":
-        return F.gelu
+    if name in _DIRECT:
+        return _DIRECT[name]
     from transformers.activations import ACT2FN
 
     activate: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[name]
@@ -85,6 +92,21 @@ def activation_of(name: str | None) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def _identity(rows: torch.Tensor) -> torch.Tensor:
     return rows
+
+
+def _tanh_gelu(rows: torch.Tensor) -> torch.Tensor:
+    return F.gelu(rows, approximate="tanh")
+
+
+# torch's own, in one pass; transformers writes some of them out step by step.
+_DIRECT: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
+    None: _identity,
+    "gelu": F.gelu,
+    "gelu_new": _tanh_gelu,
+    "gelu_pytorch_tanh": _tanh_gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+}
 
 
 def _has_onednn() -> bool:

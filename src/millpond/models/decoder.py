@@ -1,0 +1,262 @@
+"""Llama and its relatives, packed: one file top to bottom over the weights that transformers loaded.
+
+The same arithmetic as transformers' classes (pre-norm layers of RMSNorm, rotary positions, grouped heads and a gated
+feed forward) with what those leave on the table taken: q, k and v in one product, the norms of query and key heads in
+one pass and their rotation in another, the activation fused into its linear on a CPU, sums in place, no
+``[1, heads, tokens, dim]`` copies. transformers' own classes stay the reference: tests hold both equal. What a class
+may do and this does not (see :meth:`PackedDecoder.fits`) runs there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from millpond.attention.segments import Segments
+from millpond.attention.select import select
+from millpond.attention.signature import Masking
+from millpond.models.encoder import Output
+from millpond.models.linear import linear
+from millpond.models.rms_norm import RMSNorm
+from millpond.models.rotary import turned
+
+Wave = tuple[torch.Tensor, torch.Tensor]  # cos and sin, [tokens, 1, dim] each
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What sets a class of transformers' apart from Llama's.
+
+    Attributes:
+        activation: Field of the config that names it.
+        window: Where a layer's sliding window stands: its attention, the config, or nowhere.
+        centred: Norms multiply by ``1 + weight``, and embeddings come scaled.
+        softcap: Scores are capped.
+        waves: Rotary angles differ by the kind of the layer.
+    """
+
+    activation: str = "hidden_act"
+    window: Literal["layer", "config"] | None = None
+    centred: bool = False
+    softcap: bool = False
+    waves: bool = False
+
+
+# By the class that transformers loads: several rows of the table of architectures share Llama's.
+FAMILIES = {
+    "LlamaModel": Traits(),
+    "EuroBertModel": Traits(),
+    "MistralModel": Traits(window="config"),
+    "Qwen2Model": Traits(window="layer"),
+    "Qwen3Model": Traits(window="layer"),
+    "GemmaModel": Traits(centred=True),
+    "Gemma2Model": Traits(centred=True, activation="hidden_activation", window="layer", softcap=True),
+    "Gemma3TextModel": Traits(centred=True, activation="hidden_activation", window="layer", waves=True),
+}
+# Rows of a block on a CPU: beyond this the states between two products leave the cache, and beyond 32 MiB the system's
+# allocator maps each new one afresh; at 4,000 rows the norms and rotations of a layer take three times as long a row.
+_ROWS = 1024
+_LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+_GATED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+class PackedDecoder(nn.Module):
+    """A loaded backbone of Llama's kind, run on one packed row.
+
+    The backbone is used up: each of its layers is let go once its weights are taken, so that they are held once.
+    """
+
+    takes_rows = True
+
+    def __init__(self, backbone: nn.Module, model_type: str) -> None:
+        super().__init__()
+        parts: Any = backbone
+        traits = FAMILIES[type(backbone).__name__]
+        self.embeddings: nn.Module = parts.embed_tokens
+        self.rotary: nn.Module = parts.rotary_emb
+        self.layers = nn.ModuleList()
+        for i in range(len(parts.layers)):
+            kind = parts.config.layer_types[i] if traits.waves else None
+            self.layers.append(PackedLayer(parts.layers[i], parts.config, traits, kind))
+            parts.layers[i] = nn.Identity()
+        self.norm = _norm_of(parts.norm, traits)
+
+    @staticmethod
+    def fits(backbone: nn.Module) -> bool:
+        """Whether this forward says all that the loaded class would do."""
+        return _is_known(backbone) and all(_is_plain(layer) for layer in backbone.get_submodule("layers").children())
+
+    def forward(
+        self,
+        *,
+        input_ids: torch.Tensor,  # [1, tokens]
+        position_ids: torch.Tensor,  # [1, tokens]
+        segments: Segments,
+        use_cache: bool = False,
+        rows: torch.Tensor | None = None,  # [n]
+    ) -> Output:
+        """Hidden states of every token, or of the ``rows`` that are read alone.
+
+        There is no key-value cache; the argument is that of transformers' classes.
+        """
+        hidden = self.embeddings(input_ids)[0]  # [tokens, hidden]
+        waves: dict[str | None, Wave] = {}
+        for layer in self.layers:
+            assert isinstance(layer, PackedLayer)
+            kind = layer.kind
+            if kind not in waves:
+                cos, sin = self.rotary(hidden, position_ids, *(() if kind is None else (kind,)))  # [1, tokens, dim]
+                waves[kind] = cos[0][:, None], sin[0][:, None]
+            hidden = layer(hidden, segments, waves[kind], rows if layer is self.layers[-1] else None)
+        return Output(last_hidden_state=self.norm(hidden)[None])
+
+
+class PackedLayer(nn.Module):
+    """One pre-norm layer; its linears are cut out of the loaded one.
+
+    Attributes:
+        kind: Its attention, as the config calls it, where that decides on the rotary angles.
+    """
+
+    def __init__(self, layer: Any, config: Any, traits: Traits, kind: str | None) -> None:
+        super().__init__()
+        attention = layer.self_attn
+        self.kind = kind
+        self.masking = _masking(attention, config, traits)
+        self.dim = int(attention.head_dim)
+        self.heads = attention.q_proj.out_features // self.dim
+        self.kv_heads = attention.k_proj.out_features // self.dim
+        self.attention_norm = _norm_of(layer.input_layernorm, traits)
+        self.qkv_proj = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.qk_norm: nn.Module | None = None
+        if hasattr(attention, "q_norm"):
+            self.qk_norm = _norm_of_heads(attention, self.heads, self.kv_heads, traits)
+        self.o_proj = _joined(attention.o_proj)
+        # Gemma 2 and 3 have a norm behind each half of the layer too, and other names for the four.
+        sandwich = hasattr(layer, "pre_feedforward_layernorm")
+        before = layer.pre_feedforward_layernorm if sandwich else layer.post_attention_layernorm
+        self.attention_post: nn.Module | None = _norm_of(layer.post_attention_layernorm, traits) if sandwich else None
+        self.norm = _norm_of(before, traits)
+        self.gate_proj = _joined(layer.mlp.gate_proj, activation=getattr(config, traits.activation))
+        self.up_proj = _joined(layer.mlp.up_proj)
+        self.down_proj = _joined(layer.mlp.down_proj)
+        self.post: nn.Module | None = _norm_of(layer.post_feedforward_layernorm, traits) if sandwich else None
+
+    def forward(
+        self, hidden: torch.Tensor, segments: Segments, wave: Wave, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """``[tokens, hidden]`` in and out; the sums go into ``hidden`` itself.
+
+        Out only the ``rows [n]`` that are read, if they are given.
+        """
+        size = _block(hidden)
+        blocks = hidden.split(size)
+        if len(blocks) == 1:
+            query, key, value = self._heads(hidden, *wave)
+        else:
+            pieces = [self._heads(*block) for block in zip(blocks, *(part.split(size) for part in wave), strict=True)]
+            query, key, value = (torch.cat(piece) for piece in zip(*pieces, strict=True))
+        mixed = select(query, self.masking)(query, key, value, segments, self.masking).flatten(1)  # [tokens, heads dim]
+        if rows is not None:
+            hidden, mixed = hidden[rows], mixed[rows]
+        for block, states in zip(hidden.split(size), mixed.split(size), strict=True):
+            self._feed(block, states)
+        return hidden
+
+    def _heads(
+        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``[tokens, heads, dim]`` queries and ``[tokens, kv_heads, dim]`` keys and values."""
+        states = self.qkv_proj(self.attention_norm(hidden)).unflatten(-1, (-1, self.dim))  # [tokens, all heads, dim]
+        qk, value = states.split((self.heads + self.kv_heads, self.kv_heads), 1)
+        qk = turned(qk if self.qk_norm is None else self.qk_norm(qk), cos, sin)
+        query, key = qk.split((self.heads, self.kv_heads), 1)
+        return query, key, value
+
+    def _feed(self, hidden: torch.Tensor, mixed: torch.Tensor) -> None:
+        """Add to ``hidden`` what the attention mixed, and then what the feed forward makes of the sum."""
+        states = self.o_proj(mixed)
+        hidden.add_(states if self.attention_post is None else self.attention_post(states))
+        states = self.norm(hidden)
+        states = self.down_proj(self.gate_proj(states).mul_(self.up_proj(states)))
+        hidden.add_(states if self.post is None else self.post(states))
+
+    def compiled_parts(self) -> tuple[str, ...]:
+        """What compiled code runs faster."""
+        return ("_heads", "_feed")
+
+
+def _block(hidden: torch.Tensor) -> int:
+    """Rows that a layer takes at a time."""
+    whole = hidden.device.type != "cpu" or torch.compiler.is_compiling()
+    return len(hidden) if whole else _ROWS
+
+
+def _masking(attention: Any, config: Any, traits: Traits) -> Masking:
+    """What the class hands to its attention function."""
+    # A config's word goes before the class's own, as in transformers.
+    causal = getattr(config, "is_causal", None)
+    window = None
+    if traits.window is not None:
+        window = getattr(attention if traits.window == "layer" else config, "sliding_window", None)
+    return Masking(
+        scale=float(attention.scaling),
+        causal=bool(attention.is_causal if causal is None else causal),
+        window=window,
+        softcap=attention.attn_logit_softcapping if traits.softcap else None,
+    )
+
+
+def _joined(*parts: Any, activation: str | None = None) -> nn.Module:
+    """One linear layer that gives what ``parts`` give, side by side."""
+    if len(parts) == 1:
+        bias = parts[0].bias
+        return linear(parts[0].weight.detach(), None if bias is None else bias.detach(), activation)
+    weight = torch.cat([part.weight.detach() for part in parts])
+    bias = None if parts[0].bias is None else torch.cat([part.bias.detach() for part in parts])
+    return linear(weight, bias, activation)
+
+
+def _norm_of(norm: Any, traits: Traits) -> RMSNorm:
+    return RMSNorm(norm.weight, _eps(norm), centred=traits.centred)
+
+
+def _norm_of_heads(attention: Any, heads: int, kv_heads: int, traits: Traits) -> RMSNorm:
+    """One norm over the query heads and the key heads behind them."""
+    pieces = ((attention.q_norm, heads), (attention.k_norm, kv_heads))
+    weight = torch.cat([norm.weight.detach().expand(count, -1) for norm, count in pieces])  # [all heads, dim]
+    return RMSNorm(weight, _eps(attention.q_norm), centred=traits.centred)
+
+
+def _eps(norm: Any) -> float:
+    """Gemma's classes call it otherwise than Llama's."""
+    return float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
+
+
+def _is_known(backbone: Any) -> bool:
+    """One of transformers' own classes, its embeddings, activation and rotary angles as they are understood here."""
+    from transformers.activations import ACT2FN
+
+    kind = type(backbone)
+    traits = FAMILIES.get(kind.__name__)
+    if traits is None or not kind.__module__.startswith("transformers.models."):
+        return False
+    activation = getattr(backbone.config, traits.activation, None)
+    if activation not in ACT2FN or hasattr(backbone.embed_tokens, "embed_scale") != traits.centred:
+        return False
+    frequencies = [buffer for name, buffer in backbone.rotary_emb.named_buffers() if name.endswith("inv_freq")]
+    return all(
+        str(layer.mlp.act_fn) == str(ACT2FN[activation])
+        and all(2 * len(buffer) == layer.self_attn.head_dim for buffer in frequencies)
+        for layer in backbone.layers
+    )
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Linears are just that (no adapter, no quantized form around them), and biased alike where they are joined."""
+    linears = [layer.get_submodule(name) for name in (*_LINEARS, *_GATED)]
+    biased = {getattr(part, "bias", None) is not None for part in linears[:3]}
+    return all(type(part) is nn.Linear for part in linears) and len(biased) == 1

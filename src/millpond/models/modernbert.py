@@ -1,0 +1,123 @@
+"""ModernBERT, packed: one file top to bottom over the weights that transformers loaded.
+
+The same arithmetic as transformers' class (pre-norm layers, rotary positions of one base in global and of another in
+local attention, a gated feed forward) with what that leaves on the table taken: positions turned in the states' own
+precision and for queries and keys at once, the activation fused into its half of the gated product, sums in place.
+transformers' class stays the reference: tests hold both equal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from millpond.attention.segments import Segments
+from millpond.attention.select import select
+from millpond.attention.signature import Masking
+from millpond.models.encoder import Output
+from millpond.models.linear import linear
+from millpond.models.rotary import turned
+
+Wave = tuple[torch.Tensor, torch.Tensor]  # cos and sin, [tokens, 1, dim] each
+
+
+class PackedModernBert(nn.Module):
+    """A loaded ModernBERT, run on one packed row.
+
+    The backbone is used up: each of its layers is let go once its weights are taken, so that they are held once.
+    """
+
+    takes_rows = True
+
+    def __init__(self, backbone: nn.Module, model_type: str) -> None:
+        super().__init__()
+        parts: Any = backbone
+        self.embeddings: nn.Module = parts.embeddings
+        self.rotary: nn.Module = parts.rotary_emb
+        self.layers = nn.ModuleList()
+        for i, kind in enumerate(parts.config.layer_types):
+            self.layers.append(PackedLayer(parts.layers[i], parts.config, kind))
+            parts.layers[i] = nn.Identity()
+        self.norm: nn.Module = parts.final_norm
+
+    def forward(
+        self,
+        *,
+        input_ids: torch.Tensor,  # [1, tokens]
+        position_ids: torch.Tensor,  # [1, tokens]
+        segments: Segments,
+        rows: torch.Tensor | None = None,  # [n]
+    ) -> Output:
+        """Hidden states of every token, or of the ``rows`` that are read alone."""
+        hidden = self.embeddings(input_ids=input_ids)[0]  # [tokens, hidden]
+        waves: dict[str, Wave] = {}
+        for layer in self.layers:
+            assert isinstance(layer, PackedLayer)
+            if layer.kind not in waves:
+                cos, sin = self.rotary(hidden, position_ids, layer.kind)  # [1, tokens, dim]
+                waves[layer.kind] = cos[0][:, None], sin[0][:, None]
+            hidden = layer(hidden, segments, waves[layer.kind], rows if layer is self.layers[-1] else None)
+        return Output(last_hidden_state=self.norm(hidden)[None])
+
+
+class PackedLayer(nn.Module):
+    """One pre-norm layer; its linears are cut out of the loaded one.
+
+    Attributes:
+        kind: Its attention, as the config calls it: which rotary base it has.
+    """
+
+    def __init__(self, layer: Any, config: Any, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.heads = int(config.num_attention_heads)
+        self.window: int | None = layer.attn.sliding_window
+        self.attention_norm: nn.Module = layer.attn_norm  # of the first layer none
+        self.qkv = _linear_of(layer.attn.Wqkv)
+        self.attention_out = _linear_of(layer.attn.Wo)
+        self.norm: nn.Module = layer.mlp_norm
+        weight, bias = _parameters(layer.mlp.Wi)
+        weights, biases = weight.chunk(2), (None, None) if bias is None else bias.chunk(2)
+        self.gate_proj = linear(weights[0], biases[0], config.hidden_activation)
+        self.up_proj = linear(weights[1], biases[1])
+        self.down_proj = _linear_of(layer.mlp.Wo)
+
+    def forward(
+        self, hidden: torch.Tensor, segments: Segments, wave: Wave, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """``[tokens, hidden]`` in and out; out only the ``rows [n]`` that are read, if they are given."""
+        query, key, value = self._heads(hidden, *wave)
+        masking = Masking(scale=query.shape[-1] ** -0.5, causal=False, window=self.window)
+        mixed = select(query, masking)(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]
+        return self._feed(hidden, mixed) if rows is None else self._feed(hidden[rows], mixed[rows])
+
+    def _heads(
+        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values, ``[tokens, heads, dim]`` each."""
+        qkv = self.qkv(self.attention_norm(hidden)).unflatten(-1, (3 * self.heads, -1))  # [tokens, 3 heads, dim]
+        query, key = turned(qkv[:, : 2 * self.heads], cos, sin).chunk(2, 1)  # [tokens, heads, dim]
+        return query, key, qkv[:, 2 * self.heads :]
+
+    def _feed(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """``hidden`` and what the attention mixed, through the rest of the layer."""
+        hidden = self.attention_out(mixed).add_(hidden)
+        states = self.norm(hidden)
+        gated = self.gate_proj(states).mul_(self.up_proj(states))  # [tokens, intermediate]
+        return self.down_proj(gated).add_(hidden)  # type: ignore[no-any-return]
+
+    def compiled_parts(self) -> tuple[str, ...]:
+        """What compiled code runs faster."""
+        return ("_heads", "_feed")
+
+
+def _linear_of(part: nn.Module) -> nn.Module:
+    return linear(*_parameters(part))
+
+
+def _parameters(part: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
+    weight, bias = part.weight, part.bias
+    assert isinstance(weight, torch.Tensor) and isinstance(bias, torch.Tensor | None)
+    return weight.detach(), None if bias is None else bias.detach()

@@ -1,0 +1,109 @@
+"""NomicBert and GTE, packed: BERT with rotary positions and a gated feed forward, over the weights transformers loaded.
+
+The same arithmetic as transformers' classes, in the manner of :mod:`millpond.models.encoder`: q, k and v in one
+product, queries and keys turned at once, the activation fused into its half of the gated product, sums in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from millpond.attention.segments import Segments
+from millpond.attention.select import select
+from millpond.attention.signature import Masking
+from millpond.models.encoder import Output
+from millpond.models.linear import linear
+from millpond.models.rotary import turned
+
+
+class PackedRotaryEncoder(nn.Module):
+    """A loaded NomicBert or GTE, run on one packed row.
+
+    The backbone is used up: each of its layers is let go once its weights are taken, so that they are held once.
+    """
+
+    takes_rows = True
+
+    def __init__(self, backbone: nn.Module, model_type: str) -> None:
+        super().__init__()
+        parts: Any = backbone
+        self.embeddings: nn.Module = parts.embeddings
+        self.rotary: nn.Module = parts.rotary_emb
+        self.layers = nn.ModuleList()
+        for i in range(len(parts.layers)):
+            self.layers.append(PackedLayer(parts.layers[i], parts.config))
+            parts.layers[i] = nn.Identity()
+
+    def forward(
+        self,
+        *,
+        input_ids: torch.Tensor,  # [1, tokens]
+        position_ids: torch.Tensor,  # [1, tokens]
+        segments: Segments,
+        token_type_ids: torch.Tensor | None = None,  # [1, tokens]
+        rows: torch.Tensor | None = None,  # [n]
+    ) -> Output:
+        """Hidden states of every token, or of the ``rows`` that are read alone."""
+        hidden = self.embeddings(input_ids=input_ids, token_type_ids=token_type_ids)[0]  # [tokens, hidden]
+        cos, sin = (wave[0][:, None] for wave in self.rotary(hidden, position_ids))  # [tokens, 1, dim]
+        for layer in self.layers:
+            hidden = layer(hidden, segments, cos, sin, rows if layer is self.layers[-1] else None)
+        return Output(last_hidden_state=hidden[None])
+
+
+class PackedLayer(nn.Module):
+    """One post-norm layer; its linears are cut out of the loaded one."""
+
+    def __init__(self, layer: Any, config: Any) -> None:
+        super().__init__()
+        self.heads = int(config.num_attention_heads)
+        attention, mlp = layer.self_attn, layer.mlp
+        self.qkv = _linear_of(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.attention_out = _linear_of(attention.o_proj)
+        self.attention_norm: nn.Module = layer.post_attention_layernorm
+        self.gate_proj = _linear_of(mlp.gate_proj, activation=config.hidden_act)
+        self.up_proj = _linear_of(mlp.up_proj)
+        self.down_proj = _linear_of(mlp.down_proj)
+        self.norm: nn.Module = layer.post_mlp_layernorm
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        segments: Segments,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``[tokens, hidden]`` in and out; out only the ``rows [n]`` that are read, if they are given."""
+        query, key, value = self._heads(hidden, cos, sin)
+        masking = Masking(scale=query.shape[-1] ** -0.5, causal=False)
+        mixed = select(query, masking)(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]
+        return self._feed(hidden, mixed) if rows is None else self._feed(hidden[rows], mixed[rows])
+
+    def _heads(
+        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values, ``[tokens, heads, dim]`` each."""
+        qkv = self.qkv(hidden).unflatten(-1, (3 * self.heads, -1))  # [tokens, 3 heads, dim]
+        query, key = turned(qkv[:, : 2 * self.heads], cos, sin).chunk(2, 1)  # [tokens, heads, dim]
+        return query, key, qkv[:, 2 * self.heads :]
+
+    def _feed(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """``hidden`` and what the attention mixed, through the rest of the layer."""
+        hidden = self.attention_norm(self.attention_out(mixed).add_(hidden))
+        gated = self.gate_proj(hidden).mul_(self.up_proj(hidden))  # [tokens, intermediate]
+        return self.norm(self.down_proj(gated).add_(hidden))  # type: ignore[no-any-return]
+
+    def compiled_parts(self) -> tuple[str, ...]:
+        """What compiled code runs faster."""
+        return ("_heads", "_feed")
+
+
+def _linear_of(*parts: Any, activation: str | None = None) -> nn.Module:
+    """One layer of what ``parts`` give, side by side."""
+    weight = torch.cat([part.weight.detach() for part in parts])
+    bias = None if parts[0].bias is None else torch.cat([part.bias.detach() for part in parts])
+    return linear(weight, bias, activation)

@@ -1,0 +1,293 @@
+"""Decoders in millpond's own forward against transformers' classes on the same packed rows, setting by setting."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.tiny import FAMILIES, MAX_TOKENS, write_checkpoint
+from torch import nn
+
+from millpond.attention.segments import Segments
+from millpond.checkpoints.checkpoint import read_checkpoint
+from millpond.engine import threads
+from millpond.models import architectures, decoder
+from millpond.models.decoder import PackedDecoder
+from millpond.models.int8 import Int8Linear
+from millpond.models.linear import ReorderedLinear
+from millpond.models.load import load_backbone
+from millpond.models.packed import packed
+from millpond.models.rms_norm import RMSNorm
+
+TOLERANCE = 1e-5  # of the largest value of the states
+VISIBLE = 1e-3  # what a mistake must move it by at least
+LENGTHS = (1, 1, 2, 7, 13, 13, 30, MAX_TOKENS, MAX_TOKENS)
+CPU = torch.device("cpu")
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+PLAIN = ["eurobert", *(name for name, row in FAMILIES.items() if row.head == "ForCausalLM" and name != "jamba")]
+# family and what its config.json says besides
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, {}) for family in PLAIN},
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-wide-heads": ("llama", {"head_dim": 20}),
+    "llama-one-key-head": ("llama", {"num_key_value_heads": 1}),
+    "llama-as-many-key-heads": ("llama", {"num_key_value_heads": 4}),
+    "llama-llama3": ("llama", {"rope_scaling": LLAMA3}),
+    "llama-gelu": ("llama", {"hidden_act": "gelu"}),
+    "llama-window-it-does-not-have": ("llama", {"sliding_window": 3}),
+    "mistral-wide-heads": ("mistral", {"head_dim": 16}),
+    "qwen2-yarn": ("qwen2", {"rope_scaling": YARN}),
+    "qwen3-biases": ("qwen3", {"attention_bias": True}),
+    "qwen3-windows": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
+    "qwen3-bidirectional": ("qwen3", {"is_causal": False}),
+    "gemma-legacy-activation": ("gemma", {"hidden_act": "gelu"}),
+    "gemma2-no-softcap": ("gemma2", {"attn_logit_softcapping": None}),
+    "gemma2-biases": ("gemma2", {"attention_bias": True}),
+    "eurobert-biases": ("eurobert", {"attention_bias": True, "mlp_bias": True}),
+}
+Loader = Callable[..., nn.Module]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    root = tmp_path_factory.mktemp("decoders")
+
+    def checkpoint(name: str) -> Path:
+        family, config = CASES[name]
+        folder: Path = root / name
+        return folder if folder.exists() else write_checkpoint(folder, family, config=config)
+
+    return checkpoint
+
+
+@pytest.fixture
+def load(checkpoint: Callable[[str], Path]) -> Loader:
+    def load(name: str, *, dtype: torch.dtype = torch.float32, **options: Any) -> nn.Module:
+        found = read_checkpoint(checkpoint(name))
+        row = architectures.find(found.config, name)
+        return load_backbone(found, row, device=CPU, dtype=dtype, **options)
+
+    return load
+
+
+@torch.inference_mode()
+def states(backbone: nn.Module) -> torch.Tensor:  # [tokens, hidden]
+    ids = torch.randint(5, 60, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(2))
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+    out = backbone(input_ids=ids, position_ids=positions, segments=Segments.of(LENGTHS))
+    hidden: torch.Tensor = out.last_hidden_state[0]
+    return hidden
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    assert found.shape == expected.shape
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float32_equals_transformers(name, load):
+    ours, theirs = load(name), load(name, packed=False)
+    assert isinstance(ours, PackedDecoder)
+    assert type(theirs).__module__.startswith("transformers.models.")
+    assert difference(states(ours), states(theirs)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bfloat16_points_where_float32_does(name, load):
+    found, expected = states(load(name, dtype=torch.bfloat16)).float(), states(load(name, packed=False))
+    cosine = torch.nn.functional.cosine_similarity(found, expected, dim=-1)
+    assert cosine.mean() >= 0.999
+    assert cosine.min() >= 0.99
+    assert cosine.min() < 1 - 1e-7  # it was not float32 that ran
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_blocks_of_rows_change_nothing(name, rows, load, monkeypatch):
+    whole = states(load(name))
+    taken = []
+    feed = decoder.PackedLayer._feed
+
+    def counted(self, hidden, mixed):
+        taken.append(len(hidden))
+        feed(self, hidden, mixed)
+
+    monkeypatch.setattr(decoder.PackedLayer, "_feed", counted)
+    monkeypatch.setattr(decoder, "_ROWS", rows)
+    assert difference(states(load(name)), whole) <= TOLERANCE
+    assert max(taken) == rows
+
+
+# --- Mistakes. Each must be visible, or the tests above prove nothing about it. ---------------------------------------
+
+
+def assert_noticed(load: Loader, name: str) -> None:
+    assert difference(states(load(name)), states(load(name, packed=False))) > VISIBLE
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_notices_that_nothing_is_turned(name, load, monkeypatch):
+    monkeypatch.setattr(decoder, "turned", lambda states, cos, sin: states)
+    assert_noticed(load, name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_notices_gate_and_up_in_each_others_place(name, load):
+    ours, theirs = load(name), load(name, packed=False)
+    for layer in ours.layers:
+        gate, up = layer.gate_proj, layer.up_proj
+        gate.weight, up.weight = up.weight, gate.weight
+    assert difference(states(ours), states(theirs)) > VISIBLE
+
+
+@pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3"])
+def test_notices_a_norm_that_is_not_centred(name, load, monkeypatch):
+    right = RMSNorm.__init__
+    monkeypatch.setattr(RMSNorm, "__init__", lambda self, weight, eps, *, centred: right(self, weight, eps))
+    assert_noticed(load, name)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_notices_key_heads_with_the_queries_norm(name, load):
+    ours, theirs = load(name), load(name, packed=False)
+    for layer in ours.layers:
+        layer.qk_norm.weight = layer.qk_norm.weight.flip(0)
+    assert difference(states(ours), states(theirs)) > VISIBLE
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("mistral-sliding", "sliding_window", None),
+        ("qwen3-bidirectional", "is_causal", True),
+        ("gemma", "hidden_act", "silu"),
+    ],
+)
+def test_notices_a_field_of_the_config_unread(name, field, value, load):
+    theirs = load(name, packed=False)
+    expected = states(theirs)
+    setattr(theirs.config, field, value)
+    assert difference(states(PackedDecoder(theirs, "")), expected) > VISIBLE
+
+
+@pytest.mark.parametrize(("name", "field"), [("qwen3-windows", "sliding_window"), ("gemma2", "attn_logit_softcapping")])
+def test_notices_a_setting_of_a_layer_unread(name, field, load):
+    theirs = load(name, packed=False)
+    expected = states(theirs)
+    for layer in theirs.layers:
+        setattr(layer.self_attn, field, None)
+    assert difference(states(PackedDecoder(theirs, "")), expected) > VISIBLE
+
+
+# --- What this forward does not say is left to transformers' class. ---------------------------------------------------
+
+
+class Adapted(nn.Linear):
+    """A linear layer with something of its own, as an adapter library leaves behind."""
+
+
+def adapted(backbone: Any) -> None:
+    old = backbone.layers[1].self_attn.v_proj
+    new = Adapted(old.in_features, old.out_features, bias=False)
+    new.weight = old.weight
+    backbone.layers[1].self_attn.v_proj = new
+
+
+def half_biased(backbone: Any) -> None:
+    layer = backbone.layers[0].self_attn.k_proj
+    layer.bias = nn.Parameter(torch.ones(layer.out_features), requires_grad=False)
+
+
+def other_activation(backbone: Any) -> None:
+    backbone.layers[1].mlp.act_fn = nn.ReLU()
+
+
+def turned_in_part(backbone: Any) -> None:
+    backbone.rotary_emb.inv_freq = backbone.rotary_emb.inv_freq[:-2]
+
+
+def of_another_kind(backbone: Any) -> None:
+    backbone.__class__ = type("LlamaModel", (type(backbone),), {"__module__": "elsewhere"})
+
+
+def scaled_embeddings(backbone: Any) -> None:
+    backbone.embed_tokens.embed_scale = torch.tensor(7.0)
+
+
+@pytest.mark.parametrize(
+    "change", [adapted, half_biased, other_activation, turned_in_part, of_another_kind, scaled_embeddings]
+)
+def test_what_does_not_fit_stays_as_it_is(change, load):
+    theirs = load("llama", packed=False)
+    assert PackedDecoder.fits(theirs)
+    change(theirs)
+    assert packed(theirs, "llama") is theirs
+    assert all(hasattr(layer, "self_attn") for layer in theirs.layers)
+
+
+def test_an_unknown_model_type_stays_as_it_is(load):
+    theirs = load("llama", packed=False)
+    assert packed(theirs, "gpt2") is theirs
+
+
+# --- What others read off it. -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_its_weights_are_counted_and_held_once(dtype, checkpoint, load):
+    config = json.loads((checkpoint("qwen3") / "config.json").read_text())
+    hidden, heads, kv = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
+    layer = hidden * config["head_dim"] * (2 * heads + 2 * kv) + 3 * hidden * config["intermediate_size"]
+    theirs = load("qwen3", dtype=dtype, packed=False)
+    ours = packed(theirs, "qwen3")
+    assert threads._multiplied_weights(ours) == layer * config["num_hidden_layers"]
+    assert not any(isinstance(part, nn.Linear) for part in theirs.modules())
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "llama-biases"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_linear_can_be_in_eight_bits(name, dtype, load):
+    small = load(name, dtype=dtype, quantization="int8")
+    kinds = [type(part) for part in small.modules() if isinstance(part, Int8Linear | ReorderedLinear | nn.Linear)]
+    assert set(kinds) == {Int8Linear}
+    assert len(kinds) == 5 * len(small.layers)
+    cosine = torch.nn.functional.cosine_similarity(states(small).float(), states(load(name, packed=False)), dim=-1)
+    assert 0.98 <= cosine.mean() < 1 - 1e-6
+
+
+# --- The norm by itself. ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 48), (300, 96), (7, 5, 16)])
+def test_the_norm(shape, dtype, centred):
+    generator = torch.Generator().manual_seed(4)
+    rows = torch.randn(*shape, generator=generator).to(dtype) * 30
+    rows[0, :1] = 0  # eps is all that is under the root of a row of heads
+    weight = torch.randn(*shape[1:], generator=generator).to(dtype)
+    wide = rows.double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt() * (weight.double() + (1 if centred else 0))
+    norm = RMSNorm(weight, 1e-6, centred=centred)
+    for found in (norm(rows), norm(torch.stack((rows, rows), 1)[:, 0])):  # and rows that do not lie side by side
+        assert found.dtype is dtype
+        assert found.shape == rows.shape
+        step = torch.finfo(dtype).eps
+        torch.testing.assert_close(found.double(), expected, rtol=2 * step, atol=2 * step)
+    other = RMSNorm(weight, 1.0, centred=centred)(rows[-1:] / 30).double()
+    assert (other - expected[-1:]).abs().max() > 0.1
