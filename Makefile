@@ -6,6 +6,7 @@
 #   TORCH_ARGS  more arguments for pip where torch is installed, such as
 #               --index-url https://download.pytorch.org/whl/cpu   (on Linux, without CUDA's gigabytes)
 #   ARGS        passed on: make demo ARGS=--short, make test ARGS="-k cache", make bench ARGS=--smoke
+#   BENCHMARKS  the scripts of make bench: make bench BENCHMARKS=benchmarks/compare.py ARGS="--only rerank"
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -17,7 +18,12 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PACKAGES := langchain llama-index qdrant milvus
 PROJECTS := pyproject.toml $(PACKAGES:%=integrations/%/pyproject.toml)
-BENCHMARKS = $(shell grep -l -e '"--smoke"' benchmarks/*.py) # what takes --smoke is a benchmark, the rest serves them
+# What takes --smoke is a benchmark, the rest serves them. The one for a GPU has a target of its own; its smoke run needs none.
+BENCHMARKS = $(filter-out $(if $(findstring --smoke,$(ARGS)),,benchmarks/gpu.py),$(shell grep -l -e '"--smoke"' benchmarks/*.py))
+RUN = echo "== $(1) $(ARGS)"; $(BIN)/python $(1) $(ARGS)
+# Nothing is timed in earnest: two at once, of one thread each, and each one's output in one piece.
+SMOKE = printf '%s\n' $(BENCHMARKS) | OMP_NUM_THREADS=1 xargs -P 2 -I{} sh -c 'out=$$( ($(call RUN,{})) 2>&1); code=$$?; printf "%s\\n" "$$out"; exit $$code'
+GPU_RESULT ?= benchmarks/results/gpu.json
 COVERAGE = $(if $(ARGS),,--cov --cov-report=) # the floor (in pyproject.toml) is that of all tests
 
 .DEFAULT_GOAL := help
@@ -58,8 +64,9 @@ format: $(STAMP) ## put the code in form
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## run every script of benchmarks/; results go to benchmarks/results/
-	@set -e; for script in $(BENCHMARKS); do echo "== $$script $(ARGS)"; $(BIN)/python $$script $(ARGS); done
+bench: export TORCH_ARGS := $(TORCH_ARGS)
+bench: $(STAMP) ## run every script of benchmarks/; peers get environments of their own, results go to benchmarks/results/
+	@$(if $(findstring --smoke,$(ARGS)),$(SMOKE),set -e; for script in $(BENCHMARKS); do $(call RUN,$$script); done)
 
 notebooks: ## execute the notebooks
 	@echo "There are no notebooks in this version."
@@ -67,8 +74,8 @@ notebooks: ## execute the notebooks
 test-gpu: ## the GPU tests, on a machine that may have nothing but torch, transformers, numpy and pytest
 	PYTHONPATH=src $(or $(wildcard $(BIN)/python),$(PYTHON)) -m pytest -c tests/gpu/pytest.ini tests/gpu $(ARGS)
 
-bench-gpu: ## the benchmarks that need a GPU
-	@echo "There are no GPU benchmarks in this version."
+bench-gpu: ## the GPU benchmark, on a machine that may have nothing but torch, transformers and numpy
+	PYTHONPATH=src $(or $(wildcard $(BIN)/python),$(PYTHON)) benchmarks/gpu.py --out $(GPU_RESULT) $(ARGS)
 
 constraints: $(STAMP) ## write constraints.txt from what is installed
 	$(PIP) freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' > constraints.txt

@@ -104,10 +104,9 @@ def main() -> None:
         results = measure(
             Path(directory) / "cache.db", rows=rows, width=options.width, group=options.group, repeat=repeat
         )
-    name = "cache" if options.width == 384 else f"cache-{options.width}"
-    path = record(f"{name}.smoke" if options.smoke else name, results)
     print(json.dumps(results, indent=2))
-    print(path)
+    if not options.smoke:
+        print(record("cache" if options.width == 384 else f"cache-{options.width}", results))
 
 
 if __name__ == "__main__":

@@ -28,13 +28,13 @@ PACKAGES = (
 )
 
 
-def record(name: str, results: dict[str, Any]) -> Path:
-    """Write ``results`` to ``results/{name}.json`` with what they depend on, and return the path.
+def record(name: str, results: dict[str, Any], *, folder: Path = RESULTS) -> Path:
+    """Write ``results`` to ``{name}.json`` in ``folder`` with what they depend on, and return the path.
 
     A result is replaced, not appended to: its history is the repository's.
     """
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.json"
     content = {
         "benchmark": name,
         "when": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -209,11 +209,23 @@ def _trained(name: str, lowercase: bool, template: str) -> Tokenizer:
     tokenizer = {WORDPIECE: _wordpiece, BYTE_LEVEL: _byte_level, METASPACE: _metaspace, UNIGRAM: _unigram}[kind.model](
         kind, lowercase
     )
-    named = [token for token in template.split() if token != "$A"]
+    numbers = {token: kind.specials.index(token) for token in template.split() if token != "$A"}
+    if template == kind.template and kind.tokenizer_class in ("RobertaTokenizer", "MPNetTokenizer"):
+        ends: list[Any] = [(token, numbers[token]) for token in ("</s>", "<s>")]
+        tokenizer.post_processor = processors.RobertaProcessing(*ends, trim_offsets=True, add_prefix_space=False)
+        return tokenizer
+    pair = _PAIRS.get(kind.tokenizer_class) if template == kind.template else None
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=template, special_tokens=[(token, kind.specials.index(token)) for token in named]
+        single=template, special_tokens=list(numbers.items()), **({} if pair is None else {"pair": pair})
     )
     return tokenizer
+
+
+# As the hub's files have them; the other kinds' pairs are the library's default.
+_PAIRS = {
+    "BertTokenizer": "[CLS] $A [SEP] $B:1 [SEP]:1",
+    "XLMRobertaTokenizer": "<s> $A </s> </s> $B </s>",
+}
 
 
 def _wordpiece(kind: TokenizerKind, lowercase: bool) -> Tokenizer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from millpond.errors import InvalidRequestError, ModelLoadError
 from millpond.tasks import ACTIVATIONS, QUANTIZATIONS, Activation
 
 # Options that are names, each with one of its values.
-_NAMES = {"device": "cpu", "dtype": "float32", "revision": "main", "pooling": "mean"}
+_NAMES = {"dtype": "float32", "revision": "main", "pooling": "mean"}
 _OPTIONAL = frozenset(("revision", "pooling", "max_length", "max_batch_tokens"))
 
 
@@ -22,7 +22,7 @@ class EngineConfig:
 
     model: str
     revision: str | None = None
-    device: str = "auto"
+    device: str | Sequence[str] = "auto"
     dtype: str = "auto"
     max_length: int | None = None
     pooling: str | None = None
@@ -40,6 +40,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.model, str | os.PathLike) or not os.fspath(self.model):
             raise ModelLoadError(f"model={self.model!r} must be a hub id or a folder")
+        self._join_devices()
         if self.convert not in ("auto", "embed", "classify"):
             raise InvalidRequestError(f"convert={self.convert!r} is unknown; choose auto, embed or classify")
         if self.activation is not None and self.activation not in ACTIVATIONS:
@@ -60,8 +61,8 @@ class EngineConfig:
             raise InvalidRequestError(
                 f"quantization={self.quantization!r} is unknown; choose {' or '.join(QUANTIZATIONS)}, or leave it out"
             )
-        if self.compile is not False:
-            raise InvalidRequestError(f"compile={self.compile!r} is not available in this version; leave it out")
+        if not isinstance(self.compile, bool):
+            raise InvalidRequestError(f"compile={self.compile!r} must be True or False")
         if self.score_template is not None and not isinstance(self.score_template, str):
             raise InvalidRequestError(
                 f"score_template={self.score_template!r} must be Jinja source, or the path of a .jinja file"
@@ -70,6 +71,16 @@ class EngineConfig:
             raise InvalidRequestError(
                 "trust_remote_code=True is not available: millpond runs its own and transformers' code only, "
                 "and no architecture it supports needs a checkpoint's; leave it out"
+            )
+
+    def _join_devices(self) -> None:
+        """Several devices become one str, joined by commas, which is their other spelling."""
+        devices = self.device
+        if isinstance(devices, list | tuple) and devices and all(isinstance(name, str) for name in devices):
+            object.__setattr__(self, "device", ",".join(devices))
+        elif not isinstance(devices, str):
+            raise InvalidRequestError(
+                f"device={devices!r} must be a str like 'cpu', or a list of them like ['cuda:0', 'cuda:1']"
             )
 
     def _whole(self, name: str) -> None:

@@ -58,15 +58,19 @@ def check(
     return int(dimensions)
 
 
-def cut(rows: npt.NDArray[np.float32], dimensions: int, *, normalize: bool) -> npt.NDArray[np.float32]:
+def cut(
+    rows: npt.NDArray[np.float32], dimensions: int, *, normalize: bool, own: bool = False
+) -> npt.NDArray[np.float32]:
     """``rows [n, d]`` cut to ``[n, dimensions]``, then divided by their L2 norm if ``normalize``.
 
-    A zero row stays zero. The result never aliases ``rows``' memory when it was normalized.
+    A zero row stays zero. The result aliases ``rows``' memory when it was normalized only if ``own``: the caller has
+    no other use for them, and a million of them need not be there twice.
     """
     head = rows[:, :dimensions]
     if not normalize:
         return np.ascontiguousarray(head)
     norms = np.sqrt(np.einsum("nd,nd->n", head, head, dtype=np.float32))
     np.maximum(norms, 1e-12, out=norms)
-    result: npt.NDArray[Any] = head / norms[:, None]
+    in_place = own and head.shape == rows.shape
+    result: npt.NDArray[Any] = np.divide(head, norms[:, None], out=head if in_place else None)
     return result

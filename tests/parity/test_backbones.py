@@ -195,18 +195,23 @@ def _ids(folder: Path, texts: Sequence[str]) -> list[torch.Tensor]:
 
 def masking_mistake(monkeypatch: pytest.MonkeyPatch, change: Callable[..., dict[str, Any]]) -> None:
     """Give the kernel another Masking: ``change(masking, query)`` names the fields."""
-    right = sdpa.attend
+    for kernel in (sdpa, products):
+        right = kernel.attend
 
-    def wrong(query, key, value, segments, masking):
-        return right(query, key, value, segments, replace(masking, **change(masking, query)))
+        def wrong(query, key, value, segments, masking, *, right=right):
+            return right(query, key, value, segments, replace(masking, **change(masking, query)))
 
-    monkeypatch.setattr(sdpa, "attend", wrong)
+        monkeypatch.setattr(kernel, "attend", wrong)
 
 
 def batch_mistake(monkeypatch: pytest.MonkeyPatch, change: Callable[[Batch], dict[str, Any]]) -> None:
     """Give the forward another Batch: ``change(batch)`` names the fields."""
     right = Runner.states
-    monkeypatch.setattr(Runner, "states", lambda runner, batch: right(runner, replace(batch, **change(batch))))
+
+    def wrong(runner: Runner, batch: Batch, rows: torch.Tensor | None = None) -> torch.Tensor:
+        return right(runner, replace(batch, **change(batch)), rows)
+
+    monkeypatch.setattr(Runner, "states", wrong)
 
 
 def assert_noticed(engine: Engine, family: str, alone: Callable[..., Matrices]) -> None:
@@ -275,13 +280,14 @@ def test_notices_a_relative_bias_that_is_mirrored(engine_of, alone, monkeypatch)
 
 @pytest.mark.parametrize("family", GROUPED)
 def test_notices_query_heads_at_the_wrong_key(family, engine_of, alone, monkeypatch):
-    right = sdpa.attend
+    for kernel in (sdpa, products):
+        right = kernel.attend
 
-    def tiled(query, key, value, segments, masking):
-        groups = query.shape[1] // key.shape[1]
-        return right(query, key.repeat(1, groups, 1), value.repeat(1, groups, 1), segments, masking)
+        def tiled(query, key, value, segments, masking, *, right=right):
+            groups = query.shape[1] // key.shape[1]
+            return right(query, key.repeat(1, groups, 1), value.repeat(1, groups, 1), segments, masking)
 
-    monkeypatch.setattr(sdpa, "attend", tiled)
+        monkeypatch.setattr(kernel, "attend", tiled)
     assert_noticed(engine_of(family), family, alone)
 
 

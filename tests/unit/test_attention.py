@@ -263,8 +263,9 @@ def test_varlen_reads_its_signature():
 
 def test_what_the_cpu_takes():
     for masking in MASKINGS.values():
-        windowed = products.attend if masking.window is not None else sdpa.attend
-        for dtype, kernel in ((torch.float32, windowed), (torch.bfloat16, products.attend), (torch.float16, sdpa.attend)):
+        single = products.attend if masking.window is not None else sdpa.attend
+        kernels = {torch.float32: single, torch.bfloat16: products.attend, torch.float16: sdpa.attend}
+        for dtype, kernel in kernels.items():
             assert select(torch.empty(3, 4, 16, dtype=dtype), masking) is kernel
 
 

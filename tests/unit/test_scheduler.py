@@ -154,3 +154,107 @@ def test_no_line_waits_longer_than_a_round(budget):
     for _ in range(len(calls)):
         seen |= {request.call for request in scheduler.schedule()}
     assert seen == {call for call, _ in calls}
+
+
+def test_short_texts_do_not_ride_with_a_long_one():
+    """A batch takes as long as all that is in it; so the short ones go first, though the long one came before them."""
+    scheduler = Scheduler(4096)
+    long, one = a_call([8000])
+    scheduler.put(long, one)
+    shorts = [a_call([10]) for _ in range(5)]
+    for call, requests in shorts:
+        scheduler.put(call, requests)
+    assert [sorted(request.length for request in scheduler.schedule()) for _ in range(2)] == [[10] * 5, [8000]]
+
+
+def test_a_single_text_beside_a_full_line_has_a_batch_of_its_own():
+    scheduler = Scheduler(4096)
+    bulk, many = a_call([500] * 100)
+    scheduler.put(bulk, many)
+    assert tokens(scheduler.schedule()) == 4000
+    single, one = a_call([10])
+    scheduler.put(single, one)
+    assert scheduler.schedule() == one
+    assert {request.call for request in scheduler.schedule()} == {bulk}
+
+
+def test_batches_of_long_texts_are_small_for_a_while_after_short_ones_came():
+    """What a short text waits for is the batch that runs when it comes."""
+    scheduler = Scheduler(4096)
+    bulk, many = a_call([500] * 1000)
+    scheduler.put(bulk, many)
+    assert tokens(scheduler.schedule()) == 4000
+    scheduler.put(*a_call([10]))
+    sizes = [tokens(scheduler.schedule()) for _ in range(60)]
+    assert sizes[0] == 10
+    assert set(sizes[1:30]) == {1000} and set(sizes[40:]) == {4000}
+
+
+def test_two_bulk_calls_have_whole_batches_to_their_ends():
+    """The end of a bulk call is little, and no reason to hurry."""
+    scheduler = Scheduler(4096)
+    for count in (26, 50):
+        scheduler.put(*a_call([400] * count))
+    assert [tokens(scheduler.schedule()) for _ in range(7)] == [4000] * 7
+
+
+def test_short_texts_that_keep_coming_leave_long_ones_every_second_batch():
+    scheduler = Scheduler(4096)
+    bulk, many = a_call([2000] * 8)
+    scheduler.put(bulk, many)
+    kinds = []
+    for _ in range(8):
+        scheduler.put(*a_call([10]))
+        kinds.append(any(request.call is bulk for request in scheduler.schedule()))
+    assert kinds == [False, True] * 4
+
+
+def test_in_the_long_ones_turn_short_texts_ride_along():
+    scheduler = Scheduler(4096)
+    scheduler.put(*a_call([400] * 80))
+    first, second = a_call([10]), a_call([20])
+    scheduler.put(*first)
+    assert scheduler.schedule() == first[1]
+    scheduler.put(*second)
+    batch = scheduler.schedule()
+    assert second[1][0] in batch and tokens(batch) == 820
+
+
+def test_alone_each_kind_has_whole_batches():
+    """Light lines, or heavy ones, do not wait for a turn of the other kind."""
+    scheduler = Scheduler(800)
+    for _ in range(20):
+        scheduler.put(*a_call([80]))
+    assert [tokens(scheduler.schedule()) for _ in range(2)] == [800, 800]
+    for _ in range(3):
+        scheduler.put(*a_call([400] * 4))
+    assert [tokens(scheduler.schedule()) for _ in range(6)] == [800] * 6
+
+
+def test_deferred_calls_are_prepared_together_when_a_batch_is_picked():
+    prepared = []
+
+    def prepare(calls):
+        prepared.append(list(calls))
+        for call in calls:
+            scheduler.put(call, requests[call])
+
+    scheduler = Scheduler(100, prepare=prepare)
+    requests = dict(a_call([10]) for _ in range(3))
+    for call in requests:
+        scheduler.defer(call)
+    assert not scheduler.empty
+    assert scheduler.pick(prepare=False) == [] and not prepared  # a thread that may be interrupted leaves them alone
+    assert len(scheduler.pick()) == 3 and prepared == [list(requests)]
+    assert scheduler.empty
+
+
+def test_a_deferred_call_wakes_a_worker():
+    call, requests = a_call([10])
+    scheduler = Scheduler(100, prepare=lambda calls: scheduler.put(calls[0], requests))
+    got = []
+    thread = threading.Thread(target=lambda: got.append(scheduler.schedule()))
+    thread.start()
+    scheduler.defer(call)
+    thread.join(timeout=60)
+    assert got == [requests]

@@ -10,7 +10,9 @@ import typer
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Hub id or local folder.", metavar="MODEL")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.", metavar="NAME")]
-Device = Annotated[str, typer.Option(help="auto (cuda, then mps, then cpu) or a torch device.", metavar="DEVICE")]
+Device = Annotated[
+    str, typer.Option(help="auto (cuda, then mps, then cpu), or one or more: cuda:0,cuda:1.", metavar="DEVICE")
+]
 Dtype = Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.", metavar="DTYPE")]
 Convert = Annotated[
     Literal["auto", "embed", "classify", "none"],

@@ -1,4 +1,4 @@
-"""Batch: requests packed into one row of tensors."""
+"""Batch: requests packed into one row, on the host and then on a device."""
 
 from __future__ import annotations
 
@@ -6,10 +6,72 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from millpond.attention.segments import Segments
 from millpond.engine.request import Prefix, Request
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Packed:
+    """One forward's input on the host.
+
+    Attributes:
+        requests: In the order of the row: by length, so that neighbours of equal length form dense runs.
+        lead: Sequences in front of theirs: what some of them begin with.
+        lengths: ``[n]`` tokens of each sequence.
+        ids: ``[tokens]``.
+        positions: ``[tokens]``, restarting per sequence.
+        types: ``[tokens]`` token types; ``None`` is all 0.
+        adapters: ``[tokens]``, -1 for none; ``None`` is none for all.
+        skip: ``[n]`` prompt tokens that pooling leaves out; ``None`` where there are none.
+        keys: Of each sequence only so many first tokens may be attended to; ``None`` is all of all.
+        prefixes: Of each sequence the index of the one that it continues, -1 for none; ``None`` is none for all.
+    """
+
+    requests: tuple[Request, ...]
+    lead: int
+    lengths: Ints
+    ids: npt.NDArray[np.int32]
+    positions: Ints
+    types: Ints | None
+    adapters: Ints | None
+    skip: Ints | None
+    keys: list[int] | None
+    prefixes: list[int] | None
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], *, position_offset: int) -> Packed:
+        """Pack requests, shortest first; what several of them begin with goes into the row once, in front."""
+        leads = _leads(requests)
+        ordered = tuple(sorted(requests, key=lambda request: _own(request, leads)))
+        skipped = [_skipped(request, leads) for request in ordered]
+        pieces = [ids for _, ids in leads.values()] + [r.ids[n:] for r, n in zip(ordered, skipped, strict=True)]
+        begins = np.array([0] * len(leads) + skipped, dtype=np.int64)
+        lengths = np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces))
+        ids = np.concatenate(pieces)
+        starts = np.cumsum(lengths) - lengths
+        keys = None
+        if any(request.attended is not None for request in ordered):
+            keys = [request.length if request.attended is None else request.attended for request in ordered]
+        adapters = np.array([request.call.plan.adapter for request in ordered], dtype=np.int64)
+        # A text that tokenizes to nothing of its own behind its prompt still has one row to pool.
+        skips = [min(request.skip, request.length - 1) for request in ordered]
+        return cls(
+            requests=ordered,
+            lead=len(leads),
+            lengths=lengths,
+            ids=ids,
+            positions=np.arange(position_offset, position_offset + len(ids)) - np.repeat(starts - begins, lengths),
+            types=_types(ordered) if any(request.types is not None for request in ordered) else None,
+            adapters=np.repeat(adapters, lengths) if (adapters >= 0).any() else None,
+            skip=np.array(skips, dtype=np.int64) if any(skips) else None,
+            keys=keys,
+            prefixes=_continued(ordered, leads),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -17,8 +79,8 @@ class Batch:
     """One forward's input.
 
     Attributes:
-        requests: In the order of the row: by length, so that neighbours of equal length form dense runs.
-        lead: Sequences in front of theirs: what some of them begin with.
+        requests: As :class:`Packed` has them.
+        lead: Sequences in front of theirs.
         input_ids: int64 ``[1, tokens]``.
         position_ids: int64 ``[1, tokens]``, restarting per sequence.
         segments: Where each sequence lies.
@@ -38,31 +100,21 @@ class Batch:
 
     @classmethod
     def pack(cls, requests: Sequence[Request], *, position_offset: int, device: torch.device) -> Batch:
-        """Pack requests, shortest first; what several of them begin with goes into the row once, in front."""
-        leads = _leads(requests)
-        ordered = tuple(sorted(requests, key=lambda request: _own(request, leads)))
-        skipped = [_skipped(request, leads) for request in ordered]
-        pieces = [ids for _, ids in leads.values()] + [r.ids[n:] for r, n in zip(ordered, skipped, strict=True)]
-        begins = np.array([0] * len(leads) + skipped, dtype=np.int64)
-        lengths = np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces))
-        ids = np.concatenate(pieces)
-        starts = np.cumsum(lengths) - lengths
-        positions = np.arange(position_offset, position_offset + len(ids)) - np.repeat(starts - begins, lengths)
-        keys = None
-        if any(request.attended is not None for request in ordered):
-            keys = [request.length if request.attended is None else request.attended for request in ordered]
-        adapters = np.array([request.call.plan.adapter for request in ordered], dtype=np.int64)
-        # A text that tokenizes to nothing of its own behind its prompt still has one row to pool.
-        skips = [min(request.skip, request.length - 1) for request in ordered]
+        """Pack requests as :class:`Packed` does, and put each part on the device."""
+        packed = Packed.of(requests, position_offset=position_offset)
+
+        def placed(array: npt.NDArray[np.generic]) -> torch.Tensor:
+            return torch.from_numpy(array).to(device)
+
         return cls(
-            requests=ordered,
-            lead=len(leads),
-            input_ids=_upload(ids.astype(np.int64), device)[None],
-            position_ids=_upload(positions, device)[None],
-            segments=Segments.of(lengths.tolist(), device, keys=keys, prefixes=_continued(ordered, leads)),
-            token_types=_upload(_types(ordered), device)[None] if any(r.types is not None for r in ordered) else None,
-            adapter_ids=_upload(np.repeat(adapters, lengths), device)[None] if (adapters >= 0).any() else None,
-            skip=_upload(np.array(skips, dtype=np.int32), device) if any(skips) else None,
+            requests=packed.requests,
+            lead=packed.lead,
+            input_ids=placed(packed.ids.astype(np.int64))[None],
+            position_ids=placed(packed.positions)[None],
+            segments=Segments.of(packed.lengths.tolist(), device, keys=packed.keys, prefixes=packed.prefixes),
+            token_types=None if packed.types is None else placed(packed.types)[None],
+            adapter_ids=None if packed.adapters is None else placed(packed.adapters)[None],
+            skip=None if packed.skip is None else placed(packed.skip.astype(np.int32)),
         )
 
 
@@ -102,16 +154,8 @@ def _continued(requests: Sequence[Request], leads: Leads) -> list[int] | None:
     return [-1] * len(leads) + [_own(request, leads)[1] for request in requests]
 
 
-def _types(requests: Sequence[Request]) -> np.ndarray:
+def _types(requests: Sequence[Request]) -> Ints:
     """int64 ``[tokens]`` token types of the whole row."""
     return np.concatenate(
         [np.zeros(r.length, dtype=np.int64) if r.types is None else r.types.astype(np.int64) for r in requests]
     )
-
-
-def _upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A numpy array on the device; through pinned memory and without a sync where that is CUDA."""
-    tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)

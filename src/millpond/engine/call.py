@@ -14,7 +14,7 @@ import numpy.typing as npt
 from millpond.engine.items import Item
 from millpond.engine.plan import Plan
 from millpond.engine.results import assemble
-from millpond.engine.tokenize import Places
+from millpond.engine.tokenize import Places, Tokenized
 from millpond.errors import MillpondError
 
 logger = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class Call:
         self.tokens = np.zeros(count, dtype=np.int32)
         self.truncated = np.zeros(count, dtype=np.bool_)
         self.cached = np.zeros(count, dtype=np.bool_)
+        self.heavy = False  # whether much of it has been in line at once, as the scheduler sees it
         self._missing = count
         self._uncommitted: list[int] = []
         self._commit = commit
@@ -73,6 +74,11 @@ class Call:
         """Nobody waits any more: finished, failed or cancelled."""
         return self.future.done()
 
+    @property
+    def owns_rows(self) -> bool:
+        """Nobody reads the rows but the result; what is committed to a cache is read in a thread of its own."""
+        return self._commit is None
+
     def position(self, slot: int) -> int:
         """Index of a distinct text in the caller's list."""
         return self._first + (slot if self._copies is None else int(np.argmax(self._copies == slot)))
@@ -80,6 +86,14 @@ class Call:
     def refill(self, left: int) -> None:
         """Called when ``left`` of the call's requests are still in line."""
         self._refill(self, left)
+
+    def note(self, slots: Sequence[int], items: Sequence[Tokenized]) -> None:
+        """Remember what tokenization found out about ``slots``."""
+        self.tokens[slots] = [len(item.ids) for item in items]
+        self.truncated[slots] = [item.truncated for item in items]
+        if self.per_token:
+            for slot, item in zip(slots, items, strict=True):
+                self.places[slot] = item.places
 
     def deliver_cached(self, slots: npt.NDArray[np.int64], rows: npt.NDArray[np.float32]) -> None:
         """Take rows ``[len(slots), d]`` that the cache already held."""
@@ -94,17 +108,20 @@ class Call:
 
     def deliver(self, slots: Sequence[int], results: Sequence[npt.NDArray[np.float32]]) -> None:
         """Take results for ``slots``; the last ones finish the call."""
-        finite = [bool(np.isfinite(result).all()) for result in results]
+        if self.per_token:
+            finite = [bool(np.isfinite(result).all()) for result in results]
+            for slot, result in zip(slots, results, strict=True):
+                self.matrices[slot] = result
+        else:
+            rows = results[0][None] if len(results) == 1 else np.concatenate(results).reshape(len(results), -1)
+            # All at once, and row by row only where something is wrong.
+            finite = [] if np.isfinite(rows).all() else [bool(np.isfinite(row).all()) for row in rows]
+            self.rows[slots] = rows
         if not all(finite):
             return self.fail(_not_finite(self.position(slots[finite.index(False)])))
         group: list[int] = []
         over = self.done  # cancelled: nobody waits, but what is computed is still worth keeping
-        with self._lock:
-            for slot, result in zip(slots, results, strict=True):
-                if self.per_token:
-                    self.matrices[slot] = result
-                else:
-                    self.rows[slot] = result
+        with self._lock:  # deliveries come from several threads; no two of them have a slot in common
             self._missing -= len(slots)
             last = self._missing == 0
             if self._commit is not None:
@@ -141,8 +158,8 @@ class Call:
             return self.fail(error)
         if self._progress is not None and self._copies is not None:
             self._progress(self.size - len(self.items))  # the bar counts items, deliveries distinct ones
-        cut = int(self.per_item(self.truncated).sum())
-        if cut:
+        if self.truncated.any():
+            cut = int(self.per_item(self.truncated).sum())
             logger.warning("%d of %d texts were cut to %d tokens", cut, self.size, self.plan.limit)
         try:
             self.future.set_result(output)

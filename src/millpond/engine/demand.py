@@ -157,7 +157,8 @@ def _readout(task: Task, params: PoolingParams, loaded: Loaded) -> Readout:
                 f"returned_token_ids asks for {len(tokens)} columns of the vocabulary; at most {_MOST_COLUMNS} "
                 "are computed"
             )
-        loaded.runner.pooler.rows_of(tokens, loaded.runner.device)
+        for runner in loaded.runners:
+            runner.pooler.rows_of(tokens, runner.device)
         return Readout(kind="head_rows", token_ids=tokens)
     return loaded.readouts[task]
 

@@ -11,13 +11,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import torch
+
 from millpond.cache import VectorCache
 from millpond.engine.call import Call
+from millpond.engine.cores import process_cores, usable
 from millpond.engine.intake import Intake
 from millpond.engine.items import Item, TokenIds, key_of
+from millpond.engine.lane import CpuLanes, DeviceLane, Lanes
 from millpond.engine.loading import Loaded
+from millpond.engine.overlap import OverlappingWorker
 from millpond.engine.plan import Plan
 from millpond.engine.scheduler import Scheduler
+from millpond.engine.threads import Threads
 from millpond.engine.worker import Worker
 from millpond.errors import CacheError, EngineClosedError, EngineOverloadedError
 
@@ -31,9 +37,9 @@ class Dispatcher:
         self._loaded = loaded
         self._max_queue = max_queue
         self._cache = cache
-        self._scheduler = Scheduler(budget)
+        self._scheduler = Scheduler(budget, prepare=lambda calls: self._intake.prepare(calls))
         self._name = f"millpond-{id(self):x}"
-        self.threads = ThreadPoolExecutor(_intake_threads(), thread_name_prefix=f"{self._name}-intake")
+        self.threads = ThreadPoolExecutor(_intake_threads(loaded), thread_name_prefix=f"{self._name}-intake")
         self._committer = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-commit")
         self._intake = Intake(
             scheduler=self._scheduler,
@@ -48,8 +54,38 @@ class Dispatcher:
         self._closed = False
         self._pid = os.getpid()
         self._pace = _Pace()
-        self.worker = Worker(self._scheduler, loaded.runner, name=f"{self._name}-{loaded.runner.device}")
-        self.worker.start()
+        self.workers = self._workers()
+        for worker in self.workers:
+            worker.start()
+
+    def _workers(self) -> list[Worker]:
+        """One for each lane of each device."""
+        workers: list[Worker] = []
+        for runner in self._loaded.runners:
+            lanes: Lanes = DeviceLane()
+            if runner.overlaps:
+                name = f"{self._name}-{runner.device}-{len(workers)}"
+                workers.append(OverlappingWorker(self._scheduler, runner, name=name, devices=len(self._loaded.runners)))
+                continue
+            if runner.device.type == "cpu":
+                lanes = CpuLanes(Threads(runner.backbone), process_cores())
+            name = f"{self._name}-{runner.device}"
+            workers += [
+                Worker(self._scheduler, runner, name=f"{name}-{len(workers)}", lanes=lanes) for _ in range(lanes.count)
+            ]
+        return workers
+
+    def assist(self, future: Future[Any]) -> None:
+        """Work on a small call in the thread that waits for it, while a lane is free.
+
+        Two threads less have to be woken. What the thread's own settings would change is left to the workers.
+        """
+        try:
+            while not (future.done() or self._crowded or _has_modes()):
+                if not self.workers[0].take_turn(claimed=self.inside):
+                    break
+        finally:
+            self._scheduler.wake()
 
     def submit(
         self,
@@ -67,7 +103,7 @@ class Dispatcher:
         Args:
             items: The checked items.
             plan: What to do with them.
-            inline: Tokenize in this thread.
+            inline: Tokenize in this thread, which is going to :meth:`assist`.
             progress: Told how many distinct items are done, from the threads that do them.
             first: Index of the first item in the caller's list, for errors.
             owner: Kept alive until the call is over: whoever stops this object when it is dropped.
@@ -92,7 +128,7 @@ class Dispatcher:
         )
         self._admit(call, owner, len(items) if admit is None else admit)
         try:
-            self._intake.admit(call, inline=inline, caches=caches)
+            self._intake.admit(call, inline=inline, caches=caches, crowded=self._crowded)
         except BaseException:  # the caller was interrupted: nobody waits, and close() must not either
             call.future.cancel()
             raise
@@ -123,9 +159,16 @@ class Dispatcher:
         for call in abandoned:
             call.future.cancel()
         self._scheduler.close()
-        self.worker.join()
+        if not self.inside:  # a worker that waits for another one would hold the core that this one waits for
+            for worker in self.workers:
+                worker.join()
         self.threads.shutdown(wait=False)
         self._committer.shutdown(wait=False)
+
+    @property
+    def _crowded(self) -> bool:
+        """Whether more calls are under way than there are lanes: callers leave the work to the workers then."""
+        return len(self._waiting) > len(self.workers)
 
     @property
     def inside(self) -> bool:
@@ -157,7 +200,9 @@ class Dispatcher:
             self._waiting[call] = owner
             self._texts += call.size
             self._pace.begin()
-        call.future.add_done_callback(lambda _: self._release(call))
+        # Futures keep their callbacks: who holds one is not to hold its call, and the rows in it, beside the result.
+        held = [call]
+        call.future.add_done_callback(lambda _: self._release(held.pop()))
 
     def _release(self, call: Call) -> None:
         try:
@@ -235,5 +280,12 @@ class _Pace:
         return min(60.0, max(0.1, texts * max(busy, 1e-3) / max(self._texts, 1)))
 
 
-def _intake_threads() -> int:
-    return max(1, min(4, (os.cpu_count() or 2) // 2))
+def _has_modes() -> bool:
+    """Whether the calling thread is inside ``torch.autocast`` or ``with torch.device(...)``, which workers are not."""
+    return torch.is_autocast_enabled("cpu") or torch._C._len_torch_function_stack() > 0
+
+
+def _intake_threads(loaded: Loaded) -> int:
+    """Threads that tokenize: half the cores, of which a CPU's own forwards leave few; a GPU takes what six make."""
+    devices = sum(runner.overlaps for runner in loaded.runners)
+    return max(1, min(6 * devices or 4, usable() // 2))

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy.typing as npt
-from tqdm import tqdm
 
 from millpond.cache import VectorCache
 from millpond.config import EngineConfig
@@ -26,7 +25,7 @@ from millpond.engine.intake import INLINE_TEXTS
 from millpond.engine.items import Item
 from millpond.engine.loading import load
 from millpond.engine.plan import EncodesPairs, Plan
-from millpond.engine.progress import progress_bar
+from millpond.engine.progress import Bar, progress_bar
 from millpond.engine.scoring import pair_up
 from millpond.errors import EngineOverloadedError, InvalidRequestError
 from millpond.outputs import (
@@ -48,6 +47,7 @@ _CPU_BATCH_TOKENS = 4096
 _GPU_BATCH_TOKENS = 32768
 _ITER_WINDOW = 1024
 _ITER_CALLS = 3
+_KEPT_PLANS = 64
 
 
 class Engine:
@@ -56,7 +56,8 @@ class Engine:
     Args:
         model: Hub id or local folder.
         revision: Branch, tag or commit of a hub id.
-        device: ``auto`` (cuda, then mps, then cpu) or a torch device.
+        device: ``auto`` (cuda, then mps, then cpu), a torch device, or several of a kind (``["cuda:0", "cuda:1"]``):
+            each gets a replica of the model, and all work off one queue.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``. ``auto`` is half precision on a GPU, bfloat16 on a
             CPU that has it in hardware, else float32. Pooling and heads are float32 always.
         max_length: Most tokens per text, special tokens and prompt included; the checkpoint's own by default.
@@ -73,7 +74,8 @@ class Engine:
         max_batch_tokens: Most tokens per forward.
         max_queue: Most texts waiting; a call that finds more is refused (a call alone may be of any size).
         cache: A path or a :class:`~millpond.VectorCache`; vectors are read from it and committed to it.
-        compile: Not available in this version.
+        compile: Compile the arithmetic around attention at load, kept in a folder for the next start. Needs a C++
+            compiler on a CPU, Triton on a GPU; see docs/engine.md for what gains by it.
         trust_remote_code: Never needed, and refused.
         score_template: Jinja source, or a .jinja file, that renders a query and a document for a reranker; the
             checkpoint's own by default.
@@ -89,7 +91,7 @@ class Engine:
         model: str | os.PathLike[str],
         *,
         revision: str | None = None,
-        device: str = "auto",
+        device: str | Sequence[str] = "auto",
         dtype: str = "auto",
         max_length: int | None = None,
         pooling: str | None = None,
@@ -124,8 +126,9 @@ class Engine:
             score_template=score_template,
         )
         self._loaded = load(self.config)
+        self._plans: dict[tuple[Task, PoolingParams, bool], Plan] = {}
         self.dtype = self._loaded.dtype
-        self.device = str(self._loaded.runner.device)
+        self.device = self._loaded.device
         self._owns_cache = cache is not None and not isinstance(cache, VectorCache)
         self._cache = cache if cache is None or isinstance(cache, VectorCache) else VectorCache(cache)
         default = _CPU_BATCH_TOKENS if self._loaded.runner.device.type == "cpu" else _GPU_BATCH_TOKENS
@@ -585,6 +588,8 @@ class Engine:
             inline = isinstance(texts, Sequence) and len(texts) <= INLINE_TEXTS
             future = self._start(task, texts, params, inline=inline, progress=bar.update if show_progress else None)
             try:
+                if inline:
+                    self._dispatcher.assist(future)
                 return future.result()
             except BaseException:
                 future.cancel()  # the caller was interrupted: nobody waits for the rest
@@ -610,11 +615,24 @@ class Engine:
         items = arguments.check_items(inputs, task, self._loaded, first=first)
         if task == "score" and self.spec.score_type != "cross-encoder":
             return self._score_apart(items, params, late=self.spec.score_type == "late-interaction")
-        plan = demand.plan(task, params, self._loaded, count=len(items), pairs=pairs)
+        plan = self._plan(task, params, len(items), pairs)
         demand.check_spans(items, task, plan)
         if params.chunking is not None:
             return in_windows(items, plan, self._loaded, self._submit, self._dispatcher.threads)
         return self._submit(items, plan, inline=inline, progress=progress, first=first, admit=admit)
+
+    def _plan(self, task: Task, params: PoolingParams, count: int, pairs: EncodesPairs | None) -> Plan:
+        """A call's plan; the same one for calls that ask for the same, which are tokenized together where they meet."""
+        if pairs is not None or params.returned_token_ids is not None:  # which are looked up for each call
+            return demand.plan(task, params, self._loaded, count=count, pairs=pairs)
+        key = (task, params, count == 1)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = demand.plan(task, params, self._loaded, count=count)
+            while len(self._plans) >= _KEPT_PLANS:
+                self._plans.pop(next(iter(self._plans)), None)
+            self._plans[key] = plan
+        return plan
 
     def _submit(
         self,
@@ -673,7 +691,7 @@ class Engine:
                 future.cancel()
 
 
-def _rows(output: EmbeddingOutput, bar: tqdm[Any]) -> Iterator[npt.NDArray[Any]]:
+def _rows(output: EmbeddingOutput, bar: Bar) -> Iterator[npt.NDArray[Any]]:
     for row in output.embeddings:
         yield row
         bar.update()

@@ -40,13 +40,15 @@ class Forms:
             InputTooLongError: An item is too long, and may not be cut or cannot.
             InvalidRequestError: An item has no tokens at all.
         """
+        if all(type(item) is str for item in items):
+            return _all_kept(self._texts(items, plan, position), plan)
         found: dict[int, Tokenized] = {}
         for kind, encode in ((TokenIds, self._ids), (Pair, self._pairs), (object, self._texts)):
             places = [i for i, item in enumerate(items) if i not in found and isinstance(item, kind)]
             if places:
                 encoded = encode([items[i] for i in places], plan, partial(_nth, places, position))
                 found.update(zip(places, encoded, strict=True))
-        return [_kept(found[i], plan) for i in range(len(items))]
+        return _all_kept([found[i] for i in range(len(items))], plan)
 
     def _ids(self, items: Sequence[Item], plan: Plan, position: Position) -> list[Tokenized]:
         return [_cut(item, plan, position(i)) for i, item in enumerate(items) if isinstance(item, TokenIds)]
@@ -106,6 +108,13 @@ def _cut(item: TokenIds, plan: Plan, position: int) -> Tokenized:
     else:
         kept = ids[-plan.limit :]
     return Tokenized(ids=kept, truncated=len(kept) < len(ids))
+
+
+def _all_kept(items: list[Tokenized], plan: Plan) -> list[Tokenized]:
+    """Items with the rows marked that a per-token result has."""
+    if plan.step_tag_id is None and not plan.first_kept:
+        return items  # their own marks, if any, are all there are
+    return [_kept(item, plan) for item in items]
 
 
 def _kept(item: Tokenized, plan: Plan) -> Tokenized:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from itertools import islice
 
 import numpy as np
 
@@ -13,8 +14,9 @@ from millpond.engine.call import Call
 from millpond.engine.forms import Forms
 from millpond.engine.items import key_of, size_of
 from millpond.engine.prefixes import shared_prefixes
-from millpond.engine.request import Request
+from millpond.engine.request import Prefix, Request
 from millpond.engine.scheduler import Scheduler
+from millpond.engine.tokenize import Tokenized
 
 # Texts tokenized at a time. More sorts better by length; less starts sooner.
 _STRETCH = 1024
@@ -44,12 +46,42 @@ class Intake:
         self._backlogs: dict[Call, list[int]] = {}  # slots not tokenized yet, next stretch last; absent: being fed
         self._lock = threading.Lock()
 
-    def admit(self, call: Call, *, inline: bool, caches: bool) -> None:
-        """Start a call: in this thread if ``inline``, after a look into the cache if it ``caches``."""
-        if inline:
-            self._begin(call, caches)
+    def admit(self, call: Call, *, inline: bool, caches: bool, crowded: bool) -> None:
+        """Start a call, after a look into the cache if it ``caches``.
+
+        In this thread, which will assist, if ``inline``; by the worker that picks it, if it is small and many others
+        are under way (``crowded``); else in a thread of its own.
+        """
+        if crowded and not caches and 0 < len(call.items) <= INLINE_TEXTS:
+            self._scheduler.defer(call)
+        elif inline:
+            self._begin(call, caches, quiet=True)
         else:
             self._threads.submit(self._begin, call, caches)
+
+    def prepare(self, calls: Sequence[Call]) -> None:
+        """Tokenize deferred calls, those of one plan together, and put them in line."""
+        groups: dict[int, list[Call]] = {}
+        for call in calls:
+            if not call.done:
+                groups.setdefault(id(call.plan), []).append(call)
+        for group in groups.values():
+            try:
+                found = self._together(group)
+            except Exception:  # each by itself, so that the one at fault fails alone
+                for call in group:
+                    self._begin(call, caches=False)
+            else:
+                for call, requests in zip(group, found, strict=True):
+                    self._scheduler.put(call, requests, quiet=True)
+
+    def _together(self, calls: Sequence[Call]) -> list[list[Request]]:
+        """Each call's requests."""
+        items = [item for call in calls for item in call.items]
+        tokenized = iter(self._forms.encode(items, calls[0].plan, position=lambda i: i))
+        return [
+            self._requests(call, range(len(call.items)), list(islice(tokenized, len(call.items)))) for call in calls
+        ]
 
     def refill(self, call: Call, left: int) -> None:
         """Tokenize a call's next stretch if its line runs low."""
@@ -60,7 +92,7 @@ class Intake:
         if backlog:
             self._threads.submit(self._feed, call, backlog)
 
-    def _begin(self, call: Call, caches: bool) -> None:
+    def _begin(self, call: Call, caches: bool, quiet: bool = False) -> None:
         try:
             if not call.items:
                 return call.finish()
@@ -70,9 +102,9 @@ class Intake:
             slots.sort(key=lambda slot: size_of(call.items[slot]))
             if call.plan.truncate == "error":
                 # A text that is too long must refuse the call before any of it is queued.
-                self._put(call, slots)
+                self._put(call, slots, quiet)
             else:
-                self._feed(call, slots)
+                self._feed(call, slots, quiet)
         except Exception as error:  # belongs to this caller alone
             call.fail(error)
 
@@ -93,7 +125,7 @@ class Intake:
                 call.deliver_cached(slots, hits.rows[found])
         return missing
 
-    def _feed(self, call: Call, backlog: list[int]) -> None:
+    def _feed(self, call: Call, backlog: list[int], quiet: bool = False) -> None:
         """Put the next stretch in line, and remember the rest."""
         if call.done or not backlog:
             return
@@ -108,41 +140,42 @@ class Intake:
                 self._backlogs[call] = backlog
                 if call.done:  # it was cancelled meanwhile, and dropped before there was anything to drop
                     del self._backlogs[call]
-        self._scheduler.put(call, requests)
+        self._scheduler.put(call, requests, quiet=quiet)
 
-    def _put(self, call: Call, slots: Sequence[int]) -> None:
+    def _put(self, call: Call, slots: Sequence[int], quiet: bool) -> None:
         requests: list[Request] = []
         for first in range(0, len(slots), _STRETCH):
             requests += self._tokenize(call, slots[first : first + _STRETCH])
         if requests:
-            self._scheduler.put(call, requests)
+            self._scheduler.put(call, requests, quiet=quiet)
 
     def _tokenize(self, call: Call, slots: Sequence[int]) -> list[Request]:
         """Requests for ``slots``, longest first."""
         items = [call.items[slot] for slot in slots]
         tokenized = self._forms.encode(items, call.plan, position=lambda i: call.position(slots[i]))
+        return self._requests(call, slots, tokenized)
+
+    @staticmethod
+    def _requests(call: Call, slots: Sequence[int], tokenized: Sequence[Tokenized]) -> list[Request]:
+        items = [call.items[slot] for slot in slots]
         prefixes = shared_prefixes(items, tokenized) if call.plan.shares else {}
-        requests = []
-        for i, (slot, item) in enumerate(zip(slots, tokenized, strict=True)):
-            call.tokens[slot] = len(item.ids)
-            call.truncated[slot] = item.truncated
-            if call.per_token:
-                call.places[slot] = item.places
-            requests.append(
-                Request(
-                    call=call,
-                    slot=slot,
-                    ids=item.ids,
-                    types=item.types,
-                    attended=item.attended,
-                    kept=item.kept,
-                    prefix=prefixes.get(i),
-                )
-            )
-        requests.sort(key=lambda request: -request.length)
-        return requests
+        call.note(slots, tokenized)
+        order = sorted(range(len(slots)), key=lambda i: -len(tokenized[i].ids))
+        return [_request(call, slots[i], tokenized[i], prefixes.get(i)) for i in order]
 
     def drop(self, call: Call) -> None:
         """Forget the rest of a call that is over."""
         with self._lock:
             self._backlogs.pop(call, None)
+
+
+def _request(call: Call, slot: int, item: Tokenized, prefix: Prefix | None) -> Request:
+    return Request(
+        call=call,
+        slot=slot,
+        ids=item.ids,
+        types=item.types,
+        attended=item.attended,
+        kept=item.kept,
+        prefix=prefix,
+    )

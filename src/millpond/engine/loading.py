@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -9,9 +10,12 @@ from typing import Any, cast
 import torch
 
 from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from millpond.checkpoints.modules import Pooling
 from millpond.checkpoints.score_template import plain_template, read_template
 from millpond.checkpoints.sentence_transformers import Layout
 from millpond.config import EngineConfig
+from millpond.engine.buckets import Buckets
+from millpond.engine.device import Backend, Cuda
 from millpond.engine.forms import Forms
 from millpond.engine.pairs import PairTokenizer, TemplateTokenizer
 from millpond.engine.plan import EncodesPairs
@@ -20,7 +24,7 @@ from millpond.engine.tokenize import TextTokenizer
 from millpond.errors import InvalidRequestError
 from millpond.models.architectures import Architecture, find, translate
 from millpond.models.load import load_backbone
-from millpond.models.placement import resolve_device, resolve_dtype
+from millpond.models.placement import resolve_devices, resolve_dtype
 from millpond.models.purpose import Purpose, decide
 from millpond.models.quantize import check_quantization
 from millpond.models.specify import Options, backbone_width, complete, override, specify
@@ -38,7 +42,7 @@ class Loaded:
     Attributes:
         spec: What it is.
         forms: How it reads texts, pairs, queries and documents.
-        runner: Backbone and pooler on their device.
+        runners: Backbone and pooler, once on each device.
         dtype: Precision of the backbone, by name.
         include_prompt: Whether pooling counts the prompt's tokens.
         vocabulary: Token ids run from 0 to below this.
@@ -50,7 +54,7 @@ class Loaded:
 
     spec: ModelSpec
     forms: Forms
-    runner: Runner
+    runners: tuple[Runner, ...]
     dtype: str
     include_prompt: bool
     vocabulary: int
@@ -58,6 +62,16 @@ class Loaded:
     first_kept: int = 0
     mean_maxsim: bool = False
     shares: bool = False
+
+    @property
+    def runner(self) -> Runner:
+        """The first one; all have the same weights."""
+        return self.runners[0]
+
+    @property
+    def device(self) -> str:
+        """Where it runs; several devices joined by commas."""
+        return ",".join(str(runner.device) for runner in self.runners)
 
     def pairs_by(self, template: str) -> EncodesPairs:
         """How pairs are read by another template; its own errors as the engine's."""
@@ -100,17 +114,50 @@ def describe(config: EngineConfig) -> ModelSpec:
 
 def load(config: EngineConfig) -> Loaded:
     """Read, check and build; every question that the files can answer wrongly is asked before the weights are read."""
-    device = resolve_device(config.device)
+    devices = resolve_devices(config.device)
     found = _read(config)
-    pooling, architecture, purpose = found.layout.pooling, found.architecture, found.purpose
+    pooling = found.layout.pooling
     assert pooling is not None  # complete() answered it
     forms = _forms(found, config)
     quantization = cast("Quantization | None", config.quantization)  # one of these, as the config has checked
     wanted = "bfloat16" if quantization == "fp8" and config.dtype == "auto" else config.dtype
-    dtype = resolve_dtype(wanted, device, architecture, _stored_dtype(found.checkpoint.config))
-    check_quantization(quantization, device, dtype)
+    dtype = resolve_dtype(wanted, devices[0], found.architecture, _stored_dtype(found.checkpoint.config))
+    for device in devices:
+        check_quantization(quantization, device, dtype)
+        if config.compile:
+            from millpond.models.compiled import check_compiler
+
+            check_compiler(device)
+    vectors = found.layout.token_vectors
+    return Loaded(
+        spec=found.spec,
+        forms=forms,
+        runners=tuple(
+            _runner(found, pooling, device, dtype, quantization, compiled=config.compile) for device in devices
+        ),
+        dtype=str(dtype).removeprefix("torch."),
+        include_prompt=pooling.include_prompt,
+        vocabulary=int(found.checkpoint.config.get("vocab_size", 1 << 30)),
+        readouts=_readouts(found.purpose),
+        first_kept=0 if vectors is None else 1,  # BGE-M3's code drops the first token's vector
+        shares=_shares(found, devices[0]),
+        mean_maxsim=found.layout.late_interaction is not None
+        and found.layout.late_interaction.similarity == "meanmaxsim",
+    )
+
+
+def _runner(
+    found: _Described,
+    pooling: Pooling,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: Quantization | None,
+    *,
+    compiled: bool,
+) -> Runner:
+    """A replica on one device, its weights read for it."""
+    architecture, head = found.architecture, found.purpose.classifier
     width = backbone_width(found.checkpoint.config)
-    head = purpose.classifier
     decoder_head = architecture.decoder and (found.checkpoint.architecture or "").endswith(("ForCausalLM", "HeadModel"))
     sparse, vectors = found.layout.sparse, found.layout.token_vectors
     pooler = Pooler(
@@ -125,19 +172,26 @@ def load(config: EngineConfig) -> Loaded:
     )
     backbone = load_backbone(found.checkpoint, architecture, device=device, dtype=dtype, quantization=quantization)
     offset = architecture.position_offset(found.checkpoint.config)
-    return Loaded(
-        spec=found.spec,
-        forms=forms,
-        runner=Runner(backbone, pooler, architecture=architecture, device=device, offset=offset),
-        dtype=str(dtype).removeprefix("torch."),
-        include_prompt=pooling.include_prompt,
-        vocabulary=int(found.checkpoint.config.get("vocab_size", 1 << 30)),
-        readouts=_readouts(purpose),
-        first_kept=0 if vectors is None else 1,  # BGE-M3's code drops the first token's vector
-        shares=_shares(found, device),
-        mean_maxsim=found.layout.late_interaction is not None
-        and found.layout.late_interaction.similarity == "meanmaxsim",
+    if compiled:
+        from millpond.models.compiled import compile_parts
+
+        compile_parts(backbone, architecture, offset=offset)
+    backend = _backend(device)
+    graphs = backend is not None and os.environ.get("MILLPOND_CUDA_GRAPHS") != "0"
+    return Runner(
+        backbone,
+        pooler,
+        architecture=architecture,
+        device=device,
+        offset=offset,
+        backend=backend,
+        buckets=Buckets(longest=found.spec.max_length) if graphs else None,
     )
+
+
+def _backend(device: torch.device) -> Backend | None:
+    """The device's streams, where batches can overlap."""
+    return Cuda(device) if device.type == "cuda" else None
 
 
 def _forms(found: _Described, config: EngineConfig) -> Forms:

@@ -37,7 +37,7 @@ def assemble(call: Call) -> Any:
 
 
 def _embedding(call: Call) -> EmbeddingOutput:
-    rows = matryoshka.cut(call.rows, call.plan.width, normalize=call.plan.normalize)
+    rows = matryoshka.cut(call.rows, call.plan.width, normalize=call.plan.normalize, own=call.owns_rows)
     return EmbeddingOutput(
         embeddings=quantize(call.per_item(rows), call.plan.output_dtype),
         cached=call.per_item(call.cached),
@@ -48,7 +48,7 @@ def _embedding(call: Call) -> EmbeddingOutput:
 
 def _token_embedding(call: Call) -> TokenEmbeddingOutput:
     stacked = _stacked(call)
-    flat = matryoshka.cut(stacked.flat, call.plan.width, normalize=call.plan.normalize)
+    flat = matryoshka.cut(stacked.flat, call.plan.width, normalize=call.plan.normalize, own=True)
     return TokenEmbeddingOutput(
         embeddings=Ragged(flat=flat, offsets=stacked.offsets),
         truncated=call.per_item(call.truncated),

@@ -3,63 +3,135 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from millpond.attention.segments import Segments
 from millpond.engine.batch import Batch
+from millpond.engine.buckets import Buckets
+from millpond.engine.device import Backend
+from millpond.engine.graphs import Graphs
+from millpond.engine.pipeline import Pending, Pipeline, Result, results
 from millpond.engine.request import Request
-from millpond.engine.threads import Threads
 from millpond.models.architectures import Architecture
-from millpond.pooling.pooler import Matrix, Pooler, Reading
+from millpond.pooling.pooler import Pooler, Reading, Readout
 
 
 class Runner:
-    """A backbone and its pooler on one device."""
+    """A backbone and its pooler on one device.
+
+    On a CPU any thread may run a batch at any time; with a backend one thread does, and may start a batch before it has
+    the result of the one before.
+    """
 
     def __init__(
-        self, backbone: nn.Module, pooler: Pooler, *, architecture: Architecture, device: torch.device, offset: int
+        self,
+        backbone: nn.Module,
+        pooler: Pooler,
+        *,
+        architecture: Architecture,
+        device: torch.device,
+        offset: int,
+        backend: Backend | None = None,
+        buckets: Buckets | None = None,
     ) -> None:
-        self._backbone = backbone
+        """Put a loaded model to work.
+
+        Args:
+            backbone: On ``device``, in evaluation mode.
+            pooler: Likewise.
+            architecture: The backbone's row of the table.
+            device: Where both are.
+            offset: Position of a text's first token.
+            backend: The device's streams; ``None`` runs each batch to its end before the next one.
+            buckets: The shapes that graphs are captured for; ``None`` captures none.
+        """
+        self.backbone = backbone
         self.pooler = pooler
         self._offset = offset
         self.device = device
-        self._threads = Threads(backbone, device)
         self._options: dict[str, Any] = {"use_cache": False} if architecture.decoder else {}
         self._token_types = architecture.token_types
         self._adapters = architecture.adapters
+        self._pipeline: Pipeline | None = None
+        if backend is not None:
+            graphs = None if buckets is None else Graphs(self, backend, buckets)
+            self._pipeline = Pipeline(self, backend, graphs, position_offset=offset)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether :meth:`start` comes back before the batch has run."""
+        return self._pipeline is not None
 
     @torch.inference_mode()
-    def run(self, requests: Sequence[Request]) -> list[tuple[Request, Matrix]]:
+    def start(self, requests: Sequence[Request]) -> Pending:
+        """Send a batch off; its results come in the order of the batches.
+
+        Raises:
+            Exception: It could not be run, or not even launched; those that are under way are not concerned.
+        """
+        if self._pipeline is not None:
+            return self._pipeline.start(requests)
+        return Finished(results=self.run(requests))
+
+    @torch.inference_mode()
+    def run(self, requests: Sequence[Request]) -> list[Result]:
         """Each request with what its call reads: ``[d]``, or ``[tokens, d]`` for a per-token task."""
-        with self._threads.using(sum(request.length for request in requests)):
-            return self._results(Batch.pack(requests, position_offset=self._offset, device=self.device))
+        if self._pipeline is not None:
+            return self._pipeline.start(requests).result()
+        batch = Batch.pack(requests, position_offset=self._offset, device=self.device)
+        readouts = {request.call.plan.readout for request in batch.requests}
+        reading = self._reading_of_rows(batch, readouts) or self.reading(batch, self.states(batch))
+        return results(batch.requests, batch.lead, {readout: reading.read(readout) for readout in readouts})
 
-    def _results(self, batch: Batch) -> list[tuple[Request, Matrix]]:
-        reading = Reading(
+    def _reading_of_rows(self, batch: Batch, readouts: set[Readout]) -> Reading | None:
+        """A reading of one row of each text, where nobody reads more: the last layer is computed for no others."""
+        places = {self.pooler.row_of(readout) for readout in readouts}
+        if not getattr(self.backbone, "takes_rows", False) or len(places) != 1 or None in places:
+            return None
+        ends = batch.segments.cu_seqlens
+        if places == {"lasttoken"}:
+            rows = ends[1:].long() - 1
+        elif batch.skip is None:
+            rows = ends[:-1].long()
+        else:
+            return None  # the first token that counts differs between readouts
+        return Reading(
             self.pooler,
-            self._forward(batch),
-            segments=batch.segments,
-            skip=batch.skip,
-            input_ids=batch.input_ids[0],
+            self.states(batch, rows=rows),
+            segments=Segments.of([1] * len(rows), self.device),
+            skip=None,
+            input_ids=batch.input_ids[0][rows],
         )
-        read = {readout: reading.read(readout) for readout in {request.call.plan.readout for request in batch.requests}}
-        results = []
-        for i, request in enumerate(batch.requests):
-            rows = read[request.call.plan.readout][batch.lead + i]
-            results.append((request, rows if request.kept is None else rows[request.kept]))
-        return results
 
-    def _forward(self, batch: Batch) -> torch.Tensor:  # [tokens, backbone]
-        options = dict(self._options)
+    def states(self, batch: Batch, rows: torch.Tensor | None = None) -> torch.Tensor:  # [tokens, backbone]
+        """The backbone's hidden states; with ``rows [n]`` only of these tokens."""
+        options = dict(self._options) if rows is None else {**self._options, "rows": rows}
         if self._token_types:
             types = batch.token_types
             options["token_type_ids"] = torch.zeros_like(batch.input_ids) if types is None else types
         if self._adapters:
             options["adapter_ids"] = batch.adapter_ids
-        out = self._backbone(
+        out = self.backbone(
             input_ids=batch.input_ids, position_ids=batch.position_ids, segments=batch.segments, **options
         )
         hidden: torch.Tensor = out.last_hidden_state[0]
         return hidden
+
+    def reading(self, batch: Batch, states: torch.Tensor) -> Reading:
+        """What can be read from a batch's states."""
+        return Reading(self.pooler, states, segments=batch.segments, skip=batch.skip, input_ids=batch.input_ids[0])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Finished:
+    """A batch that ran where it was started."""
+
+    results: list[Result]
+
+    def result(self) -> list[Result]:
+        """At once."""
+        return self.results

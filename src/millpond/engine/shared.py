@@ -124,9 +124,9 @@ if hasattr(os, "register_at_fork"):
 
 def _engine(config: EngineConfig, cache: Cache) -> Engine:
     from millpond.engine.engine import Engine
-    from millpond.models.placement import resolve_device
+    from millpond.models.placement import resolve_devices
 
-    device = str(resolve_device(config.device))
+    device = ",".join(map(str, resolve_devices(config.device)))
     if device != config.device:  # "auto" and its meaning are one engine
         config = replace(config, device=device)
         return shared(cache=cache, **_options(config))

@@ -6,8 +6,8 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import takewhile
+from functools import cached_property, partial
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tokenizers import Encoding, Tokenizer
 from tokenizers.normalizers import Lowercase
 
 from millpond.checkpoints.late_interaction import LateInteraction
+from millpond.checkpoints.tokenizer_file import read_as_is
 from millpond.engine.words import word_numbers
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
 from millpond.late_interaction.encode import ColbertEncoder
@@ -80,7 +81,7 @@ class TextTokenizer:
         lower: bool,
         limit: int | None,
         stand_in: int | None = None,
-        chat: Any = None,
+        chat: Callable[[], Any] | None = None,
         reward_token: int | None = None,
         typed: bool = False,
         specials: Mapping[str, str] | None = None,
@@ -91,7 +92,7 @@ class TextTokenizer:
         self._backend = backend
         self._lower = lower
         self._stand_in = stand_in
-        self.transformers = chat  # transformers' own tokenizer, for its chat template
+        self._chat = chat  # gives transformers' own tokenizer
         self.reward_token = reward_token  # put behind a conversation by reward models that read their score there
         self.limit = limit
         self.typed = typed  # whether the checkpoint reads token types
@@ -107,34 +108,36 @@ class TextTokenizer:
         Raises:
             ModelLoadError: There is none, or it is no fast one.
         """
-        from huggingface_hub.errors import StrictDataclassError
-        from transformers import AutoTokenizer
-
         if not any(path.is_file() for pattern in _VOCABULARIES for path in folder.glob(pattern)):
             # transformers would make an empty tokenizer up, and every text would be unknown tokens.
             raise ModelLoadError(f"{folder} has no tokenizer that can be read here; is the checkpoint complete?")
-        try:
-            with quiet_transformers(), warnings.catch_warnings():
-                # It reads a config.json whose model_type it does not know as a bare one, and finds old fields in it.
-                warnings.simplefilter("ignore", FutureWarning)
-                tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-            backend = tokenizer.backend_tokenizer
-        except StrictDataclassError as error:  # transformers reads config.json on the way to the tokenizer's class
-            raise ModelLoadError(f"{folder}: config.json does not fit its model's class: {error}") from error
-        except (OSError, ValueError, KeyError, AttributeError, TypeError, ImportError) as error:
-            raise ModelLoadError(f"{folder} has no tokenizer that can be read here: {error}") from error
-        limit = tokenizer.model_max_length
-        stand_ins = (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
+        read = read_as_is(folder)
+        if read is not None:
+            backend, limit, specials, typed = read.backend, read.limit, read.specials, read.typed
+            chat = partial(_read_by_transformers, folder)
+        else:
+            tokenizer = _read_by_transformers(folder)
+            backend, limit = tokenizer.backend_tokenizer, tokenizer.model_max_length
+            specials = {role: str(token) for role, token in tokenizer.special_tokens_map.items()}
+            typed = "token_type_ids" in tokenizer.model_input_names
+            chat = partial(_itself, tokenizer)
+        roles = ("eos_token", "bos_token", "pad_token")
+        stand_ins = (backend.token_to_id(specials[role]) for role in roles if role in specials)
         return cls(
             backend,
             lower=lower,
             limit=None if limit is None or limit > _NO_LIMIT else int(limit),
-            stand_in=next((int(token) for token in stand_ins if token is not None), None),
-            chat=tokenizer,
+            stand_in=next((token for token in stand_ins if token is not None), None),
+            chat=chat,
             reward_token=reward_token,
-            typed="token_type_ids" in tokenizer.model_input_names,
-            specials={role: str(token) for role, token in tokenizer.special_tokens_map.items()},
+            typed=typed,
+            specials=specials,
         )
+
+    @cached_property
+    def transformers(self) -> Any:
+        """transformers' own tokenizer, for its chat template; ``None`` where there is none."""
+        return None if self._chat is None else self._chat()
 
     @cached_property
     def lent(self) -> Any:
@@ -262,12 +265,11 @@ class TextTokenizer:
         """
         encodings = self._encode([prompt + text for text in texts] if prompt else texts, places=places)
         tokenized = []
-        for i, encoding in enumerate(encodings):
-            ids = np.array(encoding.ids, dtype=np.int32)
+        for i, ids in enumerate(_arrays([encoding.ids for encoding in encodings])):
             if len(ids) == 0:
                 tokenized.append(self._nothing(position(i), places=places))
                 continue
-            found = self._places(encoding, prompt, texts[i]) if places else None
+            found = self._places(encodings[i], prompt, texts[i]) if places else None
             cut = len(ids) > limit
             if cut:
                 if truncate == "error":
@@ -344,6 +346,42 @@ class TextTokenizer:
             tokens=encoding.tokens if marked else None,
         )
         return Places(offsets=offsets, special=special, words=words)
+
+
+def _read_by_transformers(folder: Path) -> Any:
+    """The class that transformers chooses, without what somebody's training run left in its file."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoTokenizer
+
+    try:
+        with quiet_transformers(), warnings.catch_warnings():
+            # It reads a config.json whose model_type it does not know as a bare one, and finds old fields in it.
+            warnings.simplefilter("ignore", FutureWarning)
+            tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        backend = tokenizer.backend_tokenizer
+    except StrictDataclassError as error:  # transformers reads config.json on the way to the tokenizer's class
+        raise ModelLoadError(f"{folder}: config.json does not fit its model's class: {error}") from error
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, ImportError) as error:
+        raise ModelLoadError(f"{folder} has no tokenizer that can be read here: {error}") from error
+    backend.no_padding()
+    backend.no_truncation()
+    return tokenizer
+
+
+def _itself(tokenizer: Any) -> Any:
+    return tokenizer
+
+
+def _arrays(lists: Sequence[list[int]]) -> list[npt.NDArray[np.int32]]:
+    """Each list as int32 ``[tokens]``: parts of one array, since making many small ones takes longer."""
+    if len(lists) == 1:
+        return [np.array(lists[0], dtype=np.int32)]
+    flat = np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=sum(map(len, lists)))
+    arrays, start = [], 0
+    for ids in lists:
+        arrays.append(flat[start : start + len(ids)])
+        start += len(ids)
+    return arrays
 
 
 def _unfolded(offsets: npt.NDArray[np.int32], text: str) -> npt.NDArray[np.int32]:

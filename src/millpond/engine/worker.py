@@ -1,4 +1,4 @@
-"""Worker: the thread that turns the queue into results. Schedule, run, resolve."""
+"""Worker: a thread that turns the queue into results. Schedule, run, resolve."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from millpond.engine.call import Call
+from millpond.engine.lane import DeviceLane, Lanes
 from millpond.engine.request import Request
 from millpond.engine.scheduler import Scheduler
 
@@ -30,11 +31,12 @@ class Runs(Protocol):
 
 
 class Worker:
-    """One device's loop."""
+    """One lane's loop; a caller with little to do may take a turn in its own thread."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runs, *, name: str) -> None:
+    def __init__(self, scheduler: Scheduler, runner: Runs, *, name: str, lanes: Lanes | None = None) -> None:
         self._scheduler = scheduler
         self._runner = runner
+        self._lanes = lanes or DeviceLane()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
     def start(self) -> None:
@@ -46,21 +48,51 @@ class Worker:
         if self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _loop(self) -> None:
-        while self._turn():
-            pass
+    def take_turn(self, *, claimed: bool = False) -> bool:
+        """Run a batch in the calling thread, if a lane is free and something waits; whether there was one.
 
-    def _turn(self) -> bool:
-        """One batch; a method of its own, so that nothing of it is held while the next one is waited for."""
-        requests = self._scheduler.schedule()
-        if requests is None:
+        ``claimed``: the thread is a worker's, in a future's callback, which has its lane already.
+        """
+        if claimed:
+            return self._lanes.shared and self._turn(assisting=True)
+        if not self._lanes.claim(wait=False):
             return False
         try:
-            self._resolve(self._run(requests))
+            return self._turn(assisting=True)
+        finally:
+            self._lanes.release()
+
+    def _loop(self) -> None:
+        self._lanes.enter()
+        # Waits without a claim, then claims: what comes in between is in the same batch.
+        while self._scheduler.wait():
+            self._lanes.claim(wait=True)
+            try:
+                self._turn()
+            finally:
+                self._lanes.release()
+
+    def _turn(self, *, assisting: bool = False) -> bool:
+        """One batch; a method of its own, so that nothing of it is held while the next one is waited for."""
+        requests = self._scheduler.pick(1 + self._lanes.free(), prepare=not assisting)
+        if not requests:  # another lane has them
+            return False
+        tokens = sum(request.length for request in requests)
+        try:
+            with self._lanes.running(tokens, alone=self._scheduler.empty):
+                results = self._run(requests)
         except Exception as error:  # the loop serves everyone: only this batch's callers hear of it
-            logger.exception("a batch could not be resolved")
-            for request in requests:
-                request.call.fail(error)
+            fail(requests, error)
+            return True
+        except BaseException:  # the caller whose thread this is was interrupted; the others' texts wait for the rest
+            self._scheduler.put_back(requests)
+            raise
+        try:
+            self._resolve(results)
+        except BaseException as error:
+            fail(requests, error)
+            if not isinstance(error, Exception):
+                raise
         return True
 
     def _run(self, requests: Sequence[Request]) -> list[Result]:
@@ -102,6 +134,13 @@ class Worker:
                 call.deliver(slots, rows)
             except Exception as error:  # a progress callback, say: this caller's trouble, not the loop's
                 call.fail(error)
+
+
+def fail(requests: Sequence[Request], error: BaseException) -> None:
+    """Tell the callers of a batch that it could not be resolved."""
+    logger.error("a batch could not be resolved", exc_info=error)
+    for request in requests:
+        request.call.fail(error)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -17,7 +17,7 @@ from torch import nn
 from millpond.attention.segments import Segments
 from millpond.attention.select import select
 from millpond.attention.signature import Masking
-from millpond.models.linear import linear
+from millpond.models.linear import PlainLinear, linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,8 @@ class Output:
 class PackedEncoder(nn.Module):
     """A loaded BERT-like backbone, run on one packed row."""
 
+    takes_rows = True
+
     def __init__(self, backbone: nn.Module, model_type: str) -> None:
         super().__init__()
         names = FAMILIES[model_type]
@@ -96,15 +98,18 @@ class PackedEncoder(nn.Module):
         position_ids: torch.Tensor,  # [1, tokens]
         segments: Segments,
         token_type_ids: torch.Tensor | None = None,  # [1, tokens]
+        rows: torch.Tensor | None = None,  # [n]
     ) -> Output:
-        """Hidden states of every token."""
+        """Hidden states of every token, or of the ``rows`` that are read alone."""
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         hidden = self.embeddings(input_ids=input_ids, position_ids=position_ids, **types)[0]  # [tokens, embedding]
         if self.widen is not None:
             hidden = self.widen(hidden)  # [tokens, hidden]
         bias = None if self.bias is None else self.bias(segments.max_seqlen).to(hidden.dtype)
-        for layer in self.layers:
+        *layers, last = self.layers
+        for layer in layers:
             hidden = layer(hidden, segments, bias)
+        hidden = last(hidden, segments, bias, rows)
         return Output(last_hidden_state=hidden[None])
 
 
@@ -123,14 +128,28 @@ class PackedLayer(nn.Module):
         self.down = _linear_of(layer.get_submodule(names.down))
         self.norm = layer.get_submodule(names.norm)
 
-    def forward(self, hidden: torch.Tensor, segments: Segments, bias: torch.Tensor | None) -> torch.Tensor:
-        """``[tokens, hidden]`` in and out; ``bias [heads, longest, longest]`` is added to the scores."""
+    def forward(
+        self,
+        hidden: torch.Tensor,  # [tokens, hidden]
+        segments: Segments,
+        bias: torch.Tensor | None,  # [heads, longest, longest], added to the scores
+        rows: torch.Tensor | None = None,  # [n]
+    ) -> torch.Tensor:  # [tokens, hidden], or [n, hidden]
+        """The layer's states, or those of the ``rows`` that are read."""
         qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # [tokens, 3, heads, dim]
         query, key, value = qkv.unbind(1)
         masking = Masking(scale=query.shape[-1] ** -0.5, causal=False, bias=bias)
         mixed = select(query, masking)(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]
+        return self._feed(hidden, mixed) if rows is None else self._feed(hidden[rows], mixed[rows])
+
+    def _feed(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """``hidden`` and what the attention mixed, through the rest of the layer."""
         hidden = self.attention_norm(self.attention_out(mixed).add_(hidden))
         return self.norm(self.down(self.up(hidden)).add_(hidden))  # type: ignore[no-any-return]
+
+    def compiled_parts(self) -> tuple[str, ...]:
+        """What compiled code runs faster: nothing where oneDNN has fused the activation."""
+        return ("_feed",) if isinstance(self.up, PlainLinear) else ()
 
 
 class RelativeBias(nn.Module):

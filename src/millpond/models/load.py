@@ -1,4 +1,7 @@
-"""A checkpoint's backbone, loaded through transformers' own class with the packed attention in it."""
+"""A checkpoint's backbone: from its tensors alone where millpond has the family, else through transformers' class.
+
+transformers' class gets the packed attention.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
+from torch import nn
 
 from millpond.attention import interface
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.weights import read_tensors
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models.architectures import Architecture
+from millpond.models.encoder_file import read_encoder
 from millpond.models.packed import packed as packed_forward
 from millpond.models.quantize import quantize
 from millpond.tasks import Quantization
@@ -39,7 +43,7 @@ def load_backbone(
     dtype: torch.dtype,
     quantization: Quantization | None = None,
     packed: bool = True,
-) -> torch.nn.Module:
+) -> nn.Module:
     """The backbone in evaluation mode, on its device.
 
     ``packed=False`` keeps transformers' own class where millpond has a forward of its own: the tests compare them.
@@ -48,10 +52,28 @@ def load_backbone(
         ModelLoadError: The files cannot be read, or the config describes no valid model.
         WeightMismatchError: Tensors are missing, left over or of another shape.
     """
-    interface.register()
     # In a forked child torch makes its thread pool anew on first use, which fails when two threads are first at once;
     # transformers loads with several. Here one thread is first.
     torch.set_num_threads(torch.get_num_threads())
+    backbone = None
+    if packed and architecture.family is None:
+        folder, model_type = checkpoint.layout.transformer, architecture.model_type
+        backbone = read_encoder(folder, checkpoint.config, model_type, dtype=dtype, unread=_NOT_BACKBONE)
+    if backbone is None:
+        backbone = _load_by_transformers(checkpoint, architecture, device=device, dtype=dtype)
+    backbone = backbone.eval().to(device)
+    if packed:
+        backbone = packed_forward(backbone, architecture.model_type)
+    return backbone if quantization is None else quantize(backbone, quantization, device)
+
+
+def _load_by_transformers(
+    checkpoint: Checkpoint, architecture: Architecture, *, device: torch.device, dtype: torch.dtype
+) -> nn.Module:
+    """The backbone in transformers' own class, and whatever the family does to it."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    interface.register()
     name, folder = checkpoint.source.name, checkpoint.layout.transformer
     family = architecture.module
     model_class = _backbone_class(architecture)
@@ -88,10 +110,8 @@ def load_backbone(
     finish = getattr(family, "finish", None)
     if finish is not None:
         backbone = finish(backbone.to(device), checkpoint)
-    backbone = backbone.eval().to(device)
-    if packed:
-        backbone = packed_forward(backbone, architecture.model_type)
-    return backbone if quantization is None else quantize(backbone, quantization, device)
+    loaded: nn.Module = backbone
+    return loaded
 
 
 def _backbone_class(architecture: Architecture) -> type[Any]:

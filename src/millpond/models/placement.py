@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from millpond.errors import ModelLoadError
 from millpond.models.architectures import Architecture
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def resolve_devices(device: str | Sequence[str]) -> tuple[torch.device, ...]:
+    """One device, or several of a kind joined by commas, each of which gets a replica of the model.
+
+    Raises:
+        ModelLoadError: A name is no device, a device is not there, or they differ in kind.
+    """
+    names = device.split(",") if isinstance(device, str) else list(device)
+    devices = tuple(resolve_device(name.strip()) for name in names)
+    if len({one.type for one in devices}) > 1:
+        raise ModelLoadError(f"device={names} names devices of several kinds; replicas run on devices of one kind")
+    return devices
 
 
 def resolve_device(device: str) -> torch.device:

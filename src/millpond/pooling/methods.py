@@ -2,6 +2,9 @@
 
 Each takes ``hidden [tokens, width]``, the row's segments, and ``skip [n]`` (tokens left out at the front of each
 segment: the prompt, where the checkpoint excludes it; ``None`` for none), and gives ``[n, width]``.
+
+They read the segments' lengths on the device only and never wait for it, so that a CUDA graph may hold them. There the
+last places of a row may be empty segments, whose result is anything.
 """
 
 from __future__ import annotations
@@ -49,12 +52,18 @@ def _without_skipped(
 
 def _sums(rows: torch.Tensor, segments: Segments) -> torch.Tensor:
     """``[n, width]`` sum of each segment's rows."""
-    return torch.segment_reduce(rows, "sum", lengths=_lengths(segments), axis=0)
+    return _reduced(rows, "sum", segments)
+
+
+def _reduced(rows: torch.Tensor, how: str, segments: Segments) -> torch.Tensor:
+    """``unsafe`` leaves out a check of the lengths, which would wait for the device."""
+    return torch.segment_reduce(rows, how, lengths=_lengths(segments), axis=0, unsafe=True)
 
 
 def cls(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
     """The first token's row."""
-    return hidden[_firsts(segments, skip)]
+    firsts = _firsts(segments, skip)
+    return hidden[firsts.clamp(max=len(hidden) - 1)]  # an empty segment begins behind the last row
 
 
 def lasttoken(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
@@ -75,7 +84,7 @@ def mean_sqrt_len(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor |
 def max_(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
     """The greatest value of each column."""
     rows = _without_skipped(hidden, segments, skip, float("-inf"))
-    return torch.segment_reduce(rows, "max", lengths=_lengths(segments), axis=0)
+    return _reduced(rows, "max", segments)
 
 
 def weightedmean(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:

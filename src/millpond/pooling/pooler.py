@@ -75,6 +75,7 @@ class Pooler(nn.Module):
         language_head: Path | None = None,
     ) -> None:
         super().__init__()
+        self.modes = pooling.modes
         self.methods = tuple(METHODS[mode] for mode in pooling.modes)
         self.token_heads = build_heads(token_heads, device)
         self.heads = build_heads(heads, device)
@@ -84,6 +85,17 @@ class Pooler(nn.Module):
         self.language_head = language_head
         self._reading = threading.Lock()
         self._rows: dict[tuple[int, ...], VocabularyRows] = {}
+
+    def row_of(self, readout: Readout) -> Literal["cls", "lasttoken"] | None:
+        """The one row of each text that a readout takes, first or last; ``None`` where it takes more."""
+        modes: tuple[str | None, ...] = ()
+        if readout.kind == "pooled":
+            modes = self.modes
+        elif readout.kind == "logits" and self.classifier is not None:
+            modes = (self.classifier.description.pooling,)
+        if modes == ("cls",):
+            return "cls"
+        return "lasttoken" if modes == ("lasttoken",) else None
 
     def tokens(self, hidden: torch.Tensor) -> torch.Tensor:  # [tokens, backbone] -> float32 [tokens, hidden]
         """The rows of ``token_embed``."""
@@ -132,30 +144,46 @@ class Reading:
 
     def read(self, readout: Readout) -> Sequence[Matrix]:
         """A result for each text: ``[d]``, ``[tokens, d]``, or for ``sparse`` ``[k, 2]`` (token id, weight)."""
+        rows = self.rows(readout)
+        return rows.split(rows.values.cpu().numpy())
+
+    def rows(self, readout: Readout) -> Rows:
+        """The same on the device, where only ``sparse`` waits for it."""
         if readout.kind == "pooled":
-            return list(_host(self._pooler.pool(self._tokens, self._segments, self._skip)))
+            return Rows(values=self._pooler.pool(self._tokens, self._segments, self._skip), counts=None)
         if readout.kind == "tokens":
             own = self._pooler.token_vectors
-            return self._split(self._tokens if own is None else own(self._hidden.float()))
+            return self._each(self._tokens if own is None else own(self._hidden.float()))
         if readout.kind == "sparse":
             assert self._pooler.sparse is not None
             ids, weights, counts = self._pooler.sparse.read(self._hidden, self._segments, self._input_ids)
-            pairs = _host(torch.stack((ids.float(), weights.float()), dim=1))  # ids are far below float32's 2^24
-            return np.split(pairs, np.cumsum(counts)[:-1])
+            # Ids are far below float32's 2^24.
+            return Rows(values=torch.stack((ids.float(), weights.float()), dim=1), counts=counts)
         if readout.kind == "head_rows":
             rows = self._pooler.rows_of(readout.token_ids, self._hidden.device)
-            return self._split(rows(self._hidden.float()))
+            return self._each(rows(self._hidden.float()))
         assert self._pooler.classifier is not None
         if readout.kind == "logits":
-            return list(_host(self._pooler.classifier.pool(self._hidden, self._segments)))
+            return Rows(values=self._pooler.classifier.pool(self._hidden, self._segments), counts=None)
         logits = self._pooler.classifier.tokens(self._hidden.float())
-        return self._split(logits[:, list(readout.token_ids)] if readout.token_ids else logits)
+        return self._each(logits[:, list(readout.token_ids)] if readout.token_ids else logits)
 
-    def _split(self, rows: torch.Tensor) -> list[Matrix]:
-        return np.split(_host(rows), np.cumsum(self._segments.lengths)[:-1])
+    def _each(self, values: torch.Tensor) -> Rows:
+        return Rows(values=values, counts=self._segments.lengths)
 
 
-def _host(rows: torch.Tensor) -> Matrix:
-    """float32 rows as numpy; the one place that waits for the device."""
-    array: Matrix = rows.cpu().numpy()
-    return array
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """What a readout gives for a batch.
+
+    Attributes:
+        values: float32 ``[rows, d]`` on the device.
+        counts: How many of them each text has, in order; ``None`` is one each.
+    """
+
+    values: torch.Tensor
+    counts: Sequence[int] | None
+
+    def split(self, values: Matrix) -> Sequence[Matrix]:
+        """``values``, copied to the host, by text: ``[d]`` each, or ``[count, d]``."""
+        return list(values) if self.counts is None else np.split(values, np.cumsum(self.counts)[:-1])

@@ -1,0 +1,1 @@
+"""The parts of the comparison that `benchmarks/compare.py` runs."""

@@ -1,0 +1,123 @@
+"""Who takes part: one row for each engine and setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from peers.environments import HERE
+
+# vLLM's own binding of threads would leave a core out; with its engine core in this process it saves the way there.
+_VLLM = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CONFIGURE_LOGGING": "0",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Competitor:
+    """An engine in one setting.
+
+    Attributes:
+        name: As flags and results have it.
+        title: As tables and plots have it.
+        family: A key of ``peers.process.FAMILIES``.
+        environment: Whose interpreter runs it.
+        options: What it is loaded with.
+        precision: A key of ``peers.equality.LIMITS``.
+        tasks: What it takes part in.
+        searches: Whether it has a batch size to be searched for.
+        backend: The runtime that the model is exported to, if any.
+        environ: Variables of its process.
+        smoke: Whether a smoke run has it.
+    """
+
+    name: str
+    title: str
+    family: str
+    environment: str = HERE
+    options: Mapping[str, Any] = field(default_factory=dict)
+    precision: str = "half"
+    tasks: frozenset[str] = frozenset({"embed", "rerank", "tokens"})
+    searches: bool = False
+    backend: str | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+    smoke: bool = False
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is millpond."""
+        return self.family == "millpond"
+
+
+_ST = "sentence-transformers"
+_TWO = frozenset({"embed", "rerank"})
+
+REFERENCE = "st-fp32"
+COMPETITORS = {
+    row.name: row
+    for row in (
+        Competitor(name="millpond", title="millpond", family="millpond", smoke=True),
+        Competitor(name="millpond-compile", title="millpond compiled", family="millpond", options={"compile": True}),
+        Competitor(
+            name="millpond-fp32",
+            title="millpond fp32",
+            family="millpond",
+            options={"dtype": "float32"},
+            precision="float32",
+        ),
+        Competitor(
+            name="millpond-int8",
+            title="millpond int8",
+            family="millpond",
+            options={"quantization": "int8"},
+            precision="int8",
+            tasks=_TWO,
+        ),
+        Competitor(name="st-fp32", title=f"{_ST} fp32", family=_ST, precision="float32", searches=True, smoke=True),
+        Competitor(name="st-bf16", title=f"{_ST} bf16", family=_ST, options={"dtype": "bfloat16"}, searches=True),
+        Competitor(
+            name="st-onnx",
+            title=f"{_ST} ONNX",
+            family=_ST,
+            environment="openvino",
+            options={"backend": "onnx"},
+            precision="float32",
+            tasks=_TWO,
+            searches=True,
+            backend="onnx",
+        ),
+        Competitor(
+            name="st-openvino",
+            title=f"{_ST} OpenVINO",
+            family=_ST,
+            environment="openvino",
+            options={"backend": "openvino"},
+            tasks=_TWO,
+            searches=True,
+            backend="openvino",
+        ),
+        Competitor(
+            name="vllm",
+            title="vLLM bf16",
+            family="vllm",
+            environment="vllm",
+            # What it keeps of one round would answer the next.
+            options={"dtype": "bfloat16", "enable_prefix_caching": False},
+            tasks=_TWO,
+            environ=_VLLM,
+        ),
+        Competitor(
+            name="transformers",
+            title="transformers bf16",
+            family="transformers",
+            options={"dtype": "bfloat16", "max_length": 512},
+            tasks=_TWO,
+            searches=True,
+        ),
+    )
+}

