@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from compare import show
 from peers import curves
 from peers.environments import cache_folder
 from peers.shapes import Shapes
@@ -317,10 +318,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options, Shapes(Path(folder) / "models" if options.smoke else cache_folder() / "models"))
         results = {name: getattr(bench, name)() for name in SECTIONS if name in options.only}
-        target = Path(folder) / "results" if options.smoke else RESULTS
-        path = record("load" if set(options.only) == set(SECTIONS) else "load-part", results, folder=target)
         print(curves.load_table(results))
-        print(path)
+        if set(options.only) == set(SECTIONS):  # parts of it would replace the whole
+            target = Path(folder) / "results" if options.smoke else RESULTS
+            record("load", results, folder=target)
+            show(target)
 
 
 if __name__ == "__main__":

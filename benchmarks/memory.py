@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from compare import show
 from peers import curves
 from peers.environments import cache_folder
 from peers.shapes import Shapes
@@ -87,9 +88,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         shapes = Shapes(Path(folder) / "models" if options.smoke else cache_folder() / "models")
         results = measure(shapes.folder("minilm"), count=options.texts, every=options.every)
-        path = record("memory", results, folder=Path(folder) / "results" if options.smoke else RESULTS)
         print(curves.memory_table(results))
-        print(path)
+        target = Path(folder) / "results" if options.smoke else RESULTS
+        record("memory", results, folder=target)
+        show(target)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from peers import curves
 from peers.engines import COMPETITORS
 from peers.targets import verdicts
 
@@ -24,7 +25,7 @@ MISSING, UNEQUAL, TIMES = "-", "not equal", "\u00d7"
 def fill(page: str, results: Path) -> str:
     """The page with the section of each result that is there; the others stay as they are."""
     contents = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))}
-    for name, table in TABLES.items():
+    for name, table in (TABLES | OTHERS).items():
         if content := contents.get(name):
             image = f"![{ALT[name]}](images/bench-{name}.svg)\n\n" if name in ALT else ""
             page = replaced(page, name, f"{image}{table(content['results'])}\n\n{origin(content)}")
@@ -172,6 +173,10 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "startup": startup_table,
     "shapes": shapes_table,
 }
+
+
+# Of other scripts than compare.py.
+OTHERS: dict[str, Callable[[Record], str]] = {"load": curves.load_table, "memory": curves.memory_table}
 
 
 def origin(content: Record) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from peers import curves
 from peers.engines import COMPETITORS
 
 Record = Mapping[str, Any]
@@ -100,7 +101,13 @@ def percentiles(results: Record) -> Any:
     return figure
 
 
-PLOTS: dict[str, Callable[[Record], Any]] = {"embed": by_length, "calls": by_calls, "latency": percentiles}
+PLOTS: dict[str, Callable[[Record], Any]] = {
+    "embed": by_length,
+    "calls": by_calls,
+    "latency": percentiles,
+    "load": curves.load_plot,
+    "memory": curves.memory_plot,
+}
 
 
 def _series(columns: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:

@@ -23,6 +23,7 @@ from millpond.engine.runner import Runner
 from millpond.engine.tokenize import TextTokenizer
 from millpond.errors import InvalidRequestError
 from millpond.models.architectures import Architecture, find, translate
+from millpond.models.linear import bound_compiled_products
 from millpond.models.load import load_backbone
 from millpond.models.placement import resolve_devices, resolve_dtype
 from millpond.models.purpose import Purpose, decide
@@ -115,6 +116,8 @@ def describe(config: EngineConfig) -> ModelSpec:
 def load(config: EngineConfig) -> Loaded:
     """Read, check and build; every question that the files can answer wrongly is asked before the weights are read."""
     devices = resolve_devices(config.device)
+    if any(device.type == "cpu" for device in devices):
+        bound_compiled_products()
     found = _read(config)
     pooling = found.layout.pooling
     assert pooling is not None  # complete() answered it

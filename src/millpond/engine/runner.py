@@ -17,7 +17,12 @@ from millpond.engine.graphs import Graphs
 from millpond.engine.pipeline import Pending, Pipeline, Result, results
 from millpond.engine.request import Request
 from millpond.models.architectures import Architecture
+from millpond.models.int8 import Int8Linear
+from millpond.models.linear import ReorderedLinear
 from millpond.pooling.pooler import Pooler, Reading, Readout
+
+# Rows that are read alone are filled up to a multiple of this, as tokens are: see ``rounded_up``.
+_ROWS = 16
 
 
 class Runner:
@@ -53,6 +58,7 @@ class Runner:
         self.pooler = pooler
         self._offset = offset
         self.device = device
+        self._rounded = device.type == "cpu" and _has_onednn_products(backbone)
         self._options: dict[str, Any] = {"use_cache": False} if architecture.decoder else {}
         self._token_types = architecture.token_types
         self._adapters = architecture.adapters
@@ -82,7 +88,7 @@ class Runner:
         """Each request with what its call reads: ``[d]``, or ``[tokens, d]`` for a per-token task."""
         if self._pipeline is not None:
             return self._pipeline.start(requests).result()
-        batch = Batch.pack(requests, position_offset=self._offset, device=self.device)
+        batch = Batch.pack(requests, position_offset=self._offset, device=self.device, rounded=self._rounded)
         readouts = {request.call.plan.readout for request in batch.requests}
         reading = self._reading_of_rows(batch, readouts) or self.reading(batch, self.states(batch))
         return results(batch.requests, batch.lead, {readout: reading.read(readout) for readout in readouts})
@@ -99,6 +105,8 @@ class Runner:
             rows = ends[:-1].long()
         else:
             return None  # the first token that counts differs between readouts
+        if self._rounded and len(rows) > _ROWS:  # the last one again and again, which nobody asks for
+            rows = torch.cat((rows, rows[-1:].expand(-len(rows) % _ROWS)))
         return Reading(
             self.pooler,
             self.states(batch, rows=rows),
@@ -135,3 +143,12 @@ class Finished:
     def result(self) -> list[Result]:
         """At once."""
         return self.results
+
+
+def _has_onednn_products(backbone: nn.Module) -> bool:
+    """Whether its linear layers are oneDNN's, as they are on a CPU in less than float32."""
+    return any(
+        isinstance(module, ReorderedLinear | Int8Linear)
+        or any(weight.dtype is torch.bfloat16 for weight in module.parameters(recurse=False))
+        for module in backbone.modules()
+    )

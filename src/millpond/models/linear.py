@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -78,6 +79,17 @@ class PlainLinear(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [tokens, in] -> [tokens, out]
         """Multiply, add, activate."""
         return self._activate(F.linear(rows, self.weight, self.bias))
+
+
+def bound_compiled_products() -> None:
+    """Keep few of the products that oneDNN compiles, in processes that have not used it yet.
+
+    It compiles one for every shape, of up to a megabyte, and by default keeps a thousand of them, torch as many again
+    for each thread: gigabytes in the course of a million texts. Of 64 a batch needs a dozen. What is set in the
+    environment (``ONEDNN_PRIMITIVE_CACHE_CAPACITY``, ``LRU_CACHE_CAPACITY``) goes before this.
+    """
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, "64")
 
 
 def activation_of(name: str | None) -> Callable[[torch.Tensor], torch.Tensor]:
