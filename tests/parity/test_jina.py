@@ -210,15 +210,15 @@ def test_the_role_chooses_the_adapter_and_the_prompt(asked, index, prompt, engin
 
 
 def test_callers_with_different_tasks_share_a_batch(engine, monkeypatch):
-    right, queued, adapters = Runner._forward, threading.Event(), []
+    right, queued, adapters = Runner.states, threading.Event(), []
 
-    def forward(runner, batch):
+    def forward(runner, batch, rows=None):
         queued.wait(20)
         adapters.append(set() if batch.adapter_ids is None else set(batch.adapter_ids[0].tolist()))
-        return right(runner, batch)
+        return right(runner, batch, rows)
 
     asked = [(TEXTS[i % len(TEXTS)], JINA_TASKS[i % 5]) for i in range(30)]
-    monkeypatch.setattr(Runner, "_forward", forward)
+    monkeypatch.setattr(Runner, "states", forward)
     futures = [engine.submit("embed", [text], PoolingParams(adapter=name)) for text, name in asked]
     queued.set()
     found = [future.result(20).embeddings for future in futures]

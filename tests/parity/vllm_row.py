@@ -167,6 +167,8 @@ def _pair_template(folder: Path) -> None:
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     processor = content["post_processor"]
+    if "single" not in processor:  # RoBERTa's own processor, which knows pairs
+        return
     single = [next(iter(part.values()))["id"] for part in processor["single"]]
     if len(single) != 3 or any("SpecialToken" in part for part in processor["pair"]):
         return

@@ -265,7 +265,9 @@ def test_what_comes_back_gives_the_same_scores(cross_encoder: str, hits: list[No
     after = journeys[journey]()
     assert after.to_dict() == built.to_dict()
     once, again = (one.postprocess_nodes(hits, query_str=QUESTION) for one in (built, after))
-    assert [hit.to_dict() for hit in once] == [hit.to_dict() for hit in again]
+    # The last bit depends on how many cores were free.
+    assert [hit.score for hit in once] == pytest.approx([hit.score for hit in again], abs=1e-5)
+    assert [hit.node.to_dict() for hit in once] == [hit.node.to_dict() for hit in again]
 
 
 def test_pickling_drops_nothing(cross_encoder: str, quiet: pytest.LogCaptureFixture) -> None:

@@ -268,7 +268,11 @@ def test_what_comes_back_gives_the_same_scores(cross_encoder: str, documents: li
     }
     after = journeys[journey]()
     assert after == built
-    assert after.compress_documents(documents, QUESTION) == built.compress_documents(documents, QUESTION)
+    found, again = (list(one.compress_documents(documents, QUESTION)) for one in (built, after))
+    assert [document.page_content for document in found] == [document.page_content for document in again]
+    # The last bit depends on how many cores were free.
+    scores = [[document.metadata["relevance_score"] for document in documents] for documents in (found, again)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-5)
     assert len(built.model_copy(update={"top_n": 4}).compress_documents(documents, QUESTION)) == 4
 
 
