@@ -24,6 +24,14 @@ def a_call(lengths, refills=None):
     return call, [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
 
 
+def schedule(scheduler):
+    """The next batch, as a worker takes it: waits for one, and gives None once the scheduler is closed and empty."""
+    while scheduler.wait():
+        if batch := scheduler.pick():
+            return batch
+    return None
+
+
 def tokens(batch):
     return sum(request.length for request in batch)
 
@@ -32,7 +40,7 @@ def test_a_batch_keeps_to_the_budget():
     scheduler = Scheduler(10)
     call, requests = a_call([4, 4, 4, 4, 4])
     scheduler.put(call, requests)
-    sizes = [tokens(scheduler.schedule()) for _ in range(3)]
+    sizes = [tokens(schedule(scheduler)) for _ in range(3)]
     assert sizes == [8, 8, 4]
 
 
@@ -40,18 +48,18 @@ def test_a_request_over_the_budget_runs_alone():
     scheduler = Scheduler(10)
     call, requests = a_call([50, 3])
     scheduler.put(call, requests)
-    assert [request.length for request in scheduler.schedule()] == [50]
-    assert [request.length for request in scheduler.schedule()] == [3]
+    assert [request.length for request in schedule(scheduler)] == [50]
+    assert [request.length for request in schedule(scheduler)] == [3]
 
 
 def test_a_late_single_text_is_in_the_next_batch():
     scheduler = Scheduler(100)
     bulk, many = a_call([10] * 1000)
     scheduler.put(bulk, many)
-    scheduler.schedule()
+    schedule(scheduler)
     single, one = a_call([5])
     scheduler.put(single, one)
-    assert one[0] in scheduler.schedule()
+    assert one[0] in schedule(scheduler)
 
 
 def test_the_budget_is_shared_and_what_is_left_goes_on():
@@ -60,7 +68,7 @@ def test_the_budget_is_shared_and_what_is_left_goes_on():
     second, b = a_call([10] * 2)
     scheduler.put(first, a)
     scheduler.put(second, b)
-    batch = scheduler.schedule()
+    batch = schedule(scheduler)
     assert [sum(request.call is call for request in batch) for call in (first, second)] == [8, 2]
 
 
@@ -70,9 +78,9 @@ def test_a_long_request_is_not_passed_over_for_ever():
     busy = [a_call([60] * 20) for _ in range(3)]
     for call, requests in busy:
         scheduler.put(call, requests)
-    scheduler.schedule()
+    schedule(scheduler)
     scheduler.put(long, big)
-    turns = next(i for i in range(10) if big[0] in scheduler.schedule())
+    turns = next(i for i in range(10) if big[0] in schedule(scheduler))
     assert turns < 4
 
 
@@ -83,7 +91,7 @@ def test_a_cancelled_call_is_dropped():
     scheduler.put(gone, a)
     scheduler.put(here, b)
     assert gone.future.cancel()
-    assert scheduler.schedule() == b
+    assert schedule(scheduler) == b
 
 
 def test_a_call_is_told_what_is_left_in_line():
@@ -92,7 +100,7 @@ def test_a_call_is_told_what_is_left_in_line():
     call, requests = a_call([5] * 5, refills)
     scheduler.put(call, requests)
     for _ in range(3):
-        scheduler.schedule()
+        schedule(scheduler)
     assert refills == [3, 1, 0]
 
 
@@ -101,14 +109,14 @@ def test_closing_works_the_queue_off_first():
     call, requests = a_call([5])
     scheduler.put(call, requests)
     scheduler.close()
-    assert scheduler.schedule() == requests
-    assert scheduler.schedule() is None
+    assert schedule(scheduler) == requests
+    assert schedule(scheduler) is None
 
 
 def test_schedule_waits_for_work():
     scheduler = Scheduler(10)
     got = []
-    thread = threading.Thread(target=lambda: got.append(scheduler.schedule()))
+    thread = threading.Thread(target=lambda: got.append(schedule(scheduler)))
     thread.start()
     call, requests = a_call([5])
     scheduler.put(call, requests)
@@ -121,7 +129,7 @@ def test_shrinking_bounds_later_batches():
     call, requests = a_call([10] * 20)
     scheduler.put(call, requests)
     scheduler.shrink(20)
-    assert tokens(scheduler.schedule()) == 20
+    assert tokens(schedule(scheduler)) == 20
 
 
 @given(
@@ -137,7 +145,7 @@ def test_everything_is_served_once_within_the_budget(budget, calls):
         wanted += requests
     scheduler.close()
     served = []
-    while (batch := scheduler.schedule()) is not None:
+    while (batch := schedule(scheduler)) is not None:
         assert tokens(batch) <= budget or len(batch) == 1
         served += batch
     assert len(served) == len(wanted) and set(map(id, served)) == set(map(id, wanted))
@@ -152,7 +160,7 @@ def test_no_line_waits_longer_than_a_round(budget):
         scheduler.put(call, requests)
     seen = set()
     for _ in range(len(calls)):
-        seen |= {request.call for request in scheduler.schedule()}
+        seen |= {request.call for request in schedule(scheduler)}
     assert seen == {call for call, _ in calls}
 
 
@@ -164,18 +172,18 @@ def test_short_texts_do_not_ride_with_a_long_one():
     shorts = [a_call([10]) for _ in range(5)]
     for call, requests in shorts:
         scheduler.put(call, requests)
-    assert [sorted(request.length for request in scheduler.schedule()) for _ in range(2)] == [[10] * 5, [8000]]
+    assert [sorted(request.length for request in schedule(scheduler)) for _ in range(2)] == [[10] * 5, [8000]]
 
 
 def test_a_single_text_beside_a_full_line_has_a_batch_of_its_own():
     scheduler = Scheduler(4096)
     bulk, many = a_call([500] * 100)
     scheduler.put(bulk, many)
-    assert tokens(scheduler.schedule()) == 4000
+    assert tokens(schedule(scheduler)) == 4000
     single, one = a_call([10])
     scheduler.put(single, one)
-    assert scheduler.schedule() == one
-    assert {request.call for request in scheduler.schedule()} == {bulk}
+    assert schedule(scheduler) == one
+    assert {request.call for request in schedule(scheduler)} == {bulk}
 
 
 def test_batches_of_long_texts_are_small_for_a_while_after_short_ones_came():
@@ -183,9 +191,9 @@ def test_batches_of_long_texts_are_small_for_a_while_after_short_ones_came():
     scheduler = Scheduler(4096)
     bulk, many = a_call([500] * 1000)
     scheduler.put(bulk, many)
-    assert tokens(scheduler.schedule()) == 4000
+    assert tokens(schedule(scheduler)) == 4000
     scheduler.put(*a_call([10]))
-    sizes = [tokens(scheduler.schedule()) for _ in range(60)]
+    sizes = [tokens(schedule(scheduler)) for _ in range(60)]
     assert sizes[0] == 10
     assert set(sizes[1:30]) == {1000} and set(sizes[40:]) == {4000}
 
@@ -195,7 +203,7 @@ def test_two_bulk_calls_have_whole_batches_to_their_ends():
     scheduler = Scheduler(4096)
     for count in (26, 50):
         scheduler.put(*a_call([400] * count))
-    assert [tokens(scheduler.schedule()) for _ in range(7)] == [4000] * 7
+    assert [tokens(schedule(scheduler)) for _ in range(7)] == [4000] * 7
 
 
 def test_short_texts_that_keep_coming_leave_long_ones_every_second_batch():
@@ -205,7 +213,7 @@ def test_short_texts_that_keep_coming_leave_long_ones_every_second_batch():
     kinds = []
     for _ in range(8):
         scheduler.put(*a_call([10]))
-        kinds.append(any(request.call is bulk for request in scheduler.schedule()))
+        kinds.append(any(request.call is bulk for request in schedule(scheduler)))
     assert kinds == [False, True] * 4
 
 
@@ -214,9 +222,9 @@ def test_in_the_long_ones_turn_short_texts_ride_along():
     scheduler.put(*a_call([400] * 80))
     first, second = a_call([10]), a_call([20])
     scheduler.put(*first)
-    assert scheduler.schedule() == first[1]
+    assert schedule(scheduler) == first[1]
     scheduler.put(*second)
-    batch = scheduler.schedule()
+    batch = schedule(scheduler)
     assert second[1][0] in batch and tokens(batch) == 820
 
 
@@ -225,10 +233,10 @@ def test_alone_each_kind_has_whole_batches():
     scheduler = Scheduler(800)
     for _ in range(20):
         scheduler.put(*a_call([80]))
-    assert [tokens(scheduler.schedule()) for _ in range(2)] == [800, 800]
+    assert [tokens(schedule(scheduler)) for _ in range(2)] == [800, 800]
     for _ in range(3):
         scheduler.put(*a_call([400] * 4))
-    assert [tokens(scheduler.schedule()) for _ in range(6)] == [800] * 6
+    assert [tokens(schedule(scheduler)) for _ in range(6)] == [800] * 6
 
 
 def test_deferred_calls_are_prepared_together_when_a_batch_is_picked():
@@ -253,7 +261,7 @@ def test_a_deferred_call_wakes_a_worker():
     call, requests = a_call([10])
     scheduler = Scheduler(100, prepare=lambda calls: scheduler.put(calls[0], requests))
     got = []
-    thread = threading.Thread(target=lambda: got.append(scheduler.schedule()))
+    thread = threading.Thread(target=lambda: got.append(schedule(scheduler)))
     thread.start()
     scheduler.defer(call)
     thread.join(timeout=60)

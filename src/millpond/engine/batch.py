@@ -98,7 +98,7 @@ class Packed:
 
 # Rows of no more tokens are as they are: a short text alone is not to pay for one more sequence.
 _UNROUNDED = 64
-# A row has a multiple of so many tokens, or of a sixteenth of its size, if that is more.
+# A row has a multiple of so many tokens, or of a sixteenth to a thirty-second of its size, if that is more.
 _STEP = 32
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -74,14 +73,13 @@ class Runner:
 
     @torch.inference_mode()
     def start(self, requests: Sequence[Request]) -> Pending:
-        """Send a batch off; its results come in the order of the batches.
+        """Send a batch off, where batches overlap; its results come in the order of the batches.
 
         Raises:
             Exception: It could not be run, or not even launched; those that are under way are not concerned.
         """
-        if self._pipeline is not None:
-            return self._pipeline.start(requests)
-        return Finished(results=self.run(requests))
+        assert self._pipeline is not None
+        return self._pipeline.start(requests)
 
     @torch.inference_mode()
     def run(self, requests: Sequence[Request]) -> list[Result]:
@@ -132,17 +130,6 @@ class Runner:
     def reading(self, batch: Batch, states: torch.Tensor) -> Reading:
         """What can be read from a batch's states."""
         return Reading(self.pooler, states, segments=batch.segments, skip=batch.skip, input_ids=batch.input_ids[0])
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Finished:
-    """A batch that ran where it was started."""
-
-    results: list[Result]
-
-    def result(self) -> list[Result]:
-        """At once."""
-        return self.results
 
 
 def _has_onednn_products(backbone: nn.Module) -> bool:

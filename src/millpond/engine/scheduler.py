@@ -117,13 +117,6 @@ class Scheduler:
                 self._idle -= 1
             return not self.empty
 
-    def schedule(self) -> list[Request] | None:
-        """The next batch, waiting for one; ``None`` once the scheduler is closed and empty."""
-        while self.wait():
-            if batch := self.pick():
-                return batch
-        return None
-
     def pick(self, lanes: int = 1, *, prepare: bool = True) -> list[Request]:
         """The next batch, empty if nothing waits.
 
