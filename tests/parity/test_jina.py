@@ -222,7 +222,7 @@ def test_callers_with_different_tasks_share_a_batch(engine, monkeypatch):
     futures = [engine.submit("embed", [text], PoolingParams(adapter=name)) for text, name in asked]
     queued.set()
     found = [future.result(20).embeddings for future in futures]
-    assert set(range(5)) in adapters
+    assert max(map(len, adapters)) > 1, adapters  # which of them met is the lanes' affair
     for (text, name), vector in zip(asked, found, strict=True):
         assert np.abs(vector - engine.embed([text], adapter=name).embeddings).max() <= 1e-6
 

@@ -221,17 +221,25 @@ def together(
 ) -> tuple[list[Any], list[set[Any]]]:
     """The jobs' results, from as many threads at once, and the calls of each batch, as (call, task)."""
     gate, right, mixed = threading.Event(), Runner.run, []
+    running: set[Any] = set()
 
     def gated(self: Runner, requests: Any) -> Any:
+        running.update(request.call for request in requests)
         gate.wait(timeout=30)
         mixed.append({(id(request.call), request.call.plan.task) for request in requests})
         return right(self, requests)
 
     monkeypatch.setattr(Runner, "run", gated)
-    before = len(engine._dispatcher._waiting)
+    before, scheduler = len(engine._dispatcher._waiting), engine._dispatcher._scheduler
+
+    def in_line() -> bool:  # every job's call is there, and past its tokenization or waiting to be tokenized with others
+        waiting = list(engine._dispatcher._waiting)
+        lined = running | set(list(scheduler._lines)) | set(list(scheduler._deferred))
+        return len(waiting) >= before + len(jobs) and all(one in lined for one in waiting)
+
     with ThreadPoolExecutor(len(jobs)) as threads:
         futures = [threads.submit(call, engine, *job) for job in jobs]
-        while len(engine._dispatcher._waiting) < before + len(jobs) and not any(f.done() for f in futures):
+        while not in_line() and not any(future.done() for future in futures):
             threading.Event().wait(0.001)
         gate.set()
         found = [future.result(timeout=60) for future in futures]
