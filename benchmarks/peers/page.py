@@ -55,14 +55,14 @@ def targets_table(results: Mapping[str, Record]) -> str:
     rows = [
         [
             target.what,
-            f"{target.least:g}{target.unit}",
+            f"{'at most ' if target.at_most else ''}{target.least:g}{target.unit}",
             "not measured" if value is None else f"{value:.2f}{target.unit}",
-            MISSING if value is None else "reached" if value >= target.least else "missed",
+            MISSING if value is None else "reached" if target.reached(value) else "missed",
             f"`{target.result}`",
         ]
         for target, value in verdicts(results)
     ]
-    return markdown(["target", "at least", "measured", "", "section or file"], rows)
+    return markdown(["target", "aim", "measured", "", "section or file"], rows)
 
 
 def embed_table(results: Record) -> str:

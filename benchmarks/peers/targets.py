@@ -16,9 +16,10 @@ class Target:
     Attributes:
         what: In words.
         result: The file of benchmarks/results/ that decides it; for compare.py also its ``--only``.
-        least: The number to reach; what is measured is written so that more is better.
-        unit: Behind the number.
+        least: The number to reach; what is measured is written so that more is better, unless ``at_most``.
         measured: The number, of that file's results; it may fail where an engine was left out.
+        unit: Behind the number.
+        at_most: Less is better.
     """
 
     what: str
@@ -26,6 +27,11 @@ class Target:
     least: float
     measured: Callable[[Record], float]
     unit: str = "\u00d7"
+    at_most: bool = False
+
+    def reached(self, value: float) -> bool:
+        """Whether ``value`` will do."""
+        return value <= self.least if self.at_most else value >= self.least
 
 
 def speed(rows: Record, peer: str) -> float:
@@ -94,6 +100,21 @@ TARGETS = (
         result="startup",
         least=1.0,
         measured=lambda r: r["rows"]["st-fp32"]["seconds"] / r["rows"]["millpond"]["seconds"],
+    ),
+    Target(
+        what="64 threads of single docstrings, as a share of one caller's bulk",
+        result="load",
+        least=0.8,
+        measured=lambda r: r["callers"]["docs"]["share_of_bulk"]["threads"],
+        unit="",
+    ),
+    Target(
+        what="growth of memory over a million texts, MB per 100,000",
+        result="memory",
+        least=1.0,
+        measured=lambda r: r["megabytes_per_100k_texts"],
+        unit=" MB",
+        at_most=True,
     ),
     Target(
         what="cache hits of 384 floats",

@@ -83,6 +83,7 @@ def test_products_equal_naive(masking, kv_heads, blocks, start, monkeypatch):
     monkeypatch.setattr(segments, "_START", start)
     if blocks == "many":  # several blocks of rows, and of texts
         monkeypatch.setattr(products, "_BLOCK", 256)
+        monkeypatch.setattr(products, "_TEXT_BLOCK", 256)
         monkeypatch.setattr(products, "_LEAST_ROWS", 3)
     monkeypatch.setattr(products, "_FEW_SCORES", 0)
     monkeypatch.setattr(products, "_WHOLLY", (torch.float32, torch.bfloat16))

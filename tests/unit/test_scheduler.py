@@ -1,12 +1,14 @@
 """Who is in the next batch."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millpond.engine import scheduler as scheduling
 from millpond.engine.call import Call
 from millpond.engine.plan import Plan
 from millpond.engine.request import Request
@@ -203,7 +205,8 @@ def test_two_bulk_calls_have_whole_batches_to_their_ends():
     scheduler = Scheduler(4096)
     for count in (26, 50):
         scheduler.put(*a_call([400] * count))
-    assert [tokens(schedule(scheduler)) for _ in range(7)] == [4000] * 7
+    assert min(tokens(schedule(scheduler)) for _ in range(8)) >= 3200  # of 30,400: equal parts, as far as texts allow
+    assert scheduler.empty
 
 
 def test_short_texts_that_keep_coming_leave_long_ones_every_second_batch():
@@ -266,3 +269,53 @@ def test_a_deferred_call_wakes_a_worker():
     scheduler.defer(call)
     thread.join(timeout=60)
     assert got == [requests]
+
+
+class Clock:
+    """Time that passes when a test says so, for the pace of lanes."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(scheduling, "time", clock)
+    return clock
+
+
+def test_two_lanes_come_to_their_end_together(clock):
+    """Of three batches, one lane would run two while the other has nothing."""
+    scheduler = Scheduler(4096)
+    scheduler.put(*a_call([100] * 120))
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        sizes = [tokens(one.submit(scheduler.pick, 2).result()), tokens(other.submit(scheduler.pick, 1).result())]
+        clock.now += 0.01
+        for lane in (one, other):
+            lane.submit(scheduler.done).result()
+            sizes.append(tokens(lane.submit(scheduler.pick, 1).result()))
+    assert sizes == [3000, 3000, 3000, 3000]
+    assert scheduler.empty
+
+
+def test_a_lane_that_is_late_leaves_the_rest_to_the_others(clock):
+    scheduler = Scheduler(4096)
+    scheduler.put(*a_call([100] * 60))
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        assert tokens(one.submit(scheduler.pick, 2).result()) == 3000
+        assert tokens(other.submit(scheduler.pick, 1).result()) == 3000
+        scheduler.put(*a_call([100] * 20))
+        clock.now += 1
+        one.submit(scheduler.done).result()  # 3,000 tokens a second
+        scheduler.put(*a_call([100] * 20))
+        assert tokens(one.submit(scheduler.pick, 1).result()) == 2000  # the other one is about to be free
+
+
+def test_crumbs_come_along():
+    scheduler = Scheduler(1000)
+    scheduler.put(*a_call([300, 300, 310, 20, 20]))
+    assert [tokens(schedule(scheduler)) for _ in range(1)] == [950]

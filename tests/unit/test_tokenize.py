@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.tiny import SENTENCES, write_checkpoint
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -126,3 +128,51 @@ def test_a_whole_reading_has_the_prompt_in_front_and_the_text_once(tmp_path, fam
     )
     assert "query:" in in_front
     assert shown.startswith("Theoldmill")
+
+
+STRANGE = [
+    "  ",
+    "\t",
+    "\u3000",
+    "池 塘",
+    "e\u0301 x",
+    "\u0301",
+    "[SEP]",
+    "pond's",
+    "x" * 90,
+    "ﬁ",
+    "mill-pond",
+    "don't",
+    "\n",
+]
+
+
+@pytest.fixture(scope="module")
+def read_by_heads(tmp_path_factory):
+    return TextTokenizer.load(write_checkpoint(tmp_path_factory.mktemp("heads") / "model", "bert"), lower=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([*SENTENCES, *STRANGE]), min_size=1, max_size=60), st.integers(4, 24))
+def test_the_head_of_a_long_text_has_the_tokens_of_the_whole(read_by_heads, parts, limit):
+    texts = [" ".join(parts), "".join(parts)]
+    options = {"prompt": "", "limit": limit, "truncate": "end", "position": lambda i: i}
+    heads = read_by_heads.encode(texts, **options)
+    wholes = read_by_heads.ids(texts, special_tokens=True)
+    for found, whole in zip(heads, wholes, strict=True):
+        assert found.truncated == (len(whole) > limit)
+        assert found.ids.tolist() == ([*whole[: limit - 1], whole[-1]] if found.truncated else whole)
+
+
+@pytest.mark.parametrize("rest", [400, 4])
+def test_of_a_long_text_the_head_alone_is_read_if_that_is_enough(read_by_heads, monkeypatch, rest):
+    read, right = [], TextTokenizer._encode
+    monkeypatch.setattr(
+        TextTokenizer,
+        "_encode",
+        lambda self, texts, **how: read.append(max(map(len, texts))) or right(self, texts, **how),
+    )
+    text = " ".join(["a" if rest > 100 else "x" * 150] * rest)  # one token for so many letters
+    found = encode(read_by_heads, text, limit=12)
+    assert found.truncated == (rest > 100)
+    assert (max(read) < len(text)) == (rest > 100)

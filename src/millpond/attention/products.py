@@ -20,8 +20,10 @@ from millpond.attention.signature import Masking
 
 # The precisions in which this is faster for every run but the tiniest.
 _WHOLLY = (torch.bfloat16,)
-# Scores of a block: a megabyte of them, which a core's second cache holds.
+# Scores of several texts at once: a megabyte of them, which a core's second cache holds.
 _BLOCK = 1 << 19
+# Scores of one text at once: products of fewer rows lose more than a smaller block saves.
+_TEXT_BLOCK = 1 << 22
 # Fewer rows than this make poor products.
 _LEAST_ROWS = 32
 # What torch's fused kernel does at once: it takes its time for each head of each text.
@@ -122,8 +124,8 @@ def _blocks(length: int, keys: int, heads: int, masking: Masking) -> Iterator[_B
     """The rows of a text, in blocks whose scores fit the cache."""
     reach = length if masking.window is None else masking.window
     rows = length
-    if heads * length * keys > _BLOCK or reach * 4 < length:
-        rows = max(_LEAST_ROWS, min(length, reach, _BLOCK // (heads * min(keys, 3 * reach))))
+    if heads * length * keys > _TEXT_BLOCK or reach * 4 < length:
+        rows = max(_LEAST_ROWS, min(length, reach, _TEXT_BLOCK // (heads * min(keys, 3 * reach))))
     for first in range(0, length, rows):
         last = min(first + rows, length)
         yield _Block(

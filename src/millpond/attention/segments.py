@@ -13,6 +13,8 @@ import torch
 
 # Microseconds that a run of its own may cost more than a place in its neighbour's.
 _START = 70
+# Sequences that are longer have enough to do by themselves: laying them out anew would cost more.
+_LONGEST_JOINED = 160
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +189,7 @@ def _joins(run: Run, longest: Run) -> bool:
     if any(part.keys is not None or part.prefix is not None for part in (run, longest)):
         return False
     short, long = run.length, longest.length
-    return short <= long and run.count * (0.6 * (long - short) + 0.008 * (long**2 - short**2)) < _START
+    return short <= long <= _LONGEST_JOINED and run.count * (0.6 * (long - short) + 0.008 * (long**2 - short**2)) < _START
 
 
 def _runs(lengths: Sequence[int], keys: Sequence[int] | None, prefixes: Sequence[int] | None) -> tuple[Run, ...]:

@@ -11,7 +11,9 @@ of heavy ones are smaller for a while where light ones come at all.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -24,6 +26,12 @@ _PATIENCE = 32
 
 # A lane that takes its part of what waits takes at least so many tokens: smaller products waste the processor.
 _LEAST = 256
+
+# What is left by less than this part of a batch is taken along.
+_CRUMB = 8
+
+# What a lane's pace so far counts for, against that of its last batch.
+_HABIT = 0.8
 
 # A call that never has more than this share of the budget in line is light.
 _LIGHT = 8
@@ -60,6 +68,8 @@ class Scheduler:
         self._tokens = 0  # of the requests in the lines
         self._light_turn = True  # the next batch is for the light calls, if there are others too
         self._guarded = 0  # batches that are still to be small
+        self._running: dict[int, tuple[int, float]] = {}  # by thread: the tokens of its batch, and when it began
+        self._pace = 0.0  # tokens per second of a lane
         self._closing = False
 
     @property
@@ -129,7 +139,11 @@ class Scheduler:
                 deferred, self._deferred = self._deferred, []
             self._prepare(deferred)
         with self._ready:
+            self._running.pop(threading.get_ident(), None)
             batch, served = self._pick(lanes)
+            if batch:
+                tokens = sum(request.length for request in batch)
+                self._running[threading.get_ident()] = (tokens, time.perf_counter())
             if self._lines and self._idle:
                 self._ready.notify()
         # Outside the lock: a call that runs low tokenizes its next texts.
@@ -139,6 +153,13 @@ class Scheduler:
             except Exception as error:  # this call's trouble, not the worker's, whose thread it is
                 call.fail(error)
         return batch
+
+    def done(self) -> None:
+        """The calling thread's batch is over."""
+        tokens, began = self._running.pop(threading.get_ident(), (0, 0.0))
+        if tokens >= _LEAST:
+            pace = tokens / max(time.perf_counter() - began, 1e-9)
+            self._pace = pace if self._pace == 0 else _HABIT * self._pace + (1 - _HABIT) * pace
 
     def close(self) -> None:
         """Let :meth:`wait` return ``False`` when the lines are empty."""
@@ -169,7 +190,7 @@ class Scheduler:
         batch: list[Request] = []
         served: dict[Call, int] = {}  # with what is left in line
         lines, tokens, most = self._turn()
-        room = budget = min(most, max(_LEAST, -(-tokens // lanes)))
+        room = budget = min(most, max(_LEAST, self._part(tokens, lanes, most)))
         share = max(1, budget // max(1, len(lines)))
         for quota in (share, budget):
             misfits = 0
@@ -179,7 +200,7 @@ class Scheduler:
                     continue
                 if room <= 0 or misfits > _PATIENCE:
                     break
-                taken = self._take(line, quota, room, batch)
+                taken = self._take(line, quota, room, batch, most=most - budget + room)
                 if taken == 0:
                     misfits += 1
                     continue
@@ -190,6 +211,26 @@ class Scheduler:
                     self._lines[call] = line  # to the back
                 served[call] = len(line)
         return batch, list(served.items())
+
+    def _part(self, tokens: int, lanes: int, most: int) -> int:
+        """A lane's next batch, such that all of them come to their end together, in equal batches of at most ``most``.
+
+        Args:
+            tokens: What waits.
+            lanes: That could begin now.
+            most: Tokens of a batch.
+        """
+        now = time.perf_counter()
+        running = [max(0.0, count - self._pace * (now - began)) for count, began in self._running.values()]
+        # What every lane has to do until the end; one that has more than that before it is none of those that share.
+        while True:
+            each = (tokens + sum(running)) / (lanes + len(running))
+            busy = [left for left in running if left < each]
+            if len(busy) == len(running):
+                break
+            running = busy
+        part = math.ceil(each / max(1, math.ceil(each / most)))
+        return tokens if tokens - part < part // _CRUMB else part
 
     def _turn(self) -> tuple[list[Call], int, int]:
         """The lines that the next batch visits, the tokens in them, and the most that the batch may take."""
@@ -209,12 +250,16 @@ class Scheduler:
         return list(weights), self._tokens, max(1, self._budget // _GUARD) if guarded else self._budget
 
     @staticmethod
-    def _take(line: deque[Request], quota: int, room: int, batch: list[Request]) -> int:
-        """Move requests from a line into the batch, to about ``quota`` tokens; returns the tokens moved."""
+    def _take(line: deque[Request], quota: int, room: int, batch: list[Request], *, most: int) -> int:
+        """Move requests from a line into the batch, to about ``quota`` tokens; returns the tokens moved.
+
+        A request that is half inside ``room`` comes along if that is not more than ``most``: what lanes leave over
+        would be a batch of its own.
+        """
         taken = 0
         while line and taken < quota:
             length = line[0].length
-            if length > room - taken and batch:
+            if batch and (length > most - taken or length > 2 * (room - taken)):
                 break
             batch.append(line.popleft())
             taken += length

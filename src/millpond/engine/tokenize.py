@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
-from tokenizers.normalizers import Lowercase
+from tokenizers.normalizers import BertNormalizer, Lowercase
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from millpond.checkpoints.late_interaction import LateInteraction
 from millpond.checkpoints.tokenizer_file import read_as_is
@@ -28,6 +29,8 @@ from millpond.tasks import Truncate
 _NO_LIMIT = 1_000_000
 # As sentence-transformers folds case, letter by letter: str.lower() knows the final sigma.
 _LOWER = Lowercase()
+# Characters read of a text per token that is kept of it, before more are: English has four to five.
+_HEAD = 8
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
 
 
@@ -97,6 +100,7 @@ class TextTokenizer:
         self.limit = limit
         self.typed = typed  # whether the checkpoint reads token types
         self.specials = dict(specials or {})  # special tokens by role (bos_token and so on), as templates call them
+        self._divides = _divides_at_spaces(backend)
         probe = backend.encode("a").special_tokens_mask
         self._prefix = next((i for i, special in enumerate(probe) if not special), len(probe))
         self._suffix = next((i for i, special in enumerate(reversed(probe)) if not special), 0)
@@ -263,7 +267,10 @@ class TextTokenizer:
         Raises:
             InputTooLongError: A text is too long and ``truncate="error"``, or prompt and special tokens fill the limit.
         """
-        encodings = self._encode([prompt + text for text in texts] if prompt else texts, places=places)
+        whole = [prompt + text for text in texts] if prompt else texts
+        encodings = (
+            self._encode_heads(whole, limit, places=places) if truncate == "end" else self._encode(whole, places=places)
+        )
         tokenized = []
         for i, ids in enumerate(_arrays([encoding.ids for encoding in encodings])):
             if len(ids) == 0:
@@ -283,6 +290,24 @@ class TextTokenizer:
                     found = found.take(kept)
             tokenized.append(Tokenized(ids=ids, truncated=cut, places=found))
         return tokenized
+
+    def _encode_heads(self, texts: Sequence[str], limit: int, *, places: bool) -> list[Encoding]:
+        """Each text's encoding, or of a long one that of its head, where that has more than ``limit`` tokens alone."""
+        most = _HEAD * limit
+        if not self._divides or all(len(text) <= 2 * most for text in texts):
+            return self._encode(texts, places=places)
+        # Up to a space: what is in front of it is divided without a look behind it.
+        heads = [text if len(text) <= 2 * most else text[: text.rfind(" ", 0, most) + 1 or None] for text in texts]
+        encodings = self._encode(heads, places=places)
+        short = [
+            i
+            for i, (text, head) in enumerate(zip(texts, heads, strict=True))
+            if len(head) < len(text) and len(encodings[i]) <= limit
+        ]
+        if short:
+            for i, encoding in zip(short, self._encode([texts[i] for i in short], places=places), strict=True):
+                encodings[i] = encoding
+        return encodings
 
     def _encode(self, texts: Sequence[str], *, places: bool = False) -> list[Encoding]:
         if self._lower:
@@ -366,6 +391,15 @@ def _read_by_transformers(folder: Path) -> Any:
     backend.no_padding()
     backend.no_truncation()
     return tokenizer
+
+
+def _divides_at_spaces(backend: Tokenizer) -> bool:
+    """Whether a text's tokens in front of a space depend on nothing behind it: BERT's way, and no token has a space."""
+    return (
+        isinstance(backend.pre_tokenizer, BertPreTokenizer)
+        and isinstance(backend.normalizer, BertNormalizer | None)
+        and not any(" " in token.content for token in backend.get_added_tokens_decoder().values())
+    )
 
 
 def _itself(tokenizer: Any) -> Any:

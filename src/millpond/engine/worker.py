@@ -77,13 +77,19 @@ class Worker:
         requests = self._scheduler.pick(1 + self._lanes.free(), prepare=not assisting)
         if not requests:  # another lane has them
             return False
+        try:
+            self._run_and_resolve(requests)
+        finally:
+            self._scheduler.done()
+        return True
+
+    def _run_and_resolve(self, requests: list[Request]) -> None:
         tokens = sum(request.length for request in requests)
         try:
             with self._lanes.running(tokens, alone=self._scheduler.empty):
                 results = self._run(requests)
         except Exception as error:  # the loop serves everyone: only this batch's callers hear of it
-            fail(requests, error)
-            return True
+            return fail(requests, error)
         except BaseException:  # the caller whose thread this is was interrupted; the others' texts wait for the rest
             self._scheduler.put_back(requests)
             raise
@@ -93,7 +99,6 @@ class Worker:
             fail(requests, error)
             if not isinstance(error, Exception):
                 raise
-        return True
 
     def _run(self, requests: Sequence[Request]) -> list[Result]:
         """Run a batch; what does not run is halved until the request at fault is alone."""
