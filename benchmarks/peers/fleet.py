@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from peers.engines import Competitor
 from peers.environments import Environments, UnavailableError
 
 PROCESS = Path(__file__).with_name("process.py")
-BATCH_SIZES = (8, 16, 32, 64, 128)
+BATCH_SIZES = (8, 16, 32, 64, 128, 256)
 
 
 class PeerError(Exception):
@@ -169,12 +170,12 @@ class Fleet:
         return answers
 
     def turns(self, rounds: int, request: Callable[[Peer, int], Any]) -> dict[str, list[Any]]:
-        """``rounds`` answers of every engine, in turns; each round begins with another one."""
+        """``rounds`` answers of every engine, in turns, each time in another order: nobody has always the same before it."""
         answers: dict[str, list[Any]] = {name: [] for name in self.peers}
         for number in range(rounds):
             names = list(self.peers)
-            shift = number % max(len(names), 1)
-            for name in [*names[shift:], *names[:shift]]:
+            random.Random(number).shuffle(names)
+            for name in names:
                 try:
                     answers[name].append(request(self.peers[name], number))
                 except PeerError as error:

@@ -204,7 +204,7 @@ def shapes(bench: Bench, chosen: Iterable[str], names: Iterable[str], left_out: 
             bench.load(fleet, shape, "embed")
             docs = bench.texts.workload("docs", limit=LIMITS[shape], count=bench.scaled(count))
             found[shape] = {
-                "docs": timed(bench, fleet, "docs", docs.texts, tokens=docs.tokens, sizes=(8, 32)) | described(docs)
+                "docs": timed(bench, fleet, "docs", docs.texts, tokens=docs.tokens, sizes=(8, 16, 32)) | described(docs)
             }
             short = bench.texts.workload("short", limit=LIMITS[shape], count=bench.scaled(400))
             found[shape]["single"] = singles(bench, fleet, short, blocks=max(bench.rounds // 2, 1), block=10)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from peers import curves
+from peers import curves, serving
 from peers.engines import COMPETITORS
 from peers.targets import verdicts
 
@@ -176,7 +176,11 @@ TABLES: dict[str, Callable[[Record], str]] = {
 
 
 # Of other scripts than compare.py.
-OTHERS: dict[str, Callable[[Record], str]] = {"load": curves.load_table, "memory": curves.memory_table}
+OTHERS: dict[str, Callable[[Record], str]] = {
+    "load": curves.load_table,
+    "memory": curves.memory_table,
+    "serve": serving.table,
+}
 
 
 def origin(content: Record) -> str:

@@ -50,6 +50,29 @@ class Loaded:
             self.work(given[start : start + size], batch)
         return {"seconds": time.perf_counter() - begin}
 
+    def crowd(self, inputs, size, callers):
+        """One pass in calls of `size` texts each, from as many threads as there are callers."""
+        import threading
+
+        given = self.read(inputs)
+        left, lock = iter([given[start : start + size] for start in range(0, len(given), size)]), threading.Lock()
+
+        def call():
+            while True:
+                with lock:
+                    chunk = next(left, None)
+                if chunk is None:
+                    return
+                self.work(chunk, None)
+
+        crew = [threading.Thread(target=call) for _ in range(callers)]
+        begin = time.perf_counter()
+        for thread in crew:
+            thread.start()
+        for thread in crew:
+            thread.join()
+        return {"seconds": time.perf_counter() - begin}
+
     def singles(self, inputs, start, count, discard):
         """The time of each of `count` calls of one text, after `discard` calls that wake the processor's caches."""
         given = self.read(inputs)

@@ -109,6 +109,21 @@ TARGETS = (
         unit="",
     ),
     Target(
+        what="HTTP at 32 texts a request, 8 connections, as a share of the engine with 8 threads",
+        result="serve",
+        least=0.85,
+        measured=lambda r: r["throughput"]["share_of_engine"]["millpond float, 8"],
+        unit="",
+    ),
+    Target(
+        what="a refusal of the overloaded server, p99",
+        result="serve",
+        least=50.0,
+        measured=lambda r: r["overload"]["rows"]["millpond"]["statuses"]["429"]["latency_ms"]["p99"],
+        unit=" ms",
+        at_most=True,
+    ),
+    Target(
         what="growth of memory over a million texts, MB per 100,000",
         result="memory",
         least=1.0,

@@ -43,16 +43,19 @@ if TYPE_CHECKING:
     from millpond.params import PoolingParams
     from millpond.ragged import Ragged
     from millpond.spec import ModelSpec
+    from millpond.stats import BatchRun, EngineStats, Timings
 
 # Imported when first asked for, so that `import millpond` costs nothing and reads no torch.
 _HOMES = {
     "AsyncEngine": "engine.aio",
+    "BatchRun": "stats",
     "CacheError": "errors",
     "ClassificationOutput": "outputs",
     "EmbeddingOutput": "outputs",
     "Engine": "engine.engine",
     "EngineClosedError": "errors",
     "EngineOverloadedError": "errors",
+    "EngineStats": "stats",
     "Entity": "outputs",
     "FingerprintMismatchError": "errors",
     "InputTooLongError": "errors",
@@ -73,6 +76,7 @@ _HOMES = {
     "SinkError": "errors",
     "SourceNotFoundError": "errors",
     "SparseEmbeddingOutput": "outputs",
+    "Timings": "stats",
     "TokenClassificationOutput": "outputs",
     "TokenEmbeddingOutput": "outputs",
     "UnknownModelError": "errors",
@@ -86,12 +90,14 @@ _HOMES = {
 __all__ = [
     "LLM",
     "AsyncEngine",
+    "BatchRun",
     "CacheError",
     "ClassificationOutput",
     "EmbeddingOutput",
     "Engine",
     "EngineClosedError",
     "EngineOverloadedError",
+    "EngineStats",
     "Entity",
     "FingerprintMismatchError",
     "InputTooLongError",
@@ -111,6 +117,7 @@ __all__ = [
     "SinkError",
     "SourceNotFoundError",
     "SparseEmbeddingOutput",
+    "Timings",
     "TokenClassificationOutput",
     "TokenEmbeddingOutput",
     "UnknownModelError",

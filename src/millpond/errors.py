@@ -51,11 +51,54 @@ class UnsupportedTaskError(InvalidRequestError):
 
 
 class InvalidDimensionsError(InvalidRequestError):
-    """The requested width is not one that the checkpoint can be cut to."""
+    """The requested width is not one that the checkpoint can be cut to.
+
+    Attributes:
+        dimensions: The requested width.
+        native: The checkpoint's own.
+        declared: The widths it was trained for, where it lists them.
+        smallest: The least of them, where it does not.
+        trained: Whether it can be cut at all.
+
+    All are ``None`` where the width was refused before a checkpoint was looked at.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        dimensions: int | None = None,
+        native: int | None = None,
+        declared: tuple[int, ...] | None = None,
+        smallest: int | None = None,
+        trained: bool | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.dimensions = dimensions
+        self.native = native
+        self.declared = declared
+        self.smallest = smallest
+        self.trained = trained
 
 
 class InputTooLongError(InvalidRequestError):
-    """A text is longer than the model reads, and truncation was refused (or cannot help)."""
+    """A text is longer than the model reads, and truncation was refused (or cannot help).
+
+    Attributes:
+        index: Which text of the call.
+        tokens: How many tokens it has.
+        limit: How many it may have.
+
+    All are ``None`` where no text is at fault: a prompt or a template leaves room for none.
+    """
+
+    def __init__(
+        self, message: str, *, index: int | None = None, tokens: int | None = None, limit: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.index = index
+        self.tokens = tokens
+        self.limit = limit
 
 
 class SourceNotFoundError(InvalidRequestError, FileNotFoundError):

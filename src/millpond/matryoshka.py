@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,15 +47,23 @@ def check(
         raise InvalidDimensionsError(f"dimensions={dimensions!r} is not an int; choose {choices}")
     if dimensions in (native, default):
         return int(dimensions)
+    refusal = partial(
+        InvalidDimensionsError,
+        dimensions=int(dimensions),
+        native=native,
+        declared=declared,
+        smallest=smallest,
+        trained=trained,
+    )
     if not trained:
-        raise InvalidDimensionsError(
+        raise refusal(
             f"dimensions={dimensions} cuts {model} ({native} wide), which does not say that it was trained for "
             f'Matryoshka; leave dimensions out, or force it with hf_overrides={{"is_matryoshka": True}}'
         )
     if dimensions > native:
-        raise InvalidDimensionsError(f"dimensions={dimensions} is more than {model} has ({native}); choose {choices}")
+        raise refusal(f"dimensions={dimensions} is more than {model} has ({native}); choose {choices}")
     if dimensions < smallest or (declared and dimensions not in declared):
-        raise InvalidDimensionsError(f"dimensions={dimensions} is not a width of {model}; choose {choices}")
+        raise refusal(f"dimensions={dimensions} is not a width of {model}; choose {choices}")
     return int(dimensions)
 
 

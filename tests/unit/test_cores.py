@@ -60,4 +60,28 @@ def test_a_quota_limits_the_cores(files, expected, tmp_path, monkeypatch):
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
-    assert usable(tmp_path) == expected
+    assert usable(tmp_path, tmp_path / "none") == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        ("0::/jobs/mine", {"jobs/mine/cpu.max": "200000 100000", "cpu.max": "max 100000"}, 2),
+        ("0::/jobs/mine", {"jobs/mine/cpu.max": "max 100000", "jobs/cpu.max": "300000 100000"}, 3),
+        ("0::/jobs/mine", {"jobs/mine/cpu.max": "400000 100000", "jobs/cpu.max": "300000 100000"}, 3),
+        ("0::/jobs/mine", {"jobs/other/cpu.max": "100000 100000"}, 64),
+        ("0::/../../elsewhere", {"cpu.max": "500000 100000"}, 5),
+        (
+            "4:memory:/m\n3:cpu,cpuacct:/jobs",
+            {"cpu/jobs/cpu.cfs_quota_us": "200000", "cpu/jobs/cpu.cfs_period_us": "100000"},
+            2,
+        ),
+    ],
+)
+def test_the_limits_of_the_groups_above_hold_as_well(own, files, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    for name, content in files.items():
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_text(content)
+    (tmp_path / "own").write_text(own + "\n")
+    assert usable(tmp_path / "root", tmp_path / "own") == expected

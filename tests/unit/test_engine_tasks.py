@@ -232,10 +232,11 @@ def together(
     monkeypatch.setattr(Runner, "run", gated)
     before, scheduler = len(engine._dispatcher._waiting), engine._dispatcher._scheduler
 
-    def in_line() -> bool:  # every job's call is there, and past its tokenization or waiting to be tokenized with others
+    def in_line() -> bool:
+        """Every job's call is there, in line or running, or waiting to be tokenized with others."""
         waiting = list(engine._dispatcher._waiting)
-        lined = running | set(list(scheduler._lines)) | set(list(scheduler._deferred))
-        return len(waiting) >= before + len(jobs) and all(one in lined for one in waiting)
+        lined = {*running, *scheduler._deferred, *scheduler._lines.copy()}
+        return len(waiting) >= before + len(jobs) and lined.issuperset(waiting)
 
     with ThreadPoolExecutor(len(jobs)) as threads:
         futures = [threads.submit(call, engine, *job) for job in jobs]

@@ -45,10 +45,22 @@ def test_an_unknown_model_is_a_failed_look_up():
         raise errors.UnknownModelError("no model 'bert' here")
 
 
+OPTIONS = {
+    "EngineOverloadedError": {"retry_after": 1.5},
+    "InvalidDimensionsError": {"dimensions": 3, "native": 48, "declared": (8, 16), "smallest": 1, "trained": True},
+    "InputTooLongError": {"index": 2, "tokens": 70, "limit": 64},
+}
+
+
+@pytest.mark.parametrize("name", ["InvalidDimensionsError", "InputTooLongError"])
+def test_details_may_be_left_out(name: str):
+    assert vars(getattr(errors, name)("no")) == dict.fromkeys(OPTIONS[name])
+
+
 @pytest.mark.parametrize("name", [name for _, name, _ in DRAWN])
 def test_each_comes_whole_out_of_another_process(name: str):
     """A pool that cannot unpickle an error breaks, and reports itself instead."""
-    options = {"retry_after": 1.5} if name == "EngineOverloadedError" else {}
+    options = OPTIONS.get(name, {})
     error = getattr(errors, name)("what, limit, way out", **options)
     error.add_note("seen in worker 3")
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):

@@ -11,7 +11,7 @@ import torch
 from tests.tiny import SENTENCES
 
 from millpond import LLM, PoolingParams
-from millpond.compat.vllm_pooler import PoolerConfig
+from millpond.dialect.pooler_config import PoolerConfig
 from millpond.errors import InputTooLongError, InvalidRequestError
 
 HELLO = "Hello, my name is"

@@ -1,5 +1,7 @@
 """Truncation that keeps special tokens and prompts."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -153,15 +155,21 @@ def read_by_heads(tmp_path_factory):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from([*SENTENCES, *STRANGE]), min_size=1, max_size=60), st.integers(4, 24))
-def test_the_head_of_a_long_text_has_the_tokens_of_the_whole(read_by_heads, parts, limit):
+@given(
+    st.lists(st.sampled_from([*SENTENCES, *STRANGE]), min_size=1, max_size=60),
+    st.integers(8, 24),
+    st.sampled_from(["", "query: ", "query:", "a b "]),
+    st.sampled_from(["end", "start"]),
+)
+def test_the_head_of_a_long_text_has_the_tokens_of_the_whole(read_by_heads, parts, limit, prompt, truncate):
     texts = [" ".join(parts), "".join(parts)]
-    options = {"prompt": "", "limit": limit, "truncate": "end", "position": lambda i: i}
+    options = {"prompt": prompt, "limit": limit, "truncate": truncate, "position": lambda i: i}
     heads = read_by_heads.encode(texts, **options)
-    wholes = read_by_heads.ids(texts, special_tokens=True)
+    with mock.patch.object(read_by_heads, "_divides", False):
+        wholes = read_by_heads.encode(texts, **options)
     for found, whole in zip(heads, wholes, strict=True):
-        assert found.truncated == (len(whole) > limit)
-        assert found.ids.tolist() == ([*whole[: limit - 1], whole[-1]] if found.truncated else whole)
+        assert found.truncated == whole.truncated
+        assert found.ids.tolist() == whole.ids.tolist()
 
 
 @pytest.mark.parametrize("rest", [400, 4])

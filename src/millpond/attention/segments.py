@@ -189,7 +189,9 @@ def _joins(run: Run, longest: Run) -> bool:
     if any(part.keys is not None or part.prefix is not None for part in (run, longest)):
         return False
     short, long = run.length, longest.length
-    return short <= long <= _LONGEST_JOINED and run.count * (0.6 * (long - short) + 0.008 * (long**2 - short**2)) < _START
+    return (
+        short <= long <= _LONGEST_JOINED and run.count * (0.6 * (long - short) + 0.008 * (long**2 - short**2)) < _START
+    )
 
 
 def _runs(lengths: Sequence[int], keys: Sequence[int] | None, prefixes: Sequence[int] | None) -> tuple[Run, ...]:

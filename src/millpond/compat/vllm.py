@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any, Self, cast
 
 import numpy as np
@@ -14,7 +12,6 @@ import numpy.typing as npt
 import torch
 from tqdm import tqdm
 
-from millpond.compat import vllm_arguments
 from millpond.compat.vllm_outputs import (
     ClassificationData,
     EmbeddingData,
@@ -22,16 +19,17 @@ from millpond.compat.vllm_outputs import (
     RequestOutput,
     ScoringData,
 )
-from millpond.compat.vllm_params import Params, complete, per_prompt
-from millpond.compat.vllm_pooler import PoolerConfig
-from millpond.compat.vllm_prompts import Tokenization, read_prompts, read_texts
+from millpond.dialect import arguments
+from millpond.dialect.model import Pending, PoolingModel
+from millpond.dialect.params import Params, per_prompt
+from millpond.dialect.pooler_config import PoolerConfig
+from millpond.dialect.prompts import Tokenization, read_prompts, read_texts
 from millpond.engine.engine import Engine
-from millpond.engine.items import Item, Pair, TokenIds
+from millpond.engine.items import Item, Pair
 from millpond.engine.scoring import pair_up, vector_params
-from millpond.errors import InputTooLongError, InvalidRequestError, UnsupportedTaskError
+from millpond.errors import InvalidRequestError
 from millpond.params import PoolingParams
-from millpond.pooling.activations import by_width
-from millpond.tasks import Activation, Task
+from millpond.tasks import Task
 
 Rows = npt.NDArray[np.float32]
 
@@ -50,7 +48,7 @@ class LLM:
         task: The older word for the conversion.
         trust_remote_code: Accepted, and never needed: no code of a checkpoint is run.
         hf_overrides: Merged into config.json.
-        pooler_config: A dict or its JSON; see :class:`~millpond.compat.vllm_pooler.PoolerConfig`.
+        pooler_config: A dict or its JSON; see :class:`~millpond.dialect.pooler_config.PoolerConfig`.
         override_pooler_config: Its older name.
         dtype: As :class:`millpond.Engine`; also ``half`` and ``float``.
         max_model_len: Most tokens per prompt.
@@ -84,21 +82,21 @@ class LLM:
         quantization: str | None = None,
         **knobs: Any,
     ) -> None:
-        vllm_arguments.check_flags(runner=runner, trust_remote_code=trust_remote_code)
-        vllm_arguments.check_knobs(knobs)
+        arguments.check_flags(runner=runner, trust_remote_code=trust_remote_code)
+        arguments.check_knobs(knobs)
         self.pooler_config = PoolerConfig.of(override_pooler_config if pooler_config is None else pooler_config)
         self.engine = Engine(
             model,
             revision=revision,
             device=device,
-            dtype=vllm_arguments.dtype(dtype),
+            dtype=arguments.dtype(dtype),
             max_length=max_model_len,
             pooling=self.pooler_config.pooling,
-            convert=vllm_arguments.conversion(convert, task),
+            convert=arguments.conversion(convert, task),
             hf_overrides=hf_overrides,
             quantization=quantization,
         )
-        self._task = None if task == "auto" else task
+        self._model = PoolingModel(self.engine, self.pooler_config, task=None if task == "auto" else task)
         self._numbers = itertools.count()
 
     def embed(
@@ -182,8 +180,7 @@ class LLM:
         """
         how = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
         first = pooling_params if isinstance(pooling_params, PoolingParams | None) else next(iter(pooling_params), None)
-        named = pooling_task or (None if first is None else first.task) or self.pooler_config.task or self._task
-        task = vllm_arguments.pooling_task(named, self.engine.tasks, model=self.engine.spec.name)
+        task = self._model.task(pooling_task or (None if first is None else first.task))
         return self._tensors(self._each(task, prompts, pooling_params, how, use_tqdm))
 
     def score(
@@ -217,17 +214,13 @@ class LLM:
         if not how.special_tokens:
             raise InvalidRequestError("add_special_tokens=False would leave a pair's two texts undivided; leave it out")
         (params,) = per_prompt(pooling_params, 1)
-        params = complete("score", params, how, self.pooler_config, self.engine.spec)
-        raw = self.pooler_config.calibrated and self.engine.spec.score_type == "cross-encoder"
-        asked = replace(params, activation=False) if raw else params
-        future = self.engine.submit_score(pairs, asked, template=chat_template)
+        params = self._model.complete("score", params, how)
+        pending = self._model.submit_score(pairs, params, template=chat_template)
         with tqdm(total=len(pairs), desc="Pooling", disable=None if use_tqdm else True) as bar:
-            scores: Rows = future.result().scores
+            scores = pending.result().scores
             bar.update(len(pairs))
-        if raw:
-            scores = self.pooler_config.activate(scores[:, None], self._activation(params, 1))[:, 0]
         return [
-            self._output(ScoringData(score=float(score)), self._ids_of_pair(pair, asked, chat_template))
+            self._output(ScoringData(score=float(score)), self._ids_of_pair(pair, params, chat_template))
             for score, pair in zip(scores, pairs, strict=True)
         ]
 
@@ -249,90 +242,39 @@ class LLM:
         self, task: Task, prompts: Any, params: Params, how: Tokenization, use_tqdm: bool
     ) -> list[tuple[Rows, Callable[[], list[int]]]]:
         """Every prompt's rows, and how to find its token ids."""
-        items = self._bare(read_prompts(prompts), how)
-        wanted = [
-            complete(task, each, how, self.pooler_config, self.engine.spec) for each in per_prompt(params, len(items))
-        ]
+        items = self._model.bare(read_prompts(prompts), how)
+        wanted = [self._model.complete(task, each, how) for each in per_prompt(params, len(items))]
         groups: dict[PoolingParams, list[int]] = {}
         for i, each in enumerate(wanted):
             groups.setdefault(each, []).append(i)
-        futures: list[tuple[PoolingParams, list[int], Future[Any]]] = []
+        calls: list[tuple[list[int], Pending[Any]]] = []
         found: list[Rows | None] = [None] * len(items)
         try:
             for each, places in groups.items():
-                futures.append((each, places, self._submit(task, [items[i] for i in places], each)))
+                calls.append((places, self._model.submit(task, [items[i] for i in places], each)))
             with tqdm(total=len(items), desc="Pooling", disable=None if use_tqdm else True) as bar:
-                for each, places, future in futures:
-                    for i, rows in zip(places, self._rows(future.result(), each), strict=True):
+                for places, pending in calls:
+                    for i, rows in zip(places, self._rows(pending.result()), strict=True):
                         found[i] = rows
                     bar.update(len(places))
         except BaseException:
-            for _, _, future in futures:
-                future.cancel()  # one prompt is refused: nobody waits for the others
+            for _, pending in calls:
+                pending.future.cancel()  # one prompt is refused: nobody waits for the others
             raise
         return [
             (one, self._ids_of(task, item, each))
             for one, item, each in zip(cast("list[Rows]", found), items, wanted, strict=True)
         ]
 
-    def _bare(self, items: list[Item], how: Tokenization) -> list[Item]:
-        """``items``, texts as their token ids where no special tokens are wanted."""
-        if how.special_tokens:
-            return items
-        texts = iter(self.engine.tokenize([item for item in items if isinstance(item, str)], special_tokens=False))
-        return [TokenIds(tuple(next(texts))) if isinstance(item, str) else item for item in items]
-
-    def _submit(self, task: Task, items: list[Item], params: PoolingParams) -> Future[Any]:
-        if params.chunking is not None:
-            self._check_embed_len(items)
-        if self.pooler_config.calibrated and task in ("classify", "token_classify", "reward"):
-            params = replace(params, activation=False)
-        return self.engine.submit(self._native(task, params), items, params)
-
-    def _native(self, task: Task, params: PoolingParams) -> Task:
-        """The engine's task; vLLM's ``reward`` is a row for each token, whatever the model was trained to give."""
-        if task not in ("reward", "token_classify"):
-            return task
-        if params.returned_token_ids is not None and not self.engine.spec.labels:
-            return "reward"  # logits of a vocabulary, which are no classes
-        tasks = self.engine.tasks
-        if task == "reward" and "token_classify" not in tasks:
-            raise UnsupportedTaskError(
-                f"{self.engine.spec.name} serves {', '.join(sorted(tasks))}, not reward; for a language model pass "
-                'pooler_config={"pooling_type": "STEP", "step_tag_id": ..., "returned_token_ids": [...]}'
-            )
-        return "token_classify"
-
-    def _rows(self, output: Any, params: PoolingParams) -> list[Rows]:
+    @staticmethod
+    def _rows(output: Any) -> list[Rows]:
         """A call's output as an array for each prompt."""
         if hasattr(output, "embeddings"):
             return list(output.embeddings)
-        rows: list[Rows] = list(output.rewards) if hasattr(output, "rewards") else list(output.probs)
-        if self.pooler_config.calibrated:
-            return [self.pooler_config.activate(one, self._activation(params, one.shape[-1])) for one in rows]
-        return rows
-
-    def _activation(self, params: PoolingParams, width: int) -> Activation:
-        """The activation behind a calibration of ``width`` logits."""
-        if isinstance(params.activation, str):
-            return params.activation
-        if not params.activation:
-            return "identity"
-        return self.engine.spec.activation if width == len(self.engine.spec.labels) else by_width(width)
-
-    def _check_embed_len(self, items: Sequence[Item]) -> None:
-        longest = self.pooler_config.max_embed_len
-        if longest is None:
-            return
-        for i, item in enumerate(items):
-            count = len(self.engine.tokenize([item])[0]) if isinstance(item, str) else 0
-            if count > longest:
-                raise InputTooLongError(
-                    f"the prompt at index {i} has {count} tokens, more than max_embed_len={longest}; shorten it"
-                )
+        return list(output.rewards) if hasattr(output, "rewards") else list(output.probs)
 
     def _ids_of(self, task: Task, item: Item, params: PoolingParams) -> Callable[[], list[int]]:
-        return lambda: self.engine.token_ids(self._native(task, params), item, params)
+        return lambda: self.engine.token_ids(self._model.native(task, params), item, params)
 
     def _ids_of_pair(self, pair: Pair, params: PoolingParams, template: str | None) -> Callable[[], list[int]]:
         """A cross-encoder's input; of two texts read apart, the first's ids, a padding token, and the second's."""

@@ -259,8 +259,8 @@ class AsyncEngine:
     async def _run(self, task: Task, texts: Sequence[Any], params: PoolingParams, show_progress: bool) -> Any:
         with progress_bar(texts, show=show_progress) as bar:
             progress = bar.update if show_progress else None
-            if task == "reward" or getattr(params, "chunking", None) is not None:
-                # Conversations and windows are tokenized before anything is queued.
+            if task == "reward" or getattr(params, "chunking", None) is not None or len(texts) > _WINDOW:
+                # Conversations and windows are tokenized before anything is queued, and many texts take time to check.
                 future = await _elsewhere(partial(self.engine._start, task, texts, params, progress=progress))
             else:
                 future = self.engine._start(task, texts, params, progress=progress)

@@ -25,6 +25,9 @@ def check_items(inputs: Any, method: str, loaded: Loaded, *, first: int = 0) -> 
         raise TypeError(f"{method} takes a list of texts, not a {type(inputs).__name__}; write {method}([text])")
     checked = list(inputs)
     for i, item in enumerate(checked):
+        if method == "classify" and isinstance(item, Pair) and loaded.forms.pairs is not None:
+            checked[i] = _checked(item, first + i, method, loaded)
+            continue
         if type(item) is not str:
             checked[i] = item = _checked(item, first + i, method, loaded)
         elif not item.isascii():
@@ -77,7 +80,8 @@ def _check_ids(item: TokenIds, i: int, vocabulary: int) -> TokenIds:
     for token in item.ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocabulary:
             raise InvalidRequestError(
-                f"the prompt at index {i} has the token id {token!r}; this model's run from 0 to {vocabulary - 1}"
+                f"the prompt at index {i} has the token id {token!r:.40}, which is out of vocabulary; this model's ids "
+                f"run from 0 to {vocabulary - 1}"
             )
     return item
 

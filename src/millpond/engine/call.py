@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from millpond.engine.clock import CallFuture, Clock
 from millpond.engine.items import Item
 from millpond.engine.plan import Plan
 from millpond.engine.results import assemble
@@ -40,7 +41,9 @@ class Call:
         progress: Callable[[int], object] | None,
         refill: Callable[[Call, int], None],
         first: int = 0,
+        clock: Clock | None = None,
     ) -> None:
+        self.clock = clock or Clock()
         distinct = dict.fromkeys(items)
         self.size = len(items)
         self.items = list(distinct)
@@ -51,7 +54,7 @@ class Call:
         self._first = first  # index of the first item in the caller's list
         self.plan = plan
         self.labels = labels
-        self.future: Future[Any] = Future()
+        self.future: CallFuture[Any] = CallFuture()
         count = len(self.items)
         self.native_width = native_width
         self.per_token = plan.readout.per_token or plan.readout.kind == "sparse"
@@ -61,6 +64,7 @@ class Call:
         self.tokens = np.zeros(count, dtype=np.int32)
         self.truncated = np.zeros(count, dtype=np.bool_)
         self.cached = np.zeros(count, dtype=np.bool_)
+        self.hits = self.misses = 0  # of the cache
         self.heavy = False  # whether much of it has been in line at once, as the scheduler sees it
         self._missing = count
         self._uncommitted: list[int] = []
@@ -107,7 +111,8 @@ class Call:
             self.finish()
 
     def deliver(self, slots: Sequence[int], results: Sequence[npt.NDArray[np.float32]]) -> None:
-        """Take results for ``slots``; the last ones finish the call."""
+        """Take results of a batch for ``slots``; the last ones finish the call."""
+        self.clock.returned()
         if self.per_token:
             finite = [bool(np.isfinite(result).all()) for result in results]
             for slot, result in zip(slots, results, strict=True):
@@ -161,6 +166,7 @@ class Call:
         if self.truncated.any():
             cut = int(self.per_item(self.truncated).sum())
             logger.warning("%d of %d texts were cut to %d tokens", cut, self.size, self.plan.limit)
+        self.future.timings = self.clock.read()
         try:
             self.future.set_result(output)
         except InvalidStateError:

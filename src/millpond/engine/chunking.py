@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
+from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
 
 from millpond import matryoshka
+from millpond.engine.clock import CallFuture, Clock
 from millpond.engine.combine import combine
 from millpond.engine.items import Item, TokenIds
 from millpond.engine.loading import Loaded
@@ -21,16 +23,16 @@ from millpond.quantization import quantize
 
 
 class Submit(Protocol):
-    """Queues a call; ``admit`` items ask for room."""
+    """Queues a call; ``admit`` items ask for room, and its time is taken by ``clock``."""
 
-    def __call__(self, items: Sequence[Item], plan: Plan, *, admit: int) -> Future[Any]:
+    def __call__(self, items: Sequence[Item], plan: Plan, *, admit: int, clock: Clock) -> Future[Any]:
         """A future of the call's output."""
         ...
 
 
 def in_windows(
     items: Sequence[Item], plan: Plan, loaded: Loaded, submit: Submit, threads: Executor
-) -> Future[EmbeddingOutput]:
+) -> CallFuture[EmbeddingOutput]:
     """Embed ``items``; one that does not fit ``plan.limit`` is read in windows whose vectors are averaged.
 
     The windows hold the text's tokens, each once, behind special tokens and prompt of their own. Their vectors, at the
@@ -41,10 +43,12 @@ def in_windows(
         InvalidRequestError: Token ids, which say nothing of where special tokens belong.
         InputTooLongError: Prompt and special tokens leave no room in a window.
     """
+    clock = Clock()
     texts = [item for item in items if isinstance(item, str)]
     if len(texts) < len(items):
         raise InvalidRequestError("chunking takes texts only; cut token ids into windows yourself")
     pieces: list[TokenIds] = []
+    begun = perf_counter()
     own: dict[int, list[int]] = {}  # of each long text, its windows' tokens of text
     for i, (ids, front, back) in enumerate(loaded.forms.texts.read_whole(texts, prompt=plan.prompt)):
         if len(front) + len(ids) + len(back) > plan.limit:
@@ -52,6 +56,7 @@ def in_windows(
             skip = len(front) if plan.skip else 0
             pieces += [TokenIds(tuple(part.tolist()), skip=skip) for part in parts]
             own[i] = [len(part) - len(front) - len(back) for part in parts]
+    clock.tokenized(perf_counter() - begun)
     short = [i for i in range(len(texts)) if i not in own]
 
     def assemble(results: list[EmbeddingOutput]) -> EmbeddingOutput:
@@ -76,10 +81,10 @@ def in_windows(
     whole = replace(plan, output_dtype="float32")
     calls: list[Future[Any]] = []
     try:
-        calls.append(submit([texts[i] for i in short], whole, admit=len(short) + len(pieces)))
-        calls.append(submit(pieces, whole, admit=0))
+        calls.append(submit([texts[i] for i in short], whole, admit=len(short) + len(pieces), clock=clock))
+        calls.append(submit(pieces, whole, admit=0, clock=clock))
     except BaseException:
         for call in calls:
             call.cancel()
         raise
-    return combine(calls, assemble, threads)
+    return combine(calls, assemble, threads, clock)

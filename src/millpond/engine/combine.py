@@ -7,8 +7,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, InvalidStateError
 from typing import Any
 
+from millpond.engine.clock import CallFuture, Clock
 
-def combine(parts: Sequence[Future[Any]], assemble: Callable[[list[Any]], Any], threads: Executor) -> Future[Any]:
+
+def combine(
+    parts: Sequence[Future[Any]], assemble: Callable[[list[Any]], Any], threads: Executor, clock: Clock
+) -> CallFuture[Any]:
     """A future of ``assemble([results])``.
 
     It fails with the first part that fails, and then cancels the others, as it does when it is cancelled itself.
@@ -17,8 +21,9 @@ def combine(parts: Sequence[Future[Any]], assemble: Callable[[list[Any]], Any], 
         parts: At least one.
         assemble: Runs in ``threads``, since the thread that finishes a part has batches to run.
         threads: Where; a closed one leaves the work to the thread that finished the last part.
+        clock: The parts' own.
     """
-    whole: Future[Any] = Future()
+    whole: CallFuture[Any] = CallFuture()
     lock = threading.Lock()
     missing = len(parts)
 
@@ -41,6 +46,7 @@ def combine(parts: Sequence[Future[Any]], assemble: Callable[[list[Any]], Any], 
         except Exception as error:  # the caller must hear of it; nobody else is near
             _settle(whole, error=error)
         else:
+            whole.timings = clock.read()
             _settle(whole, result=result)
 
     def give_up(part: Future[Any]) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import os
 import threading
+from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 
 class Cores:
@@ -55,27 +56,43 @@ def process_cores() -> Cores:
     return _cores_of(os.getpid())
 
 
-def usable(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+def usable(cgroup: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
     """Cores that this process may use: those it may run on, within the time its control group grants.
 
     A container with a quota of two cores on a machine of 64 sees all 64 of them, and is stopped for most of every
     period if it runs on more than two.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _quota(cgroup)
-    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+    quotas = [quota for group in _groups(cgroup, own) if (quota := _quota(group)) is not None]
+    return max(1, min(cores, *(math.ceil(quota) for quota in quotas))) if quotas else cores
 
 
-def _quota(cgroup: Path) -> float | None:
-    """Cores' worth of time that the control group grants, by version 2's file or version 1's; ``None`` is no limit."""
+def _groups(root: Path, own: Path) -> Iterator[Path]:
+    """The folders of this process's control group and of all above it, whose limits hold as well, in both versions."""
     try:
-        limit, period = (cgroup / "cpu.max").read_text().split()
+        lines = own.read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in [*lines, "0::/", "0:cpu:/"]:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "" or "cpu" in controllers.split(","):
+            place = PurePosixPath(path.lstrip("/"))
+            for part in (place, *place.parents):
+                if ".." not in part.parts:
+                    yield root / ("cpu" if controllers else "") / part
+
+
+def _quota(group: Path) -> float | None:
+    """Cores' worth of time that a control group grants, by version 2's file or version 1's; ``None`` is no limit."""
+    try:
+        limit, period = (group / "cpu.max").read_text().split()
         return None if limit == "max" else int(limit) / int(period)
     except (OSError, ValueError):
         pass
     try:
-        granted = int((cgroup / "cpu" / "cpu.cfs_quota_us").read_text())
-        return None if granted <= 0 else granted / int((cgroup / "cpu" / "cpu.cfs_period_us").read_text())
+        granted = int((group / "cpu.cfs_quota_us").read_text())
+        return None if granted <= 0 else granted / int((group / "cpu.cfs_period_us").read_text())
     except (OSError, ValueError):
         return None
 

@@ -8,26 +8,32 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
 
 from millpond.cache import VectorCache
 from millpond.engine.call import Call
+from millpond.engine.clock import CallFuture, Clock
 from millpond.engine.cores import process_cores, usable
 from millpond.engine.intake import Intake
 from millpond.engine.items import Item, TokenIds, key_of
 from millpond.engine.lane import CpuLanes, DeviceLane, Lanes
 from millpond.engine.loading import Loaded
+from millpond.engine.meter import Meter
 from millpond.engine.overlap import OverlappingWorker
 from millpond.engine.plan import Plan
 from millpond.engine.scheduler import Scheduler
 from millpond.engine.threads import Threads
 from millpond.engine.worker import Worker
-from millpond.errors import CacheError, EngineClosedError, EngineOverloadedError
+from millpond.errors import CacheError, EngineClosedError, EngineOverloadedError, MillpondError
+from millpond.stats import EngineStats
 
 logger = logging.getLogger(__name__)
+
+# Seconds between two looks for work, in a callback whose call others are at.
+_NESTED_WAIT = 0.002
 
 
 class Dispatcher:
@@ -54,6 +60,7 @@ class Dispatcher:
         self._closed = False
         self._pid = os.getpid()
         self._pace = _Pace()
+        self.meter = Meter()
         self.workers = self._workers()
         for worker in self.workers:
             worker.start()
@@ -65,25 +72,42 @@ class Dispatcher:
             lanes: Lanes = DeviceLane()
             if runner.overlaps:
                 name = f"{self._name}-{runner.device}-{len(workers)}"
-                workers.append(OverlappingWorker(self._scheduler, runner, name=name, devices=len(self._loaded.runners)))
+                devices = len(self._loaded.runners)
+                workers.append(OverlappingWorker(self._scheduler, runner, name=name, devices=devices, meter=self.meter))
                 continue
             if runner.device.type == "cpu":
                 lanes = CpuLanes(Threads(runner.backbone), process_cores())
             name = f"{self._name}-{runner.device}"
             workers += [
-                Worker(self._scheduler, runner, name=f"{name}-{len(workers)}", lanes=lanes) for _ in range(lanes.count)
+                Worker(self._scheduler, runner, name=f"{name}-{len(workers)}", lanes=lanes, meter=self.meter)
+                for _ in range(lanes.count)
             ]
         return workers
 
     def assist(self, future: Future[Any]) -> None:
         """Work on a small call in the thread that waits for it, while a lane is free.
 
-        Two threads less have to be woken. What the thread's own settings would change is left to the workers.
+        Two threads less have to be woken. What the thread's own settings would change is left to the workers. In a
+        future's callback, where the thread is one that others wait for, until the call is done.
+
+        Raises:
+            MillpondError: A callback in the thread that drives a device, which would wait for itself.
         """
+        inside = self.inside
+        if inside and not self.workers[0].shared and any(worker.current for worker in self.workers):
+            future.cancel()
+            raise MillpondError(
+                "this call would wait for the thread that it is made in: a future's callback runs in the engine's own "
+                "thread; use engine.submit there, or make the call in a thread of yours"
+            )
         try:
-            while not (future.done() or self._crowded or _has_modes()):
-                if not self.workers[0].take_turn(claimed=self.inside):
+            while not future.done():
+                if not inside and (self._crowded or _has_modes()):
                     break
+                if not self.workers[0].take_turn():
+                    if not inside:
+                        break
+                    wait([future], timeout=_NESTED_WAIT)  # for other lanes, or for texts to be tokenized
         finally:
             self._scheduler.wake()
 
@@ -97,7 +121,8 @@ class Dispatcher:
         owner: object = None,
         first: int = 0,
         admit: int | None = None,
-    ) -> Future[Any]:
+        clock: Clock | None = None,
+    ) -> CallFuture[Any]:
         """Queue a call.
 
         Args:
@@ -109,6 +134,7 @@ class Dispatcher:
             owner: Kept alive until the call is over: whoever stops this object when it is dropped.
             admit: How many items ask for room in the queue, where not these: all of a request that is made of several
                 calls with its first one, 0 with the others.
+            clock: Of such a request; a call by itself has one of its own.
 
         Raises:
             EngineOverloadedError: Too many texts are waiting.
@@ -125,10 +151,12 @@ class Dispatcher:
             progress=progress,
             refill=self._intake.refill,
             first=first,
+            clock=clock,
         )
         self._admit(call, owner, len(items) if admit is None else admit)
         try:
-            self._intake.admit(call, inline=inline, caches=caches, crowded=self._crowded)
+            # In a callback nothing is left to a worker, which may be the one that waits.
+            self._intake.admit(call, inline=inline, caches=caches, crowded=self._crowded and not self.inside)
         except BaseException:  # the caller was interrupted: nobody waits, and close() must not either
             call.future.cancel()
             raise
@@ -180,6 +208,11 @@ class Dispatcher:
         """Whether new calls are refused."""
         return self._closed
 
+    def stats(self) -> EngineStats:
+        """The counters."""
+        with self._gate:
+            return self.meter.read(waiting_texts=self._texts, running_calls=len(self._waiting))
+
     def _admit(self, call: Call, owner: object, asked: int) -> None:
         if os.getpid() != self._pid:
             raise EngineClosedError(
@@ -187,22 +220,36 @@ class Dispatcher:
                 'or start workers with the "spawn" method'
             )
         with self._gate:
-            if self._closed:
-                raise EngineClosedError("the engine was closed; make a new one")
-            waiting = self._texts
-            if waiting and asked and waiting + asked > self._max_queue:
-                wait = self._pace.seconds(waiting)
-                raise EngineOverloadedError(
-                    f"{waiting} texts are waiting and {asked} more would pass max_queue={self._max_queue}; "
-                    f"retry in about {wait:.1f} s, or raise max_queue",
-                    retry_after=wait,
-                )
+            self._check_room(asked)
             self._waiting[call] = owner
             self._texts += call.size
             self._pace.begin()
         # Futures keep their callbacks: who holds one is not to hold its call, and the rows in it, beside the result.
         held = [call]
         call.future.add_done_callback(lambda _: self._release(held.pop()))
+
+    def check_room(self, texts: int) -> None:
+        """What :meth:`submit` would raise of a call of so many texts, at once.
+
+        Raises:
+            EngineOverloadedError: Too many texts are waiting.
+            EngineClosedError: Closed.
+        """
+        with self._gate:
+            self._check_room(texts)
+
+    def _check_room(self, asked: int) -> None:
+        if self._closed:
+            raise EngineClosedError("the engine was closed; make a new one")
+        waiting = self._texts
+        if waiting and asked and waiting + asked > self._max_queue:
+            wait = self._pace.seconds(waiting)
+            self.meter.reject()
+            raise EngineOverloadedError(
+                f"{waiting} texts are waiting and {asked} more would pass max_queue={self._max_queue}; "
+                f"retry in about {wait:.1f} s, or raise max_queue",
+                retry_after=wait,
+            )
 
     def _release(self, call: Call) -> None:
         try:
@@ -220,6 +267,7 @@ class Dispatcher:
             owner = self._waiting.pop(call, None)
             self._texts -= call.size
             self._pace.count(call.size, idle=not self._waiting)
+            self.meter.release(call.future, texts=call.size, hits=call.hits, misses=call.misses)
             self._gate.notify_all()
         return owner
 

@@ -20,10 +20,13 @@ from millpond.cache import VectorCache
 from millpond.config import EngineConfig
 from millpond.engine import arguments, demand, scoring
 from millpond.engine.chunking import in_windows
+from millpond.engine.clock import CallFuture, Clock
 from millpond.engine.dispatch import Dispatcher
 from millpond.engine.intake import INLINE_TEXTS
+from millpond.engine.interrupts import held_back
 from millpond.engine.items import Item
 from millpond.engine.loading import load
+from millpond.engine.meter import Observer
 from millpond.engine.plan import EncodesPairs, Plan
 from millpond.engine.progress import Bar, progress_bar
 from millpond.engine.scoring import pair_up
@@ -40,6 +43,7 @@ from millpond.outputs import (
 )
 from millpond.params import PoolingParams
 from millpond.spec import ModelSpec
+from millpond.stats import EngineStats
 from millpond.tasks import Activation, Aggregation, OutputDtype, Role, Task, Truncate
 
 # Tokens per batch: on a CPU what keeps a layer's activations in the cache, on a GPU what fills it.
@@ -132,9 +136,8 @@ class Engine:
         self._owns_cache = cache is not None and not isinstance(cache, VectorCache)
         self._cache = cache if cache is None or isinstance(cache, VectorCache) else VectorCache(cache)
         default = _CPU_BATCH_TOKENS if self._loaded.runner.device.type == "cpu" else _GPU_BATCH_TOKENS
-        self._dispatcher = Dispatcher(
-            self._loaded, budget=max_batch_tokens or default, max_queue=max_queue, cache=self._cache
-        )
+        self._budget = max_batch_tokens or default
+        self._dispatcher = Dispatcher(self._loaded, budget=self._budget, max_queue=max_queue, cache=self._cache)
         # Holds the dispatcher, not the engine: its threads stop when the engine is dropped, or the program ends.
         self._finalizer = weakref.finalize(self, self._dispatcher.stop)
 
@@ -157,6 +160,11 @@ class Engine:
     def cache(self) -> VectorCache | None:
         """The vector cache, if the engine has one."""
         return self._cache
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """Most tokens per forward."""
+        return self._budget
 
     @property
     def closed(self) -> bool:
@@ -487,7 +495,7 @@ class Engine:
         """
         return self._run(task, texts, params or PoolingParams(), show_progress)
 
-    def submit(self, task: Task, inputs: Sequence[Any], params: PoolingParams | None = None) -> Future[Any]:
+    def submit(self, task: Task, inputs: Sequence[Any], params: PoolingParams | None = None) -> CallFuture[Any]:
         """Queue a call; what every other method uses.
 
         Args:
@@ -496,7 +504,8 @@ class Engine:
             params: Its options.
 
         Returns:
-            A future of the task's output. Cancelling it drops what is still queued.
+            A future of the task's output. Cancelling it drops what is still queued. Its ``timings``, a
+            :class:`~millpond.Timings`, are there when the output is.
 
         Raises:
             TypeError: ``inputs`` is a bare str.
@@ -513,7 +522,7 @@ class Engine:
         *,
         template: str | None = None,
         maxsim: bool = False,
-    ) -> Future[ScoreOutput]:
+    ) -> CallFuture[ScoreOutput]:
         """As :meth:`submit` for ``score``, with a score template of this call's own, or by MaxSim in any case.
 
         Args:
@@ -547,12 +556,53 @@ class Engine:
         items = [item for item in arguments.check_items(texts, "tokenize", self._loaded) if isinstance(item, str)]
         return self._loaded.forms.texts.ids(items, special_tokens=special_tokens)
 
+    def clip(self, texts: Sequence[str], tokens: int) -> list[str]:
+        """The beginning of each text, of at most ``tokens`` tokens; special tokens are not counted.
+
+        Raises:
+            TypeError: ``texts`` is a bare str.
+            InvalidRequestError: A text that is none, or ``tokens`` is no positive int.
+        """
+        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+            raise InvalidRequestError(f"tokens={tokens!r} must be a positive int")
+        items = [item for item in arguments.check_items(texts, "clip", self._loaded) if isinstance(item, str)]
+        return self._loaded.forms.texts.clipped(items, tokens)
+
     def token_ids(self, task: Task, item: Item, params: PoolingParams, *, template: str | None = None) -> list[int]:
         """The token ids that :meth:`submit` (or :meth:`submit_score`, with a ``template``) would run for one input."""
         pairs = None if template is None else self._loaded.pairs_by(template)
         plan = demand.plan(task, params, self._loaded, count=2, pairs=pairs)
         ids: list[int] = self._loaded.forms.encode([item], plan, position=lambda i: i)[0].ids.tolist()
         return ids
+
+    def check_room(self, texts: int) -> None:
+        """Raise at once what :meth:`submit` would raise of so many texts, were they checked and good.
+
+        Raises:
+            EngineOverloadedError: Too many texts are waiting.
+            EngineClosedError: The engine was closed.
+        """
+        self._dispatcher.check_room(texts)
+
+    def stats(self) -> EngineStats:
+        """What the engine has done until now, and what is waiting; cheap enough to be asked every second.
+
+        Returns:
+            The counters at this moment. Numbers of batches have a batch in them as soon as its callers hear of it.
+        """
+        return self._dispatcher.stats()
+
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Have every batch told, for a histogram of their sizes, say.
+
+        Args:
+            observer: Called with a :class:`~millpond.BatchRun` by the thread that ran the batch, before the callers in
+                it get their results; it should be quick. What it raises is logged once, and changes nothing.
+
+        Returns:
+            Call it to end that.
+        """
+        return self._dispatcher.meter.observe(observer)
 
     def close(self) -> None:
         """Finish what is queued, then stop; later calls raise :class:`~millpond.errors.EngineClosedError`.
@@ -585,8 +635,9 @@ class Engine:
 
     def _run(self, task: Task, texts: Sequence[Any], params: PoolingParams, show_progress: bool) -> Any:
         with progress_bar(texts, show=show_progress) as bar:
-            inline = isinstance(texts, Sequence) and len(texts) <= INLINE_TEXTS
-            future = self._start(task, texts, params, inline=inline, progress=bar.update if show_progress else None)
+            inline = self._dispatcher.inside or (isinstance(texts, Sequence) and len(texts) <= INLINE_TEXTS)
+            with held_back():
+                future = self._start(task, texts, params, inline=inline, progress=bar.update if show_progress else None)
             try:
                 if inline:
                     self._dispatcher.assist(future)
@@ -606,7 +657,8 @@ class Engine:
         pairs: EncodesPairs | None = None,
         first: int = 0,
         admit: int | None = None,
-    ) -> Future[Any]:
+        clock: Clock | None = None,
+    ) -> CallFuture[Any]:
         """Check everything, then queue; ``first`` is the index of the first input in the caller's list."""
         demand.check_params(params)
         task = demand.check_task(task, params, self._loaded)
@@ -619,7 +671,7 @@ class Engine:
         demand.check_spans(items, task, plan)
         if params.chunking is not None:
             return in_windows(items, plan, self._loaded, self._submit, self._dispatcher.threads)
-        return self._submit(items, plan, inline=inline, progress=progress, first=first, admit=admit)
+        return self._submit(items, plan, inline=inline, progress=progress, first=first, admit=admit, clock=clock)
 
     def _plan(self, task: Task, params: PoolingParams, count: int, pairs: EncodesPairs | None) -> Plan:
         """A call's plan; the same one for calls that ask for the same, which are tokenized together where they meet."""
@@ -643,21 +695,22 @@ class Engine:
         progress: Callable[[int], object] | None = None,
         first: int = 0,
         admit: int | None = None,
-    ) -> Future[Any]:
+        clock: Clock | None = None,
+    ) -> CallFuture[Any]:
         return self._dispatcher.submit(
-            items, plan, inline=inline, progress=progress, owner=self, first=first, admit=admit
+            items, plan, inline=inline, progress=progress, owner=self, first=first, admit=admit, clock=clock
         )
 
-    def _score_apart(self, items: Sequence[Item], params: PoolingParams, *, late: bool) -> Future[Any]:
+    def _score_apart(self, items: Sequence[Item], params: PoolingParams, *, late: bool) -> CallFuture[Any]:
         """A score from two calls: vectors for an embedder, token matrices for late interaction."""
         task: Task = "token_embed" if late else "embed"
         measure = partial(scoring.late_interaction, mean=self._loaded.mean_maxsim) if late else scoring.cosine
         # A late-interaction checkpoint may compare vectors that are no unit vectors.
         normalize = None if self.spec.score_type == "late-interaction" else True
 
-        def embed(texts: Sequence[str], role: Role, admit: int) -> Future[Any]:
+        def embed(texts: Sequence[str], role: Role, admit: int, clock: Clock) -> CallFuture[Any]:
             wanted = scoring.vector_params(params, role, normalize=normalize)
-            return self._start(task, texts, wanted, admit=admit)
+            return self._start(task, texts, wanted, admit=admit, clock=clock)
 
         pairs = arguments.check_pairs(items, self._loaded)
         return scoring.apart(pairs, embed, measure, self._dispatcher.threads)

@@ -100,7 +100,10 @@ def _cut(item: TokenIds, plan: Plan, position: int) -> Tokenized:
     if len(ids) > plan.limit and plan.truncate == "error":
         raise InputTooLongError(
             f"the prompt at index {position} has {len(ids)} token ids, more than max_length={plan.limit}; "
-            'shorten it, or let it be cut with truncate="end"'
+            'shorten it, or let it be cut with truncate="end"',
+            index=position,
+            tokens=len(ids),
+            limit=plan.limit,
         )
     if plan.truncate == "end":
         end = len(ids) - item.tail

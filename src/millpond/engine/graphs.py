@@ -171,6 +171,11 @@ class Graphs:
         except HostLengthsError as reason:
             self._give_up("this model runs without CUDA graphs: %s", reason)
             return None
+        except (MemoryError, torch.OutOfMemoryError):
+            # Perhaps for somebody else's memory: it is tried again once this shape has been asked for as often again.
+            self.clear()
+            self._seen[shape] = 0
+            return None
         except Exception as error:  # what runs without a graph must not fail for the lack of one
             logger.warning("a CUDA graph could not be captured; running without graphs", exc_info=error)
             self._give_up("no more CUDA graphs after %s", type(error).__name__)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from itertools import islice
+from time import perf_counter
 
 import numpy as np
 
@@ -77,8 +78,12 @@ class Intake:
 
     def _together(self, calls: Sequence[Call]) -> list[list[Request]]:
         """Each call's requests."""
+        begun = perf_counter()
         items = [item for call in calls for item in call.items]
         tokenized = iter(self._forms.encode(items, calls[0].plan, position=lambda i: i))
+        seconds = perf_counter() - begun
+        for call in calls:
+            call.clock.tokenized(seconds)
         return [
             self._requests(call, range(len(call.items)), list(islice(tokenized, len(call.items)))) for call in calls
         ]
@@ -121,6 +126,8 @@ class Intake:
             call.tokens[slots] = hits.tokens[found]
             call.truncated[slots] = hits.truncated[found]
             call.cached[slots] = True
+            call.hits += len(slots)
+            call.misses = len(missing)
             if len(slots):
                 call.deliver_cached(slots, hits.rows[found])
         return missing
@@ -151,8 +158,10 @@ class Intake:
 
     def _tokenize(self, call: Call, slots: Sequence[int]) -> list[Request]:
         """Requests for ``slots``, longest first."""
+        begun = perf_counter()
         items = [call.items[slot] for slot in slots]
         tokenized = self._forms.encode(items, call.plan, position=lambda i: call.position(slots[i]))
+        call.clock.tokenized(perf_counter() - begun)
         return self._requests(call, slots, tokenized)
 
     @staticmethod

@@ -86,6 +86,8 @@ class CpuLanes:
         more = self._cores.widen((worth if alone else min(worth, part)) - 1)
         try:
             with on_threads(1 + more):
+                if more and 1 + more != self._threads.most:
+                    default_threads(self._threads.most)
                 yield
         finally:
             if more:

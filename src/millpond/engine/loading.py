@@ -203,6 +203,8 @@ def _forms(found: _Described, config: EngineConfig) -> Forms:
     pairs: EncodesPairs | None = None
     if found.purpose.score_type == "cross-encoder":
         pairs = _pair_reader(found, config.score_template)
+    elif "classify" in found.purpose.tasks and config.score_template is None:
+        pairs = _pair_reader(found, None)  # of two texts, classes such as entailment
     elif config.score_template is not None:
         raise InvalidRequestError(
             f"score_template means nothing to {found.spec.name}, which is no cross-encoder; leave it out"

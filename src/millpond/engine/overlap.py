@@ -6,8 +6,10 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Protocol
 
+from millpond.engine.meter import Meter
 from millpond.engine.pipeline import Pending
 from millpond.engine.request import Request
 from millpond.engine.scheduler import Scheduler
@@ -38,6 +40,7 @@ class Starts(Protocol):
 class _Sent:
     requests: list[Request]
     pending: Pending
+    begun: float  # as the meter has it
 
 
 class OverlappingWorker(Worker):
@@ -47,11 +50,14 @@ class OverlappingWorker(Worker):
     on its way that takes memory; from there on as any worker does, in halves.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Starts, *, name: str, devices: int = 1) -> None:
+    def __init__(
+        self, scheduler: Scheduler, runner: Starts, *, name: str, devices: int = 1, meter: Meter | None = None
+    ) -> None:
         """``devices``: how many work off the scheduler; of what waits each takes its part."""
-        super().__init__(scheduler, runner, name=name)
+        super().__init__(scheduler, runner, name=name, meter=meter)
         self._starter = runner
         self._devices = devices
+        self._ended = 0.0  # when the last batch did, as far as the host knows
 
     def _loop(self) -> None:
         sent: deque[_Sent] = deque()
@@ -62,12 +68,15 @@ class OverlappingWorker(Worker):
                 self._finish(sent)
 
     def _send(self, sent: deque[_Sent]) -> None:
-        requests = self._scheduler.pick(self._devices)
+        requests = self._scheduler.pick(max(1, self._devices - self._scheduler.busy))
+        if not requests:
+            return
+        begun = self._meter.begin()
         try:
-            if requests:
-                sent.append(_Sent(requests=requests, pending=self._starter.start(requests)))
+            sent.append(_Sent(requests=requests, pending=self._starter.start(requests), begun=begun))
             return
         except Exception as error:
+            self._meter.end(begun)
             logger.warning("a batch could not be sent off (%s); it runs by itself", type(error).__name__)
         # Outside the except block: the traceback would hold the failed forward's tensors alive.
         self._alone(requests, sent)
@@ -77,11 +86,15 @@ class OverlappingWorker(Worker):
         oldest = sent.popleft()
         try:
             results = oldest.pending.result()
+            if not sent:
+                self._scheduler.done()
         except Exception as error:
+            self._meter.end(oldest.begun)
             logger.warning("a batch failed on its way (%s); it runs by itself", type(error).__name__)
         else:
             self._scheduler.recover()
-            self._deliver(oldest.requests, results)
+            self._meter.end(oldest.begun)
+            self._deliver(oldest.requests, results, max(oldest.begun, self._ended))
             return
         requests = oldest.requests
         del oldest  # with what it holds on the device
@@ -91,15 +104,19 @@ class OverlappingWorker(Worker):
         """Run a batch that failed, behind all that are on their way."""
         while sent:
             self._finish(sent)
+        begun = self._meter.begin()
         try:
             results = self._run(requests)
         except Exception as error:
-            fail(requests, error)
-        else:
-            self._deliver(requests, results)
+            return fail(requests, error)
+        finally:
+            self._meter.end(begun)
+        self._deliver(requests, results, begun)
 
-    def _deliver(self, requests: Sequence[Request], results: Sequence[Result]) -> None:
+    def _deliver(self, requests: Sequence[Request], results: Sequence[Result], begun: float) -> None:
         try:
+            self._note(begun, results)
+            self._ended = perf_counter()
             self._resolve(results)
         except Exception as error:  # the loop serves everyone: only this batch's callers hear of it
             fail(requests, error)

@@ -178,7 +178,10 @@ def _check_may_cut(tokens: int, limit: int, truncate: Truncate, position: int) -
     if truncate == "error":
         raise InputTooLongError(
             f"the pair at index {position} has {tokens} tokens, more than max_length={limit}; "
-            'shorten its document, or let it be cut with truncate="end"'
+            'shorten its document, or let it be cut with truncate="end"',
+            index=position,
+            tokens=tokens,
+            limit=limit,
         )
 
 

@@ -82,6 +82,11 @@ class Scheduler:
         """How many wait; of deferred calls, about."""
         return self._tokens + sum(size_of(item) // _CHARACTERS for call in list(self._deferred) for item in call.items)
 
+    @property
+    def busy(self) -> int:
+        """How many other threads run a batch."""
+        return len(self._running) - (threading.get_ident() in self._running)
+
     def put(self, call: Call, requests: Sequence[Request], *, quiet: bool = False) -> None:
         """Append requests to a call's line; ``quiet``: the caller will :meth:`pick` them itself, or :meth:`wake`."""
         with self._ready:
@@ -108,6 +113,8 @@ class Scheduler:
                 self._lines.setdefault(request.call, deque()).appendleft(request)
                 self._tokens += request.length
             self._ready.notify_all()
+        for call in {request.call for request in requests}:
+            call.clock.returned()
 
     def wake(self) -> None:
         """Have the workers look for what was put quietly."""
@@ -148,6 +155,7 @@ class Scheduler:
                 self._ready.notify()
         # Outside the lock: a call that runs low tokenizes its next texts.
         for call, left in served:
+            call.clock.picked()
             try:
                 call.refill(left)
             except Exception as error:  # this call's trouble, not the worker's, whose thread it is
@@ -156,10 +164,11 @@ class Scheduler:
 
     def done(self) -> None:
         """The calling thread's batch is over."""
-        tokens, began = self._running.pop(threading.get_ident(), (0, 0.0))
-        if tokens >= _LEAST:
-            pace = tokens / max(time.perf_counter() - began, 1e-9)
-            self._pace = pace if self._pace == 0 else _HABIT * self._pace + (1 - _HABIT) * pace
+        with self._ready:  # others go through what runs
+            tokens, began = self._running.pop(threading.get_ident(), (0, 0.0))
+            if tokens >= _LEAST:
+                pace = tokens / max(time.perf_counter() - began, 1e-9)
+                self._pace = pace if self._pace == 0 else _HABIT * self._pace + (1 - _HABIT) * pace
 
     def close(self) -> None:
         """Let :meth:`wait` return ``False`` when the lines are empty."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpond.engine.clock import CallFuture, Clock
 from millpond.engine.combine import combine
 from millpond.engine.items import Pair
 from millpond.errors import InvalidRequestError
@@ -18,7 +19,8 @@ from millpond.params import PoolingParams
 from millpond.ragged import Ragged
 from millpond.tasks import Role
 
-Start = Callable[[Sequence[str], Role, int], Future[Any]]  # embeds texts; so many ask for room in the queue
+# Embeds texts; so many ask for room in the queue, and the clock is that of the whole score.
+Start = Callable[[Sequence[str], Role, int, Clock], Future[Any]]
 
 
 def pair_up(queries: str | Sequence[str], documents: str | Sequence[str]) -> list[Pair]:
@@ -48,7 +50,7 @@ def _listed(texts: str | Sequence[str], name: str) -> list[str]:
 
 def apart(
     pairs: Sequence[Pair], embed: Start, score: Callable[[Any, Any, Places], Scores], threads: Executor
-) -> Future[ScoreOutput]:
+) -> CallFuture[ScoreOutput]:
     """Score ``pairs`` by two calls, one over the queries and one over the documents.
 
     Both are as long as the pairs, so that an error names a pair by its index; but one query for all documents is one
@@ -59,10 +61,11 @@ def apart(
     asked = np.array([slots.setdefault(query, i) for i, query in enumerate(queries)], dtype=np.int64)
     if len(slots) == 1:
         queries = queries[:1]
+    clock = Clock()
     parts: list[Future[Any]] = []
     try:
-        parts.append(embed(queries, "query", len(queries) + len(pairs)))
-        parts.append(embed([pair.document for pair in pairs], "document", 0))
+        parts.append(embed(queries, "query", len(queries) + len(pairs), clock))
+        parts.append(embed([pair.document for pair in pairs], "document", 0, clock))
     except BaseException:
         for part in parts:
             part.cancel()
@@ -76,7 +79,7 @@ def apart(
             usage=Usage(prompt_tokens=query.usage.prompt_tokens + document.usage.prompt_tokens),
         )
 
-    return combine(parts, assemble, threads)
+    return combine(parts, assemble, threads, clock)
 
 
 Places = npt.NDArray[np.int64]  # [pairs] where the pair's query is; equal for equal queries

@@ -159,6 +159,19 @@ class TextTokenizer:
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=special_tokens)
         return [encoding.ids for encoding in encodings]
 
+    def clipped(self, texts: Sequence[str], tokens: int) -> list[str]:
+        """The beginning of each text, of at most ``tokens`` tokens, special ones aside."""
+        kept = []
+        for text, encoding in zip(texts, self.encode_rendered(texts, special_tokens=False, offsets=True), strict=True):
+            if len(encoding.ids) <= tokens:
+                kept.append(text)
+                continue
+            offsets = np.array(encoding.offsets[: tokens + 1], dtype=np.int32).reshape(-1, 2)
+            offsets = _unfolded(offsets, text) if self._lower else offsets
+            # A character may be several tokens: one that would be halved is left out.
+            kept.append(text[: min(int(offsets[:tokens, 1].max(initial=0)), int(offsets[tokens, 0]))])
+        return kept
+
     def colbert(self, late: LateInteraction) -> ColbertEncoder:
         """The same tokenizer as a late-interaction checkpoint uses it."""
         mask, end, unknown = (
@@ -282,9 +295,12 @@ class TextTokenizer:
                 if truncate == "error":
                     raise InputTooLongError(
                         f"the {noun} at index {position(i)} has {len(ids)} tokens, more than max_length={limit}; "
-                        'shorten it, or let it be cut with truncate="end"'
+                        'shorten it, or let it be cut with truncate="end"',
+                        index=position(i),
+                        tokens=len(ids),
+                        limit=limit,
                     )
-                kept = self._cut(len(ids), prompt + texts[i], prompt, limit, truncate)
+                kept = self._cut(len(ids), texts[i], prompt, limit, truncate)
                 ids = ids[kept]
                 if found is not None:
                     found = found.take(kept)
@@ -335,7 +351,9 @@ class TextTokenizer:
 
     def _cut(self, length: int, text: str, prompt: str, limit: int, truncate: Truncate) -> npt.NDArray[np.int64]:
         """Which of ``length`` tokens stay: front (special tokens, prompt), part of the text, suffix."""
-        front = self._prefix + (self._prompt_tokens(text, prompt) if prompt else 0)
+        if prompt and self._divides:  # what stands behind the next space is neither here nor there
+            text = text[: text.find(" ", 1) + 1 or None]
+        front = self._prefix + (self._prompt_tokens(prompt + text, prompt) if prompt else 0)
         end = length - self._suffix
         room = limit - front - self._suffix
         if room < 1:

@@ -13,7 +13,9 @@ import numpy.typing as npt
 import torch
 
 from millpond.engine.call import Call
+from millpond.engine.interrupts import held_back
 from millpond.engine.lane import DeviceLane, Lanes
+from millpond.engine.meter import Meter
 from millpond.engine.request import Request
 from millpond.engine.scheduler import Scheduler
 
@@ -33,10 +35,19 @@ class Runs(Protocol):
 class Worker:
     """One lane's loop; a caller with little to do may take a turn in its own thread."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runs, *, name: str, lanes: Lanes | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runs,
+        *,
+        name: str,
+        lanes: Lanes | None = None,
+        meter: Meter | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._lanes = lanes or DeviceLane()
+        self._meter = meter or Meter()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
     def start(self) -> None:
@@ -48,51 +59,67 @@ class Worker:
         if self._thread is not threading.current_thread():
             self._thread.join()
 
-    def take_turn(self, *, claimed: bool = False) -> bool:
-        """Run a batch in the calling thread, if a lane is free and something waits; whether there was one.
+    @property
+    def current(self) -> bool:
+        """Whether the calling thread is this worker's, in a future's callback."""
+        return self._thread is threading.current_thread()
 
-        ``claimed``: the thread is a worker's, in a future's callback, which has its lane already.
-        """
-        if claimed:
-            return self._lanes.shared and self._turn(assisting=True)
-        if not self._lanes.claim(wait=False):
-            return False
-        try:
+    @property
+    def shared(self) -> bool:
+        """Whether any thread may take a turn."""
+        return self._lanes.shared
+
+    def take_turn(self) -> bool:
+        """Run a batch in the calling thread, if a lane is free and something waits; whether there was one."""
+        with held_back():
             return self._turn(assisting=True)
-        finally:
-            self._lanes.release()
 
     def _loop(self) -> None:
         self._lanes.enter()
-        # Waits without a claim, then claims: what comes in between is in the same batch.
         while self._scheduler.wait():
-            self._lanes.claim(wait=True)
             try:
                 self._turn()
-            finally:
-                self._lanes.release()
+            except Exception:  # a bug, and the lane is worth more than the batch
+                logger.exception("a batch was lost")
 
     def _turn(self, *, assisting: bool = False) -> bool:
-        """One batch; a method of its own, so that nothing of it is held while the next one is waited for."""
-        requests = self._scheduler.pick(1 + self._lanes.free(), prepare=not assisting)
-        if not requests:  # another lane has them
+        """One batch; a method of its own, so that nothing of it is held while the next one is waited for.
+
+        Waited for without a claim, and resolved without one: what comes before the claim is in the same batch, and a
+        future's callback may wait for an engine that needs this core.
+        """
+        if not self._lanes.claim(wait=not assisting):
             return False
+        results: list[Result] = []
         try:
-            self._run_and_resolve(requests)
+            requests = self._scheduler.pick(1 + self._lanes.free(), prepare=not assisting)
+            if requests:
+                results = self._run_batch(requests)
         finally:
             self._scheduler.done()
-        return True
+            self._lanes.release()
+        self._resolve_batch(requests, results)
+        return bool(requests)  # none: another lane has them
 
-    def _run_and_resolve(self, requests: list[Request]) -> None:
+    def _run_batch(self, requests: list[Request]) -> list[Result]:
+        """What came of a batch; whoever hears of nothing has heard of an error."""
         tokens = sum(request.length for request in requests)
+        begun = self._meter.begin()
         try:
             with self._lanes.running(tokens, alone=self._scheduler.empty):
                 results = self._run(requests)
+            self._note(begun, results)
         except Exception as error:  # the loop serves everyone: only this batch's callers hear of it
-            return fail(requests, error)
+            fail(requests, error)
+            return []
         except BaseException:  # the caller whose thread this is was interrupted; the others' texts wait for the rest
             self._scheduler.put_back(requests)
             raise
+        finally:
+            self._meter.end(begun)
+        return results
+
+    def _resolve_batch(self, requests: Sequence[Request], results: Sequence[Result]) -> None:
         try:
             self._resolve(results)
         except BaseException as error:
@@ -126,6 +153,11 @@ class Worker:
         ordered = sorted(requests, key=lambda request: request.length)
         middle = len(ordered) // 2
         return self._run(ordered[:middle]) + self._run(ordered[middle:])
+
+    def _note(self, begun: float, results: Sequence[Result]) -> None:
+        """Count what ran; before its callers hear of it, so that they find it counted."""
+        if results:
+            self._meter.ran(begun, len(results), sum(len(request.ids) for request, _ in results))
 
     @staticmethod
     def _resolve(results: Sequence[Result]) -> None:

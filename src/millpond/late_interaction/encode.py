@@ -127,7 +127,10 @@ class ColbertEncoder:
                 if truncate == "error":
                     raise InputTooLongError(
                         f"the {role} at index {position(i)} has {len(ids)} tokens, more than {longest}; "
-                        'shorten it, or let it be cut with truncate="end"'
+                        'shorten it, or let it be cut with truncate="end"',
+                        index=position(i),
+                        tokens=len(ids),
+                        limit=longest,
                     )
                 ids = self._cut(ids, prompt + texts[i], prompt, role, longest, truncate)
             if len(ids) == 0:

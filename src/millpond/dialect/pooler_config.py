@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from millpond.compat.vllm_arguments import POOLING_TASKS
+from millpond.dialect.arguments import POOLING_TASKS
 from millpond.errors import InvalidRequestError
 from millpond.params import PoolingParams
 from millpond.pooling.activations import activate

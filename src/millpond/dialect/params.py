@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from millpond.compat.vllm_pooler import PoolerConfig
-from millpond.compat.vllm_prompts import Tokenization
+from millpond.dialect.pooler_config import PoolerConfig
+from millpond.dialect.prompts import Tokenization
 from millpond.errors import InvalidRequestError
 from millpond.params import PoolingParams
 from millpond.spec import ModelSpec
@@ -58,7 +58,10 @@ def complete(
     if spec.score_type == "late-interaction" and params.truncate == "end" and truncate == "error":
         truncate = "end"  # the lengths of a ColBERT's queries and documents are how it encodes
     changes: dict[str, Any] = {"task": None, "truncate": truncate, "truncate_prompt_tokens": how.limit}
-    if task in ("embed", "token_embed"):
+    if task == "sparse_embed":
+        if params.given().isdisjoint({"role", "prompt", "prompt_name", "adapter"}):
+            changes["prompt"] = ""
+    elif task in ("embed", "token_embed"):
         changes |= _of_vectors(task, params, config, spec, chunk=config.chunked and truncate == "error")
     else:
         changes |= _of_logits(task, params, config, spec)

@@ -10,13 +10,23 @@ from millpond.errors import InvalidRequestError, UnsupportedTaskError
 from millpond.tasks import Task
 
 # vLLM's arguments about memory, parallelism and compilation: nothing here depends on them.
-_KNOBS = frozenset(
+KNOBS = frozenset(
     "block_size compilation_config cpu_offload_gb disable_custom_all_reduce disable_log_requests disable_log_stats "
     "distributed_executor_backend enable_chunked_prefill enable_prefix_caching enforce_eager gpu_memory_utilization "
     "kv_cache_dtype load_format max_num_batched_tokens max_num_seqs max_seq_len_to_capture model_impl "
     "pipeline_parallel_size seed swap_space tensor_parallel_size tokenizer_mode".split()
 )
-_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size")
+# The same of its server's.
+SERVER_KNOBS = KNOBS | frozenset(
+    "api_server_count data_parallel_size disable_uvicorn_access_log generation_config max_log_len "
+    "uvicorn_log_level".split()
+)
+# Those that its command line gives without a value.
+SWITCHES = frozenset(
+    "disable_custom_all_reduce disable_log_stats disable_uvicorn_access_log enable_chunked_prefill "
+    "enable_prefix_caching enforce_eager".split()
+)
+_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "api_server_count")
 _DTYPES = {"half": "float16", "float": "float32"}
 _CONVERSIONS = {"auto": "auto", "embed": "embed", "classify": "classify", "none": "auto", "reward": "auto"}
 # ``task=`` of older versions: what it converted to.
@@ -75,6 +85,17 @@ def check_flags(*, runner: str, trust_remote_code: bool) -> None:
         raise InvalidRequestError(f"trust_remote_code={trust_remote_code!r} must be True or False")
 
 
+def check_parallel(knobs: Mapping[str, Any]) -> None:
+    """Refuse to spread one model over several devices.
+
+    Raises:
+        InvalidRequestError: Several devices for one model.
+    """
+    for name in _PARALLEL:
+        if knobs.get(name, 1) not in (1, "1"):
+            raise InvalidRequestError(f"{name}={knobs[name]!r} is not available: one process runs a model; pass 1")
+
+
 def check_knobs(knobs: Mapping[str, Any]) -> None:
     """One warning that names the resource knobs among ``knobs``.
 
@@ -82,12 +103,10 @@ def check_knobs(knobs: Mapping[str, Any]) -> None:
         TypeError: Any other argument.
         InvalidRequestError: Several devices for one model.
     """
-    unknown = sorted(knobs.keys() - _KNOBS)
+    unknown = sorted(knobs.keys() - KNOBS)
     if unknown:
         raise TypeError(f"LLM has no argument {unknown[0]!r}")
-    for name in _PARALLEL:
-        if knobs.get(name, 1) != 1:
-            raise InvalidRequestError(f"{name}={knobs[name]!r} is not available: a model runs on one device; pass 1")
+    check_parallel(knobs)
     if knobs:
         warnings.warn(f"no meaning here, and ignored: {', '.join(sorted(knobs))}", UserWarning, stacklevel=3)
 

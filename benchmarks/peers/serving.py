@@ -1,0 +1,82 @@
+"""Tables of the server: results of `benchmarks/serve.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Record = Mapping[str, Any]
+MISSING = "-"
+
+
+def table(results: Record) -> str:
+    """Whatever parts were measured, one table each."""
+    parts = {"throughput": _throughput, "singles": _singles, "overload": _overload}
+    found = [part(results[name]) for name, part in parts.items() if name in results]
+    if results.get("left_out"):
+        found.append("Left out: " + "; ".join(f"{name} ({why})" for name, why in results["left_out"].items()) + ".")
+    return "\n\n".join(found)
+
+
+def _throughput(results: Record) -> str:
+    rates, shares = results["texts_per_second"], results["share_of_engine"]
+    ways = list(dict.fromkeys(name.rpartition(", ")[0] for name in rates if name != "engine, one call"))
+    callers = results["callers"]
+    head = [f"texts/s, {results['texts_per_request']} a request (share of the engine)"]
+    head += [f"{count} caller{'s' if count > 1 else ''}" for count in callers]
+    rows = []
+    for way in ways:
+        cells = []
+        for count in callers:
+            name = f"{way}, {count}"
+            share = f" ({shares[name]:.0%})" if name in shares else ""
+            cells.append(f"{rates[name]:,.0f}{share}" if name in rates else MISSING)
+        rows.append([way, *cells])
+    told = (
+        f"Docstrings, {results['mean_tokens']:.0f} tokens in the mean; all of them in one call of the engine: "
+        f"{rates['engine, one call']:,.0f} texts/s."
+    )
+    return f"{_markdown(head, rows)}\n\n{told}"
+
+
+def _singles(results: Record) -> str:
+    head = [f"one short text ({results['mean_tokens']:.0f} tokens), ms", "p50", "p95", "p99"]
+    rows = [
+        [name, *(f"{row[key]:.2f}" for key in ("p50", "p95", "p99"))] for name, row in results["milliseconds"].items()
+    ]
+    return _markdown(head, rows)
+
+
+def _overload(results: Record) -> str:
+    head = [f"{results['offered']:g} times the load that is served", *results["rows"]]
+
+    def row(label: str, *path: str, unit: str = "") -> list[str]:
+        cells = []
+        for found in results["rows"].values():
+            value: Any = found
+            for key in path:
+                value = value.get(key) if value is not None else None
+            cells.append(MISSING if value is None else f"{value:,.1f}{unit}")
+        return [label, *cells]
+
+    rows = [
+        row("requests/s offered", "offered_per_second"),
+        row("requests/s served", "served_per_second"),
+        row("served, p50 ms", "statuses", "200", "latency_ms", "p50"),
+        row("served, p99 ms", "statuses", "200", "latency_ms", "p99"),
+        row("refused (429)", "statuses", "429", "requests"),
+        row("refused, p50 ms", "statuses", "429", "latency_ms", "p50"),
+        row("refused, p99 ms", "statuses", "429", "latency_ms", "p99"),
+        row("refused, slowest ms", "statuses", "429", "latency_ms", "max"),
+    ]
+    for state in ("alone", "at_full_load", "overloaded"):
+        for key in ("p50", "p99", "p100"):
+            label = f"/health {state.replace('_', ' ')}, {'slowest' if key == 'p100' else key} ms"
+            rows.append(row(label, "health_ms", state, key))
+    told = f"millpond lets {results['max_queue']} texts wait here; vLLM's queue has no end."
+    return f"{_markdown(head, rows)}\n\n{told}"
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
