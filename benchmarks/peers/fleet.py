@@ -170,7 +170,7 @@ class Fleet:
         return answers
 
     def turns(self, rounds: int, request: Callable[[Peer, int], Any]) -> dict[str, list[Any]]:
-        """``rounds`` answers of every engine, in turns, each time in another order: nobody has always the same before it."""
+        """``rounds`` answers of every engine, in turns, each time in another order: nobody always follows the same."""
         answers: dict[str, list[Any]] = {name: [] for name in self.peers}
         for number in range(rounds):
             names = list(self.peers)
