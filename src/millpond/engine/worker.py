@@ -92,7 +92,10 @@ class Worker:
             return False
         results: list[Result] = []
         try:
-            requests = self._scheduler.pick(1 + self._lanes.free(), prepare=not assisting)
+            # The main thread's OpenMP threads are awake, on the cores where another lane would run.
+            at_hand = assisting and threading.current_thread() is threading.main_thread()
+            beside = 0 if at_hand else self._lanes.free()
+            requests = self._scheduler.pick(1 + beside, prepare=not assisting)
             if requests:
                 results = self._run_batch(requests)
         finally:
