@@ -34,7 +34,7 @@ def test_a_wheel_holds_its_package(folder: str, tmp_path: Path):
         file.relative_to(sources).as_posix()
         for package in packages
         for file in (sources / package).rglob("*")
-        if file.suffix in (".py", ".jinja") or file.name == "py.typed"
+        if file.suffix in (".py", ".jinja", ".html", ".css", ".js", ".svg") or file.name == "py.typed"
     }
     assert names == expected
     assert {f"{package}/py.typed" for package in packages} <= names

@@ -11,12 +11,15 @@ from typing import Annotated, Literal
 
 import typer
 
+from millpond.cli.bench_serve import bench_serve
 from millpond.cli.demo import demo
 from millpond.cli.embed import embed
 from millpond.cli.env import env
 from millpond.cli.ingest import ingest
 from millpond.cli.models import models
 from millpond.cli.rerank import rerank
+from millpond.cli.serve import serve
+from millpond.cli.serve_words import ServeCommand
 from millpond.errors import InvalidRequestError, MillpondError
 
 FAILED = 1
@@ -29,8 +32,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # a traceback is for a bug report: Python's own, without the values of locals
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, embed, rerank, ingest, models, env):
+for command in (demo, embed, rerank, ingest, models, env, bench_serve):
     app.command()(command)
+app.command(cls=ServeCommand)(serve)
 
 
 def _version(asked: bool) -> None:

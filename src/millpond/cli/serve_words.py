@@ -1,0 +1,126 @@
+"""The words of ``millpond serve``: vLLM's command line, read with this program's options."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from typer.core import TyperCommand
+
+from millpond.dialect.arguments import SERVER_KNOBS, SWITCHES
+from millpond.errors import InvalidRequestError
+
+KNOBS = "millpond.knobs"  # where a context keeps the arguments of vLLM that change nothing
+
+_SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-q": "--quantization"}
+_NAMES = "--served-model-name"
+# Options that may be written key by key: --pooler-config.pooling_type CLS
+_OBJECTS = ("--hf-overrides", "--pooler-config")
+
+
+class ServeCommand(TyperCommand):
+    """Reads what typer cannot: flags with ``_``, several words behind one flag, single keys of a JSON object."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Typer's reading, of words that it understands."""
+        takes_value = {
+            name: not getattr(option, "is_flag", False)
+            for option in self.get_params(ctx)
+            for name in (*option.opts, *option.secondary_opts)
+            if name.startswith("-")
+        }
+        words, ctx.meta[KNOBS] = read(args, takes_value)
+        return super().parse_args(ctx, words)
+
+
+def read(args: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str], dict[str, str]]:
+    """(words in the program's own spelling, arguments of vLLM that change nothing).
+
+    Args:
+        args: What was typed.
+        takes_value: The program's options.
+
+    Raises:
+        InvalidRequestError: A flag that there is not, or one without its value.
+    """
+    waiting = deque(args)
+    words: list[str] = []
+    knobs: dict[str, str] = {}
+    objects: dict[str, dict[str, Any]] = {}
+    while waiting:
+        word = waiting.popleft()
+        if word == "--":
+            return [*words, word, *waiting], knobs
+        if not word.startswith("-") or word == "-":
+            words.append(word)
+            continue
+        typed, equals, value = word.partition("=")
+        base, _, path = _SHORT.get(typed, typed).partition(".")
+        flag = f"--{base[2:].replace('_', '-')}" if base.startswith("--") else base
+        knob = flag[2:].replace("-", "_")
+        if path and flag in _OBJECTS:
+            _put(objects.setdefault(flag, {}), path, value if equals else _next(waiting, typed), typed)
+        elif path or (flag not in takes_value and knob.removeprefix("no_") not in SERVER_KNOBS):
+            raise _no_such_flag(typed, takes_value)
+        elif flag == _NAMES and not equals:
+            words += _several(waiting, words)
+        elif takes_value.get(flag, knob in SERVER_KNOBS - SWITCHES):
+            value = value if equals else _next(waiting, typed)
+            if flag in takes_value:
+                words += [flag, value]
+            else:
+                knobs[knob] = value
+        elif equals:
+            raise InvalidRequestError(f"{typed} takes no value; write {typed}, or the flag for the opposite")
+        elif flag in takes_value:
+            words.append(flag)
+        else:
+            knobs[knob.removeprefix("no_")] = "true" if knob in SWITCHES else "false"
+    for flag, content in objects.items():
+        if flag in words:
+            raise InvalidRequestError(f"{flag} is given as JSON and key by key; give it in one way")
+        words += [flag, json.dumps(content)]
+    return words, knobs
+
+
+def _next(waiting: deque[str], typed: str) -> str:
+    if not waiting:
+        raise InvalidRequestError(f"{typed} needs a value behind it")
+    return waiting.popleft()
+
+
+def _several(waiting: deque[str], before: Sequence[str]) -> list[str]:
+    """Every word up to the next flag is a name, as in vLLM."""
+    names = []
+    while waiting and not waiting[0].startswith("-"):
+        names.append(waiting.popleft())
+    if not names:
+        raise InvalidRequestError(f"{_NAMES} needs a name behind it")
+    if _NAMES in before and len(names) > 1:
+        raise InvalidRequestError(
+            f"{_NAMES} takes every word up to the next flag, and would make names of {', '.join(names[1:])}; "
+            "put the models first"
+        )
+    return [word for name in names for word in (_NAMES, name)]
+
+
+def _put(content: dict[str, Any], path: str, text: str, typed: str) -> None:
+    """Write one value, JSON or plain text, at a path of keys."""
+    *outer, last = path.split(".")
+    for key in outer:
+        content = content.setdefault(key, {})
+        if not isinstance(content, dict):
+            raise InvalidRequestError(f"{typed} contradicts an earlier flag, which gave {key} a value of its own")
+    try:
+        content[last] = json.loads(text)
+    except ValueError:
+        content[last] = text
+
+
+def _no_such_flag(typed: str, takes_value: Mapping[str, bool]) -> InvalidRequestError:
+    near = difflib.get_close_matches(typed, list(takes_value), n=1)
+    hint = f"did you mean {near[0]}?" if near else "millpond serve --help lists what there is"
+    return InvalidRequestError(f"serve has no flag {typed}; {hint}")

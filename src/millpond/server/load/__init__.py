@@ -1,0 +1,1 @@
+"""A load generator for any server of embeddings, scores or rerankings: ``millpond bench-serve``."""

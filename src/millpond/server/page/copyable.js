@@ -1,0 +1,29 @@
+// A command to take along.
+
+import { announce, element } from "./elements.js";
+
+/** `text` under a fold, with a button that copies it. */
+export function copyable(text) {
+  const shown = element("code", {}, text);
+  const button = element("button", { type: "button", class: "quiet copy", click: () => copied(text, shown, button) }, "Copy");
+  return element(
+    "details",
+    { class: "command" },
+    element("summary", {}, "curl"),
+    element("div", { class: "command-text" }, element("pre", { tabindex: 0, "aria-label": "Command" }, shown), button),
+  );
+}
+
+async function copied(text, shown, button) {
+  let words = "Copied";
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Over plain HTTP from another machine there is no clipboard to write; select it, and let the browser try.
+    getSelection().selectAllChildren(shown);
+    if (!document.execCommand("copy")) words = "Selected";
+  }
+  button.textContent = words;
+  announce(words);
+  setTimeout(() => (button.textContent = "Copy"), 2000);
+}

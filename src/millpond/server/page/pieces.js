@@ -1,0 +1,59 @@
+// Where tokens stand in their text, by what the vocabulary writes for them.
+
+const UNKNOWN = /^(\[UNK\]|<unk>)$/;
+const WORD = /^\s*([\p{L}\p{M}\p{N}]+|\S)/u; // what a tokenizer without a token for it takes as one
+
+/** For each of the tokens `strings` of `text`: its part of the text, and the gap before it. */
+export function pieces(strings, text) {
+  const folded = fold(text);
+  const written = strings.some((string) => /^[ĠĊ]/.test(string)) ? decoded(strings) : strings.map(plain);
+  let cursor = 0;
+  return written.map((word) => {
+    const unknown = UNKNOWN.test(word) && WORD.exec(text.slice(cursor));
+    const wanted = unknown ? unknown[1] : word;
+    const at = folded.indexOf(fold(wanted), cursor);
+    // What a tokenizer rewrote stands nowhere in the text: it is shown as the vocabulary has it.
+    if (at < 0 || text.slice(cursor, at).trim()) return { gap: "", word };
+    const piece = { gap: text.slice(cursor, at), word: text.slice(at, at + wanted.length) };
+    cursor = at + wanted.length;
+    return piece;
+  });
+}
+
+function plain(string) {
+  return string.replace(/^(##|▁+)/u, "");
+}
+
+/** `text` without case and accents, as long as before: some tokenizers take them away. */
+function fold(text) {
+  return Array.from(text, (sign) => {
+    const bare = sign.normalize("NFD").replace(/\p{M}/gu, "").toLowerCase();
+    return bare.length === sign.length ? bare : sign;
+  }).join("");
+}
+
+/** Tokens of bytes as texts; a sign of several tokens is the last one's. */
+function decoded(strings) {
+  let bytes = [];
+  return strings.map((string) => {
+    for (const sign of string) {
+      const byte = BYTES.get(sign);
+      if (byte === undefined) bytes.push(...new TextEncoder().encode(sign));
+      else bytes.push(byte);
+    }
+    try {
+      const text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(new Uint8Array(bytes));
+      bytes = [];
+      return text.trim();
+    } catch {
+      return "";
+    }
+  });
+}
+
+/** The bytes by the signs that GPT-2's vocabulary, and whatever came after it, writes for them. */
+const BYTES = new Map();
+for (let byte = 0, next = 256; byte < 256; byte++) {
+  const shown = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+  BYTES.set(String.fromCodePoint(shown ? byte : next++), byte);
+}

@@ -1,0 +1,195 @@
+// One tool of the page: a form, the calls that it makes, and the answer beside it.
+
+import { ApiError, call, curl } from "./api.js";
+import { copyable } from "./copyable.js";
+import { announce, counted, element, number } from "./elements.js";
+
+const CUT = "Cut texts that are too long";
+
+/** The form cannot be sent as it is; says why, where it was written. */
+export class Unready extends Error {}
+
+export class Tool {
+  #running = null;
+
+  /**
+   * @param panel Element of the tool; its data-serves is the task that a model needs.
+   * @param prepare Of a model card: the calls as [{path, body}], or Unready.
+   * @param draw Of the calls' contents and the card: what to show, as nodes.
+   * @param serves Of a model card: whether it will do; by default, whether it has the task.
+   * @param rank Of a model card: how late it is offered.
+   * @param locate Of an ApiError: marks the field at fault.
+   * @param empty Words for where no answer is yet.
+   */
+  constructor(panel, { prepare, draw, serves, rank = () => 0, locate = () => {}, empty, verb }) {
+    Object.assign(this, { panel, prepare, draw, rank, locate, empty, verb });
+    this.serves = serves ?? ((card) => card.tasks.includes(this.task));
+    this.form = panel.querySelector("form");
+    this.select = panel.querySelector("select.model");
+    this.answer = panel.querySelector(".answer");
+    this.cut = element("input", { type: "checkbox", id: `${panel.id}-cut` });
+    this.run = element("button", { type: "submit", class: "primary" }, verb);
+    this.stop = element("button", { type: "button", hidden: true, click: () => this.#running?.abort() }, "Stop");
+    this.panel.querySelector(".actions").append(
+      element("label", { class: "check", for: this.cut.id }, this.cut, CUT),
+      element("span", { class: "buttons" }, this.stop, this.run),
+    );
+    this.form.addEventListener("submit", (event) => this.#submitted(event));
+    this.form.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.form.requestSubmit();
+      else if (event.key === "Escape") this.#running?.abort();
+    });
+    this.lock("Waiting for the server to name its models.");
+  }
+
+  get task() {
+    return this.panel.dataset.serves;
+  }
+
+  get card() {
+    return this.cards?.find((card) => card.id === this.select.value);
+  }
+
+  /** Nothing can be sent until models are offered; `words` say what is waited for. */
+  lock(words) {
+    this.cards = [];
+    this.select.replaceChildren(element("option", { value: "" }, "–"));
+    this.select.disabled = true;
+    this.run.disabled = true;
+    this.#rest(words);
+  }
+
+  /** Offer the models that serve the task. */
+  offer(cards) {
+    const before = this.select.value;
+    this.cards = cards.filter((card) => this.serves(card)).sort((a, b) => this.rank(a) - this.rank(b));
+    this.select.replaceChildren(...this.cards.map((card) => element("option", { value: card.id }, card.id)));
+    if (this.cards.some((card) => card.id === before)) this.select.value = before;
+    const none = !this.cards.length;
+    if (none) this.select.append(element("option", { value: "" }, "none"));
+    this.select.disabled = none;
+    this.run.disabled = none;
+    if (none) this.#refuse();
+    else if (this.answer.dataset.state === "none" || this.answer.dataset.state === "empty") this.#rest();
+    this.select.dispatchEvent(new Event("change"));
+  }
+
+  async #submitted(event) {
+    event.preventDefault();
+    if (!this.card) return;
+    let calls;
+    try {
+      calls = this.prepare(this.card).map(({ path, body }) => ({ path, body: this.#complete(body) }));
+    } catch (error) {
+      if (error instanceof Unready) return; // it has been said beside the field
+      throw error;
+    }
+    this.#running?.abort();
+    const running = new AbortController();
+    this.#running = running;
+    const { card } = this;
+    this.#busy(true);
+    try {
+      const answers = await Promise.all(calls.map(({ path, body }) => call(path, body, { signal: running.signal })));
+      if (this.#running !== running) return;
+      const drawing = this.draw(answers.map((answer) => answer.content), card);
+      this.#show("done", drawing, this.#receipt(calls, answers));
+      announce(`${this.verb}: done.`);
+    } catch (error) {
+      if (this.#running !== running) return;
+      if (error.name === "AbortError") this.#rest("Stopped. Nothing more is computed for it.");
+      else this.#fail(error, calls);
+    } finally {
+      if (this.#running === running) {
+        this.#running = null;
+        this.#busy(false);
+      }
+    }
+  }
+
+  #complete(body) {
+    const limit = this.cut.checked ? { truncate_prompt_tokens: -1 } : {};
+    return { model: this.card.id, ...body, ...limit };
+  }
+
+  #busy(busy) {
+    this.answer.setAttribute("aria-busy", String(busy));
+    this.stop.hidden = !busy;
+    this.run.textContent = busy ? "Working…" : this.verb;
+    this.run.classList.toggle("busy", busy);
+  }
+
+  #show(state, ...nodes) {
+    this.answer.dataset.state = state;
+    this.answer.replaceChildren(...nodes.flat());
+  }
+
+  #rest(words = this.empty) {
+    this.#show("empty", element("div", { class: "still" }, ripples(), element("p", {}, words)));
+  }
+
+  #refuse() {
+    this.#show(
+      "none",
+      element(
+        "div",
+        { class: "still" },
+        ripples(),
+        element("p", {}, "No model of this server does this."),
+        element("p", { class: "soft" }, "It needs one with the task ", element("code", {}, this.task), "."),
+      ),
+    );
+  }
+
+  #fail(error, calls) {
+    if (!(error instanceof ApiError)) console.error(error);
+    const words = error instanceof ApiError ? error.message : "The answer could not be drawn; the console says why.";
+    const wait = error.retryAfter ? ` Try again in ${counted(error.retryAfter, "second")}.` : "";
+    this.#show(
+      "error",
+      element(
+        "div",
+        { class: "failure", role: "alert" },
+        element("h3", {}, title(error)),
+        element("p", { dir: "auto" }, words + wait),
+        error.tooLong && !this.cut.checked && element("p", {}, `To send it all the same, tick “${CUT}”.`),
+        error.status ? element("p", { class: "soft" }, `${error.status} ${error.type}`.trim()) : null,
+      ),
+      this.#commands(calls),
+    );
+    this.locate(error);
+    if (error.status === 401) this.panel.dispatchEvent(new CustomEvent("millpond:locked", { bubbles: true }));
+  }
+
+  #receipt(calls, answers) {
+    const milliseconds = Math.max(...answers.map((answer) => answer.milliseconds));
+    const tokens = answers.reduce((sum, { content }) => sum + (content.usage?.prompt_tokens ?? 0), 0);
+    const inference = answers.map((answer) => answer.inference).find((value) => value !== null);
+    return [
+      element(
+        "p",
+        { class: "receipt" },
+        element("span", { class: "took" }, `${number(milliseconds, milliseconds < 10 ? 1 : 0)} ms`),
+        inference !== undefined && element("span", {}, `${inference || "less than 1"} ms of it in the model`),
+        element("span", { class: "tokens" }, counted(tokens, "token")),
+      ),
+      this.#commands(calls),
+    ];
+  }
+
+  #commands(calls) {
+    return copyable(calls.map(({ path, body }) => curl(path, body)).join("\n\n"));
+  }
+}
+
+function title({ status }) {
+  if (!status) return "No answer";
+  if (status === 401) return "The server wants an API key";
+  if (status === 429 || status === 503) return "The server is busy";
+  if (status >= 500 && status !== 501) return "The server failed";
+  return "The server refused this";
+}
+
+function ripples() {
+  return element("span", { class: "ripples", "aria-hidden": "true" }, element("i"), element("i"), element("i"));
+}

@@ -1,0 +1,185 @@
+"""The server as a Ray Serve deployment: replicas on a cluster, behind one address.
+
+From Python::
+
+    from ray import serve
+    from millpond.server.config import ModelConfig
+    from millpond.server.ray_serve import deployment
+    from millpond.server.replicas import Autoscaling
+
+    app = deployment([ModelConfig(model="BAAI/bge-base-en-v1.5")], autoscaling=Autoscaling(max_replicas=4), num_gpus=1)
+    serve.run(app)
+
+From a shell, with the settings of ``millpond serve`` and those of the replicas::
+
+    serve run millpond.server.ray_serve:build_app model=BAAI/bge-base-en-v1.5 replicas=2 num_cpus=4
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI
+
+from millpond.errors import EngineClosedError, InvalidRequestError, MissingExtraError
+from millpond.server import replicas as replica_settings
+from millpond.server import settings
+from millpond.server.app import create_app
+from millpond.server.config import ModelConfig, ServerConfig
+from millpond.server.replicas import Autoscaling, Replicas
+from millpond.server.served import ServedModels
+
+try:
+    from ray import serve
+except ImportError as error:
+    raise MissingExtraError("a deployment on Ray Serve needs ray: pip install 'millpond[ray]'") from error
+
+# Ray Serve's proxies listen, in the place of the server: its http_options say where, and with which certificate.
+_PROXY = ("host", "port", "uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
+_LISTS = ("served_model_name", "api_key", "allowed_origins")
+_ATTEMPTS = 3  # a checkpoint that cannot be loaded three times will not be loaded by trying on
+
+
+class Replica:
+    """One copy of the server; the checkpoints are loaded where it runs, and nothing but their names travels.
+
+    Args:
+        models: What it serves.
+        config: How.
+    """
+
+    def __init__(self, models: Sequence[ModelConfig], config: ServerConfig) -> None:
+        self._models = ServedModels.load(models)
+        self._config = config
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Ray's: the application that answers; shutting it down works off what is queued."""
+        return create_app(self._models, self._config)
+
+    def check_health(self) -> None:
+        """Ray's: raise if this replica has to be replaced.
+
+        Raises:
+            EngineClosedError: An engine does not take requests any more.
+        """
+        for model in self._models:
+            if model.engine.closed:
+                raise EngineClosedError(f"the engine of {model.name!r} is closed")
+
+
+def deployment(
+    models: Sequence[ModelConfig],
+    config: ServerConfig | None = None,
+    *,
+    name: str = "millpond",
+    replicas: int = 1,
+    autoscaling: Autoscaling | None = None,
+    num_cpus: float = 1,
+    num_gpus: float = 0,
+    max_ongoing_requests: int = 256,
+    health_check_period: float = 10,
+    health_check_timeout: float = 30,
+) -> serve.Application:
+    """A Serve application that answers as ``millpond serve`` does.
+
+    Args:
+        models: What every replica serves.
+        config: How; where it listens is for Ray Serve's ``http_options`` to say. Requests that run when a replica is
+            taken away have ``drain_timeout`` seconds.
+        name: What Ray calls the deployment.
+        replicas: As :class:`millpond.server.replicas.Replicas`, and so are the others.
+        autoscaling: How the number of replicas follows the load.
+        num_cpus: Cores of each replica.
+        num_gpus: GPUs of each replica.
+        max_ongoing_requests: Requests that a replica takes at once.
+        health_check_period: Seconds between two health checks of a replica.
+        health_check_timeout: Seconds until no answer means that it is not well.
+
+    Raises:
+        InvalidRequestError: No models, or a setting that makes no sense.
+    """
+    return _bound(
+        tuple(models),
+        config or ServerConfig(),
+        Replicas(
+            replicas=replicas,
+            autoscaling=autoscaling,
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            max_ongoing_requests=max_ongoing_requests,
+            health_check_period=health_check_period,
+            health_check_timeout=health_check_timeout,
+        ),
+        name,
+    )
+
+
+def build_app(args: Mapping[str, Any]) -> serve.Application:
+    """What ``serve run millpond.server.ray_serve:build_app key=value ...`` deploys, and a Serve config file's ``args``.
+
+    Args:
+        args: ``model``, one or several with commas between them or a list; every setting of ``millpond serve``, as
+            ``config=FILE`` of a YAML file, but for where to listen; ``name`` and the fields of
+            :class:`millpond.server.replicas.Replicas`, ``autoscaling`` as an object or its JSON. The environment is
+            read as ``millpond serve`` reads it, so that a key need not be written on a command line.
+
+    Raises:
+        InvalidRequestError: A setting that is unknown or makes no sense.
+    """
+    given = {key.replace("-", "_"): value for key, value in args.items()}
+    name = str(given.pop("name", "millpond"))
+    ours = {key: given.pop(key) for key in list(given) if key in replica_settings.SETTINGS}
+    models = _listed(given.pop("model", ()))
+    given = {key: _listed(value) if key in _LISTS else value for key, value in given.items()}
+    _refuse_proxy([key for key in _PROXY if key in given])
+    proxies = {settings.environment_name(key) for key in _PROXY}  # of an image that is made for a single server
+    found = settings.read(models, given, {key: value for key, value in os.environ.items() if key not in proxies})
+    return _bound(found.models, found.server, replica_settings.read(ours), name)
+
+
+def _bound(models: tuple[ModelConfig, ...], config: ServerConfig, replicas: Replicas, name: str) -> serve.Application:
+    if not models:
+        raise InvalidRequestError("a deployment needs a model; name at least one")
+    defaults = {field.name: field.default for field in dataclasses.fields(ServerConfig)}
+    _refuse_proxy([key for key in _PROXY if getattr(config, key) != defaults[key]])
+    scaling = replicas.autoscaling
+    made = serve.deployment(
+        name=name,
+        num_replicas=replicas.replicas if scaling is None else None,
+        autoscaling_config=None if scaling is None else _autoscaling(scaling),
+        ray_actor_options={"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus},
+        max_ongoing_requests=replicas.max_ongoing_requests,
+        health_check_period_s=replicas.health_check_period,
+        health_check_timeout_s=replicas.health_check_timeout,
+        graceful_shutdown_timeout_s=config.drain_timeout,
+        max_constructor_retry_count=_ATTEMPTS,
+    )
+    return made(serve.ingress()(Replica)).bind(models, config)
+
+
+def _listed(value: Any) -> Any:
+    """A text of ``serve run``'s, with commas between its items, as a list."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _autoscaling(scaling: Autoscaling) -> dict[str, Any]:
+    """In Ray's words."""
+    return {
+        "min_replicas": scaling.min_replicas,
+        "max_replicas": scaling.max_replicas,
+        "initial_replicas": max(1, scaling.min_replicas),
+        "target_ongoing_requests": scaling.target_ongoing_requests,
+        "upscale_delay_s": scaling.upscale_delay,
+        "downscale_delay_s": scaling.downscale_delay,
+    }
+
+
+def _refuse_proxy(keys: Sequence[str]) -> None:
+    if keys:
+        raise InvalidRequestError(
+            f"{', '.join(keys)}: on Ray Serve its proxies listen; give this to serve.start(http_options=...) or to the "
+            "http_options of its config file"
+        )

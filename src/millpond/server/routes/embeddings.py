@@ -1,0 +1,51 @@
+"""/v1/embeddings: vectors for OpenAI's clients and vLLM's."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from millpond.outputs import EmbeddingOutput, TokenEmbeddingOutput
+from millpond.server import bodies, calls, inputs
+from millpond.server.envelope import envelope, usage
+from millpond.server.errors import NotServedError, RequestError
+from millpond.server.results import vector_answer
+from millpond.server.schemas.embeddings import EmbeddingRequest, EmbeddingResponse
+from millpond.server.served import ServedModel, ServedModels
+from millpond.server.state import config_of, models_of
+from millpond.tasks import Task
+
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.post("/v1/embeddings", openapi_extra=bodies.documented(EmbeddingRequest, answer=EmbeddingResponse, octets=True))
+async def embeddings(request: Request) -> Response:
+    """A vector for each text; of a model that has them for tokens only, a matrix."""
+    body, config = await bodies.read(request, EmbeddingRequest), config_of(request)
+    model = _model(models_of(request), body.model)
+    if body.late_chunking_params is not None:
+        raise RequestError(
+            "late_chunking_params is not served; embed the chunks as texts of their own", param="late_chunking_params"
+        )
+    task: Task = "embed" if "embed" in model.engine.tasks else "token_embed"
+    params = body.vector_params(model.engine.spec)
+    output: EmbeddingOutput | TokenEmbeddingOutput = await calls.run(
+        request,
+        lambda: inputs.submit(task, body, params, model, config),
+        model=model,
+        texts=inputs.count(body, request),
+    )
+    head = envelope(request, "embd", model, wanted=body.request_id)
+    return await vector_answer(
+        output.embeddings, body, head, usage(output.usage.prompt_tokens), item="embedding", field="embedding"
+    )
+
+
+def _model(models: ServedModels, name: str | None) -> ServedModel:
+    """The model that is meant; where none is named, one that embeds texts goes before one that embeds tokens."""
+    api = "Embeddings API"
+    if not name:
+        try:
+            return models.find(None, tasks={"embed"}, api=api)
+        except NotServedError:
+            pass
+    return models.find(name, tasks={"embed", "token_embed"}, api=api)

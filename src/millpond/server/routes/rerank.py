@@ -1,0 +1,94 @@
+"""``/rerank``: documents in the order of how well they answer a query, in the shapes of four servers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import PlainValidator, TypeAdapter
+
+from millpond.dialect.prompts import read_texts
+from millpond.outputs import RerankOutput, ScoreOutput
+from millpond.server import bodies, documents, encoding
+from millpond.server.billing import meta
+from millpond.server.envelope import envelope, usage
+from millpond.server.schemas.rerank import RerankAnswer, RerankRequest
+from millpond.server.schemas.tei import RankedText, TeiRerankRequest
+from millpond.server.scoring import Scoring, scorer
+from millpond.server.state import models_of
+
+router = APIRouter(tags=["rerank"])
+
+_API = "Rerank (Score) API"
+
+
+def _by_shape(body: Any) -> RerankRequest | TeiRerankRequest:
+    tei = isinstance(body, dict) and "texts" in body and "documents" not in body
+    return (TeiRerankRequest if tei else RerankRequest).model_validate(body)
+
+
+# By hand, so that errors speak of the shape that was meant.
+AnyRerank = Annotated[
+    RerankRequest | TeiRerankRequest,
+    PlainValidator(_by_shape, json_schema_input_type=RerankRequest | TeiRerankRequest),
+]
+_ANY: TypeAdapter[RerankRequest | TeiRerankRequest] = TypeAdapter(AnyRerank)
+_DOCUMENTED = bodies.documented(AnyRerank, answer=RerankAnswer | list[RankedText])
+
+
+@router.post("/rerank", openapi_extra=_DOCUMENTED)
+@router.post("/v1/rerank", openapi_extra=_DOCUMENTED)
+async def rerank(request: Request) -> Response:
+    """Rank documents. A body with ``texts`` in the place of ``documents`` is TEI's, and answered with a bare list."""
+    body = await bodies.read(request, _ANY)
+    if isinstance(body, TeiRerankRequest):
+        return await _tei(request, body)
+    return await _cohere(request, body, version="1")
+
+
+@router.post("/v2/rerank", openapi_extra=bodies.documented(RerankRequest, answer=RerankAnswer))
+async def rerank_v2(request: Request) -> Response:
+    """Rank documents, as Cohere does: over-long ones are cut at their end."""
+    return await _cohere(request, await bodies.read(request, RerankRequest), version="2")
+
+
+async def _cohere(request: Request, body: RerankRequest, *, version: str) -> Response:
+    model = scorer(models_of(request), body.model, api=_API)
+    given = body.documents if isinstance(body.documents, list) else [body.documents]
+    texts = [documents.text_of(document, i, body.rank_fields) for i, document in enumerate(given)]
+    scoring = Scoring.of(body, request, model, cuts=version == "2")
+    output = await scoring.run(request, model, read_texts(body.query, "query"), texts)
+    results = []
+    for each in _ranked(output, texts, body.top_n):
+        result: dict[str, Any] = {"index": each.index, "relevance_score": each.relevance_score}
+        if body.return_documents is not False:
+            result["document"] = documents.repeated(given[each.index], each.document)
+        results.append(result)
+    around = envelope(request, "rerank", model, wanted=body.request_id)
+    return await encoding.json_answer(
+        {
+            "id": around["id"],
+            "model": model.name,
+            "usage": usage(output.usage.prompt_tokens),
+            "results": results,
+            "meta": meta(version, output.usage.prompt_tokens, search_units=1),
+        }
+    )
+
+
+async def _tei(request: Request, body: TeiRerankRequest) -> Response:
+    model = scorer(models_of(request), body.model or request.query_params.get("model"), api=_API)
+    # TEI's scores are sigmoids, whatever the checkpoint's own habit is.
+    scoring = Scoring(how=body.tokenization(), activation=False if body.raw_scores else "sigmoid")
+    output = await scoring.run(request, model, [body.query], body.texts)
+    ranked = []
+    for each in _ranked(output, body.texts, None):
+        told: dict[str, Any] = {"index": each.index, "score": each.relevance_score}
+        ranked.append({**told, "text": each.document} if body.return_text else told)
+    return await encoding.json_answer(ranked)
+
+
+def _ranked(output: ScoreOutput, texts: list[str], top_n: int | None) -> RerankOutput:
+    return RerankOutput.ranked(
+        output.scores, texts, top_n=top_n or None, truncated=output.truncated, usage=output.usage
+    )

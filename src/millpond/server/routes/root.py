@@ -1,0 +1,21 @@
+"""``POST /``: TEI's shortest route, which huggingface_hub's InferenceClient takes when it is given a bare address."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from millpond.server.routes import predict, rerank, tei
+from millpond.server.state import models_of
+
+router = APIRouter(include_in_schema=False)
+
+_BY_KIND = {"embedding": tei.embed, "classifier": predict.predict, "reranker": rerank.rerank}
+
+
+@router.post("/")
+async def root(request: Request) -> Response:
+    """What the model is for: vectors, classes or a ranking."""
+    model = models_of(request).find(request.query_params.get("model"), tasks=(), api="Root API")
+    if model.engine.tasks == {"sparse_embed"}:
+        return await tei.embed_sparse(request)
+    return await _BY_KIND[tei.kind(model)](request)

@@ -1,0 +1,38 @@
+"""``/score``: how well texts answer others, in vLLM's shape."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from millpond.dialect.prompts import read_texts
+from millpond.server import bodies, encoding
+from millpond.server.envelope import envelope, usage
+from millpond.server.schemas.score import ScoreAnswer, ScoreRequest, Side
+from millpond.server.scoring import Scoring, scorer
+from millpond.server.state import models_of
+
+router = APIRouter(tags=["score"])
+
+_DOCUMENTED = bodies.documented(ScoreRequest, answer=ScoreAnswer)
+
+
+@router.post("/score", openapi_extra=_DOCUMENTED)
+@router.post("/v1/score", openapi_extra=_DOCUMENTED)
+async def score(request: Request) -> Response:
+    """A score for each pair: by a cross-encoder, by late interaction or by the cosine, as the model is."""
+    body = await bodies.read(request, ScoreRequest)
+    model = scorer(models_of(request), body.model, api="Score API")
+    left, right = body.sides()
+    scoring = Scoring.of(body, request, model)
+    output = await scoring.run(request, model, _texts(left, "queries"), _texts(right, "documents"))
+    return await encoding.json_answer(
+        {
+            **envelope(request, "score", model, wanted=body.request_id),
+            "data": [{"index": i, "object": "score", "score": float(each)} for i, each in enumerate(output.scores)],
+            "usage": usage(output.usage.prompt_tokens),
+        }
+    )
+
+
+def _texts(side: Side, name: str) -> list[str]:
+    return [] if side == [] else read_texts(side, name)

@@ -1,0 +1,165 @@
+"""The routes of Text Embeddings Inference: bare lists in, bare lists out."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import version
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+
+from millpond.dialect.prompts import Tokenization
+from millpond.engine.items import Item, TokenIds
+from millpond.outputs import EmbeddingOutput, SparseEmbeddingOutput, TokenEmbeddingOutput
+from millpond.params import PoolingParams
+from millpond.server import bodies, calls, encoding, widths
+from millpond.server.errors import RequestError
+from millpond.server.limits import check_count
+from millpond.server.schemas.tei import (
+    Info,
+    SimilarityParameters,
+    SparseValue,
+    TeiEmbedRequest,
+    TeiSimilarityRequest,
+    TeiTexts,
+)
+from millpond.server.served import ServedModel
+from millpond.server.state import config_of, models_of
+from millpond.tasks import Task
+
+router = APIRouter(tags=["tei"])
+
+_API: dict[Task, str] = {"embed": "Embed API", "token_embed": "Embed All API", "sparse_embed": "Embed Sparse API"}
+
+
+@router.post("/embed", openapi_extra=bodies.documented(TeiEmbedRequest, answer=list[list[float]]))
+async def embed(request: Request) -> Response:
+    """A vector for each text, L2-normalized unless ``normalize`` is false."""
+    body = await bodies.read(request, TeiEmbedRequest)
+    model = _model(request, body.model, "embed")
+    widths.check(body.dimensions, model)
+    params = PoolingParams(
+        normalize=body.normalize is not False, dimensions=body.dimensions, prompt_name=body.prompt_name
+    )
+    output: EmbeddingOutput = await _run(request, model, "embed", body.items(), params, body.tokenization())
+    return await encoding.json_answer(output.embeddings)
+
+
+@router.post("/embed_all", openapi_extra=bodies.documented(TeiTexts, answer=list[list[list[float]]]))
+async def embed_all(request: Request) -> Response:
+    """A matrix for each text, a row for each token: as the model has them, which is not normalized but for ColBERT."""
+    body = await bodies.read(request, TeiTexts)
+    model = _model(request, body.model, "token_embed")
+    late = model.engine.spec.score_type == "late-interaction"
+    params = PoolingParams(normalize=None if late else False, prompt_name=body.prompt_name)
+    output: TokenEmbeddingOutput = await _run(request, model, "token_embed", body.items(), params, body.tokenization())
+    return await encoding.json_answer(list(output.embeddings))
+
+
+@router.post("/embed_sparse", openapi_extra=bodies.documented(TeiTexts, answer=list[list[SparseValue]]))
+async def embed_sparse(request: Request) -> Response:
+    """The weights of the vocabulary's tokens for each text, without those of no weight."""
+    body = await bodies.read(request, TeiTexts)
+    model = _model(request, body.model, "sparse_embed")
+    output: SparseEmbeddingOutput = await _run(
+        request,
+        model,
+        "sparse_embed",
+        body.items(),
+        PoolingParams(prompt_name=body.prompt_name),
+        body.tokenization(),
+    )
+    return await encoding.json_answer(await asyncio.to_thread(_listed, output))
+
+
+@router.post("/similarity", openapi_extra=bodies.documented(TeiSimilarityRequest, answer=list[float]))
+async def similarity(request: Request) -> Response:
+    """The cosine of one sentence's vector and each of the others'."""
+    body = await bodies.read(request, TeiSimilarityRequest)
+    model = _model(request, body.model, "embed")
+    options = body.parameters or SimilarityParameters.model_validate({})
+    sentences = body.inputs.sentences
+    if not sentences:
+        raise RequestError("sentences is an empty list; pass at least one", param="inputs")
+    params = PoolingParams(normalize=True, prompt_name=options.prompt_name)
+    texts: list[Item] = [body.inputs.source_sentence, *sentences]
+    output: EmbeddingOutput = await _run(request, model, "embed", texts, params, options.tokenization())
+    return await encoding.json_answer(output.embeddings[1:] @ output.embeddings[0])
+
+
+@router.get("/info", response_model=Info)
+async def info(request: Request, model: str | None = None) -> Info:
+    """What is served, in TEI's words; of several models the first, unless ``model`` names another."""
+    models = models_of(request)
+    found = models.find(model, tasks=(), api="Info API") if model else next(iter(models))
+    engine = found.engine
+    return Info(
+        model_id=found.name,
+        model_sha=engine.config.revision,
+        model_dtype=str(engine.dtype).removeprefix("torch."),
+        model_type=_type(found),
+        max_concurrent_requests=engine.config.max_queue,
+        max_input_length=found.max_model_len,
+        max_batch_tokens=engine.max_batch_tokens,
+        max_batch_requests=None,
+        max_client_batch_size=config_of(request).max_inputs,
+        auto_truncate=True,
+        tokenization_workers=1,
+        version=version("millpond"),
+        sha=None,
+        docker_label=None,
+        served_models=[name for each in models for name in each.names],
+    )
+
+
+def _model(request: Request, name: str | None, task: Task) -> ServedModel:
+    """The model that a request means: TEI serves one, so here the body or the query string may name one of several."""
+    return models_of(request).find(name or request.query_params.get("model"), tasks=(task,), api=_API[task])
+
+
+async def _run(
+    request: Request, model: ServedModel, task: Task, items: list[Item], params: PoolingParams, how: Tokenization
+) -> Any:
+    check_count(len(items), request, field="inputs")
+    if params.prompt_name is not None:
+        _check_plain(items)
+    pooling = model.pooling
+    return await calls.run(
+        request,
+        lambda: pooling.submit(task, items, pooling.complete(task, params, how)),
+        model=model,
+        texts=len(items),
+    )
+
+
+def _check_plain(items: list[Item]) -> None:
+    for i, item in enumerate(items):
+        if isinstance(item, TokenIds):
+            raise RequestError(
+                f"a prompt stands before texts, and inputs has token ids at index {i}; put the prompt there yourself",
+                param="prompt_name",
+            )
+
+
+def _listed(output: SparseEmbeddingOutput) -> list[list[dict[str, float]]]:
+    return [[{"index": token, "value": weight} for token, weight in sorted(each.items())] for each in output]
+
+
+def kind(model: ServedModel) -> Literal["reranker", "classifier", "embedding"]:
+    """Which of TEI's three kinds a model is."""
+    spec = model.engine.spec
+    if spec.score_type == "cross-encoder":
+        return "reranker"
+    return "classifier" if "classify" in spec.tasks else "embedding"
+
+
+def _type(model: ServedModel) -> dict[str, Any]:
+    spec = model.engine.spec
+    if kind(model) == "embedding":
+        return {"embedding": {"pooling": "splade" if "embed" not in spec.tasks else "+".join(spec.pooling)}}
+    return {
+        kind(model): {
+            "id2label": {str(i): label for i, label in enumerate(spec.labels)},
+            "label2id": {label: i for i, label in enumerate(spec.labels)},
+        }
+    }

@@ -1,0 +1,48 @@
+"""The bodies of /classify."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from millpond.params import PoolingParams
+from millpond.server.schemas.prompts import PromptRequest
+from millpond.server.schemas.usage import UsageInfo
+from millpond.tasks import Activation
+
+
+class ClassificationRequest(PromptRequest):
+    """Texts to classify."""
+
+    use_activation: bool | None = Field(None, description="Whether logits become probabilities; as the model does.")
+    activation: bool | Activation | None = Field(None, description="The same, or an activation by name.")
+    softmax: bool | None = Field(None, description="vLLM's older name for it.")
+
+    def params(self) -> PoolingParams:
+        """The options of the task.
+
+        Raises:
+            InvalidRequestError: An option that makes no sense.
+        """
+        return PoolingParams(use_activation=self.use_activation, activation=self.activation, softmax=self.softmax)
+
+
+class ClassificationData(BaseModel):
+    """A text's classes."""
+
+    index: int
+    label: str = Field(description="The likeliest class.")
+    probs: list[float]
+    num_classes: int
+
+
+class ClassificationResponse(BaseModel):
+    """The classes of each text, in their order."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[ClassificationData]
+    usage: UsageInfo

@@ -1,0 +1,66 @@
+"""The bodies of /pooling."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from millpond.params import PoolingParams
+from millpond.server.schemas.request import INT64
+from millpond.server.schemas.usage import UsageInfo
+from millpond.server.schemas.vectors import VectorRequest
+from millpond.spec import ModelSpec
+from millpond.tasks import Activation, Task
+
+TokenId = Annotated[int, Field(ge=0, lt=INT64)]
+
+
+class PoolingTaskRequest(VectorRequest):
+    """Prompts for any task."""
+
+    task: str | None = Field(
+        None,
+        description="`embed`, `classify`, `token_embed`, `token_classify` or `reward`; by default the model's first.",
+    )
+    activation: bool | Activation | None = Field(None, description="Of logits: on, off, or one by name.")
+    softmax: bool | None = Field(None, description="vLLM's older name for `activation`.")
+    step_tag_id: TokenId | None = Field(None, description="Step rewards: the token whose rows are kept.")
+    returned_token_ids: list[TokenId] | None = Field(None, description="Step rewards: the columns that are kept.")
+
+    def params(self, task: Task, spec: ModelSpec) -> PoolingParams:
+        """The options of ``task``.
+
+        Raises:
+            RequestError: As :meth:`vector_params`.
+            InvalidRequestError: An option that makes no sense.
+        """
+        ids = self.returned_token_ids
+        return replace(
+            self.vector_params(spec),
+            activation=self.activation,
+            softmax=self.softmax,
+            step_tag_id=self.step_tag_id,
+            returned_token_ids=None if ids is None else tuple(ids),
+        )
+
+
+class PoolingData(BaseModel):
+    """A prompt's result."""
+
+    index: int
+    object: Literal["pooling"] = "pooling"
+    data: list[float] | list[list[float]] | str = Field(description="A row, a row for each token, or base64.")
+    shape: list[int] | None = Field(None, description="Rows and columns of a matrix in base64.")
+
+
+class PoolingResponse(BaseModel):
+    """A result for each prompt, in their order."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[PoolingData]
+    usage: UsageInfo

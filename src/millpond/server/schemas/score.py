@@ -1,0 +1,87 @@
+"""Requests and answers of ``/score``, in vLLM's shape."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from millpond.errors import InvalidRequestError
+from millpond.server.schemas.request import PoolingRequest
+from millpond.server.schemas.usage import UsageInfo
+
+# A text, or {"content": a text or a list of text parts}.
+Text = str | dict[str, Any]
+Side = Text | list[Text]
+_SPELLINGS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+
+
+class PairRequest(PoolingRequest):
+    """What a request that scores pairs may have, whatever its pairs are called."""
+
+    max_tokens_per_query: int = Field(0, description="Keep this many tokens of each query; 0 keeps all.")
+    max_tokens_per_doc: int | None = Field(None, description="Keep this many tokens of each document; 0 keeps all.")
+    instruction: str | None = Field(None, description="Fills the slot of an LLM reranker's template.")
+    use_activation: bool | None = Field(
+        None, description="Whether a cross-encoder's logit is activated; other models give no logits, and read it not."
+    )
+    activation: bool | None = Field(None, description="The older name of use_activation.")
+    chat_template: str | None = Field(
+        None, description="A score template of the request's own, where the server was started to accept one."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Of these, instruction is read.")
+
+    @property
+    def asked_instruction(self) -> str | None:
+        """The instruction, in either place."""
+        other = (self.chat_template_kwargs or {}).get("instruction")
+        return other if self.instruction is None and isinstance(other, str) else self.instruction
+
+    @property
+    def asked_activation(self) -> bool | None:
+        """Whether logits are to be activated, by either name."""
+        return self.activation if self.use_activation is None else self.use_activation
+
+
+class ScoreRequest(PairRequest):
+    """Pairs in any of four spellings: one to one, one to many, or as many as there are."""
+
+    queries: Side | None = Field(None, description="One query, or one for each document.")
+    documents: Side | None = Field(None, description="Goes with queries.")
+    items: Side | None = Field(None, description="Goes with queries.")
+    data_1: Side | None = Field(None, description="One text, or one for each of data_2.")
+    data_2: Side | None = Field(None, description="Goes with data_1.")
+    text_1: Side | None = Field(None, description="One text, or one for each of text_2.")
+    text_2: Side | None = Field(None, description="Goes with text_1.")
+
+    def sides(self) -> tuple[Side, Side]:
+        """Both sides of the pairs.
+
+        Raises:
+            InvalidRequestError: A side is missing.
+        """
+        for first, second in _SPELLINGS:
+            left, right = getattr(self, first), getattr(self, second)
+            if left is not None and right is not None:
+                return left, right
+        spelled = ", ".join(f"{first} and {second}" for first, second in _SPELLINGS)
+        raise InvalidRequestError(f"the pairs have two sides, and one is missing; pass any of {spelled}")
+
+
+class Score(BaseModel):
+    """The score of one pair."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreAnswer(BaseModel):
+    """A score for each pair, in the order of the request."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: UsageInfo

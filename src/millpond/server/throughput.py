@@ -1,0 +1,48 @@
+"""Throughput: how much was done in the last seconds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+
+# So many whole seconds are looked back on.
+WINDOW = 10
+
+
+class Throughput:
+    """Amounts by their names, summed up by the second; any thread may add."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._seconds: deque[tuple[int, Counter[str]]] = deque()  # oldest first
+        self._lock = threading.Lock()
+
+    @property
+    def uptime(self) -> float:
+        """Seconds since it was made."""
+        return time.monotonic() - self._began
+
+    def add(self, **amounts: int) -> None:
+        """Something was done just now."""
+        now = int(time.monotonic())
+        with self._lock:
+            if not self._seconds or self._seconds[-1][0] < now:
+                self._seconds.append((now, Counter()))
+                self._forget(now)
+            counts = self._seconds[-1][1]
+            for name, amount in amounts.items():
+                counts[name] += amount
+
+    def rate(self, name: str) -> float:
+        """Of ``name`` per second."""
+        now = time.monotonic()
+        with self._lock:
+            self._forget(int(now))
+            amount = sum(counts[name] for _, counts in self._seconds)
+        # The oldest second that counts is whole, the present one is not.
+        return amount / max(1.0, min(now - self._began, WINDOW + now % 1))
+
+    def _forget(self, now: int) -> None:
+        while self._seconds and self._seconds[0][0] < now - WINDOW:
+            self._seconds.popleft()

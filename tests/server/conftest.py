@@ -1,0 +1,148 @@
+"""Servers over tiny checkpoints, answering in this process or on a port of this machine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+from starlette.testclient import TestClient
+from starlette.types import ASGIApp
+from tests.tiny import Layout, Normalize, Pooling, write_checkpoint
+from tests.tiny_cross_encoder import write_cross_encoder
+from tests.tiny_late import write_stanford
+from tests.tiny_rewards import write_language_model, write_reward
+from tests.tiny_sparse import write_splade
+
+from millpond.server.app import create_app
+from millpond.server.config import ModelConfig, ServerConfig
+from millpond.server.served import ServedModels
+
+CHAT_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool['name'] + '\n' }}{% endfor %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@contextmanager
+def running(models: ServedModels, config: ServerConfig | None = None) -> Iterator[str]:
+    """A server on a free port of the loopback device; yields its address."""
+    with serving(create_app(models, config)) as server:
+        yield address_of(server)
+
+
+@contextmanager
+def serving(app: ASGIApp) -> Iterator[uvicorn.Server]:
+    """``app`` on a free port of the loopback device."""
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    try:
+        yield server
+    finally:
+        server.should_exit = True
+        thread.join(timeout=30)
+
+
+def address_of(server: uvicorn.Server) -> str:
+    """Where a server of :func:`serving` is."""
+    return f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+
+
+@pytest.fixture(scope="session")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sentence-transformers embedder: BERT, mean, normalized, 48 wide, 64 tokens."""
+    folder = tmp_path_factory.mktemp("server") / "embedder"
+    return write_checkpoint(folder, "bert", sentence_transformers=Layout(modules=(Pooling(), Normalize())))
+
+
+@pytest.fixture(scope="session")
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT that reads pairs, with one logit as its score."""
+    return write_cross_encoder(tmp_path_factory.mktemp("server") / "cross-encoder")
+
+
+@pytest.fixture(scope="session")
+def colbert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ColBERT: queries of 12 tokens, documents of 24."""
+    return write_stanford(tmp_path_factory.mktemp("server") / "colbert")
+
+
+@pytest.fixture(scope="session")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT with three classes."""
+    return write_checkpoint(tmp_path_factory.mktemp("server") / "classifier", "bert", head="SequenceClassification")
+
+
+@pytest.fixture(scope="session")
+def sparse_embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SPLADE checkpoint."""
+    return write_splade(tmp_path_factory.mktemp("server") / "sparse-embedder")
+
+
+@pytest.fixture(scope="session")
+def token_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT with three classes for each token."""
+    return write_checkpoint(tmp_path_factory.mktemp("server") / "token-classifier", "bert", head="TokenClassification")
+
+
+@pytest.fixture(scope="session")
+def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A process reward model: two columns at each <extra_0>; with a chat template."""
+    return write_reward(tmp_path_factory.mktemp("server") / "reward-model", "Qwen2ForProcessRewardModel")
+
+
+@pytest.fixture(scope="session")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3 that generates, and embeds by its last token; with a chat template that knows tools."""
+    folder = tmp_path_factory.mktemp("server") / "llm"
+    write_language_model(folder, "qwen3", ("<|im_start|>", "<|im_end|>"))
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def prompted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An embedder with prompts for queries and documents, the latter its default, that can be cut."""
+    layout = Layout(
+        modules=(Pooling(), Normalize()),
+        prompts={"query": "find: ", "document": "keep: "},
+        default_prompt_name="document",
+    )
+    folder = tmp_path_factory.mktemp("server") / "prompted"
+    return write_checkpoint(folder, "bert", sentence_transformers=layout, config={"matryoshka_dimensions": [16, 32]})
+
+
+@pytest.fixture(scope="session")
+def pool(
+    embedder: Path,
+    prompted: Path,
+    colbert: Path,
+    classifier: Path,
+    token_classifier: Path,
+    reward_model: Path,
+    llm: Path,
+) -> Iterator[tuple[ServedModels, TestClient]]:
+    """A server of one model of each kind, called by its fixture's name, and who asks it."""
+    folders = {
+        "embedder": embedder,
+        "prompted": prompted,
+        "colbert": colbert,
+        "classifier": classifier,
+        "token_classifier": token_classifier,
+        "reward_model": reward_model,
+        "llm": llm,
+    }
+    models = ServedModels.load(
+        [ModelConfig(model=str(folder), names=(name,), dtype="float32") for name, folder in folders.items()]
+    )
+    with TestClient(create_app(models)) as client:  # which closes the models
+        yield models, client

@@ -1,0 +1,153 @@
+"""/openapi.json: every body and every answer is described, and nothing is referred to that is not there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from jsonschema import Draft202012Validator
+from pydantic import BaseModel, create_model
+
+from millpond.server import bodies, openapi
+from millpond.server.app import create_app
+from millpond.server.config import ModelConfig, ServerConfig
+from millpond.server.served import ServedModels
+
+
+@pytest.fixture(scope="module")
+def models(embedder: Path) -> Iterator[ServedModels]:
+    loaded = ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",))])
+    yield loaded
+    loaded.close()
+
+
+def document(models: ServedModels, config: ServerConfig | None = None) -> dict[str, Any]:
+    """The document as a client gets it."""
+
+    async def once() -> dict[str, Any]:
+        transport = httpx.ASGITransport(create_app(models, config))
+        async with httpx.AsyncClient(transport=transport, base_url="http://pond") as client:
+            found: dict[str, Any] = (await client.get("/openapi.json")).json()
+            return found
+
+    return asyncio.run(once())
+
+
+def operations(found: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in found["paths"].items():
+        for method, told in methods.items():
+            yield path, method, told
+
+
+def references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        for part in value.values():
+            yield from references(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from references(part)
+
+
+def test_every_reference_leads_somewhere(models: ServedModels) -> None:
+    found = document(models)
+    assert found["openapi"].startswith("3.1")
+    wanted = set(references(found))
+    assert "#/components/schemas/ErrorAnswer" in wanted
+    assert wanted <= {f"#/components/schemas/{name}" for name in found["components"]["schemas"]}
+
+
+def test_every_schema_is_one(models: ServedModels) -> None:
+    for schema in document(models)["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+
+
+def test_every_body_is_described(models: ServedModels) -> None:
+    found = document(models)
+    posted = {path for path, method, _ in operations(found) if method == "post"} - {"/ping"}
+    assert "/v1/embeddings" in posted
+    for path in posted:
+        told = found["paths"][path]["post"]
+        assert told["requestBody"]["required"] is True, path
+        assert told["requestBody"]["content"]["application/json"]["schema"], path
+        assert told["responses"]["200"]["content"], path
+
+
+def test_every_failure_is_described_and_none_is_fastapi_s(models: ServedModels) -> None:
+    failure = {"$ref": "#/components/schemas/ErrorAnswer"}
+    for path, method, told in operations(document(models)):
+        assert "422" not in told["responses"], path
+        wanted = (
+            {"400", "404", "413", "429", "500", "503", "504"} if method == "post" and path != "/ping" else {"default"}
+        )
+        assert wanted <= told["responses"].keys(), path
+        for status in wanted:
+            assert told["responses"][status]["content"]["application/json"]["schema"] == failure, (path, status)
+
+
+def test_only_guarded_operations_ask_for_a_key(models: ServedModels) -> None:
+    assert "securitySchemes" not in document(models)["components"]
+    found = document(models, ServerConfig(api_keys=("key",)))
+    assert found["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
+    asking = {(method, path) for path, method, told in operations(found) if told.get("security") == [{"key": []}]}
+    assert {("post", "/v1/embeddings"), ("get", "/v1/models"), ("get", "/load")} <= asking
+    assert not asking & {
+        ("get", "/health"),
+        ("get", "/ready"),
+        ("post", "/ping"),
+        ("get", "/version"),
+        ("get", "/metrics"),
+    }
+
+
+class Inner(BaseModel):
+    x: int
+
+
+class Thing(BaseModel):
+    inner: Inner | None = None
+
+
+class Other(BaseModel):
+    things: list[Thing]
+
+
+def described(*bodies_of: Any) -> dict[str, Any]:
+    app = FastAPI()
+    for i, extra in enumerate(bodies_of):
+
+        @app.post(f"/{i}", openapi_extra=extra)
+        async def route(request: Request) -> None: ...
+
+    return openapi.describe(app, guarded=lambda method, path: False)()
+
+
+def test_schemas_go_where_they_are_referred_to() -> None:
+    found = described(
+        bodies.documented(Thing, answer=list[list[float]], octets=True, description="Rows."),
+        bodies.documented(Thing | Other, answer=Other),
+    )
+    assert {"Thing", "Inner", "Other", "ErrorAnswer", "ErrorDetail"} <= found["components"]["schemas"].keys()
+    one, two = (found["paths"][f"/{i}"]["post"] for i in range(2))
+    assert one["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Thing"}
+    answer = one["responses"]["200"]
+    assert answer["description"] == "Rows."
+    assert answer["content"]["application/json"]["schema"]["items"] == {"items": {"type": "number"}, "type": "array"}
+    assert answer["content"]["application/octet-stream"]["schema"] == {"type": "string", "format": "binary"}
+    assert "application/octet-stream" not in two["responses"]["200"]["content"]
+    assert two["requestBody"]["content"]["application/json"]["schema"]["anyOf"] == [
+        {"$ref": "#/components/schemas/Thing"},
+        {"$ref": "#/components/schemas/Other"},
+    ]
+    assert not any(key.startswith("x-") for key in one)
+
+
+def test_two_schemas_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="called Thing"):
+        described(bodies.documented(Thing), bodies.documented(create_model("Thing", y=(int, 0))))

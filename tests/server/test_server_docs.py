@@ -1,0 +1,88 @@
+"""docs/server.md: every curl of it is answered, and its YAML is read."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from millpond.server.app import create_app
+from millpond.server.config import ModelConfig
+from millpond.server.served import ServedModels
+from millpond.server.settings import read
+
+PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
+COMMANDS = [
+    words
+    for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    for line in re.split(r"\n(?=\S)", block.replace("\\\n", ""))
+    if (words := shlex.split(line, comments=True)) and words[0] == "curl"
+]
+
+
+@pytest.fixture(scope="module")
+def client(embedder: Path, cross_encoder: Path, sparse_embedder: Path, classifier: Path) -> Iterator[TestClient]:
+    """The server of the section about several models, with tiny ones under their names."""
+    (line,) = re.findall(r"^millpond serve ((?:\S+/\S+ ?){4})$", PAGE, re.MULTILINE)
+    folders = (embedder, cross_encoder, sparse_embedder, classifier)
+    configs = [
+        ModelConfig(model=str(folder), names=(name,), device="cpu")
+        for folder, name in zip(folders, line.split(), strict=True)
+    ]
+    with TestClient(create_app(ServedModels.load(configs)), base_url="http://localhost:8000") as client:
+        yield client
+
+
+def send(client: TestClient, words: list[str]) -> Any:
+    url, body, headers = "", None, {}
+    rest = iter(words[1:])
+    for word in rest:
+        if word == "-H":
+            name, _, value = next(rest).partition(": ")
+            headers[name] = value
+        elif word == "-d":
+            body = next(rest)
+        else:
+            url = word
+    return client.request("GET" if body is None else "POST", url, content=body, headers=headers)
+
+
+def test_the_page_has_commands():
+    paths = {
+        next(word for word in words if word.startswith("http")).removeprefix("http://localhost:8000")
+        for words in COMMANDS
+    }
+    assert {"/v1/embeddings", "/score", "/rerank", "/classify", "/pooling", "/health"} <= paths
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: next(w for w in words if w.startswith("http"))[21:])
+def test_every_curl_is_answered(client: TestClient, words: list[str]):
+    answer = send(client, words)
+    assert answer.status_code == 200, answer.text
+    if not words[1].endswith("/metrics"):
+        assert json.loads(answer.content)
+
+
+def test_every_route_has_its_curl(client: TestClient):
+    described = client.get("/openapi.json").json()["paths"]
+    told = {path for path in described if path in PAGE}
+    assert set(described) - told <= {"/load", "/v1/models/{name}"}
+
+
+def test_the_file_is_read(tmp_path: Path):
+    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    path = tmp_path / "server.yaml"
+    path.write_text(block, encoding="utf-8")
+    settings = read([], {"config": str(path)}, {})
+    assert settings.server.port == 8080
+    assert [(model.served_names, model.dtype, model.max_model_len, model.max_queue) for model in settings.models] == [
+        (("bge",), "bfloat16", 256, 16384),
+        (("BAAI/bge-reranker-base", "judge", "ranker"), "bfloat16", None, 4096),
+    ]
+    assert [model.model for model in read(["bge"], {"config": str(path)}, {}).models] == ["BAAI/bge-small-en-v1.5"]
