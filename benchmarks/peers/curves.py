@@ -119,12 +119,13 @@ def memory_plot(results: Record) -> Any:
     import matplotlib.pyplot as plt
 
     places, sizes = zip(*results["samples"], strict=True)
+    thousands = [place / 1000 for place in places]
     figure, axes = plt.subplots(figsize=(8, 3.8))
-    axes.plot(places, [size / 1e6 for size in sizes], color=FRONTS["threads"], label="resident memory")
+    axes.plot(thousands, [size / 1e6 for size in sizes], color=FRONTS["threads"], label="resident memory")
     least = results["loaded_bytes"]
     share = results["vectors_bytes"] / results["texts"]
     axes.plot(
-        places,
+        thousands,
         [(least + share * place) / 1e6 for place in places],
         color="#64748b",
         linestyle=":",
@@ -133,7 +134,7 @@ def memory_plot(results: Record) -> Any:
     axes.set_ylim(bottom=0)
     axes.set_title("Memory of embed_iter")
     axes.set_ylabel("megabytes")
-    _finished(figure, (axes,), f"texts of at most {results['most_tokens']} tokens")
+    _finished(figure, (axes,), f"thousand texts of at most {results['most_tokens']} tokens")
     return figure
 
 

@@ -95,6 +95,13 @@ def millpond(model: Path, folder: Path, *flags: str) -> Server:
     return Server("millpond", [sys.executable, *words], f"http://127.0.0.1:{port}", {}, folder / "millpond-server.log")
 
 
+def configured(file: Path, folder: Path) -> Server:
+    """``millpond serve`` as a file of settings has it."""
+    port = free_port()
+    words = ["-m", "millpond", "serve", "--config", str(file), "--port", str(port)]
+    return Server("millpond", [sys.executable, *words], f"http://127.0.0.1:{port}", {}, folder / "millpond-server.log")
+
+
 def vllm(python: str, model: Path, folder: Path) -> Server:
     """``vllm serve`` with the settings of its row in the other tables."""
     port = free_port()

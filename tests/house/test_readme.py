@@ -48,7 +48,11 @@ def test_links_lead_to_files(path: Path):
 def test_commands_exist(path: Path):
     from millpond.cli.app import app
 
-    commands = {command.callback.__name__.replace("_", "-") for command in app.registered_commands if command.callback is not None}
+    commands = {
+        command.callback.__name__.replace("_", "-")
+        for command in app.registered_commands
+        if command.callback is not None
+    }
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     text = path.read_text(encoding="utf-8")
     for line in re.findall(r"^(?:\$ )?((?:make|millpond) .*)$|`((?:make|millpond) [^`]+)`", text, re.MULTILINE):

@@ -166,7 +166,7 @@ def test_callers_of_one_batch_choose_for_themselves(tmp_path):
         asked = [None, False, "sigmoid", "softmax"]
         futures = [engine.submit("classify", TEXTS, PoolingParams(activation=activation)) for activation in asked]
         default, raw, sigmoid, softmax = (torch.from_numpy(future.result().probs) for future in futures)
-    assert (default - softmax).abs().max() == 0
+    assert (default - softmax).abs().max() < 1e-6
     assert (softmax - raw.softmax(-1)).abs().max() < 1e-6
     assert (sigmoid - raw.sigmoid()).abs().max() < 1e-6
     assert (raw - softmax).abs().max() > 1e-2

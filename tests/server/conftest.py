@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
+from tests.server.mutations import MODELS
 from tests.tiny import Layout, Normalize, Pooling, write_checkpoint
 from tests.tiny_cross_encoder import write_cross_encoder
 from tests.tiny_late import write_stanford
@@ -146,3 +147,12 @@ def pool(
     )
     with TestClient(create_app(models)) as client:  # which closes the models
         yield models, client
+
+
+@pytest.fixture(scope="session")
+def every(request: pytest.FixtureRequest) -> Iterator[tuple[ServedModels, str]]:
+    """A server on a port of all the models that tests.server.mutations speaks of, and where it is."""
+    configs = [ModelConfig(model=str(request.getfixturevalue(name)), names=(name,), dtype="float32") for name in MODELS]
+    models = ServedModels.load(configs)
+    with running(models) as address:
+        yield models, address

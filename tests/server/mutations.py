@@ -1,4 +1,4 @@
-"""Requests that almost make sense: valid bodies for every route, and what a careless or hostile client makes of them."""
+"""Requests that almost make sense: valid bodies for every route, and what careless or hostile clients make of them."""
 
 from __future__ import annotations
 
@@ -79,9 +79,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/?model=classifier": [{"inputs": QUERY, "raw_scores": True}],
     "/ping": [{}],
 }
-MODELS = (
-    "embedder prompted colbert cross_encoder classifier token_classifier reward_model sparse_embedder llm".split()
-)
+MODELS = "embedder prompted colbert cross_encoder classifier token_classifier reward_model sparse_embedder llm".split()
 
 
 def _nested(depth: int, kind: type) -> Any:
@@ -240,7 +238,18 @@ def _flipped(body: bytes, chance: random.Random) -> bytes:
 
 def _inserted(body: bytes, chance: random.Random) -> bytes:
     at = chance.randrange(len(body))
-    more = (chance.randbytes(8), b"\xff\xfe", b"\xed\xa0\x80", b"\x00", b"NaN", b"1e999", b"/**/", b"\\ud83d", b'"', b",")
+    more = (
+        chance.randbytes(8),
+        b"\xff\xfe",
+        b"\xed\xa0\x80",
+        b"\x00",
+        b"NaN",
+        b"1e999",
+        b"/**/",
+        b"\\ud83d",
+        b'"',
+        b",",
+    )
     return body[:at] + chance.choice(more) + body[at:]
 
 
@@ -263,7 +272,9 @@ def _buried(body: bytes, chance: random.Random) -> bytes:
 
 def _twice(body: bytes, chance: random.Random) -> bytes:
     """Keys that come again with another value."""
-    fields = chance.choice((b'"model":"embedder"', b'"model":null', b'"input":[]', b'"inputs":5', b'"query":{}', b'"":1'))
+    fields = chance.choice(
+        (b'"model":"embedder"', b'"model":null', b'"input":[]', b'"inputs":5', b'"query":{}', b'"":1')
+    )
     return body[:1] + fields + b"," + body[1:-1] + b"," + fields + body[-1:]
 
 
@@ -284,7 +295,22 @@ def _written_otherwise(body: bytes, chance: random.Random) -> bytes:
 
 def _another(body: bytes, chance: random.Random) -> bytes:
     return chance.choice(
-        (b"", b" ", b"null", b"0", b'""', b"[]", b"{}", b"[{}]", b"true", b"\x00", b"-", b'"\\u', b"{", chance.randbytes(99))
+        (
+            b"",
+            b" ",
+            b"null",
+            b"0",
+            b'""',
+            b"[]",
+            b"{}",
+            b"[{}]",
+            b"true",
+            b"\x00",
+            b"-",
+            b'"\\u',
+            b"{",
+            chance.randbytes(99),
+        )
     )
 
 
@@ -294,7 +320,18 @@ def _of_numbers(body: bytes, chance: random.Random) -> bytes:
     if not digits:
         return body
     at = chance.choice(digits)
-    kinds = (b"NaN", b"-Infinity", b"1e400", b"-0", b"01", b"0x10", b"1.0", b"1e2", b"9" * 5000, b"-9223372036854775809")
+    kinds = (
+        b"NaN",
+        b"-Infinity",
+        b"1e400",
+        b"-0",
+        b"01",
+        b"0x10",
+        b"1.0",
+        b"1e2",
+        b"9" * 5000,
+        b"-9223372036854775809",
+    )
     return body[:at] + chance.choice(kinds) + body[at + 1 :]
 
 

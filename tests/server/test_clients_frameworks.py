@@ -101,7 +101,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> tiktoken.Encoding:
 def test_langchain_left_to_itself_sends_the_ids_of_another_vocabulary(
     address: str, engine: Engine, offline: tiktoken.Encoding
 ) -> None:
-    """Why docs/server.md asks for check_embedding_ctx_length=False: these are the vectors of other texts, or of none."""
+    """Why docs/server.md asks for check_embedding_ctx_length=False: these are vectors of other texts, or of none."""
     embeddings = langchain(address, check_embedding_ctx_length=True)
     with pytest.raises(openai.BadRequestError, match="index 1 .* out of vocabulary"):
         embeddings.embed_documents(["mill", "buzz"])
@@ -120,9 +120,7 @@ def test_langchain_may_cut_texts_with_the_models_tokenizer(address: str, engine:
         embedding_ctx_length=30,
     )
     short = "the mill stands by the pond"
-    np.testing.assert_allclose(
-        embeddings.embed_documents([short]), engine.embed([short]).embeddings, atol=1e-6
-    )
+    np.testing.assert_allclose(embeddings.embed_documents([short]), engine.embed([short]).embeddings, atol=1e-6)
     (found,) = embeddings.embed_documents([LONG])
     assert np.linalg.norm(found) == pytest.approx(1, abs=1e-5)
 

@@ -6,14 +6,12 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import httpx
 import pytest
-from tests.server.conftest import running
 from tests.server.mutations import BODIES, MODELS, Mutant, mutants
 
-from millpond.server.config import ModelConfig
 from millpond.server.served import ServedModels
 
 PATIENCE = 300.0  # seconds; whatever takes longer hangs
@@ -22,15 +20,9 @@ REFUSALS = {400, 404, 413, 415, 501}
 INTERNALS = ("Traceback", "site-packages", "millpond/src", " object at 0x", "<class '", "<function ", ".py:")
 
 
-@pytest.fixture(scope="module")
-def models(request: pytest.FixtureRequest) -> ServedModels:
-    configs = [ModelConfig(model=str(request.getfixturevalue(name)), names=(name,), dtype="float32") for name in MODELS]
-    return ServedModels.load(configs)
-
-
-@pytest.fixture(scope="module")
-def client(models: ServedModels) -> Iterator[httpx.Client]:
-    with running(models) as address, httpx.Client(base_url=address, timeout=PATIENCE, trust_env=False) as client:
+@pytest.fixture
+def client(every: tuple[ServedModels, str]) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=every[1], timeout=PATIENCE, trust_env=False) as client:
         yield client
 
 
@@ -71,12 +63,14 @@ def test_every_route_has_bodies_that_it_answers(client: httpx.Client) -> None:
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("count", [40, pytest.param(3000, marks=pytest.mark.slow)])
 def test_mutants(
-    client: httpx.Client, models: ServedModels, path: str, count: int, caplog: pytest.LogCaptureFixture, embedder: Any
+    every: tuple[ServedModels, str], client: httpx.Client, path: str, count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    models, _ = every
+    secret = str(Path(next(iter(models)).root).parent.parent)
     statuses: Counter[int] = Counter()
     for mutant in mutants(path, count):
         answer = send(client, mutant)
-        check(answer, mutant, secret=str(embedder.parent.parent))
+        check(answer, mutant, secret)
         statuses[answer.status_code] += 1
     assert path == "/ping" or (statuses[200] > count / 20 and statuses[400] > count / 5), statuses
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -263,3 +263,31 @@ def test_a_traceback_is_part_of_its_line_in_json() -> None:
     line = logs.Formatter("json").format(record)
     assert "\n" not in line
     assert "KeyError: 'lost'" in json.loads(line)["traceback"]
+
+
+@pytest.mark.parametrize(
+    ("words", "gone"),
+    [
+        ("unable to perform operation on <TCPTransport closed=True>; the handler is closed", True),  # uvloop's
+        ("Response content longer than Content-Length", False),  # uvicorn's
+    ],
+)
+async def test_an_answer_that_nobody_can_be_given_is_no_failure(
+    models: ServedModels, records: list[logging.LogRecord], words: str, gone: bool
+) -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        raise RuntimeError(words)
+
+    scope = {"type": "http", "method": "GET", "path": "/health", "query_string": b"", "headers": []}
+    answer = create_app(models)(scope, receive, send)
+    if gone:
+        await answer
+    else:
+        with pytest.raises(RuntimeError, match=words):
+            await answer
+    (line,) = lines(records, "json")
+    assert json.loads(line)["status"] == (499 if gone else 200)
+    assert [record for record in records if record.exc_info] == ([] if gone else [records[0]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice
@@ -31,6 +31,8 @@ from millpond.params import PoolingParams
 from millpond.spec import ModelSpec
 from millpond.tasks import Activation, Aggregation, OutputDtype, Role, Task, Truncate
 
+# More texts than this are checked, and duplicates among them found, beside the loop.
+_MANY = 2048
 # Vectors handed from a thread to the loop at a time.
 _WINDOW = 256
 
@@ -259,11 +261,14 @@ class AsyncEngine:
     async def _run(self, task: Task, texts: Sequence[Any], params: PoolingParams, show_progress: bool) -> Any:
         with progress_bar(texts, show=show_progress) as bar:
             progress = bar.update if show_progress else None
-            if task == "reward" or getattr(params, "chunking", None) is not None or len(texts) > _WINDOW:
-                # Conversations and windows are tokenized before anything is queued, and many texts take time to check.
-                future = await _elsewhere(partial(self.engine._start, task, texts, params, progress=progress))
+            start = partial(self.engine._start, task, texts, params, progress=progress)
+            if task == "reward" or getattr(params, "chunking", None) is not None:
+                # Conversations and windows are tokenized before anything is queued.
+                future = await _elsewhere(start, asyncio.to_thread)
+            elif len(texts) > _MANY:  # which take time to check: in a thread of the engine's
+                future = await _elsewhere(start, self.engine._in_thread)
             else:
-                future = self.engine._start(task, texts, params, progress=progress)
+                future = start()
             return await asyncio.wrap_future(future)
 
     async def __aenter__(self) -> Self:
@@ -279,8 +284,10 @@ class AsyncEngine:
         await asyncio.to_thread(self.engine.close)
 
 
-async def _elsewhere(start: Callable[[], Future[Any]]) -> Future[Any]:
-    """What ``start`` returns, called in a thread; cancelled, if the awaiting task is, whenever it comes."""
+async def _elsewhere(
+    start: Callable[[], Future[Any]], thread: Callable[[Callable[[], Future[Any]]], Awaitable[Future[Any]]]
+) -> Future[Any]:
+    """What ``start`` returns, called in a ``thread``; cancelled, if the awaiting task is, whenever it comes."""
     gone, started = threading.Event(), []
 
     def run() -> Future[Any]:
@@ -290,7 +297,7 @@ async def _elsewhere(start: Callable[[], Future[Any]]) -> Future[Any]:
         return future
 
     try:
-        return await asyncio.to_thread(run)
+        return await thread(run)
     except asyncio.CancelledError:
         gone.set()
         for future in started:

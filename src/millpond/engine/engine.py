@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -645,6 +646,14 @@ class Engine:
             except BaseException:
                 future.cancel()  # the caller was interrupted: nobody waits for the rest
                 raise
+
+    async def _in_thread(self, work: Callable[[], Future[Any]]) -> Future[Any]:
+        """What ``work`` returns, called in a thread of the engine's instead of the event loop's pool."""
+        try:
+            running = self._dispatcher.threads.submit(work)
+        except RuntimeError:  # closed, as ``work`` is going to say
+            return work()
+        return await asyncio.wrap_future(running)
 
     def _start(
         self,

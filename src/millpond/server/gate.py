@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from millpond.server import logs
 from millpond.server.config import ServerConfig
 from millpond.server.drain import Drain
-from millpond.server.errors import answer_error, error_response
+from millpond.server.errors import ClientGoneError, answer_error, error_response
 
 # They say nothing that a key protects; orchestrators and browsers ask for them without one.
 _OPEN = frozenset(
@@ -26,6 +26,8 @@ _OPEN = frozenset(
 _OPEN_FOLDERS = ("/page/",)
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 _ID_LENGTH = 128
+# uvloop's words for a connection that is gone; uvicorn does not notice where another request waits behind this one.
+_CLOSED = "the handler is closed"
 
 
 class Keys:
@@ -92,7 +94,12 @@ class Gate:
                 sent["X-Request-Id"] = state["request_id"]
                 if self._drain.begun:
                     sent["Connection"] = "close"
-            await send(message)
+            try:
+                await send(message)
+            except RuntimeError as error:
+                if _CLOSED not in str(error):
+                    raise
+                raise _UnreachableError from None
 
         try:
             guarded = self._keys.guard(scope["method"], route_path(scope))
@@ -104,6 +111,8 @@ class Gate:
             if not self._drain.begun or status is not None:
                 raise
             await _stopped()(scope, receive, answer)  # the drain's time is over
+        except _UnreachableError:
+            status = ClientGoneError().status
         except Exception as error:
             response = await answer_error(Request(scope), error)  # logs it
             if status is None:
@@ -114,6 +123,10 @@ class Gate:
             if self._config.log_requests:
                 logs.access(scope, status=status, seconds=time.perf_counter() - began)
             logs.REQUEST_ID.reset(token)
+
+
+class _UnreachableError(Exception):
+    """An answer that nobody can be given."""
 
 
 def request_id(given: str | None) -> str:

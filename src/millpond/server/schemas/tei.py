@@ -22,9 +22,10 @@ class TeiRequest(BaseModel):
 
     model: str | None = Field(None, description="Not of TEI: which model, where several serve the task.")
     truncate: bool | None = Field(None, description="Whether over-long texts are cut; they are, unless this is false.")
-    truncation_direction: Annotated[Literal["left", "right"] | None, BeforeValidator(_lowered)] = Field(
-        "right", description="The end that is cut: Left or Right."
-    )
+    truncation_direction: Annotated[
+        Literal["left", "right"] | None,
+        BeforeValidator(_lowered, json_schema_input_type=Literal["Left", "Right", "left", "right"] | None),
+    ] = Field("right", description="The end that is cut: Left or Right.")
 
     def tokenization(self) -> Tokenization:
         """How the texts are to be tokenized."""

@@ -1,0 +1,367 @@
+"""A server under mixed load for a long while: nothing lost, nothing wrong, nothing that grows.
+
+    python benchmarks/soak.py [--smoke] [--minutes 30] [--processes 3] [--clients 6] [--threads 2]
+
+`millpond serve` with two models, and processes that ask it for vectors, rankings, scores and classes of texts of any
+length, make mistakes, leave before they are answered, and now and then bring more than may wait. Every answer is
+compared with the engine's own; what clients counted is compared with /metrics; memory, threads and open files of the
+server are read while it works and when it is quiet. At the end it is stopped while requests run. It exits with 1 if
+anything of that is not as it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from peers import servers
+from peers.callers import BUSY, RANKS, VECTORS, Asker, Reference, Tally, work
+from peers.environments import cache_folder
+from peers.servers import Server
+from peers.shapes import Shapes
+from peers.texts import Texts
+from prometheus_client.parser import text_string_to_metric_families
+from record import record
+
+from millpond import Engine
+
+PATIENCE = 1200.0  # seconds; what takes longer hangs
+MAX_QUEUE = 256  # texts that wait; a burst brings five times as many
+QUERIES = 8
+WARM = 0.2  # share of the time, after which what the server holds is to stay
+GROWTH = 0.05  # share of its memory that a server may gain in the second half
+MORE = 4  # threads and files that it may have more when it is quiet again
+EVERY = 1.0  # seconds between two looks
+LAST = 12  # requests that run when it is stopped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What a process holds.
+
+    Attributes:
+        at: When, in seconds.
+        rss: Bytes of memory.
+        threads: How many.
+        files: Open files and sockets.
+    """
+
+    at: float
+    rss: int
+    threads: int
+    files: int
+
+    @classmethod
+    def at_process(cls, pid: int) -> Look:
+        """At a process of this machine, which must be a Linux."""
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+        said = dict(line.split(":", 1) for line in lines)
+        return cls(
+            at=time.monotonic(),
+            rss=int(said["VmRSS"].split()[0]) * 1024,
+            threads=int(said["Threads"]),
+            files=len(os.listdir(f"/proc/{pid}/fd")),
+        )
+
+
+class Watch:
+    """Looks at a server every second, and asks whether it is well."""
+
+    def __init__(self, server: Server) -> None:
+        self.looks: list[Look] = []
+        self.health: list[float] = []
+        self.ill: list[str] = []
+        self._server = server
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    @contextmanager
+    def on(self) -> Iterator[Watch]:
+        """While the block runs."""
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._over.set()
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(EVERY):
+            began = time.perf_counter()
+            try:
+                get(self._server, "/health")
+            except OSError as error:
+                self.ill.append(repr(error))
+            self.health.append(time.perf_counter() - began)
+            self.looks.append(Look.at_process(self._server.process.pid))
+
+
+class Soak:
+    """A server, its reference, and the load."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
+        self.options = options
+        self.folder = folder
+        self.problems: list[str] = []
+        self.tally = Tally()
+        self.shapes = Shapes((folder if options.smoke else cache_folder()) / "models")
+        self.server = stack.enter_context(self._start())
+        self.reference = self._reference()
+        self.reference.save(folder)
+
+    def run(self) -> dict[str, Any]:
+        """Load, quiet, load, quiet, and the end; the figures."""
+        minutes = 0.03 if self.options.smoke else self.options.minutes
+        self.server.wait()
+        self.load(60 * minutes * WARM, seed=1)
+        before = self.quiet()
+        watch = Watch(self.server)
+        with watch.on():
+            self.load(60 * minutes * (1 - WARM), seed=2)
+        after = self.quiet()
+        counted = self.balance()
+        end = self.stop()
+        held = self.held(before, after, watch)
+        if watch.ill:
+            self.problems.append(f"/health: {watch.ill[:3]}")
+        self.problems += [f"{self.tally.wrong} wrong answers: {self.tally.complaints[:5]}"] if self.tally.wrong else []
+        self._read_log()
+        took = np.array(self.tally.seconds)
+        return {
+            "minutes": minutes,
+            "processes": self.options.processes,
+            "clients": self.options.processes * (self.options.clients + self.options.threads),
+            "requests": sum(self.tally.answers.values()),
+            "by_status": dict(sorted(_by_status(self.tally.answers).items())),
+            "left_early": sum(self.tally.left.values()),
+            "sent_again": sum(self.tally.again.values()),
+            "items_compared": self.tally.items,
+            "wrong": self.tally.wrong,
+            "seconds": {f"p{p}": round(float(np.percentile(took, p)), 4) for p in (50, 99, 100)},
+            "health_seconds": {f"p{p}": round(float(np.percentile(watch.health, p)), 4) for p in (50, 99, 100)}
+            if watch.health
+            else {},
+            "held": held,
+            "metrics": counted,
+            "end": end,
+            "problems": self.problems,
+        }
+
+    # The steps
+
+    def load(self, seconds: float, *, seed: int) -> None:
+        """Let the clients of all processes ask for so long."""
+        context = multiprocessing.get_context("spawn")
+        told: Any = context.Queue()
+        crew = [
+            context.Process(
+                target=work,
+                args=(
+                    self.server.url,
+                    str(self.folder),
+                    100 * seed + number,
+                    seconds,
+                    self.options.clients,
+                    self.options.threads,
+                    told,
+                ),
+            )
+            for number in range(self.options.processes)
+        ]
+        for each in crew:
+            each.start()
+        for _ in crew:
+            self.tally.add(told.get(timeout=seconds + PATIENCE))  # raises, if somebody hangs
+        for each in crew:
+            each.join(PATIENCE)
+
+    def quiet(self) -> Look:
+        """Wait until nothing is under way; what the server then holds."""
+        until = time.monotonic() + PATIENCE
+        while json.loads(get(self.server, "/load"))["server_load"] or self._in_flight() > 1:
+            if time.monotonic() > until:
+                raise SystemExit("the server is still at work, though nobody asks it anything")
+            time.sleep(0.1)
+        time.sleep(0.5)  # connections that were closed are gone
+        return Look.at_process(self.server.process.pid)
+
+    def balance(self) -> dict[str, Any]:
+        """What clients counted, beside what the server did."""
+        theirs: Counter[str] = Counter()
+        for name, labels, value in self._samples():
+            if name == "millpond_requests_total" and labels["route"] not in ("/health", "/load", "/metrics"):
+                path = "/nowhere" if labels["route"] == "other" else labels["route"]
+                theirs[f"{path} {labels['status']}"] += int(value)
+        ours = self.tally.answers
+        more = {key: theirs[key] - ours[key] for key in sorted(theirs | ours) if theirs[key] != ours[key]}
+        unseen = sum(self.tally.left.values()) + sum(self.tally.again.values())
+        if any(count < 0 for count in more.values()):
+            self.problems.append(f"answers that the server does not know of: {more}")
+        if sum(more.values()) > unseen:
+            self.problems.append(f"more requests than were sent: {more}, where {unseen} were not waited for")
+        if not ours[f"/v1/embeddings {BUSY}"]:
+            self.problems.append("no burst met a full queue")
+        return {"beyond_what_clients_counted": more, "not_waited_for": unseen}
+
+    def stop(self) -> dict[str, Any]:
+        """SIGTERM while requests run: each is answered in full, and the process ends with 0."""
+        asker, tally = Asker(self.reference, random.Random(3)), Tally()
+        asks = [asker.texts(MAX_QUEUE // LAST // 2) for _ in range(LAST)]
+        lost: list[str] = []
+
+        def send(number: int) -> None:
+            request = urllib.request.Request(
+                self.server.url + asks[number].path,
+                data=asks[number].body,
+                headers={"Content-Type": "application/json"},
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                    asks[number].judge(answer.status, answer.headers, answer.read(), tally, 0.0)
+            except urllib.error.HTTPError as error:
+                with error:
+                    tally.answers[f"{asks[number].path} {error.code}"] += 1
+                    if error.code != 503:
+                        lost.append(f"{error.code}: {error.read()[:200]!r}")
+            except OSError as error:
+                lost.append(repr(error))
+
+        with ThreadPoolExecutor(LAST) as threads:
+            running = [threads.submit(send, number) for number in range(LAST)]
+            while self._in_flight() - 1 + sum(each.done() for each in running) < LAST:
+                time.sleep(0.01)
+            waiting = sum(not each.done() for each in running)
+            began = time.perf_counter()
+            self.server.process.send_signal(signal.SIGTERM)
+            for each in running:
+                each.result()
+        code = self.server.process.wait(PATIENCE)
+        if lost or code != 0 or tally.wrong:
+            self.problems.append(f"at the end: exit code {code}, lost {lost}, {tally.complaints}")
+        return {
+            "running": waiting,
+            "by_status": dict(_by_status(tally.answers)),
+            "lost": len(lost),
+            "exit_code": code,
+            "seconds": round(time.perf_counter() - began, 2),
+        }
+
+    def held(self, before: Look, after: Look, watch: Watch) -> dict[str, Any]:
+        """Memory, threads and files: when it was quiet, and as they went."""
+        half = watch.looks[len(watch.looks) // 2 :]
+        slope = 0.0
+        if len(half) > 2:
+            slope = float(np.polyfit([each.at for each in half], [each.rss for each in half], 1)[0])
+            gained = slope * (half[-1].at - half[0].at) / np.mean([each.rss for each in half])
+            if gained > GROWTH and not self.options.smoke:
+                self.problems.append(f"memory grew by {gained:.1%} in the second half")
+        for name in ("threads", "files"):
+            was, now = getattr(before, name), getattr(after, name)
+            if now > was + MORE and not self.options.smoke:
+                self.problems.append(f"{name} when it is quiet: {was}, later {now}")
+        return {
+            "mib_when_quiet": [round(each.rss / 2**20, 1) for each in (before, after)],
+            "mib_at_most": round(max((each.rss for each in watch.looks), default=after.rss) / 2**20, 1),
+            "mib_per_hour_in_the_second_half": round(3600 * slope / 2**20, 1),
+            "threads_when_quiet": [before.threads, after.threads],
+            "files_when_quiet": [before.files, after.files],
+            "files_at_most": max((each.files for each in watch.looks), default=after.files),
+            "looks": len(watch.looks),
+        }
+
+    # What they are made of
+
+    def _reference(self) -> Reference:
+        count = 48 if self.options.smoke else 400
+        texts = Texts(self.shapes.folder("minilm") / "tokenizer.json", data=None)
+        pieces = [
+            *texts.workload("short", limit=500, count=count // 2).texts,
+            *texts.workload("mixed", limit=500, count=count // 2).texts,
+        ]
+        queries = texts.workload("short", limit=500, count=QUERIES).texts
+        with Engine(str(self.shapes.folder("minilm")), dtype="float32") as engine:
+            vectors = engine.embed(pieces).embeddings
+        with Engine(str(self.shapes.folder("cross-encoder")), dtype="float32") as engine:
+            scores = [engine.score(query, pieces).scores for query in queries]
+            classes = engine.classify(pieces).probs
+        return Reference(texts=pieces, queries=queries, vectors=vectors, scores=np.stack(scores), classes=classes)
+
+    def _start(self) -> Server:
+        path = self.folder / "server.yaml"
+        models = {
+            name: {"model": str(self.shapes.folder(shape))}
+            for name, shape in ((VECTORS, "minilm"), (RANKS, "cross-encoder"))
+        }
+        shared = {"dtype": "float32", "max_queue": MAX_QUEUE, "log_requests": False, "log_level": "warning"}
+        path.write_text(json.dumps({**shared, "models": models}), encoding="utf-8")  # which is YAML, too
+        return servers.configured(path, self.folder)
+
+    def _samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
+        for family in text_string_to_metric_families(get(self.server, "/metrics")):
+            for sample in family.samples:
+                yield sample.name, sample.labels, sample.value
+
+    def _in_flight(self) -> int:
+        """Requests under way, this one among them."""
+        return next(int(value) for name, _, value in self._samples() if name == "millpond_requests_in_flight")
+
+    def _read_log(self) -> None:
+        said = self.server.log.read_text(encoding="utf-8", errors="replace")
+        if "Traceback" in said:
+            self.problems.append(f"the log has an exception: {said[said.index('Traceback') :][:2000]}")
+
+
+def get(server: Server, path: str) -> str:
+    """What the server says of itself."""
+    with urllib.request.urlopen(server.url + path, timeout=PATIENCE) as answer:
+        return str(answer.read().decode())
+
+
+def _by_status(answers: Counter[str]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for key, count in answers.items():
+        found[key.rpartition(" ")[2]] += count
+    return found
+
+
+def main() -> None:
+    """Soak, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="two seconds, recorded nowhere")
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--processes", type=int, default=None, help="of clients (3; in a smoke run 1)")
+    parser.add_argument("--clients", type=int, default=6, help="with asyncio, in each process")
+    parser.add_argument("--threads", type=int, default=2, help="with a client, in each process")
+    options = parser.parse_args()
+    if not Path("/proc/self/status").exists():
+        parser.error("it reads what the server holds from /proc, which this system does not have")
+    if options.processes is None:
+        options.processes = 1 if options.smoke else 3
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        results = Soak(options, Path(name), stack).run()
+        print(json.dumps(results, indent=2))
+        if not options.smoke:
+            record("soak", results)
+        if results["problems"]:
+            raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
