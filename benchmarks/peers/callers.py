@@ -33,7 +33,7 @@ KEPT = 20  # complaints
 KINDS = {"single": 30, "texts": 22, "rerank": 14, "score": 6, "classify": 10, "tokenize": 3, "mistake": 8, "leave": 7}
 BURST_EVERY = 8.0  # seconds, at most
 BURST = 40  # requests
-TEXTS = 32  # of each of these
+TEXTS = 32  # texts of each of these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +173,7 @@ class Asker:
         return self.texts(1)
 
     def _texts(self) -> Ask:
-        return self.texts(self._chance.randint(2, TEXTS))
+        return self.texts(self._chance.randint(2, 12))
 
     _leave = _texts
 
