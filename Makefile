@@ -1,5 +1,5 @@
 # Every target sets up what it needs: a virtual environment, torch, and the five packages with all development extras.
-# The stamp makes a second run skip that, until a pyproject.toml or constraints.txt changes.
+# The stamp makes a second run skip that, until a pyproject.toml, the kernels' sources or constraints.txt changes.
 # Needed: Python 3.11 or newer, and make. Settings, as `make demo PYTHON=python3.12`:
 #   PYTHON      the interpreter that makes the environment
 #   VENV        the folder of the environment
@@ -18,6 +18,8 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PACKAGES := langchain llama-index qdrant milvus
 PROJECTS := pyproject.toml $(PACKAGES:%=integrations/%/pyproject.toml)
+# The compiled kernels are built by the installation.
+KERNELS := hatch_build.py $(wildcard src/millpond/native/*.cpp src/millpond/native/*.h)
 # What takes --smoke is a benchmark, the rest serves them. The one for a GPU has a target of its own; its smoke run needs none.
 BENCHMARKS = $(filter-out $(if $(findstring --smoke,$(ARGS)),,benchmarks/gpu.py),$(shell grep -l -e '"--smoke"' benchmarks/*.py))
 RUN = echo "== $(1) $(ARGS)"; $(BIN)/python $(1) $(ARGS)
@@ -27,7 +29,7 @@ GPU_RESULT ?= benchmarks/results/gpu.json
 COVERAGE = $(if $(ARGS),,--cov --cov-report=) # the floor (in pyproject.toml) is that of all tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check format bench notebooks test-gpu bench-gpu constraints clean
+.PHONY: help install demo test test-all fuzz check format bench notebooks test-gpu bench-gpu constraints clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,7 +42,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch first: which build of it is wanted is a decision of its own (TORCH_ARGS), and everything else asks only for torch.
-$(STAMP): $(BIN)/python $(PROJECTS) constraints.txt
+$(STAMP): $(BIN)/python $(PROJECTS) $(KERNELS) constraints.txt
 	$(PIP) install --quiet $(TORCH_ARGS) "$$(grep '^torch==' constraints.txt)"
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]' $(PACKAGES:%=--editable integrations/%)
 	@touch $@
@@ -53,6 +55,9 @@ test: $(STAMP) ## the tests that need no GPU, network or service; the branches t
 
 test-all: $(STAMP) ## every test; those that lack their device, network or service skip themselves
 	$(BIN)/python -m pytest $(ARGS)
+
+fuzz: $(STAMP) ## storms of broken and hostile requests on servers of every kind of model, with figures (MILLPOND_STORM=40000)
+	$(BIN)/python -m pytest tests/server/test_fuzz*.py $(ARGS)
 
 check: $(STAMP) ## format, lint, layering and types: what CI runs
 	$(BIN)/ruff format --check .

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from millpond.native.library import LIBRARY
+
 ROOT = Path(__file__).parents[2]
 WHEELS = {  # folder: (root of its sources, the packages in it)
     ".": ("src", "millpond"),
@@ -34,8 +36,11 @@ def test_a_wheel_holds_its_package(folder: str, tmp_path: Path):
         file.relative_to(sources).as_posix()
         for package in packages
         for file in (sources / package).rglob("*")
-        if file.suffix in (".py", ".jinja", ".html", ".css", ".js", ".svg") or file.name == "py.typed"
+        if file.suffix in (".py", ".jinja", ".html", ".css", ".js", ".svg", ".cpp", ".h") or file.name == "py.typed"
     }
+    if LIBRARY.is_file() and folder == ".":  # built where there is a compiler, for every Python of the platform
+        expected.add("millpond/native/libmillpond.so")
+        assert "-py3-none-linux_" in path.name
     assert names == expected
     assert {f"{package}/py.typed" for package in packages} <= names
     assert "Apache License" in notes["LICENSE"]

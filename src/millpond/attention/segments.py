@@ -133,6 +133,14 @@ class Segments:
         return self.runs[-1].stop
 
     @cached_property
+    def prefixes(self) -> torch.Tensor | None:
+        """int32 ``[n, 2]``: first and one past the last token of the sequence that each continues; equal for none."""
+        if not self.shared:
+            return None
+        spans = [run.prefix or (0, 0) for run in self.runs for _ in range(run.count)]
+        return torch.tensor(spans, dtype=torch.int32)
+
+    @cached_property
     def parts(self) -> tuple[Run | Joined, ...]:
         """The runs, with those joined whose neighbour is little longer: each part costs a kernel its start."""
         parts: list[Run | Joined] = []

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from millpond.attention import flex, products, sdpa, varlen
+from millpond.attention import flex, native, products, sdpa, varlen
 from millpond.attention.signature import Attend, Masking
 
 
 def select(query: torch.Tensor, masking: Masking) -> Attend:
     """The kernel for ``query [tokens, heads, dim]`` under ``masking``.
 
-    CUDA in half precision runs :mod:`varlen`, with a softcap :mod:`flex`; a CPU in bfloat16 :mod:`products`; the rest
-    :mod:`sdpa`.
+    CUDA in half precision runs :mod:`varlen`, with a softcap :mod:`flex`; a CPU in bfloat16 :mod:`native` where it is
+    built and :mod:`products` elsewhere; the rest :mod:`sdpa`.
     """
+    if native.fits(query, masking):
+        return native.attend
     if products.fits(query, masking):
         return products.attend
     if varlen.fits(query, masking):

@@ -19,6 +19,7 @@ from torch import nn
 
 from millpond.attention.segments import Run, Segments
 from millpond.checkpoints.checkpoint import Checkpoint
+from millpond.models.add_norm import AddNorm
 from millpond.models.encoder import Output
 from millpond.models.linear import linear
 
@@ -134,10 +135,10 @@ class PackedLayer(nn.Module):
         self.register_buffer("position_key", keys, persistent=False)
         self.register_buffer("position_query", queries, persistent=False)
         self.attention_out = _linear_of(layer.attention.output.dense)
-        self.attention_norm = layer.attention.output.LayerNorm
+        self.attention_norm = AddNorm(layer.attention.output.LayerNorm)
         self.up = _linear_of(layer.intermediate.dense, activation)
         self.down = _linear_of(layer.output.dense)
-        self.norm = layer.output.LayerNorm
+        self.norm = AddNorm(layer.output.LayerNorm)
 
     def forward(self, hidden: torch.Tensor, segments: Segments, rows: Mapping[int, torch.Tensor]) -> torch.Tensor:
         """``[tokens, hidden]`` in and out; ``rows``: of the position table, by length of text."""
@@ -145,8 +146,8 @@ class PackedLayer(nn.Module):
         mixed = hidden.new_empty(len(hidden), self.heads, qkv.shape[-1])
         for run in segments.runs:
             self._attend(qkv, run, rows.get(run.length), mixed)
-        hidden = self.attention_norm(self.attention_out(mixed.flatten(1)).add_(hidden))
-        return self.norm(self.down(self.up(hidden)).add_(hidden))  # type: ignore[no-any-return]
+        hidden = self.attention_norm(self.attention_out(mixed.flatten(1)), hidden)
+        return self.norm(self.down(self.up(hidden)), hidden)  # type: ignore[no-any-return]
 
     def _table(self, part: nn.Module, table: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():

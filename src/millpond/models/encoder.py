@@ -17,6 +17,7 @@ from torch import nn
 from millpond.attention.segments import Segments
 from millpond.attention.select import select
 from millpond.attention.signature import Masking
+from millpond.models.add_norm import AddNorm
 from millpond.models.linear import PlainLinear, linear
 
 
@@ -123,10 +124,10 @@ class PackedLayer(nn.Module):
         weight, bias = (torch.cat([getattr(part, kind).detach() for part in parts]) for kind in ("weight", "bias"))
         self.qkv = linear(weight, bias)
         self.attention_out = _linear_of(layer.get_submodule(names.attention_out))
-        self.attention_norm = layer.get_submodule(names.attention_norm)
+        self.attention_norm = AddNorm(layer.get_submodule(names.attention_norm))
         self.up = _linear_of(layer.get_submodule(names.up), activation)
         self.down = _linear_of(layer.get_submodule(names.down))
-        self.norm = layer.get_submodule(names.norm)
+        self.norm = AddNorm(layer.get_submodule(names.norm))
 
     def forward(
         self,
@@ -144,8 +145,8 @@ class PackedLayer(nn.Module):
 
     def _feed(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
         """``hidden`` and what the attention mixed, through the rest of the layer."""
-        hidden = self.attention_norm(self.attention_out(mixed).add_(hidden))
-        return self.norm(self.down(self.up(hidden)).add_(hidden))  # type: ignore[no-any-return]
+        hidden = self.attention_norm(self.attention_out(mixed), hidden)
+        return self.norm(self.down(self.up(hidden)), hidden)  # type: ignore[no-any-return]
 
     def compiled_parts(self) -> tuple[str, ...]:
         """What compiled code runs faster: nothing where oneDNN has fused the activation."""

@@ -17,6 +17,7 @@ from millpond.attention.signature import Masking
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.errors import UnsupportedArchitectureError
 from millpond.models.adapters import WEIGHT, AdaptedEmbedding, AdaptedLinear, Adapters, Choice, of_adapter
+from millpond.models.add_norm import AddNorm
 from millpond.models.encoder import Output
 from millpond.models.renaming import QKV, Renaming
 from millpond.models.rotary import turned
@@ -125,10 +126,10 @@ class JinaLayer(nn.Module):
         qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
         self.qkv = AdaptedLinear(qkv, adapters, f"{key}.mixer.Wqkv")
         self.attention_out = AdaptedLinear((attention.o_proj,), adapters, f"{key}.mixer.out_proj")
-        self.attention_norm: nn.Module = layer.post_attention_layernorm
+        self.attention_norm = AddNorm(layer.post_attention_layernorm)
         self.up = AdaptedLinear((mlp.fc1,), adapters, f"{key}.mlp.fc1", config.hidden_act)
         self.down = AdaptedLinear((mlp.fc2,), adapters, f"{key}.mlp.fc2")
-        self.norm: nn.Module = layer.post_mlp_layernorm
+        self.norm = AddNorm(layer.post_mlp_layernorm)
 
     def forward(
         self, hidden: torch.Tensor, segments: Segments, cos: torch.Tensor, sin: torch.Tensor, choice: Choice | None
@@ -139,5 +140,5 @@ class JinaLayer(nn.Module):
         value = qkv[:, 2 * self.heads :]
         masking = Masking(scale=query.shape[-1] ** -0.5, causal=False)
         mixed = select(query, masking)(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]
-        hidden = self.attention_norm(self.attention_out(mixed, choice).add_(hidden))
-        return self.norm(self.down(self.up(hidden, choice), choice).add_(hidden))  # type: ignore[no-any-return]
+        hidden = self.attention_norm(self.attention_out(mixed, choice), hidden)
+        return self.norm(self.down(self.up(hidden, choice), choice), hidden)  # type: ignore[no-any-return]

@@ -14,6 +14,7 @@ from torch import nn
 from millpond.attention.segments import Segments
 from millpond.attention.select import select
 from millpond.attention.signature import Masking
+from millpond.models.add_norm import AddNorm
 from millpond.models.encoder import Output
 from millpond.models.linear import linear
 from millpond.models.rotary import turned
@@ -63,11 +64,11 @@ class PackedLayer(nn.Module):
         attention, mlp = layer.self_attn, layer.mlp
         self.qkv = _linear_of(attention.q_proj, attention.k_proj, attention.v_proj)
         self.attention_out = _linear_of(attention.o_proj)
-        self.attention_norm: nn.Module = layer.post_attention_layernorm
+        self.attention_norm = AddNorm(layer.post_attention_layernorm)
         self.gate_proj = _linear_of(mlp.gate_proj, activation=config.hidden_act)
         self.up_proj = _linear_of(mlp.up_proj)
         self.down_proj = _linear_of(mlp.down_proj)
-        self.norm: nn.Module = layer.post_mlp_layernorm
+        self.norm = AddNorm(layer.post_mlp_layernorm)
 
     def forward(
         self,
@@ -93,9 +94,9 @@ class PackedLayer(nn.Module):
 
     def _feed(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
         """``hidden`` and what the attention mixed, through the rest of the layer."""
-        hidden = self.attention_norm(self.attention_out(mixed).add_(hidden))
+        hidden = self.attention_norm(self.attention_out(mixed), hidden)
         gated = self.gate_proj(hidden).mul_(self.up_proj(hidden))  # [tokens, intermediate]
-        return self.norm(self.down_proj(gated).add_(hidden))  # type: ignore[no-any-return]
+        return self.norm(self.down_proj(gated), hidden)  # type: ignore[no-any-return]
 
     def compiled_parts(self) -> tuple[str, ...]:
         """What compiled code runs faster."""

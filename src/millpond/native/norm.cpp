@@ -1,0 +1,80 @@
+// The sum of two states and its layer norm in one pass, in bfloat16 with float32 inside.
+//
+// models/add_norm.py calls this.
+
+#include "processor.h"
+
+extern "C" int millpond_fits(void) {
+#if MILLPOND_NATIVE
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#else
+  return 0;
+#endif
+}
+
+#if MILLPOND_NATIVE
+
+MILLPOND_BEGIN
+namespace {
+
+constexpr int64_t kChunk = 64;  // rows that a thread takes at a time
+
+struct Norm {
+  uint16_t* states;  // [rows, dim], the result too
+  const uint16_t* residual;
+  const float* weight;
+  const float* bias;
+  int64_t rows, dim, stride, residual_stride;
+  float epsilon;
+  int64_t next;
+};
+
+inline __m512 read(const uint16_t* from) { return widened(_mm256_loadu_si256((const __m256i*)from)); }
+
+void norm_row(const Norm& norm, int64_t row, float* sums) {
+  uint16_t* states = norm.states + row * norm.stride;
+  const uint16_t* residual = norm.residual + row * norm.residual_stride;
+  __m512 sum = _mm512_setzero_ps();
+  for (int64_t d = 0; d < norm.dim; d += kLanes) {
+    const __m512 s = _mm512_add_ps(read(states + d), read(residual + d));
+    _mm512_storeu_ps(sums + d, s);
+    sum = _mm512_add_ps(sum, s);
+  }
+  const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sum) / float(norm.dim));
+  __m512 squares = _mm512_setzero_ps();
+  for (int64_t d = 0; d < norm.dim; d += kLanes) {
+    const __m512 off = _mm512_sub_ps(_mm512_loadu_ps(sums + d), mean);
+    squares = _mm512_fmadd_ps(off, off, squares);
+  }
+  const float variance = _mm512_reduce_add_ps(squares) / float(norm.dim);
+  const __m512 scale = _mm512_set1_ps(1.0f / __builtin_sqrtf(variance + norm.epsilon));
+  for (int64_t d = 0; d < norm.dim; d += kLanes) {
+    const __m512 normed = _mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(sums + d), mean), scale);
+    const __m512 out = _mm512_fmadd_ps(normed, _mm512_loadu_ps(norm.weight + d), _mm512_loadu_ps(norm.bias + d));
+    _mm256_storeu_si256((__m256i*)(states + d), (__m256i)_mm512_cvtneps_pbh(out));
+  }
+}
+
+void norm_rows(void* given) {
+  auto& norm = *(Norm*)given;
+  alignas(64) float sums[4096];  // MILLPOND_WIDEST
+  for (int64_t row; (row = __atomic_fetch_add(&norm.next, kChunk, __ATOMIC_RELAXED)) < norm.rows;) {
+    const int64_t stop = row + kChunk < norm.rows ? row + kChunk : norm.rows;
+    for (; row < stop; row++) norm_row(norm, row, sums);
+  }
+}
+
+}  // namespace
+MILLPOND_END
+
+// layer_norm(states + residual) into states; rows of at most 4,096 columns, a multiple of 16.
+extern "C" void millpond_add_norm(std::uint16_t* states, const std::uint16_t* residual, const float* weight,
+                                  const float* bias, std::int64_t rows, std::int64_t dim, std::int64_t stride,
+                                  std::int64_t residual_stride, double epsilon, std::int64_t threads) {
+  Norm norm{states, residual, weight, bias, rows, dim, stride, residual_stride, float(epsilon), 0};
+  run_team(norm_rows, &norm, rows > kChunk ? threads : 1);
+}
+
+#endif
