@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PACKAGES := langchain llama-index qdrant milvus
 PROJECTS := pyproject.toml $(PACKAGES:%=integrations/%/pyproject.toml)
 # The compiled kernels are built by the installation.
-KERNELS := hatch_build.py $(wildcard src/millpond/native/*.cpp src/millpond/native/*.h)
+KERNELS := $(wildcard hatch_build.py src/millpond/native/*.cpp src/millpond/native/*.h)
 # What takes --smoke is a benchmark, the rest serves them. The one for a GPU has a target of its own; its smoke run needs none.
 BENCHMARKS = $(filter-out $(if $(findstring --smoke,$(ARGS)),,benchmarks/gpu.py),$(shell grep -l -e '"--smoke"' benchmarks/*.py))
 RUN = echo "== $(1) $(ARGS)"; $(BIN)/python $(1) $(ARGS)

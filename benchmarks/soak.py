@@ -31,14 +31,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peers import servers
+from compare import show
+from peers import servers, soaking
 from peers.callers import BUSY, RANKS, VECTORS, Asker, Reference, Tally, work
 from peers.environments import cache_folder
 from peers.servers import Server
 from peers.shapes import Shapes
 from peers.texts import Texts
 from prometheus_client.parser import text_string_to_metric_families
-from record import record
+from record import RESULTS, record
 
 from millpond import Engine
 
@@ -130,15 +131,16 @@ class Soak:
         """Load, quiet, load, quiet, and the end; the figures."""
         minutes = 0.03 if self.options.smoke else self.options.minutes
         self.server.wait()
-        self.load(60 * minutes * WARM, seed=1)
-        before = self.quiet()
         watch = Watch(self.server)
         with watch.on():
+            began = time.monotonic()
+            self.load(60 * minutes * WARM, seed=1)
+            before = self.quiet()
             self.load(60 * minutes * (1 - WARM), seed=2)
         after = self.quiet()
         counted = self.balance()
         end = self.stop()
-        held = self.held(before, after, watch)
+        held = self.held(before, after, [look for look in watch.looks if look.at > before.at])
         if watch.ill:
             self.problems.append(f"/health: {watch.ill[:3]}")
         self.problems += [f"{self.tally.wrong} wrong answers: {self.tally.complaints[:5]}"] if self.tally.wrong else []
@@ -159,6 +161,8 @@ class Soak:
             if watch.health
             else {},
             "held": held,
+            "warm_minutes": round((before.at - began) / 60, 3),
+            "curve": curve(watch.looks, began),
             "metrics": counted,
             "end": end,
             "problems": self.problems,
@@ -218,7 +222,8 @@ class Soak:
             self.problems.append(f"more requests than were sent: {more}, where {unseen} were not waited for")
         if not ours[f"/v1/embeddings {BUSY}"]:
             self.problems.append("no burst met a full queue")
-        return {"beyond_what_clients_counted": more, "not_waited_for": unseen}
+        unexplained = max(0, sum(more.values()) - unseen) - sum(count for count in more.values() if count < 0)
+        return {"beyond_what_clients_counted": more, "not_waited_for": unseen, "unexplained": unexplained}
 
     def stop(self) -> dict[str, Any]:
         """SIGTERM while requests run: each is answered in full, and the process ends with 0."""
@@ -263,9 +268,9 @@ class Soak:
             "seconds": round(time.perf_counter() - began, 2),
         }
 
-    def held(self, before: Look, after: Look, watch: Watch) -> dict[str, Any]:
+    def held(self, before: Look, after: Look, looks: list[Look]) -> dict[str, Any]:
         """Memory, threads and files: when it was quiet, and as they went."""
-        half = watch.looks[len(watch.looks) // 2 :]
+        half = looks[len(looks) // 2 :]
         slope = 0.0
         if len(half) > 2:
             slope = float(np.polyfit([each.at for each in half], [each.rss for each in half], 1)[0])
@@ -273,20 +278,20 @@ class Soak:
             if gained > GROWTH and not self.options.smoke:
                 self.problems.append(f"memory grew by {gained:.1%} in the second half")
         # Pools of threads fill up to their bounds when there is much to do; then there are to be no more.
-        early = max((each.threads for each in watch.looks[: -len(half)]), default=before.threads)
+        early = max((each.threads for each in looks[: len(looks) - len(half)]), default=before.threads)
         late = max((each.threads for each in half), default=after.threads)
         for name, was, now in (("threads", early, late), ("files", before.files, after.files)):
             if now > was + MORE and not self.options.smoke:
                 self.problems.append(f"{name}: {was}, later {now}")
         return {
             "mib_when_quiet": [round(each.rss / 2**20, 1) for each in (before, after)],
-            "mib_at_most": round(max((each.rss for each in watch.looks), default=after.rss) / 2**20, 1),
+            "mib_at_most": round(max((each.rss for each in looks), default=after.rss) / 2**20, 1),
             "mib_per_hour_in_the_second_half": round(3600 * slope / 2**20, 1),
             "threads_when_quiet": [before.threads, after.threads],
             "threads_at_most": [early, late],
             "files_when_quiet": [before.files, after.files],
-            "files_at_most": max((each.files for each in watch.looks), default=after.files),
-            "looks": len(watch.looks),
+            "files_at_most": max((each.files for each in looks), default=after.files),
+            "looks": len(looks),
         }
 
     # What they are made of
@@ -335,6 +340,15 @@ def get(server: Server, path: str) -> str:
         return str(answer.read().decode())
 
 
+def curve(looks: list[Look], began: float) -> list[tuple[float, float, int, int]]:
+    """Minutes, MiB, threads and open files: as many looks as a plot shows, those of the most memory."""
+    step = -(-len(looks) // soaking.POINTS) or 1
+    highest = [max(looks[i : i + step], key=lambda look: look.rss) for i in range(0, len(looks), step)]
+    return [
+        (round((each.at - began) / 60, 3), round(each.rss / 2**20, 1), each.threads, each.files) for each in highest
+    ]
+
+
 def _by_status(answers: Counter[str]) -> Counter[str]:
     found: Counter[str] = Counter()
     for key, count in answers.items():
@@ -357,9 +371,11 @@ def main() -> None:
         options.processes = 1 if options.smoke else 3
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         results = Soak(options, Path(name), stack).run()
-        print(json.dumps(results, indent=2))
-        if not options.smoke:
-            record("soak", results)
+        print(json.dumps({key: value for key, value in results.items() if key != "curve"}, indent=2))
+        print(soaking.table(results))
+        target = Path(name) / "results" if options.smoke else RESULTS
+        record("soak", results, folder=target)
+        show(target)
         if results["problems"]:
             raise SystemExit(1)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from peers import curves, serving
+from peers import curves, serving, soaking
 from peers.engines import COMPETITORS
 from peers.targets import verdicts
 
@@ -18,6 +18,7 @@ ALT = {
     "embed": "Lines of tokens per second over the length of the texts, for each engine",
     "calls": "Lines of tokens per second over the number of texts in one call, for each engine",
     "latency": "A bar from the median to the 99th percentile of milliseconds, for each engine",
+    "soak": "Lines of the server's memory, threads and open files over time",
 }
 MISSING, UNEQUAL, TIMES = "-", "not equal", "\u00d7"
 
@@ -180,6 +181,7 @@ OTHERS: dict[str, Callable[[Record], str]] = {
     "load": curves.load_table,
     "memory": curves.memory_table,
     "serve": serving.table,
+    "soak": soaking.table,
 }
 
 
@@ -195,9 +197,10 @@ def origin(content: Record) -> str:
     }
     commit = (content["commit"] or "no commit")[:10] + ("+changes" if "+" in (content["commit"] or "") else "")
     memory = f", {hardware['memory'] / 1e9:.0f} GB" if hardware.get("memory") else ""
+    with_what = f"; {', '.join(sorted(named))}" if named else ""
     return (
-        f"*{content['when'][:10]}, commit {commit}; {hardware['processor']}, {hardware['cores']} cores{memory}; "
-        f"{', '.join(sorted(named))}. Results: `benchmarks/results/{content['benchmark']}.json`.*"
+        f"*{content['when'][:10]}, commit {commit}; {hardware['processor']}, {hardware['cores']} cores{memory}"
+        f"{with_what}. Results: `benchmarks/results/{content['benchmark']}.json`.*"
     )
 
 

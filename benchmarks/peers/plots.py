@@ -1,4 +1,4 @@
-"""Three plots as SVG: throughput by length, throughput by texts in a call, and percentiles of one text's time."""
+"""The plots as SVG, each of one result: throughput, times of one text, load, memory, the soaked server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from peers import curves
+from peers import curves, soaking
 from peers.engines import COMPETITORS
 
 Record = Mapping[str, Any]
@@ -107,6 +107,7 @@ PLOTS: dict[str, Callable[[Record], Any]] = {
     "latency": percentiles,
     "load": curves.load_plot,
     "memory": curves.memory_plot,
+    "soak": soaking.plot,
 }
 
 

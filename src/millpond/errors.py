@@ -88,17 +88,25 @@ class InputTooLongError(InvalidRequestError):
         index: Which text of the call.
         tokens: How many tokens it has.
         limit: How many it may have.
+        at_least: It may have more than ``tokens``: of a text that is far too long only a part is tokenized.
 
     All are ``None`` where no text is at fault: a prompt or a template leaves room for none.
     """
 
     def __init__(
-        self, message: str, *, index: int | None = None, tokens: int | None = None, limit: int | None = None
+        self,
+        message: str,
+        *,
+        index: int | None = None,
+        tokens: int | None = None,
+        limit: int | None = None,
+        at_least: bool | None = None,
     ) -> None:
         super().__init__(message)
         self.index = index
         self.tokens = tokens
         self.limit = limit
+        self.at_least = at_least
 
 
 class SourceNotFoundError(InvalidRequestError, FileNotFoundError):

@@ -15,13 +15,15 @@ from starlette.types import ASGIApp
 from tests.server.mutations import MODELS
 from tests.tiny import Layout, Normalize, Pooling, write_checkpoint
 from tests.tiny_cross_encoder import write_cross_encoder
+from tests.tiny_hub import STAND_INS
 from tests.tiny_late import write_stanford
 from tests.tiny_rewards import write_language_model, write_reward
-from tests.tiny_sparse import write_splade
+from tests.tiny_sparse import write_m3, write_splade
 
 from millpond.server.app import create_app
 from millpond.server.config import ModelConfig, ServerConfig
 from millpond.server.served import ServedModels
+from millpond.server.wire import Wire
 
 CHAT_TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool['name'] + '\n' }}{% endfor %}"
@@ -38,9 +40,12 @@ def running(models: ServedModels, config: ServerConfig | None = None) -> Iterato
 
 
 @contextmanager
-def serving(app: ASGIApp) -> Iterator[uvicorn.Server]:
+def serving(app: ASGIApp, *, keep_alive: int = 65) -> Iterator[uvicorn.Server]:
     """``app`` on a free port of the loopback device."""
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=0, log_level="warning", http=Wire, ws="none", timeout_keep_alive=keep_alive
+    )
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -99,6 +104,25 @@ def token_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A process reward model: two columns at each <extra_0>; with a chat template."""
     return write_reward(tmp_path_factory.mktemp("server") / "reward-model", "Qwen2ForProcessRewardModel")
+
+
+@pytest.fixture(scope="session")
+def outcome_reward(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reward model of one number a text; with a chat template."""
+    return write_reward(tmp_path_factory.mktemp("server") / "outcome-reward", "InternLM2ForRewardModel")
+
+
+@pytest.fixture(scope="session")
+def bge_m3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BGE-M3: dense, sparse and late-interaction vectors of one checkpoint."""
+    return write_m3(tmp_path_factory.mktemp("server") / "bge-m3")
+
+
+@pytest.fixture(scope="session")
+def llm_reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A language model that is asked yes or no about a pair, known by its folder's name."""
+    name = "Qwen/Qwen3-Reranker-0.6B"
+    return STAND_INS[name](tmp_path_factory.mktemp("server") / name.rpartition("/")[2])
 
 
 @pytest.fixture(scope="session")

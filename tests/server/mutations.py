@@ -30,6 +30,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"model": "token_classifier", "input": TEXTS, "encoding_format": "bytes_only"},
         {"model": "llm", "input": TEXTS, "task": "token_classify", "step_tag_id": 5, "returned_token_ids": [6, 7]},
         {"model": "reward_model", "messages": [TALK], "encoding_format": "base64", "embed_dtype": "bfloat16"},
+        {"model": "outcome_reward", "messages": TALK, "task": "reward", "softmax": False},
+        {"model": "bge_m3", "input": TEXTS, "task": "token_embed", "truncate_prompt_tokens": 5},
     ],
     "/classify": [
         {"model": "classifier", "input": TEXTS, "use_activation": False, "priority": 3, "cache_salt": "salt"},
@@ -42,6 +44,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/detokenize": [{"model": "embedder", "tokens": [5, 6, 7, 8]}],
     "/score": [
         {"model": "cross_encoder", "text_1": QUERY, "text_2": TEXTS, "use_activation": True},
+        {"model": "llm_reranker", "text_1": QUERY, "text_2": TEXTS, "instruction": "Judge.", "activation": False},
         {"model": "colbert", "queries": TEXTS, "documents": [{"content": "Deep."}, "Flat."], "instruction": None},
         {"model": "embedder", "data_1": QUERY, "data_2": TEXTS, "max_tokens_per_query": 4, "max_tokens_per_doc": 8},
     ],
@@ -49,6 +52,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/rerank": [
         {"model": "cross_encoder", **PAIRS, "top_n": 2, "return_documents": True, "rank_fields": ["text", "year"]},
         {"model": "colbert", **RANKED, "truncation_direction": "Left"},
+        {"model": "llm_reranker", **PAIRS, "max_tokens_per_doc": 5, "chat_template_kwargs": {"instruction": "Judge."}},
     ],
     "/v1/rerank": [{"model": "embedder", **PAIRS, "return_documents": False}, {"model": "cross_encoder", **RANKED}],
     "/v2/rerank": [{"model": "cross_encoder", **PAIRS, "max_tokens_per_doc": 4096, "priority": 0}],
@@ -62,7 +66,10 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"model": "prompted", "inputs": QUERY, "prompt_name": "query", "dimensions": 32},
     ],
     "/embed_all": [{"model": "embedder", "inputs": [TEXTS[0], [5, 6]]}, {"model": "colbert", "inputs": QUERY}],
-    "/embed_sparse": [{"model": "sparse_embedder", "inputs": TEXTS, "truncate": False}],
+    "/embed_sparse": [
+        {"model": "sparse_embedder", "inputs": TEXTS, "truncate": False},
+        {"model": "bge_m3", "inputs": QUERY, "prompt_name": None},
+    ],
     "/similarity": [
         {
             "model": "embedder",
@@ -79,7 +86,10 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/?model=classifier": [{"inputs": QUERY, "raw_scores": True}],
     "/ping": [{}],
 }
-MODELS = "embedder prompted colbert cross_encoder classifier token_classifier reward_model sparse_embedder llm".split()
+MODELS = (
+    "embedder prompted colbert cross_encoder classifier token_classifier reward_model sparse_embedder llm "
+    "llm_reranker bge_m3 outcome_reward"
+).split()
 
 
 def _nested(depth: int, kind: type) -> Any:
@@ -98,7 +108,16 @@ STRANGE: tuple[Any, ...] = (
     *("../../etc/passwd", "%s%n", "' OR 1=1 --", "none", "query", "float", "embed", "-1", "NaN"),
     *([], [[]], [[[]]], {}, [{}], {"": ""}, [None], [[None]], [""], ["", ""], [0], [[0]], [-1], [[1 << 40]], [0.5]),
     *(["a", 1], [1, "a"], [["a"], "a"], ["a", None], [[1], ["a"]], [True], ["a"] * 3000, list(range(3000))),
-    *([[5] * 70], [[5]] * 2100, {"content": None}, {"content": [{"type": "image_url"}]}, {"content": [{"text": 5}]}),
+    *(
+        [[5] * 70],
+        [[5]] * 2100,
+        [""] * 2000,
+        ["mill " * 40] * 500,
+        "a b " * 70_000,
+        {"content": None},
+        {"content": [{"type": "image_url"}]},
+        {"content": [{"text": 5}]},
+    ),
     *([{"role": "user"}], [{"role": 5, "content": []}], [[{"role": "user", "content": "a"}], []], {"text": {}}),
     *(_nested(60, list), _nested(60, dict)),
 )
@@ -135,6 +154,18 @@ def mutants(path: str, count: int, *, seed: int = 0) -> Iterator[Mutant]:
         if chance.random() < 0.4:
             body = chance.choice(_OF_BYTES)(body, chance)
         yield Mutant(path=path, body=body, headers=_headers(chance))
+
+
+def wrecks(path: str, count: int, *, seed: int = 0) -> Iterator[bytes]:
+    """``count`` messages to ``path`` of which the HTTP itself may be broken, the same ones each time."""
+    for number, mutant in enumerate(mutants(path, count, seed=seed)):
+        chance = random.Random(f"wreck {seed} {path} {number}")
+        lines = [f"POST {path} HTTP/1.1", "Host: pond", *(f"{name}: {value}" for name, value in mutant.headers.items())]
+        length = chance.choice((0, 0, 0, 0, -1, 1, 1 << 40)) + len(mutant.body)
+        message = "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode() + mutant.body
+        for _ in range(chance.choice((0, 0, 1, 2))):
+            message = chance.choice((_cut, _flipped, _inserted, _repeated, _shortened))(message, chance) or b"\r\n"
+        yield message
 
 
 def _headers(chance: random.Random) -> dict[str, str]:
@@ -255,7 +286,8 @@ def _inserted(body: bytes, chance: random.Random) -> bytes:
 
 def _repeated(body: bytes, chance: random.Random) -> bytes:
     first, last = sorted(chance.sample(range(len(body) + 1), 2))
-    return body[:last] + body[first:last] * chance.choice((1, 1, 2, 200)) + body[last:]
+    times = chance.choice((1, 1, 2, 200))
+    return body[:last] + body[first:last] * (times if last - first < 4000 else 2) + body[last:]
 
 
 def _shortened(body: bytes, chance: random.Random) -> bytes:

@@ -53,12 +53,14 @@ def test_the_command_measures_our_server(command: Callable[..., tuple[int, str, 
 
 
 def test_the_command_sends_the_documentation_of_python_by_default(
-    command: Callable[..., tuple[int, str, str]], address: str
+    command: Callable[..., tuple[int, str, str]], address: str, tmp_path: Path
 ):
     words = [address, "-n", 2, "--requests", 4, "--warm-up", 0, "--output", "json"]
     code, out, _ = command(*words, "--truncate-prompt-tokens", -1)
     assert code == 0 and json.loads(out)["distinct_requests"] > 1000
-    code, out, err = command(*words)  # the model reads 64 tokens
+    texts = tmp_path / "texts.txt"
+    texts.write_text("mill " * 99, encoding="utf-8")
+    code, out, err = command(*words, "--texts", texts)  # the model reads 64 tokens
     assert code == 1 and "maximum context length" in out + err
 
 
@@ -66,7 +68,9 @@ def test_the_command_says_what_is_wrong(command: Callable[..., tuple[int, str, s
     empty = tmp_path / "empty.txt"
     empty.write_text("\n", encoding="utf-8")
     assert command(address, "--texts", empty)[0] == 2
-    code, _, err = command(address, "--model", "another", "--words", 3)
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(TEXTS), encoding="utf-8")
+    code, _, err = command(address, "--texts", texts, "--model", "another", "--words", 3)
     assert code == 1 and "404" in err and "another" in err
     code, _, err = command(address, "--output-file", tmp_path / "nowhere" / "x.json")
     assert code == 2 and "no folder" in err

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from pydantic import BaseModel, ValidationError
 from tests.server.conftest import running
 
+from millpond.server import held
+from millpond.server.app import create_app
 from millpond.server.config import ModelConfig, ServerConfig
 from millpond.server.served import ServedModels
+from millpond.server.violations import violation
 
 MOST = 100_000
 PATH = "/v1/embeddings"
@@ -164,6 +169,38 @@ def test_a_message_is_short_whatever_was_sent(client: httpx.Client, value: str) 
     assert len(error["message"]) < 1000
 
 
+class Numbers(BaseModel):
+    numbers: list[int]
+
+
+def found_in(body: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        Numbers.model_validate(body)
+    return str(violation(caught.value.errors(include_url=False, include_context=False)))
+
+
+def test_of_many_violations_the_first_are_told() -> None:
+    message = found_in({"numbers": ["x"] * 20})
+    assert message.startswith("20 validation errors: numbers.0: ")
+    assert "numbers.7: " in message and "numbers.8: " not in message
+    assert message.endswith("; and 12 more")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ([1, 2], "list of 2"),
+        ({"a": 1}, "dict of 1"),
+        ("it's", '"it\'s"'),
+        ("x" * 101, f"'{'x' * 100}…'"),
+        (float("nan"), "a number that is not finite"),
+        (1.5, "1.5"),
+    ],
+)
+def test_a_value_is_shown_in_few_characters(value: Any, shown: str) -> None:
+    assert found_in({"numbers": [value]}).endswith(f", input={shown}]")
+
+
 def test_a_long_name_of_a_model_is_cut(client: httpx.Client) -> None:
     error = error_of(client.post(PATH, json={"input": "a", "model": "m" * 50_000}), 404)
     assert error["message"].startswith("The model `mmm")
@@ -271,3 +308,70 @@ def test_a_request_may_have_as_many_inputs_as_the_server_says(client: httpx.Clie
     error = error_of(client.post(PATH, json={"input": ["a"] * 6}), 400)
     assert "6 input" in error["message"] and "5" in error["message"]
     assert error["param"] == "input"
+
+
+# --- Many of them at once -------------------------------------------------------------------------------------------
+
+
+def test_bodies_under_way_have_room_together(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "_LEAST", 3000)  # and four of the largest bodies: 4000
+    models = ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",))])
+    app = create_app(models, ServerConfig(max_body_bytes=1000))
+    body = json.dumps({"input": "a"}).encode().ljust(900)
+
+    async def talk() -> None:
+        first, rest = [asyncio.Event() for _ in range(4)], asyncio.Event()
+
+        async def slow(i: int) -> AsyncIterator[bytes]:
+            yield body
+            first[i].set()  # asked for more, so the first part was taken
+            await rest.wait()
+            yield b" "
+
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://pond", headers=JSON) as client:
+            others = [asyncio.ensure_future(client.post(PATH, content=slow(i))) for i in range(4)]
+            for event in first:
+                await event.wait()
+            found = await client.post(PATH, content=body)
+            assert "3600 bytes, and 4000 is the most" in error_of(found, 429)["message"]
+            assert found.headers["retry-after"] == "1"
+            assert (await client.post(PATH, json={"input": "a"})).status_code == 200  # a small one finds room
+            rest.set()
+            assert [(await other).status_code for other in others] == [200] * 4
+            assert (await client.post(PATH, content=body)).status_code == 200
+        assert app.state.held.count == 0
+
+    asyncio.run(talk())
+    models.close()
+
+
+# --- What takes the interpreter long --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def roomy(embedder: Path) -> Iterator[httpx.Client]:
+    """A client of a server with the limits that it has by default."""
+    models = ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",))])
+    with running(models) as address, httpx.Client(base_url=address, timeout=300) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    "given", ["[[1]]", "[]", "[{}]", '"a\\"", []'], ids=["ids", "empty", "objects", "behind a quote"]
+)
+def test_lists_without_number_are_refused_before_they_are_made(roomy: httpx.Client, given: str) -> None:
+    body = f'{{"input": [{", ".join([given] * 66_000)}]}}'
+    error = error_of(roomy.post(PATH, content=body, headers=JSON), 400)
+    assert "lists and objects; this server reads 65536" in error["message"]
+
+
+@pytest.mark.parametrize("text", ["[" * 70_000, '{"a": [1]}' * 10_000, '\\" [' * 70_000], ids=["[", "json", "quotes"])
+def test_a_text_may_have_any_number_of_brackets(roomy: httpx.Client, text: str) -> None:
+    found = roomy.post(PATH, json={"input": [text], "truncate_prompt_tokens": 8})
+    assert found.status_code == 200 and found.json()["usage"]["prompt_tokens"] == 8
+
+
+@pytest.mark.parametrize("body", [b'{"input": "' + b'\\"[' * 70_000, b'"\\' + b"[" * 70_000 + b"\\"])
+def test_a_string_without_an_end_is_no_json(roomy: httpx.Client, body: bytes) -> None:
+    assert "Invalid JSON" in error_of(roomy.post(PATH, content=body, headers=JSON), 400)["message"]

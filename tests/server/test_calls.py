@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import logging
 import socket
 import threading
@@ -234,6 +236,27 @@ def test_a_full_queue_is_noticed_while_every_thread_is_busy(held: Any) -> None:
         assert httpx.post(address_of(server) + PATH, json={"input": "c"}, timeout=300).status_code == 429
         assert not any(future.done() for future in busy)
         go.set()
+        pond.release()
+        blocking.result(timeout=300)
+
+
+def test_where_no_text_finds_room_no_body_is_waited_for(held: Any) -> None:
+    pond = held(max_queue=2)
+    blocking = next(iter(pond.models)).engine.submit("embed", ["a", "b"])
+    with running(pond.models) as address:
+        split = urlsplit(address)
+        connection = http.client.HTTPConnection(str(split.hostname), int(split.port or 0), timeout=300)
+        connection.putrequest("POST", PATH)
+        for name, value in (("Content-Type", "application/json"), ("Content-Length", "1000")):
+            connection.putheader(name, value)
+        connection.endheaders()  # and no body
+        found = connection.getresponse()
+        assert (found.status, found.headers["retry-after"]) == (429, "1")
+        assert "max_queue=2" in json.loads(found.read())["error"]["message"]
+        connection.close()
+        assert httpx.post(address + "/tokenize", json={"prompt": "a"}, timeout=300).status_code == 200
+        told = httpx.get(address + "/metrics", timeout=300).text
+        assert f'millpond_requests_rejected_total{{model="tiny",route="{PATH}"}} 1.0' in told
         pond.release()
         blocking.result(timeout=300)
 

@@ -134,6 +134,7 @@ async def test_the_width_is_the_callers(models: ServedModels) -> None:
     [
         ({}, {"truncate": "end"}),
         ({"truncate": "END"}, {"truncate": "end"}),
+        ({"truncate": None, "priority": None, "max_tokens": None}, {"truncate": "end"}),
         ({"truncate": "START"}, {"truncate": "start"}),
         ({"max_tokens": 9}, {"truncate": "end", "truncate_prompt_tokens": 9}),
         ({"max_tokens": 9, "truncate": "START"}, {"truncate": "start", "truncate_prompt_tokens": 9}),
@@ -188,8 +189,9 @@ async def test_which_model_is_meant(models: ServedModels) -> None:
 
 async def test_the_first_version_gives_bare_vectors_unless_types_are_asked_for(models: ServedModels) -> None:
     expected = engine_of(models, "embedder").embed(TEXTS).embeddings
-    bare = (await post(models, "/v1/embed", {"model": "embedder", "texts": TEXTS})).json()
-    np.testing.assert_allclose(bare["embeddings"], expected, atol=1e-6)
-    assert bare["response_type"] == "embeddings_floats"
+    for left_out in ({}, {"embedding_types": None}, {"embedding_types": []}):
+        bare = (await post(models, "/v1/embed", {"model": "embedder", "texts": TEXTS, **left_out})).json()
+        np.testing.assert_allclose(bare["embeddings"], expected, atol=1e-6)
+        assert bare["response_type"] == "embeddings_floats"
     body = {"model": "embedder", "texts": TEXTS, "embedding_types": ["float"]}
     np.testing.assert_allclose(floats(await post(models, "/v1/embed", body)), expected, atol=1e-6)

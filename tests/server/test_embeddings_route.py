@@ -94,6 +94,12 @@ class TestInput:
         np.testing.assert_allclose(found, vectors(ask(input=bare)), atol=1e-6)
         assert np.abs(found - vectors(ask(input=TEXTS))).max() > 0.01
 
+    def test_null_is_what_was_left_out(self, ask):
+        """Some clients send every field they know."""
+        names = ["encoding_format", "embed_dtype", "endianness", "dimensions", "user", "priority", "messages"]
+        nulls = dict.fromkeys([*names, "add_generation_prompt", "truncate_prompt_tokens", "input_type"])
+        np.testing.assert_allclose(vectors(ask(input=TEXTS, **nulls)), vectors(ask(input=TEXTS)), atol=1e-6)
+
     def test_without_a_model(self, embedder, classifier):
         """One of the two embeds."""
         configs = [ModelConfig(model=str(folder), names=(folder.name,)) for folder in (classifier, embedder)]
@@ -218,6 +224,16 @@ class TestEncoding:
         }
         found = [np.frombuffer(response.content[item["start"] : item["end"]], dtype="<f2") for item in metadata["data"]]
         np.testing.assert_allclose(found, vectors(ask(input=TEXTS[:3])), atol=1e-3)
+
+    def test_bytes_of_a_usual_batch(self, ask):
+        """Which vLLM's clients read by the table, in a header that aiohttp still takes."""
+        texts = [f"{i} ponds" for i in range(64)]
+        response = ask(input=texts, encoding_format="bytes")
+        table = json.loads(response.headers["metadata"])["data"]
+        assert [item["index"] for item in table] == list(range(64))
+        assert len(response.headers["metadata"]) < 8190
+        found = [np.frombuffer(response.content[item["start"] : item["end"]], dtype="<f4") for item in table]
+        np.testing.assert_allclose(found, vectors(ask(input=texts)), atol=1e-6)
 
     def test_bytes_of_many(self, ask):
         """Whose table no header could hold."""

@@ -61,7 +61,7 @@ def test_every_route_has_bodies_that_it_answers(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("count", [40, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [12, pytest.param(3000, marks=pytest.mark.slow)])
 def test_mutants(
     every: tuple[ServedModels, str], client: httpx.Client, path: str, count: int, caplog: pytest.LogCaptureFixture
 ) -> None:

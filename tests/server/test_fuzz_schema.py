@@ -75,7 +75,7 @@ def ask(document: Any, path: str, method: str, mode: GenerationMode, examples: i
 
 
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
-@pytest.mark.parametrize("examples", [8, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [3, pytest.param(MANY, marks=pytest.mark.slow)])
 def test_what_the_document_allows(document: Any, path: str, method: str, examples: int) -> None:
     statuses = ask(document, path, method, GenerationMode.POSITIVE, examples)
     if examples == MANY and method == "post":
@@ -83,7 +83,7 @@ def test_what_the_document_allows(document: Any, path: str, method: str, example
 
 
 @pytest.mark.parametrize("path", [path for path, method in OPERATIONS if method == "post" and path != "/ping"])
-@pytest.mark.parametrize("examples", [8, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [3, pytest.param(MANY, marks=pytest.mark.slow)])
 def test_what_the_document_does_not_allow(document: Any, path: str, examples: int) -> None:
     assert ask(document, path, "post", GenerationMode.NEGATIVE, examples).keys() == {400}
 

@@ -220,7 +220,7 @@ def bent(count: int) -> Iterator[list[bytes]]:
         yield [bytes(message[i:j]) for i, j in zip([0, *cuts], [*cuts, len(message)], strict=True)]
 
 
-@pytest.mark.parametrize("count", [150, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [50, pytest.param(5000, marks=pytest.mark.slow)])
 def test_bent_requests(address: str, engine: Engine, count: int, caplog: pytest.LogCaptureFixture) -> None:
     seen: set[int] = set()
     for parts in bent(count):

@@ -106,7 +106,7 @@ def serving(peer: Peer) -> Iterator[Peer]:
         context.load_cert_chain(*peer.certificate)
         server.socket = context.wrap_socket(server.socket, server_side=True)
         peer.url = peer.url.replace("http:", "https:")
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
         yield peer

@@ -143,6 +143,37 @@ async def test_requests_are_counted_by_route_model_and_status(client: httpx.Asyn
     assert found.value("millpond_requests_in_flight") == 1  # the scrape itself
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/tokenize", {"prompt": "a"}, "200"),
+        ("/detokenize", {"tokens": [5]}, "200"),
+        ("/v1/embeddings", {"input": []}, "400"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 7}, "400"),
+        ("/v2/embed", {"texts": []}, "400"),
+        ("/embed", {"inputs": []}, "400"),
+        ("/pooling", {"input": []}, "400"),
+        ("/score", {"text_1": "a", "text_2": []}, "400"),
+        ("/rerank", {"query": "a", "documents": [{"number": 1}]}, "400"),
+        ("/rerank", {"query": "a", "texts": []}, "400"),
+        ("/classify", {"input": []}, "400"),
+        ("/predict", {"inputs": []}, "400"),
+    ],
+)
+@pytest.mark.parametrize("named", [True, False])
+async def test_what_never_reaches_the_engine_is_counted_under_its_model_too(
+    app: FastAPI, client: httpx.AsyncClient, path: str, body: Any, status: str, named: bool
+):
+    """Whether the request names its model, by whichever of its names, or it is the only one for the route."""
+    model = "ranker" if path in ("/score", "/rerank", "/classify", "/predict") else "tiny"
+    if named or path in ("/tokenize", "/detokenize", "/pooling"):
+        body = {**body, "model": "alias" if model == "tiny" else model}
+    answer = await client.post(path, json=body)
+    assert str(answer.status_code) == status, answer.text
+    found = await scrape(client)
+    assert found.value("millpond_requests_total", route=path, model=model, status=status) == 1
+
+
 async def test_batches_are_in_the_histograms(client: httpx.AsyncClient, models: ServedModels):
     before = {model.name: model.engine.stats() for model in models}
     await embed(client)

@@ -141,6 +141,11 @@ class TestOptions:
         same(found, models["reward_model"].reward(STEPS, activation=True).rewards)
         np.testing.assert_allclose([matrix.sum(axis=1).mean() for matrix in found], 1, atol=1e-5)
 
+    def test_without_a_task_it_rewards_and_does_not_embed(self, ask):
+        found = data(ask("reward_model", input=STEPS))
+        same(found, data(ask("reward_model", input=STEPS, task="token_classify")))
+        assert [matrix.shape for matrix in found] == [(2, 2), (1, 2)]
+
     def test_steps_of_this_request(self, ask, models):
         tag = models["reward_model"].tokenize(STEPS[1:])[0][1]
         found = data(ask("reward_model", input=STEPS[1:], task="reward", step_tag_id=tag))
@@ -152,7 +157,7 @@ class TestOptions:
         found = data(ask("reward_model", input=STEPS, task="reward", returned_token_ids=[1]))
         same(found, [matrix[:, 1:] for matrix in models["reward_model"].reward(STEPS).rewards])
 
-    @pytest.mark.parametrize("task", ["reward", "token_classify"])
+    @pytest.mark.parametrize("task", ["reward", "token_classify", None])
     def test_a_language_model_that_judges_steps(self, ask, models, task):
         asked = {"step_tag_id": 9, "returned_token_ids": [7, 8], "use_activation": True}
         ids = [[5, 9, 6, 9], [9]]

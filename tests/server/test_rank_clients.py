@@ -128,6 +128,8 @@ def test_hugging_faces_client_compares_and_classifies(models: ServedModels, addr
     compared = InferenceClient(model=f"{address}/similarity", token=KEY).sentence_similarity(QUERY, DOCUMENTS)
     rows = engine_of(models, "embedder").embed([QUERY, *DOCUMENTS]).embeddings
     np.testing.assert_allclose(compared, rows[1:] @ rows[0], atol=1e-6)
+    short = InferenceClient(model=f"{address}?model=embedder", token=KEY)
+    assert short.sentence_similarity(QUERY, DOCUMENTS) == pytest.approx(compared, abs=1e-6)
     client = InferenceClient(model=f"{address}/predict?model=classifier", token=KEY)
     (probs,) = engine_of(models, "classifier").classify(DOCUMENTS[:1]).probs
     found = client.text_classification(DOCUMENTS[0])

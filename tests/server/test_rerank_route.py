@@ -173,7 +173,7 @@ async def test_the_caller_may_want_logits(models: ServedModels) -> None:
     np.testing.assert_allclose([each["relevance_score"] for each in results], np.sort(expected)[::-1], atol=1e-6)
 
 
-@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank"])
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("raw", [False, True])
 async def test_teis_shape(models: ServedModels, path: str, raw: bool) -> None:
     body = {"query": QUERY, "texts": [*DOCUMENTS, LONG], "raw_scores": raw}

@@ -72,7 +72,7 @@ async def test_scores_are_the_engines(models: ServedModels, name: str, path: str
         (DOCUMENTS, DOCUMENTS[::-1], list(zip(DOCUMENTS, DOCUMENTS[::-1], strict=True))),
         (
             {"content": [{"type": "text", "text": QUERY}]},
-            [{"content": "A wheel turns."}, DOCUMENTS[0]],
+            [{"content": "A wheel turns."}, {"text": DOCUMENTS[0]}],
             [(QUERY, "A wheel turns."), (QUERY, DOCUMENTS[0])],
         ),
     ],
@@ -88,11 +88,20 @@ async def test_every_spelling(
 async def test_the_activation_is_the_callers(models: ServedModels) -> None:
     body = {"model": "reranker", "text_1": QUERY, "text_2": DOCUMENTS}
     engine = engine_of(models, "reranker")
-    for field in ("use_activation", "activation"):
+    for field in ("use_activation", "activation", "softmax"):
         raw = scores_of(await post(models, "/score", {**body, field: False}))
         np.testing.assert_allclose(raw, engine.score(QUERY, DOCUMENTS, activation=False).scores, atol=1e-6)
     kept = scores_of(await post(models, "/score", {**body, "model": "embedder", "use_activation": True}))
     np.testing.assert_allclose(kept, engine_of(models, "embedder").score(QUERY, DOCUMENTS).scores, atol=1e-6)
+
+
+async def test_null_is_what_was_left_out(models: ServedModels) -> None:
+    body = {"model": "reranker", "text_1": QUERY, "text_2": DOCUMENTS}
+    nulls = dict.fromkeys(
+        ("max_tokens_per_query", "max_tokens_per_doc", "priority", "truncate_prompt_tokens", "softmax")
+    )
+    found = scores_of(await post(models, "/score", {**body, **nulls}))
+    np.testing.assert_allclose(found, scores_of(await post(models, "/score", body)), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["reranker", "embedder"])
@@ -127,10 +136,12 @@ async def test_tokens_of_either_side_are_limited(models: ServedModels) -> None:
         ({"text_1": "a"}, "text_1 and text_2"),
         ({"queries": "a", "text_2": "b"}, "one is missing"),
         ({"text_1": "a", "text_2": [{"content": [{"type": "image_url"}]}]}, "at index 0"),
+        ({"text_1": "a", "text_2": ["b", {"title": "c"}]}, "text_2 has {'title': 'c'} at index 1"),
         ({"text_1": "a", "text_2": 5}, "validation error"),
         ({"text_1": "a", "text_2": "b", "max_tokens_per_doc": -1}, "must be a non-negative integer"),
         ({"text_1": "a", "text_2": "b", "max_tokens_per_query": 64}, "must be less than max_model_len"),
         ({"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 65}, "greater than max_model_len"),
+        ({"text_1": "a", "text_2": "b", "activation": True, "use_activation": False}, "contradict"),
         ({"text_1": "a", "text_2": "b", "instruction": "Find it"}, "instruction"),
         ({"text_1": "a", "text_2": "b", "chat_template": "{{ messages }}"}, "--trust-request-chat-template"),
         ({"text_1": "a", "text_2": "b", "add_special_tokens": False}, "add_special_tokens"),

@@ -14,6 +14,7 @@ import ssl
 import stat
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -142,7 +143,7 @@ def test_the_check_of_the_container(two: Process):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         for port, alive in ((two.port, True), (closed.getsockname()[1], False)):
-            environ = {**os.environ, "MILLPOND_PORT": str(port)}
+            environ = {**os.environ, "MILLPOND_PORT": str(port), "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
             ended = subprocess.run([sys.executable, *words], env=environ, capture_output=True, timeout=SECONDS)
             assert (ended.returncode == 0) is alive, ended.stderr
 
@@ -150,20 +151,12 @@ def test_the_check_of_the_container(two: Process):
 def test_the_container_has_what_it_copies():
     copied = re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
     kept = (DOCKERFILE.parent / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    for name in " ".join(copied).split():
+    names = " ".join(copied).split()
+    for name in names:
         assert (DOCKERFILE.parent / name).exists()
         assert f"!{name}" in kept
-
-
-def test_a_signal_ends_it_with_0(embedder: Path):
-    with served(embedder, "--port", 0, "--api-key", "s3cr3t", "--log-format", "json") as process:
-        assert ask(process, "/v1/models", key="s3cr3t").status_code == 200
-        assert ask(process, "/v1/models", key="wr0ng").status_code == 401
-        code, log = process.end(signal.SIGINT)
-    assert code == 0
-    assert "s3cr3t" not in log
-    assert "wr0ng" not in log
-    assert any(json.loads(line).get("route") == "/v1/models" for line in log.splitlines())
+    project = tomllib.loads((DOCKERFILE.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    assert set(project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]) <= set(names), "what a build needs"
 
 
 def half_a_request(process: Process) -> tuple[socket.socket, bytes]:
@@ -289,6 +282,7 @@ def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(tmp_path: Path, emb
         ([], "there is no model to serve"),
         (["m", "--config", "none.yaml"], "config='none.yaml' is not there"),
         (["m", "--runner", "generate"], "runner='generate'"),
+        (["m", "--dtype", "float8"], "dtype='float8' is unknown; choose auto, float32"),
         (["m", "--ssl-certfile", "none.pem"], "ssl_certfile='none.pem' is not there"),
         (["m", "--host", "host.invalid"], "host='host.invalid', port=8000 cannot be listened on"),
     ],
@@ -351,6 +345,20 @@ def test_a_missing_package_names_the_extra(name: str, monkeypatch: pytest.Monkey
     command = get_command(app)
     with pytest.raises(MissingExtraError, match=rf"needs {name}: pip install 'millpond\[server\]'"):
         command(["serve", "m"], standalone_mode=False)
+
+
+def test_the_help_spells_every_flag_out_in_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["millpond", "serve", "--help"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    out = capsys.readouterr().out
+    assert end.value.code == 0
+    command = get_command(app).get_command(None, "serve")
+    flags = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts) if flag.startswith("--")}
+    assert [flag for flag in sorted(flags) if not re.search(rf"{flag}(?![\w-])", out)] == []
 
 
 OPTIONS = {
@@ -502,19 +510,27 @@ def certify(tmp_path: Path) -> Certify:
     return certify
 
 
-def test_tls_and_certificates_of_clients(embedder: Path, certify: Certify):
+def test_tls_and_certificates_of_clients_and_keys_that_are_not_logged(embedder: Path, certify: Certify):
     certificate, key = certify("server")
     client, client_key = certify("client")
-    flags = ("--ssl-certfile", certificate, "--ssl-keyfile", key, "--ssl-ca-certs", client)
+    flags = ["--ssl-certfile", certificate, "--ssl-keyfile", key, "--ssl-ca-certs", client]
+    flags += ["--api-key", "s3cr3t", "--log-format", "json"]
     with served(embedder, "--port", 0, *flags) as process:
         assert process.address == f"https://127.0.0.1:{process.port}"
         trusting = ssl.create_default_context(cafile=certificate)
         with pytest.raises(httpx.TransportError):
             httpx.get(f"{process.address}/health", verify=trusting, timeout=SECONDS, trust_env=False)
         trusting.load_cert_chain(client, client_key)
-        answer = httpx.get(f"{process.address}/health", verify=trusting, timeout=SECONDS, trust_env=False)
-        assert answer.status_code == 200
-        assert process.end(signal.SIGTERM)[0] == 0
+        url = f"{process.address}/v1/models"
+        for given, status in (("s3cr3t", 200), ("wr0ng", 401)):
+            sent = {"Authorization": f"Bearer {given}"}
+            answer = httpx.get(url, headers=sent, verify=trusting, timeout=SECONDS, trust_env=False)
+            assert answer.status_code == status
+        code, log = process.end(signal.SIGINT)
+    assert code == 0
+    assert "s3cr3t" not in log
+    assert "wr0ng" not in log
+    assert any(json.loads(line).get("route") == "/v1/models" for line in log.splitlines())
 
 
 def test_tls_of_files_that_do_not_belong_together(certify: Certify):

@@ -35,6 +35,8 @@ SPECIAL = {
     "runner": ("pooling", "pooling"),
     "convert": ("embed", "embed"),
     "task": ("classify", "classify"),
+    "dtype": ("half", "half"),
+    "otlp_traces_endpoint": ("http://127.0.0.1:9", "http://127.0.0.1:9"),
     "log_requests": (False, "no"),
     "hf_overrides": ({"is_matryoshka": True}, '{"is_matryoshka": true}'),
     "pooler_config": ({"task": "embed"}, '{"task": "embed"}'),

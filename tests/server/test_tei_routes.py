@@ -195,6 +195,11 @@ async def test_the_shortest_route_does_what_the_model_is_for(models: ServedModel
     np.testing.assert_allclose(
         embedded.json(), engine_of(models, "embedder").embed(TEXTS, prompt="", normalize=True).embeddings, atol=1e-6
     )
+    inputs = {"source_sentence": TEXTS[0], "sentences": TEXTS}
+    compared = await send(only(models, "embedder"), "/", {"inputs": inputs})
+    np.testing.assert_allclose(
+        compared.json(), (await send(models, "/similarity", {"inputs": inputs})).json(), atol=1e-6
+    )
     assert len((await send(only(models, "classifier"), "/", {"inputs": "a"})).json()) == 3
     assert "index" in (await send(only(models, "reranker"), "/", {"query": "a", "texts": ["b"]})).json()[0]
     assert "value" in (await send(only(models, "sparse"), "/", {"inputs": "a pond"})).json()[0][0]
@@ -229,7 +234,15 @@ async def test_the_shortest_route_is_guarded_and_the_page_is_not(models: ServedM
         ("/predict", {"inputs": [], "model": "classifier"}, 400, "empty list"),
         ("/predict", {"inputs": "a", "model": "embedder"}, 501, "Predict API"),
         ("/predict", {"inputs": LONG, "model": "classifier", "truncate": False}, 400, "token"),
+        ("/embed_all", {"inputs": ["a", LONG], "model": "colbert", "truncate": False}, 400, "at index 1"),
+        ("/rerank", {"query": "a", "texts": ["a", LONG], "model": "colbert", "truncate": False}, 400, "at index 1"),
         ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, 400, "empty list"),
+        (
+            "/similarity",
+            {"inputs": {"source_sentence": "a", "sentences": ["a", LONG]}, "parameters": {"truncate": False}},
+            400,
+            "at index 1",
+        ),
         ("/similarity", {"inputs": "a"}, 400, "inputs"),
     ],
 )

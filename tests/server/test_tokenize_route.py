@@ -73,6 +73,13 @@ class TestTokenize:
     def test_refused(self, ask, body, part):
         assert part in ask("/tokenize", status=400, **body)["error"]["message"]
 
+    def test_a_text_without_an_end(self, ask):
+        error = ask("/tokenize", prompt="a " * (1 << 20) + "a", status=400)["error"]
+        assert (
+            error["message"]
+            == "a text has 2097153 characters; 2097152 are the most to be tokenized whole: send it in parts"
+        )
+
 
 class TestDetokenize:
     @pytest.mark.parametrize("text", [SENTENCES[0], "How deep is it?"])
@@ -81,6 +88,11 @@ class TestDetokenize:
         expected = AutoTokenizer.from_pretrained(embedder).decode(tokens)
         assert ask("/detokenize", tokens=tokens) == {"prompt": expected}
         assert expected.startswith("[CLS]")
+
+    def test_no_end_of_tokens(self, ask):
+        error = ask("/detokenize", tokens=[5] * ((1 << 17) + 1), status=400)["error"]
+        assert "131073 tokens in one request; this server takes 131072" in error["message"]
+        assert error["param"] == "tokens"
 
     def test_nothing(self, ask):
         assert ask("/detokenize", tokens=[]) == {"prompt": ""}

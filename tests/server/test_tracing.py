@@ -18,8 +18,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from millpond.errors import MissingExtraError
+from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.server import app as application
+from millpond.server import run
 from millpond.server.app import create_app
 from millpond.server.config import ModelConfig, ServerConfig
 from millpond.server.served import ServedModels
@@ -251,6 +252,19 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_flag_without_opentelemetry_says_what_to_install():
     with pytest.raises(MissingExtraError, match=r"pip install 'millpond\[otel\]'"):
         tracing_of("http://127.0.0.1:9", {})
+
+
+@pytest.mark.usefixtures("absent")
+def test_a_flag_without_opentelemetry_says_so_before_models_are_loaded():
+    config = ServerConfig(port=0, otlp_traces_endpoint="http://127.0.0.1:9")
+    with pytest.raises(MissingExtraError, match=r"pip install 'millpond\[otel\]'"):
+        run.serve([ModelConfig(model="nowhere")], config, ready=lambda *_: None)
+
+
+@pytest.mark.parametrize("endpoint", ["grpc://127.0.0.1:4317", "127.0.0.1:4317", "localhost"])
+def test_an_endpoint_that_is_no_url_of_http_is_refused(endpoint: str):
+    with pytest.raises(InvalidRequestError, match=r"http://localhost:4318/v1/traces; gRPC"):
+        ServerConfig(otlp_traces_endpoint=endpoint)
 
 
 @pytest.mark.usefixtures("absent")

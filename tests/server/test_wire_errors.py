@@ -153,6 +153,27 @@ def test_an_over_long_input(ask: Ask, given: Any, where: str) -> None:
     assert (error["param"], error["type"], error["code"]) == ("input_tokens", "BadRequestError", 400)
 
 
+@pytest.mark.parametrize(("texts", "where"), [(1, ""), (2, " It is the one at index 0.")])
+def test_an_input_that_is_too_long_by_far(ask: Ask, texts: int, where: str) -> None:
+    error = ask("POST", PATH, json={"input": ["a " * 200_000] * texts}).json()["error"]
+    assert error["message"].startswith(
+        "This model's maximum context length is 64 tokens. However, your prompt contains at least "
+    )
+    assert error["message"].endswith("Please reduce the length of the input prompt." + where)
+    assert (error["param"], error["code"]) == ("input_tokens", 400)
+    cut = {"input": ["a " * 200_000] * texts, "truncate_prompt_tokens": -1}
+    assert ask("POST", PATH, json=cut).json()["usage"]["prompt_tokens"] == 64 * texts
+
+
+def test_spaces_are_not_too_long(ask: Ask) -> None:
+    assert ask("POST", PATH, json={"input": " " * 400_000 + "pond"}).json()["usage"]["prompt_tokens"] == 3
+
+
+def test_a_text_of_which_every_token_is_made_has_its_limit(ask: Ask) -> None:
+    error = ask("POST", PATH, json={"input": "a " * 1_100_000, "add_special_tokens": False}).json()["error"]
+    assert error["message"].startswith("a text has 2200000 characters; 2097152 are the most")
+
+
 def test_over_long_token_ids(ask: Ask) -> None:
     error = ask("POST", PATH, json={"input": [[5] * 65, [5]]}).json()["error"]
     assert "maximum context length is 64 tokens. However, your prompt contains 65 input tokens" in error["message"]

@@ -29,6 +29,13 @@ def test_what_is_left_of_a_text_has_so_many_tokens(tmp_path: Path, family: str, 
         assert engine.clip(texts, 3)[0] != texts[0]
 
 
+def test_of_a_text_without_an_end_the_same_is_left(tmp_path: Path) -> None:
+    with Engine(write_checkpoint(tmp_path / "model"), dtype="float32") as engine:
+        text = " ".join(SENTENCES)
+        kept = engine.clip([text, text + " " + text * (300_000 // len(text)), text], 7)
+        assert kept[0] == kept[1] == kept[2] != text
+
+
 @pytest.mark.parametrize("tokens", [0, -1, True, 1.5])
 def test_so_many_is_a_positive_int(tmp_path: Path, tokens: int) -> None:
     with (

@@ -48,7 +48,7 @@ def test_an_unknown_model_is_a_failed_look_up():
 OPTIONS = {
     "EngineOverloadedError": {"retry_after": 1.5},
     "InvalidDimensionsError": {"dimensions": 3, "native": 48, "declared": (8, 16), "smallest": 1, "trained": True},
-    "InputTooLongError": {"index": 2, "tokens": 70, "limit": 64},
+    "InputTooLongError": {"index": 2, "tokens": 70, "limit": 64, "at_least": True},
 }
 
 

@@ -310,6 +310,24 @@ class TestReward:
         active = llm.encode(text, pooling_task="token_classify")[0].outputs.data
         torch.testing.assert_close(active, output.outputs.data.softmax(-1))
 
+    @pytest.mark.parametrize(
+        ("name", "active"),
+        [
+            ("internlm/internlm2-1_8b-reward", True),
+            ("Qwen/Qwen2.5-Math-PRM-7B", True),
+            ("Qwen/Qwen2.5-Math-RM-72B", False),
+        ],
+    )
+    def test_by_default_a_reward_model_rewards_as_vllm_does(self, load, name, active):
+        llm = load(name)
+        text = "Open the gate.<extra_0> The wheel turns.<extra_0>"
+        found = llm.encode(text)[0].outputs.data
+        torch.testing.assert_close(found, llm.encode(text, pooling_task="token_classify")[0].outputs.data)
+        asked = PoolingParams(use_activation=active)
+        torch.testing.assert_close(found, llm.reward(text, pooling_params=asked)[0].outputs.data)
+        other = PoolingParams(use_activation=not active)
+        assert not torch.allclose(found, llm.reward(text, pooling_params=other)[0].outputs.data)
+
     def test_steps_in_the_params(self, load):
         llm = load("peiyi9979/math-shepherd-mistral-7b-prm")
         asked = PoolingParams(step_tag_id=123, returned_token_ids=[45, 78])

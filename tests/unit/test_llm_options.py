@@ -88,6 +88,8 @@ class TestTruncation:
         assert len(llm.encode(LONG, pooling_task="token_embed")[0].prompt_token_ids) == 24
         with pytest.raises(InputTooLongError):
             llm.encode(LONG, pooling_task="token_embed", pooling_params=PoolingParams(truncate="error"))
+        with pytest.raises(InputTooLongError):
+            llm.encode(LONG, pooling_task="token_embed", tokenization_kwargs={"truncation": False})
 
     def test_without_special_tokens(self, load):
         llm = load(BERT)
@@ -214,6 +216,7 @@ class TestPoolerConfig:
         torch.testing.assert_close(llm.reward([STEPS])[0].outputs.data, whole[[2, 4]][:, [45, 78]])
         active = llm.encode([STEPS], pooling_task="token_classify")[0].outputs.data
         torch.testing.assert_close(active, whole[[2, 4]][:, [45, 78]].softmax(-1))
+        torch.testing.assert_close(llm.encode([STEPS])[0].outputs.data, active)
         own = llm.reward([STEPS], pooling_params=PoolingParams(step_tag_id=300, returned_token_ids=[3]))
         torch.testing.assert_close(own[0].outputs.data, whole[[1]][:, [3]])
 

@@ -35,7 +35,7 @@ def serve(
     ctx: typer.Context,
     models: Annotated[
         list[str] | None,
-        typer.Argument(help="Hub ids, local folders, or names of the file's models.", metavar="MODEL..."),
+        typer.Argument(help="Hub ids, local folders, or names of the file's models.", metavar="MODEL"),
     ] = None,
     *,
     model: Annotated[list[str] | None, _option("--model", help="The same.", panel=_MODELS, metavar="MODEL")] = None,

@@ -35,6 +35,23 @@ class ServeCommand(TyperCommand):
         words, ctx.meta[KNOBS] = read(args, takes_value)
         return super().parse_args(ctx, words)
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Plain lines: typer's boxes cut the longer flags off where a terminal has 80 columns."""
+        self.rich_markup_mode = None
+        super().format_help(ctx, formatter)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The options under their headings."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for option in self.get_params(ctx):
+            line = option.get_help_record(ctx)
+            if line is not None:
+                rest = "Arguments" if option.param_type_name == "argument" else "Options"
+                sections.setdefault(getattr(option, "rich_help_panel", None) or rest, []).append(line)
+        for heading, lines in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(lines)
+
 
 def read(args: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str], dict[str, str]]:
     """(words in the program's own spelling, arguments of vLLM that change nothing).

@@ -42,6 +42,8 @@ _TASKS = {
     "token_classify": "auto",
 }
 _PREFERENCE: tuple[Task, ...] = ("embed", "classify", "token_embed", "token_classify", "reward")
+# Of a checkpoint with a head for rewards: it embeds, too, which is not what it is for.
+_OF_REWARDS: tuple[Task, ...] = ("classify", "token_classify", "reward")
 # Tasks of ``encode``, by every name they have had: the first that the model serves.
 POOLING_TASKS: dict[str, tuple[Task, ...]] = {
     "embed": ("embed",),
@@ -120,7 +122,8 @@ def pooling_task(name: str | None, served: frozenset[Task], *, model: str) -> Ta
     """
     if name is not None and name not in POOLING_TASKS:
         raise InvalidRequestError(f"pooling_task={name!r} is unknown; choose one of {', '.join(POOLING_TASKS)}")
-    choices = _PREFERENCE if name is None else POOLING_TASKS[name]
+    default = _OF_REWARDS if "reward" in served else _PREFERENCE
+    choices = default if name is None else POOLING_TASKS[name]
     chosen = next((task for task in choices if task in served), None)
     if chosen is None and name is None:
         raise UnsupportedTaskError(

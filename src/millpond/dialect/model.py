@@ -68,9 +68,10 @@ class PoolingModel:
             InvalidRequestError: No such task.
             UnsupportedTaskError: The model serves none that vLLM has.
         """
-        return arguments.pooling_task(
-            name or self.config.task or self._task, self.engine.tasks, model=self.engine.spec.name
-        )
+        wanted = name or self.config.task or self._task
+        if wanted is None and self.config.returned_token_ids is not None:
+            wanted = "token_classify"  # STEP pooling over a vocabulary: who configures it wants no vectors
+        return arguments.pooling_task(wanted, self.engine.tasks, model=self.engine.spec.name)
 
     def complete(self, task: Task, params: PoolingParams, how: Tokenization) -> PoolingParams:
         """``params`` with the configured options, as :meth:`submit` takes them.

@@ -22,6 +22,8 @@ _SAME: dict[Task, tuple[Task, ...]] = {
     "score": ("score", "classify", "embed", "token_embed"),
     "classify": ("classify", "score"),
 }
+# Architectures whose rewards vLLM leaves as they are, by any of the task's names.
+_RAW = frozenset({"Qwen2ForRewardModel"})
 
 
 def per_prompt(params: Params, count: int) -> list[PoolingParams]:
@@ -55,7 +57,7 @@ def complete(
     if params.truncate_prompt_tokens is not None:
         how = how.cutting_to(params.truncate_prompt_tokens)
     truncate = how.truncate if params.truncate == "end" else params.truncate  # "end" is what nobody asked for
-    if spec.score_type == "late-interaction" and params.truncate == "end" and truncate == "error":
+    if spec.score_type == "late-interaction" and params.truncate == "end" and truncate == "error" and not how.refuses:
         truncate = "end"  # the lengths of a ColBERT's queries and documents are how it encodes
     changes: dict[str, Any] = {"task": None, "truncate": truncate, "truncate_prompt_tokens": how.limit}
     if task == "sparse_embed":
@@ -91,7 +93,8 @@ def _of_logits(task: Task, params: PoolingParams, config: PoolerConfig, spec: Mo
     switch = _switch(params, "activation", "use_activation", "normalize")
     if switch is None and (task != "score" or spec.score_type == "cross-encoder"):
         # A reward is raw unless activation is asked for in so many words.
-        switch = task != "reward" if config.use_activation is None else config.use_activation
+        raw = task == "reward" or (task == "token_classify" and spec.architecture in _RAW)
+        switch = not raw if config.use_activation is None else config.use_activation
     changes: dict[str, Any] = {"activation": switch, "use_activation": None, "normalize": None}
     if task in ("token_classify", "reward"):
         if params.step_tag_id is None:

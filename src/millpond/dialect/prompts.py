@@ -24,12 +24,14 @@ class Tokenization:
         limit: Most tokens; ``None`` and -1 are the model's maximum.
         side: The end of a text that is cut, once anything is.
         special_tokens: Whether a text gets its special tokens.
+        refuses: Whether truncation was declined in so many words, which also a ColBERT's own lengths must heed.
     """
 
     truncate: Truncate = "error"
     limit: int | None = None
     side: Truncate = "end"
     special_tokens: bool = True
+    refuses: bool = False
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None, truncate_prompt_tokens: int | None = None) -> Tokenization:
@@ -54,12 +56,19 @@ class Tokenization:
             raise InvalidRequestError(f"add_special_tokens={special_tokens!r} must be True or False")
         side: Truncate = "start" if right_or_left == "left" else "end"
         limit = options.get("truncate_prompt_tokens", truncate_prompt_tokens)
-        cut, limit = _cut(limit, options.get("truncation"), options.get("max_length"))
-        return cls(truncate=side if cut else "error", limit=limit, side=side, special_tokens=special_tokens)
+        wanted = options.get("truncation")
+        cut, limit = _cut(limit, wanted, options.get("max_length"))
+        return cls(
+            truncate=side if cut else "error",
+            limit=limit,
+            side=side,
+            special_tokens=special_tokens,
+            refuses=wanted is not None and not cut,
+        )
 
     def cutting_to(self, limit: int) -> Tokenization:
         """These options with a request's own limit, which is a wish to truncate."""
-        return replace(self, truncate=self.side, limit=limit)
+        return replace(self, truncate=self.side, limit=limit, refuses=False)
 
 
 def _cut(limit: int | None, wanted: Any, max_length: int | None) -> tuple[bool, int | None]:
@@ -108,7 +117,9 @@ def _are_ids(value: Any) -> bool:
 
 
 def read_texts(data: Any, name: str) -> list[str]:
-    """One side of ``score``: a str, ``{"content": [text parts]}``, ``{"prompt": ...}``, or a list of these.
+    """One side of ``score``: a str, ``{"content": [text parts]}``, ``{"text": ...}``, or a list of these.
+
+    ``{"prompt": ...}`` is vLLM's offline word for the third.
 
     Raises:
         InvalidRequestError: None at all, or one that is no text.
@@ -124,14 +135,15 @@ def _text(entry: Any, name: str, i: int) -> str:
     if isinstance(entry, str):
         return entry
     if isinstance(entry, Mapping):
-        if isinstance(entry.get("prompt"), str):
-            return str(entry["prompt"])
+        for key in ("prompt", "text"):
+            if isinstance(entry.get(key), str):
+                return str(entry[key])
         content = entry.get("content")
         if isinstance(content, str):
             return content
         if isinstance(content, list) and content and all(map(_is_text_part, content)):
             return "\n".join(part["text"] for part in content)
-    raise InvalidRequestError(f"{name} has {entry!r:.80} at index {i}; millpond scores texts only")
+    raise InvalidRequestError(f"{name} has {entry!r:.80} at index {i}; millpond reads texts only")
 
 
 def _is_text_part(part: Any) -> bool:

@@ -23,6 +23,7 @@ from millpond.engine import arguments, demand, scoring
 from millpond.engine.chunking import in_windows
 from millpond.engine.clock import CallFuture, Clock
 from millpond.engine.dispatch import Dispatcher
+from millpond.engine.giants import bunches, part_of
 from millpond.engine.intake import INLINE_TEXTS
 from millpond.engine.interrupts import held_back
 from millpond.engine.items import Item
@@ -555,7 +556,12 @@ class Engine:
             InvalidRequestError: A text that is none.
         """
         items = [item for item in arguments.check_items(texts, "tokenize", self._loaded) if isinstance(item, str)]
-        return self._loaded.forms.texts.ids(items, special_tokens=special_tokens)
+        tokenizer = self._loaded.forms.texts
+        return [
+            ids
+            for places in bunches(items)
+            for ids in tokenizer.ids([items[i] for i in places], special_tokens=special_tokens)
+        ]
 
     def clip(self, texts: Sequence[str], tokens: int) -> list[str]:
         """The beginning of each text, of at most ``tokens`` tokens; special tokens are not counted.
@@ -567,7 +573,9 @@ class Engine:
         if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
             raise InvalidRequestError(f"tokens={tokens!r} must be a positive int")
         items = [item for item in arguments.check_items(texts, "clip", self._loaded) if isinstance(item, str)]
-        return self._loaded.forms.texts.clipped(items, tokens)
+        tokenizer = self._loaded.forms.texts
+        items = [part_of(item, tokenizer, limit=tokens, truncate="end") for item in items]
+        return [text for places in bunches(items) for text in tokenizer.clipped([items[i] for i in places], tokens)]
 
     def token_ids(self, task: Task, item: Item, params: PoolingParams, *, template: str | None = None) -> list[int]:
         """The token ids that :meth:`submit` (or :meth:`submit_score`, with a ``template``) would run for one input."""

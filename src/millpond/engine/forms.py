@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from millpond.engine.items import Item, Pair, TokenIds, text_of
+from millpond.engine.giants import bunches, is_giant, lessened
+from millpond.engine.items import Item, Pair, TokenIds, size_of, text_of
 from millpond.engine.plan import EncodesPairs, Plan, Position
 from millpond.engine.tokenize import TextTokenizer, Tokenized
 from millpond.errors import InputTooLongError
@@ -40,6 +41,45 @@ class Forms:
             InputTooLongError: An item is too long, and may not be cut or cannot.
             InvalidRequestError: An item has no tokens at all.
         """
+        return [
+            item
+            for places in bunches(items)
+            for item in self._together([items[i] for i in places], plan, partial(_nth, places, position))
+        ]
+
+    def _together(self, items: Sequence[Item], plan: Plan, position: Position) -> list[Tokenized]:
+        """Items that are few, or short, enough to be tokenized at once."""
+        parts = {
+            i: lessened(item, self.texts, limit=plan.limit, truncate=plan.truncate)
+            for i, item in enumerate(items)
+            if self._is_giant(item, plan)
+        }
+        if not parts:
+            return self._each(items, plan, position)
+        less = [i for i, part in parts.items() if size_of(part) < size_of(items[i])]
+        try:
+            return self._each([parts.get(i, item) for i, item in enumerate(items)], plan, position)
+        except InputTooLongError as error:
+            if error.tokens is None or error.index not in [position(i) for i in less]:
+                raise
+            raise InputTooLongError(
+                str(error).replace(" has ", " has at least ", 1),
+                index=error.index,
+                tokens=error.tokens,
+                limit=error.limit,
+                at_least=True,
+            ) from None
+
+    def _is_giant(self, item: Item, plan: Plan) -> bool:
+        """Whether a part of ``item`` may do; not its end, where there is a prompt or places are counted in front."""
+        ends = isinstance(item, str) and plan.form == "text" and not plan.prompt and plan.task != "token_classify"
+        if plan.truncate == "start" and not ends:
+            return False
+        if isinstance(item, Pair):
+            return is_giant(item.query, plan.limit) or is_giant(item.document, plan.limit)
+        return isinstance(item, str) and is_giant(item, plan.limit)
+
+    def _each(self, items: Sequence[Item], plan: Plan, position: Position) -> list[Tokenized]:
         if all(type(item) is str for item in items):
             return _all_kept(self._texts(items, plan, position), plan)
         found: dict[int, Tokenized] = {}

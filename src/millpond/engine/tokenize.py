@@ -31,6 +31,8 @@ _NO_LIMIT = 1_000_000
 _LOWER = Lowercase()
 # Characters read of a text per token that is kept of it, before more are: English has four to five.
 _HEAD = 8
+# Characters of a single text that is tokenized with the interpreter's lock held: letting it go takes as long.
+_QUICK = 4096
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
 
 
@@ -151,6 +153,10 @@ class TextTokenizer:
     def token_id(self, token: str) -> int | None:
         """A token's id, if the vocabulary has it."""
         return self._backend.token_to_id(token)
+
+    def count(self, text: str) -> int:
+        """How many tokens a text has, special ones included."""
+        return len(self._encode([text])[0])
 
     def ids(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
         """Token ids of each text, uncut."""
@@ -328,8 +334,8 @@ class TextTokenizer:
     def _encode(self, texts: Sequence[str], *, places: bool = False) -> list[Encoding]:
         if self._lower:
             texts = [_LOWER.normalize_str(text) for text in texts]
-        if len(texts) == 1:
-            return [self._backend.encode(texts[0])]
+        if len(texts) == 1 and len(texts[0]) <= _QUICK:
+            return [self._backend.encode(texts[0])]  # which keeps the lock
         texts = list(texts)
         # The fast variant leaves the offsets out.
         return self._backend.encode_batch(texts) if places else self._backend.encode_batch_fast(texts)

@@ -22,6 +22,7 @@ from millpond.server.config import ServerConfig
 from millpond.server.drain import Drain
 from millpond.server.errors import answer_error
 from millpond.server.gate import Gate, Keys
+from millpond.server.held import HeldBytes
 from millpond.server.metrics import Measured, Metrics
 from millpond.server.routes import ROUTERS
 from millpond.server.schemas.error import ErrorAnswer
@@ -71,13 +72,14 @@ def create_app(models: ServedModels, config: ServerConfig | None = None) -> Fast
     app.state.desk = desk
     app.state.metrics = metrics
     app.state.drain = Drain()
+    app.state.held = HeldBytes(config.max_body_bytes)
     app.openapi = openapi.describe(app, guarded=Keys(config.api_keys).guard)  # type: ignore[method-assign]  # as FastAPI tells
     app.add_exception_handler(MillpondError, answer_error)
     app.add_exception_handler(HTTPException, answer_error)
     app.add_exception_handler(RequestValidationError, answer_violation)
     # The last one is the outermost.
     app.add_middleware(TimingHeaders)
-    app.add_middleware(Gate, config=config, drain=app.state.drain)
+    app.add_middleware(Gate, config=config, drain=app.state.drain, held=app.state.held)
     app.add_middleware(Measured, metrics=metrics)
     if tracing is not None:
         app.add_middleware(Traced, tracing=tracing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -10,30 +11,44 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
+from millpond.errors import EngineOverloadedError
 from millpond.server import openapi
 from millpond.server.errors import ClientGoneError, RequestError
-from millpond.server.state import config_of
+from millpond.server.state import config_of, held_of, meant, models_of
 from millpond.server.violations import violation
 
 Body = TypeVar("Body")
 
 # A larger body is parsed in a thread: what is smaller takes less time than the way there.
 _INLINE_BYTES = 1 << 16
+# Lists and objects of a body, the least that is refused: an object of Python for each takes the interpreter seconds.
+_MANY = 1 << 16
+_PER_INPUT = 8  # where a server takes so many inputs that they may have more
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _TOO_SLOW = "The body did not arrive within {seconds:g} s; send less, or over a faster line"
 
 
-async def read(request: Request, schema: type[Body] | TypeAdapter[Body]) -> Body:
-    """The body of ``request`` as ``schema``: a pydantic model, or a TypeAdapter of a union of them.
+async def read(request: Request, schema: type[Body] | TypeAdapter[Body], *, queued: bool = True) -> Body:
+    """The body of ``request``.
+
+    Args:
+        request: The request.
+        schema: What the body is: a pydantic model, or a TypeAdapter of a union of them.
+        queued: Whether its texts are to be queued: while no model takes any, the body is not read at all.
 
     Raises:
+        EngineOverloadedError: Every queue is full, or the bodies under way are too large together (429).
         RequestError: Another content type (400), too large (413) or too slow (408), no JSON, or JSON of another shape
             (400).
     """
     _check_headers(request)
+    if queued:
+        _check_queues(request)
     data = await _within_time(request)
     if len(data) <= _INLINE_BYTES:
         return _parsed(data, schema)
-    return await asyncio.to_thread(_parsed, data, schema)
+    most = max(_MANY, _PER_INPUT * config_of(request).max_inputs)
+    return await asyncio.to_thread(_large, data, schema, most)
 
 
 def documented(
@@ -63,6 +78,18 @@ def _check_headers(request: Request) -> None:
         )
 
 
+def _check_queues(request: Request) -> None:
+    models = list(models_of(request))
+    for model in models:
+        try:
+            return model.engine.check_room(1)
+        except EngineOverloadedError as error:
+            full = error
+    if len(models) == 1:
+        meant(request, models[0])
+    raise full
+
+
 async def _within_time(request: Request) -> bytearray:
     try:
         async with asyncio.timeout_at(getattr(request.state, "deadline", None)):
@@ -79,7 +106,7 @@ async def _within_time(request: Request) -> bytearray:
 async def _whole(request: Request, most: int) -> bytearray:
     """Every byte of the body, whatever its header says about their number."""
     said = request.headers.get("content-length", "")
-    data = bytearray()
+    data, held = bytearray(), held_of(request)
     seen = 0
     # Of a body that is too large as much again is read and dropped: most clients look for an answer when they have
     # sent everything, and would see a broken connection instead of it.
@@ -88,6 +115,7 @@ async def _whole(request: Request, most: int) -> bytearray:
         async for chunk in request.stream():
             seen += len(chunk)
             if seen <= most:
+                held.take(request.scope, len(chunk))
                 data += chunk
             elif seen > 2 * most:
                 break
@@ -101,6 +129,19 @@ async def _whole(request: Request, most: int) -> bytearray:
         type="Request Entity Too Large",
         headers={"Connection": "close"} if hopeless or seen > 2 * most else None,
     )
+
+
+def _large(data: bytearray, schema: type[Body] | TypeAdapter[Body], most: int) -> Body:
+    """A body that is looked at before it is taken apart."""
+    if _parts(data) > most:  # texts may have any number of brackets
+        parts = _parts(_STRINGS.sub(b"", data))
+        if parts > most:
+            raise RequestError(f"The body has {parts} lists and objects; this server reads {most}: send it in parts")
+    return _parsed(data, schema)
+
+
+def _parts(data: bytes | bytearray) -> int:
+    return data.count(b"[") + data.count(b"{")
 
 
 def _parsed(data: bytearray, schema: type[Body] | TypeAdapter[Body]) -> Body:

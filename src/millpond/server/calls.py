@@ -69,7 +69,7 @@ async def run(
     Args:
         request: Whose call it is: its client's leaving cancels it.
         submit: Checks and queues; runs in a thread, since it may tokenize.
-        model: Whose call it is, for the log; with it a full queue is noticed before a thread is asked for.
+        model: Whose call it is; with it a full queue is noticed before a thread is asked for.
         texts: How many texts will be queued.
 
     Raises:
@@ -79,7 +79,6 @@ async def run(
     """
     request.state.texts = texts
     if model is not None:
-        request.state.model = model.name
         model.engine.check_room(texts)
     desk: Desk = request.app.state.desk
     async with _while_wanted(request):

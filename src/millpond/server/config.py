@@ -14,6 +14,8 @@ from millpond.errors import InvalidRequestError
 LogFormat = Literal["plain", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
+_DTYPES = ("auto", "float32", "float16", "bfloat16")  # what the engine will say too, but after loading other models
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -70,6 +72,8 @@ class ModelConfig:
             raise InvalidRequestError(f"model={self.model!r} or one of its names is empty; name a hub id or a folder")
         arguments.check_flags(runner=self.runner, trust_remote_code=self.trust_remote_code)
         arguments.conversion(self.convert, self.task)
+        if arguments.dtype(self.dtype) not in _DTYPES:
+            raise InvalidRequestError(f"dtype={self.dtype!r} is unknown; choose {', '.join(_DTYPES)}, half or float")
         for name in ("max_model_len", "max_batch_tokens", "max_queue"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -144,5 +148,11 @@ class ServerConfig:
         for name, choices in (("log_format", get_args(LogFormat)), ("log_level", get_args(LogLevel))):
             if getattr(self, name) not in choices:
                 raise InvalidRequestError(f"{name}={getattr(self, name)!r} is unknown; choose {', '.join(choices)}")
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+            raise InvalidRequestError(
+                f"otlp_traces_endpoint={endpoint!r} must be a URL of OTLP over HTTP, such as "
+                "http://localhost:4318/v1/traces; gRPC, which collectors have at port 4317, is not spoken"
+            )
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs):
             raise InvalidRequestError("ssl_keyfile and ssl_ca_certs are for TLS, which needs an ssl_certfile too")

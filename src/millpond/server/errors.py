@@ -95,8 +95,8 @@ def _too_long(error: Any, request: Request) -> _Words:
     return _Words(
         message=(
             f"This model's maximum context length is {error.limit} tokens. However, your prompt contains "
-            f"{error.tokens} input tokens, which exceeds this limit even without any output tokens. "
-            "Please reduce the length of the input prompt."
+            f"{'at least ' if error.at_least else ''}{error.tokens} input tokens, "
+            "which exceeds this limit even without any output tokens. Please reduce the length of the input prompt."
             + (f" It is the one at index {error.index}." if several else "")
         ),
         param="input_tokens",

@@ -18,6 +18,7 @@ from millpond.server import logs
 from millpond.server.config import ServerConfig
 from millpond.server.drain import Drain
 from millpond.server.errors import ClientGoneError, answer_error, error_response
+from millpond.server.held import HeldBytes
 
 # They say nothing that a key protects; orchestrators and browsers ask for them without one.
 _OPEN = frozenset(
@@ -66,10 +67,11 @@ class Gate:
     ``tokens``, which the log has.
     """
 
-    def __init__(self, app: ASGIApp, *, config: ServerConfig, drain: Drain) -> None:
+    def __init__(self, app: ASGIApp, *, config: ServerConfig, drain: Drain, held: HeldBytes) -> None:
         self._app = app
         self._config = config
         self._drain = drain
+        self._held = held
         self._keys = Keys(config.api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,6 +122,7 @@ class Gate:
             else:  # half an answer is on its way: the server has to break the connection
                 raise
         finally:
+            self._held.give_back(scope)
             if self._config.log_requests:
                 logs.access(scope, status=status, seconds=time.perf_counter() - began)
             logs.REQUEST_ID.reset(token)

@@ -13,7 +13,7 @@ from millpond.params import PoolingParams
 from millpond.server import chat
 from millpond.server.config import ServerConfig
 from millpond.server.errors import RequestError
-from millpond.server.limits import check_count
+from millpond.server.limits import check_count, check_length
 from millpond.server.schemas.prompts import PromptRequest
 from millpond.server.schemas.vectors import VectorRequest
 from millpond.server.served import ServedModel
@@ -64,6 +64,10 @@ def read(body: PromptRequest, model: ServedModel, config: ServerConfig) -> tuple
     conversations = body.conversations
     how = body.tokenization(model.max_model_len, special_tokens=conversations is None)
     prompts = body.prompts if conversations is None else chat.render(conversations, body, model, config)
+    if not how.special_tokens:  # all tokens are made before any is cut
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                check_length(prompt, model.max_model_len)
     items = [prompt if isinstance(prompt, str) else TokenIds(tuple(prompt)) for prompt in prompts]
     return model.pooling.bare(items, how), how
 

@@ -31,6 +31,7 @@ from millpond.server.app import create_app
 from millpond.server.config import ModelConfig, ServerConfig
 from millpond.server.replicas import Autoscaling, Replicas
 from millpond.server.served import ServedModels
+from millpond.server.tracing import check_installed
 
 try:
     from ray import serve
@@ -52,6 +53,7 @@ class Replica:
     """
 
     def __init__(self, models: Sequence[ModelConfig], config: ServerConfig) -> None:
+        check_installed(config.otlp_traces_endpoint)
         self._models = ServedModels.load(models)
         self._config = config
 

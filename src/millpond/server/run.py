@@ -19,6 +19,8 @@ from millpond.server import listening
 from millpond.server.app import create_app
 from millpond.server.config import ModelConfig, ServerConfig
 from millpond.server.served import ServedModels
+from millpond.server.tracing import check_installed
+from millpond.server.wire import Wire
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +43,9 @@ def serve(models: Sequence[ModelConfig], config: ServerConfig, *, ready: Ready) 
     Raises:
         InvalidRequestError: The address cannot be listened on, or an option makes no sense.
         ModelLoadError: A checkpoint cannot be found, read or run; nothing stays open.
+        MissingExtraError: Traces are asked for without the package that sends them.
     """
+    check_installed(config.otlp_traces_endpoint)
     listening.check_certificates(config)
     sockets = listening.bind(config)
     if not listening.is_local(config) and not config.api_keys:
@@ -97,6 +101,7 @@ class _Server(uvicorn.Server):
 def _uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        http=Wire,
         log_config=None,  # the program's own handlers write its lines
         access_log=False,  # the gate's line says more
         server_header=False,

@@ -141,5 +141,5 @@ def _kept(name: str, tokens: int, limit: int, *, cuts: bool) -> int:
     if tokens < 0:
         raise RequestError(f"{name} must be a non-negative integer", param=name)
     if tokens >= limit and not cuts:
-        raise RequestError(f"{name} must be less than max_model_len ({limit})", param=name)
+        raise RequestError(f"{name} ({tokens}) must be less than max_model_len ({limit}).", param=name)
     return tokens

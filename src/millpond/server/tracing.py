@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 # OpenTelemetry's own variables; the second one is what /v1/traces is appended to.
 _VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_ADVICE = "pip install 'millpond[otel]'"
 
 
 class Tracing:
@@ -125,6 +126,19 @@ class Traced:
             self._tracing.end(span, scope, status)
 
 
+def check_installed(endpoint: str | None) -> None:
+    """Say that OpenTelemetry is missing, where a flag asks for it; for who is about to load models for minutes.
+
+    Raises:
+        MissingExtraError: ``endpoint`` is given, and OpenTelemetry is not installed.
+    """
+    if endpoint:
+        try:
+            import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401
+        except ImportError as error:
+            raise MissingExtraError(f"otlp_traces_endpoint={endpoint!r} needs OpenTelemetry: {_ADVICE}") from error
+
+
 def tracing_of(endpoint: str | None, environ: Mapping[str, str]) -> Tracing | None:
     """Tracing to an OTLP endpoint over HTTP, if one is named.
 
@@ -140,14 +154,12 @@ def tracing_of(endpoint: str | None, environ: Mapping[str, str]) -> Tracing | No
     variable = next((name for name in _VARIABLES if environ.get(name)), None)
     if not endpoint and variable is None:
         return None
+    check_installed(endpoint)
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError as error:
-        advice = "pip install 'millpond[otel]'"
-        if endpoint:
-            raise MissingExtraError(f"otlp_traces_endpoint={endpoint!r} needs OpenTelemetry: {advice}") from error
-        logger.warning("%s is set, and OpenTelemetry is not installed, so there are no traces: %s", variable, advice)
+    except ImportError:
+        logger.warning("%s is set, and OpenTelemetry is not installed, so there are no traces: %s", variable, _ADVICE)
         return None
     # Without an argument the exporter reads the variables by itself.
     exporter = OTLPSpanExporter(endpoint=endpoint) if endpoint else OTLPSpanExporter()

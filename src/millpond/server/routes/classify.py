@@ -9,7 +9,7 @@ from millpond.server import bodies, calls, inputs
 from millpond.server.encoding import json_answer
 from millpond.server.envelope import envelope, usage
 from millpond.server.schemas.classify import ClassificationRequest, ClassificationResponse
-from millpond.server.state import config_of, models_of
+from millpond.server.state import config_of, meant, models_of
 
 router = APIRouter(tags=["vLLM"])
 
@@ -18,7 +18,7 @@ router = APIRouter(tags=["vLLM"])
 async def classify(request: Request) -> Response:
     """The likeliest class of each text, and how likely every class is."""
     body, config = await bodies.read(request, ClassificationRequest), config_of(request)
-    model = models_of(request).find(body.model, tasks={"classify"}, api="Classification API")
+    model = meant(request, models_of(request).find(body.model, tasks={"classify"}, api="Classification API"))
     output: ClassificationOutput = await calls.run(
         request,
         lambda: inputs.submit("classify", body, body.params(), model, config),

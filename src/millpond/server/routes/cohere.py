@@ -22,10 +22,10 @@ from millpond.server.input_types import purpose
 from millpond.server.limits import check_count
 from millpond.server.schemas.cohere import CohereEmbedAnswer, CohereEmbedRequest, EmbeddingType
 from millpond.server.served import ServedModel
-from millpond.server.state import models_of
+from millpond.server.state import meant, models_of
 from millpond.tasks import Task, Truncate
 
-router = APIRouter(tags=["embed"])
+router = APIRouter(tags=["Cohere"])
 
 _TASKS: tuple[Task, ...] = ("embed",)
 _DOCUMENTED = bodies.documented(CohereEmbedRequest, answer=CohereEmbedAnswer)
@@ -42,13 +42,13 @@ async def embed_v2(request: Request) -> Response:
 async def embed_v1(request: Request) -> Response:
     """The same for Cohere's older clients; without ``embedding_types``, a bare list of vectors."""
     body = await bodies.read(request, CohereEmbedRequest)
-    return await _answer(request, body, body.embedding_types, version="1")
+    return await _answer(request, body, body.embedding_types or None, version="1")
 
 
 async def _answer(
     request: Request, body: CohereEmbedRequest, types: list[EmbeddingType] | None, *, version: str
 ) -> Response:
-    model = models_of(request).find(body.model, tasks=_TASKS, api="Embeddings API")
+    model = meant(request, models_of(request).find(body.model, tasks=_TASKS, api="Embeddings API"))
     texts = body.given()
     if not texts:
         raise RequestError("You must pass at least one text; got an empty list", param="texts")

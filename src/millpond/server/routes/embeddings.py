@@ -11,7 +11,7 @@ from millpond.server.errors import NotServedError, RequestError
 from millpond.server.results import vector_answer
 from millpond.server.schemas.embeddings import EmbeddingRequest, EmbeddingResponse
 from millpond.server.served import ServedModel, ServedModels
-from millpond.server.state import config_of, models_of
+from millpond.server.state import config_of, meant, models_of
 from millpond.tasks import Task
 
 router = APIRouter(tags=["OpenAI"])
@@ -21,7 +21,7 @@ router = APIRouter(tags=["OpenAI"])
 async def embeddings(request: Request) -> Response:
     """A vector for each text; of a model that has them for tokens only, a matrix."""
     body, config = await bodies.read(request, EmbeddingRequest), config_of(request)
-    model = _model(models_of(request), body.model)
+    model = meant(request, _model(models_of(request), body.model))
     if body.late_chunking_params is not None:
         raise RequestError(
             "late_chunking_params is not served; embed the chunks as texts of their own", param="late_chunking_params"

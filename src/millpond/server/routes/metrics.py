@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from millpond.server.schemas.stats import Stats
 from millpond.server.state import metrics_of
 
-router = APIRouter(tags=["service"])
+router = APIRouter(tags=["The server"])
 
 _FORMATS = {
     "description": "The text format, or OpenMetrics where the Accept header asks for it.",

@@ -17,7 +17,7 @@ from millpond.server.octets import Rows
 from millpond.server.results import vector_answer
 from millpond.server.schemas.pooling import PoolingResponse, PoolingTaskRequest
 from millpond.server.served import ServedModel, ServedModels
-from millpond.server.state import config_of, models_of
+from millpond.server.state import config_of, meant, models_of
 from millpond.tasks import Task
 
 router = APIRouter(tags=["vLLM"])
@@ -29,7 +29,7 @@ async def pooling(request: Request) -> Response:
     body, config = await bodies.read(request, PoolingTaskRequest), config_of(request)
     if body.dimensions is not None:
         raise RequestError("dimensions is currently not supported; use /v1/embeddings", param="dimensions")
-    model = _model(models_of(request), body)
+    model = meant(request, _model(models_of(request), body))
     output = await calls.run(
         request, lambda: _submit(body, model, config), model=model, texts=inputs.count(body, request)
     )
@@ -57,7 +57,8 @@ def _model(models: ServedModels, body: PoolingTaskRequest) -> ServedModel:
 
 def _submit(body: PoolingTaskRequest, model: ServedModel, config: ServerConfig) -> Pending[Any]:
     try:
-        task: Task = model.pooling.task(body.task)
+        columns = None if body.returned_token_ids is None else "token_classify"  # which nothing else has
+        task: Task = model.pooling.task(body.task or columns)
         return inputs.submit(task, body, body.params(task, model.engine.spec), model, config)
     except UnsupportedTaskError as error:
         told = str(error).replace(model.engine.spec.name, model.name)  # which may be a folder here

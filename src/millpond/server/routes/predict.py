@@ -16,10 +16,10 @@ from millpond.server.errors import RequestError
 from millpond.server.limits import check_count
 from millpond.server.schemas.tei import Prediction, TeiPredictRequest
 from millpond.server.served import ServedModel
-from millpond.server.state import models_of
+from millpond.server.state import meant, models_of
 from millpond.tasks import Activation, Task
 
-router = APIRouter(tags=["tei"])
+router = APIRouter(tags=["TEI"])
 
 _TASKS: tuple[Task, ...] = ("classify",)
 _NAMED: dict[str, bool | Activation] = {"sigmoid": "sigmoid", "softmax": "softmax", "none": False}
@@ -44,7 +44,8 @@ class _Asked:
 async def predict(request: Request) -> Response:
     """Every class of a text with its score, best first; for a batch, a list of these."""
     body = await bodies.read(request, TeiPredictRequest)
-    model = models_of(request).find(body.model or request.query_params.get("model"), tasks=_TASKS, api="Predict API")
+    wanted = body.model or request.query_params.get("model")
+    model = meant(request, models_of(request).find(wanted, tasks=_TASKS, api="Predict API"))
     asked = _asked(body)
     check_count(len(asked.items), request, field="inputs")
     output = await calls.run(request, lambda: _submit(model, body, asked), model=model, texts=len(asked.items))

@@ -15,9 +15,9 @@ from millpond.server.envelope import envelope, usage
 from millpond.server.schemas.rerank import RerankAnswer, RerankRequest
 from millpond.server.schemas.tei import RankedText, TeiRerankRequest
 from millpond.server.scoring import Scoring, scorer
-from millpond.server.state import models_of
+from millpond.server.state import meant, models_of
 
-router = APIRouter(tags=["rerank"])
+router = APIRouter(tags=["Scores and rankings"])
 
 _API = "Rerank (Score) API"
 
@@ -40,20 +40,24 @@ _DOCUMENTED = bodies.documented(AnyRerank, answer=RerankAnswer | list[RankedText
 @router.post("/v1/rerank", openapi_extra=_DOCUMENTED)
 async def rerank(request: Request) -> Response:
     """Rank documents. A body with ``texts`` in the place of ``documents`` is TEI's, and answered with a bare list."""
+    return await _ranking(request, version="1")
+
+
+@router.post("/v2/rerank", openapi_extra=_DOCUMENTED)
+async def rerank_v2(request: Request) -> Response:
+    """The same, but as Cohere does: over-long documents are cut at their end."""
+    return await _ranking(request, version="2")
+
+
+async def _ranking(request: Request, *, version: str) -> Response:
     body = await bodies.read(request, _ANY)
     if isinstance(body, TeiRerankRequest):
         return await _tei(request, body)
-    return await _cohere(request, body, version="1")
-
-
-@router.post("/v2/rerank", openapi_extra=bodies.documented(RerankRequest, answer=RerankAnswer))
-async def rerank_v2(request: Request) -> Response:
-    """Rank documents, as Cohere does: over-long ones are cut at their end."""
-    return await _cohere(request, await bodies.read(request, RerankRequest), version="2")
+    return await _cohere(request, body, version=version)
 
 
 async def _cohere(request: Request, body: RerankRequest, *, version: str) -> Response:
-    model = scorer(models_of(request), body.model, api=_API)
+    model = meant(request, scorer(models_of(request), body.model, api=_API))
     given = body.documents if isinstance(body.documents, list) else [body.documents]
     texts = [documents.text_of(document, i, body.rank_fields) for i, document in enumerate(given)]
     scoring = Scoring.of(body, request, model, cuts=version == "2")
@@ -77,7 +81,8 @@ async def _cohere(request: Request, body: RerankRequest, *, version: str) -> Res
 
 
 async def _tei(request: Request, body: TeiRerankRequest) -> Response:
-    model = scorer(models_of(request), body.model or request.query_params.get("model"), api=_API)
+    wanted = body.model or request.query_params.get("model")
+    model = meant(request, scorer(models_of(request), wanted, api=_API))
     # TEI's scores are sigmoids, whatever the checkpoint's own habit is.
     scoring = Scoring(how=body.tokenization(), activation=False if body.raw_scores else "sigmoid")
     output = await scoring.run(request, model, [body.query], body.texts)

@@ -9,7 +9,7 @@ from millpond.server.state import models_of
 
 router = APIRouter(include_in_schema=False)
 
-_BY_KIND = {"embedding": tei.embed, "classifier": predict.predict, "reranker": rerank.rerank}
+_BY_KIND = {"embedding": tei.embed_or_compare, "classifier": predict.predict, "reranker": rerank.rerank}
 
 
 @router.post("/")

@@ -9,9 +9,9 @@ from millpond.server import bodies, encoding
 from millpond.server.envelope import envelope, usage
 from millpond.server.schemas.score import ScoreAnswer, ScoreRequest, Side
 from millpond.server.scoring import Scoring, scorer
-from millpond.server.state import models_of
+from millpond.server.state import meant, models_of
 
-router = APIRouter(tags=["score"])
+router = APIRouter(tags=["Scores and rankings"])
 
 _DOCUMENTED = bodies.documented(ScoreRequest, answer=ScoreAnswer)
 
@@ -21,10 +21,10 @@ _DOCUMENTED = bodies.documented(ScoreRequest, answer=ScoreAnswer)
 async def score(request: Request) -> Response:
     """A score for each pair: by a cross-encoder, by late interaction or by the cosine, as the model is."""
     body = await bodies.read(request, ScoreRequest)
-    model = scorer(models_of(request), body.model, api="Score API")
+    model = meant(request, scorer(models_of(request), body.model, api="Score API"))
     left, right = body.sides()
     scoring = Scoring.of(body, request, model)
-    output = await scoring.run(request, model, _texts(left, "queries"), _texts(right, "documents"))
+    output = await scoring.run(request, model, _texts(*left), _texts(*right))
     return await encoding.json_answer(
         {
             **envelope(request, "score", model, wanted=body.request_id),
@@ -34,5 +34,5 @@ async def score(request: Request) -> Response:
     )
 
 
-def _texts(side: Side, name: str) -> list[str]:
+def _texts(name: str, side: Side) -> list[str]:
     return [] if side == [] else read_texts(side, name)

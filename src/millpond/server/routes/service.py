@@ -14,7 +14,7 @@ from millpond.server.schemas.service import Load, ModelCard, ModelList, Status, 
 from millpond.server.served import ServedModel
 from millpond.server.state import drain_of, models_of
 
-router = APIRouter(tags=["service"])
+router = APIRouter(tags=["The server"])
 
 
 async def health(request: Request) -> Response:

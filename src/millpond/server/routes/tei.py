@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
+from pydantic import PlainValidator, TypeAdapter
 
 from millpond.dialect.prompts import Tokenization
 from millpond.engine.items import Item, TokenIds
@@ -24,18 +25,38 @@ from millpond.server.schemas.tei import (
     TeiTexts,
 )
 from millpond.server.served import ServedModel
-from millpond.server.state import config_of, models_of
+from millpond.server.state import config_of, meant, models_of
 from millpond.tasks import Task
 
-router = APIRouter(tags=["tei"])
+router = APIRouter(tags=["TEI"])
 
+
+def _by_shape(body: Any) -> TeiEmbedRequest | TeiSimilarityRequest:
+    compares = isinstance(body, dict) and isinstance(body.get("inputs"), dict)
+    return (TeiSimilarityRequest if compares else TeiEmbedRequest).model_validate(body)
+
+
+_EITHER: TypeAdapter[TeiEmbedRequest | TeiSimilarityRequest] = TypeAdapter(
+    Annotated[TeiEmbedRequest | TeiSimilarityRequest, PlainValidator(_by_shape)]
+)
 _API: dict[Task, str] = {"embed": "Embed API", "token_embed": "Embed All API", "sparse_embed": "Embed Sparse API"}
 
 
 @router.post("/embed", openapi_extra=bodies.documented(TeiEmbedRequest, answer=list[list[float]]))
 async def embed(request: Request) -> Response:
     """A vector for each text, L2-normalized unless ``normalize`` is false."""
-    body = await bodies.read(request, TeiEmbedRequest)
+    return await _embedded(request, await bodies.read(request, TeiEmbedRequest))
+
+
+async def embed_or_compare(request: Request) -> Response:
+    """:func:`embed`, or :func:`similarity` where that is what the body has the shape of."""
+    body = await bodies.read(request, _EITHER)
+    if isinstance(body, TeiSimilarityRequest):
+        return await _compared(request, body)
+    return await _embedded(request, body)
+
+
+async def _embedded(request: Request, body: TeiEmbedRequest) -> Response:
     model = _model(request, body.model, "embed")
     widths.check(body.dimensions, model)
     params = PoolingParams(
@@ -75,16 +96,19 @@ async def embed_sparse(request: Request) -> Response:
 @router.post("/similarity", openapi_extra=bodies.documented(TeiSimilarityRequest, answer=list[float]))
 async def similarity(request: Request) -> Response:
     """The cosine of one sentence's vector and each of the others'."""
-    body = await bodies.read(request, TeiSimilarityRequest)
+    return await _compared(request, await bodies.read(request, TeiSimilarityRequest))
+
+
+async def _compared(request: Request, body: TeiSimilarityRequest) -> Response:
     model = _model(request, body.model, "embed")
     options = body.parameters or SimilarityParameters.model_validate({})
     sentences = body.inputs.sentences
     if not sentences:
         raise RequestError("sentences is an empty list; pass at least one", param="inputs")
     params = PoolingParams(normalize=True, prompt_name=options.prompt_name)
-    texts: list[Item] = [body.inputs.source_sentence, *sentences]
+    texts: list[Item] = [*sentences, body.inputs.source_sentence]  # an error's index is that of the sentence
     output: EmbeddingOutput = await _run(request, model, "embed", texts, params, options.tokenization())
-    return await encoding.json_answer(output.embeddings[1:] @ output.embeddings[0])
+    return await encoding.json_answer(output.embeddings[:-1] @ output.embeddings[-1])
 
 
 @router.get("/info", response_model=Info)
@@ -114,7 +138,8 @@ async def info(request: Request, model: str | None = None) -> Info:
 
 def _model(request: Request, name: str | None, task: Task) -> ServedModel:
     """The model that a request means: TEI serves one, so here the body or the query string may name one of several."""
-    return models_of(request).find(name or request.query_params.get("model"), tasks=(task,), api=_API[task])
+    wanted = name or request.query_params.get("model")
+    return meant(request, models_of(request).find(wanted, tasks=(task,), api=_API[task]))
 
 
 async def _run(

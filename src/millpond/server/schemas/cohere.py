@@ -8,9 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from millpond.dialect.prompts import read_texts
 from millpond.errors import InvalidRequestError
-from millpond.server.schemas.request import INT64
+from millpond.server.schemas.absent import absent_if_null
+from millpond.server.schemas.request import INT64, Priority
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+Cut = Literal["NONE", "START", "END"]
 
 
 class CohereEmbedRequest(BaseModel):
@@ -29,11 +31,13 @@ class CohereEmbedRequest(BaseModel):
     )
     embedding_types: list[EmbeddingType] | None = Field(None, description="float, unless others are named.")
     output_dimension: Annotated[int, Field(lt=INT64)] | None = Field(None, description="Matryoshka width.")
-    truncate: Literal["NONE", "START", "END"] = Field("END", description="The end of an over-long text that is cut.")
+    truncate: Annotated[Cut, absent_if_null(Cut)] = Field(
+        "END", description="The end of an over-long text that is cut."
+    )
     max_tokens: Annotated[int, Field(ge=1, lt=INT64)] | None = Field(
         None, description="The length above which a text is over-long, where that is less than the model's."
     )
-    priority: Annotated[int, Field(ge=-INT64, lt=INT64)] = Field(0, description="Accepted; calls are served fairly.")
+    priority: Annotated[Priority, absent_if_null(Priority)] = Field(0, description="Accepted; calls are served fairly.")
     request_id: Annotated[str, Field(max_length=256)] | None = Field(None, description="Stands in the answer's id.")
 
     def given(self) -> list[str]:

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from millpond.server.schemas.absent import absent_if_null
+
 
 class TextPart(BaseModel):
     """A piece of a message; images and sound are not read here."""
@@ -39,13 +41,15 @@ Conversations = Annotated[
     Discriminator(lambda value: "conversations" if is_batch(value) else "conversation"),
 ]
 
+Switch = Annotated[bool, absent_if_null(bool)]
+
 
 class ChatFields(BaseModel):
     """The fields of a request that holds conversations."""
 
     messages: Conversations | None = Field(None, description="A conversation, or a list of them, instead of a text.")
-    add_generation_prompt: bool = Field(False, description="Let the template open the assistant's turn.")
-    continue_final_message: bool = Field(False, description="Leave the last message open.")
+    add_generation_prompt: Switch = Field(False, description="Let the template open the assistant's turn.")
+    continue_final_message: Switch = Field(False, description="Leave the last message open.")
     chat_template: str | None = Field(None, description="Jinja, in the model's place; only where the server trusts it.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the template.")
 

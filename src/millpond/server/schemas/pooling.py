@@ -22,7 +22,8 @@ class PoolingTaskRequest(VectorRequest):
 
     task: str | None = Field(
         None,
-        description="`embed`, `classify`, `token_embed`, `token_classify` or `reward`; by default the model's first.",
+        description="`embed`, `classify`, `token_embed`, `token_classify` or `reward`; by default what the model "
+        "is for.",
     )
     activation: bool | Activation | None = Field(None, description="Of logits: on, off, or one by name.")
     softmax: bool | None = Field(None, description="vLLM's older name for `activation`.")

@@ -8,8 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from millpond.dialect.prompts import Tokenization
 from millpond.server.errors import RequestError
+from millpond.server.schemas.absent import absent_if_null
 
 INT64 = 1 << 63
+
+Priority = Annotated[int, Field(ge=-INT64, lt=INT64)]
 
 
 class PoolingRequest(BaseModel):
@@ -31,7 +34,7 @@ class PoolingRequest(BaseModel):
         None, description="Whether texts get their special tokens: by default true for texts, false for messages."
     )
     request_id: Annotated[str, Field(max_length=256)] | None = Field(None, description="Stands in the answer's id.")
-    priority: Annotated[int, Field(ge=-INT64, lt=INT64)] = Field(0, description="Accepted; calls are served fairly.")
+    priority: Annotated[Priority, absent_if_null(Priority)] = Field(0, description="Accepted; calls are served fairly.")
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
         None, description="Accepted; no request sees another's cached state."
     )

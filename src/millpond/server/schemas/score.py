@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from millpond.errors import InvalidRequestError
+from millpond.server.schemas.absent import absent_if_null
 from millpond.server.schemas.request import PoolingRequest
 from millpond.server.schemas.usage import UsageInfo
 
@@ -19,13 +20,16 @@ _SPELLINGS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2
 class PairRequest(PoolingRequest):
     """What a request that scores pairs may have, whatever its pairs are called."""
 
-    max_tokens_per_query: int = Field(0, description="Keep this many tokens of each query; 0 keeps all.")
+    max_tokens_per_query: Annotated[int, absent_if_null(int)] = Field(
+        0, description="Keep this many tokens of each query; 0 keeps all."
+    )
     max_tokens_per_doc: int | None = Field(None, description="Keep this many tokens of each document; 0 keeps all.")
     instruction: str | None = Field(None, description="Fills the slot of an LLM reranker's template.")
     use_activation: bool | None = Field(
         None, description="Whether a cross-encoder's logit is activated; other models give no logits, and read it not."
     )
     activation: bool | None = Field(None, description="The older name of use_activation.")
+    softmax: bool | None = Field(None, description="The oldest.")
     chat_template: str | None = Field(
         None, description="A score template of the request's own, where the server was started to accept one."
     )
@@ -39,8 +43,17 @@ class PairRequest(PoolingRequest):
 
     @property
     def asked_activation(self) -> bool | None:
-        """Whether logits are to be activated, by either name."""
-        return self.activation if self.use_activation is None else self.use_activation
+        """Whether logits are to be activated, by any of the names.
+
+        Raises:
+            InvalidRequestError: They contradict each other.
+        """
+        names = {name: getattr(self, name) for name in ("use_activation", "activation", "softmax")}
+        given = {name: value for name, value in names.items() if value is not None}
+        if len(set(given.values())) > 1:
+            said = ", ".join(f"{name}={value}" for name, value in given.items())
+            raise InvalidRequestError(f"{said} are one thing, and contradict; pass one")
+        return next(iter(given.values()), None)
 
 
 class ScoreRequest(PairRequest):
@@ -54,8 +67,8 @@ class ScoreRequest(PairRequest):
     text_1: Side | None = Field(None, description="One text, or one for each of text_2.")
     text_2: Side | None = Field(None, description="Goes with text_1.")
 
-    def sides(self) -> tuple[Side, Side]:
-        """Both sides of the pairs.
+    def sides(self) -> tuple[tuple[str, Side], tuple[str, Side]]:
+        """Both sides of the pairs, each behind its name.
 
         Raises:
             InvalidRequestError: A side is missing.
@@ -63,7 +76,7 @@ class ScoreRequest(PairRequest):
         for first, second in _SPELLINGS:
             left, right = getattr(self, first), getattr(self, second)
             if left is not None and right is not None:
-                return left, right
+                return (first, left), (second, right)
         spelled = ", ".join(f"{first} and {second}" for first, second in _SPELLINGS)
         raise InvalidRequestError(f"the pairs have two sides, and one is missing; pass any of {spelled}")
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from millpond.server.schemas.conversation import ChatFields
+from millpond.server.schemas.conversation import ChatFields, Switch
 from millpond.server.schemas.request import INT64
 
 
@@ -18,8 +18,8 @@ class TokenizeRequest(ChatFields):
     model: str | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = Field(None, description="By default true for a prompt, false for messages.")
-    return_token_strs: bool = Field(False, description="Give the tokens as the vocabulary writes them, too.")
-    add_generation_prompt: bool = Field(True, description="Let the template open the assistant's turn.")
+    return_token_strs: Switch = Field(False, description="Give the tokens as the vocabulary writes them, too.")
+    add_generation_prompt: Switch = Field(True, description="Let the template open the assistant's turn.")
     tools: list[dict[str, Any]] | None = Field(None, description="Handed to the template.")
 
     @model_validator(mode="after")

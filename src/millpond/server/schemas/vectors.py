@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,7 @@ from millpond.params import PoolingParams
 from millpond.server import input_types
 from millpond.server.encoding import EmbedDtype, EncodingFormat, Endianness
 from millpond.server.errors import RequestError
+from millpond.server.schemas.absent import absent_if_null
 from millpond.server.schemas.prompts import PromptRequest
 from millpond.spec import ModelSpec
 
@@ -18,9 +19,13 @@ from millpond.spec import ModelSpec
 class VectorRequest(PromptRequest):
     """The fields of a request whose answer holds vectors."""
 
-    encoding_format: EncodingFormat = Field("float", description="JSON numbers, base64, or an octet stream.")
-    embed_dtype: EmbedDtype = Field("float32", description="The numbers' type, of base64 and bytes.")
-    endianness: Endianness = Field("little", description="Their byte order.")
+    encoding_format: Annotated[EncodingFormat, absent_if_null(EncodingFormat)] = Field(
+        "float", description="JSON numbers, base64, or an octet stream."
+    )
+    embed_dtype: Annotated[EmbedDtype, absent_if_null(EmbedDtype)] = Field(
+        "float32", description="The numbers' type, of base64 and bytes."
+    )
+    endianness: Annotated[Endianness, absent_if_null(Endianness)] = Field("little", description="Their byte order.")
     dimensions: int | None = Field(None, description="Matryoshka width: the vector is cut, then normalized.")
     normalize: bool | None = Field(None, description="L2-normalize; by default as the model does.")
     use_activation: bool | None = Field(None, description="vLLM's name for `normalize`, and for `activation`.")

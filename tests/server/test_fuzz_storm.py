@@ -1,0 +1,208 @@
+"""A storm: every kind of model in a process of its own, several clients sending what makes no sense, and its figures.
+
+``make fuzz`` runs it with the other fuzzers; MILLPOND_STORM is the number of requests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+import yaml
+from tests.server.mutations import BODIES, MODELS, Mutant, mutants, wrecks
+
+PATIENCE = 300.0  # seconds; whatever takes longer hangs
+REQUESTS = int(os.environ.get("MILLPOND_STORM", "40000"))
+CLIENTS = 4
+STAGES = 8  # after each of which the memory is read
+WRECKS = 8  # one request in so many is broken as HTTP, too
+# 501 is vLLM's word for a model that does not serve the route.
+ANSWERS = {"200", "400", "404", "413", "415", "501"}
+# Of a broken message, the server may also say that the method or the protocol is none of its own, or hang up.
+OF_WRECKS = {*ANSWERS, "405", "408", "431", "no answer"}
+# From the middle to the end. The allocator keeps what the largest requests took, in one arena here, so that no thread
+# adds one of its own; a leak of 4 KiB a request would be more.
+GROWTH = 64.0  # MiB
+
+
+@dataclass(kw_only=True)
+class Figures:
+    """What came back."""
+
+    statuses: Counter[str] = field(default_factory=Counter)
+    wrecks: Counter[str] = field(default_factory=Counter)
+    longest: tuple[float, str] = (0.0, "")
+    odd: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, status: str, seconds: float, told: str, *, wreck: bool) -> None:
+        with self.lock:
+            (self.wrecks if wreck else self.statuses)[status] += 1
+            self.longest = max(self.longest, (seconds, told))
+            if status not in (OF_WRECKS if wreck else ANSWERS):
+                self.odd.append(f"{status}: {told}")
+
+
+@pytest.fixture(scope="module")
+def process(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
+    """The server, its address and its log."""
+    folder = tmp_path_factory.mktemp("storm")
+    models = {name: {"model": str(request.getfixturevalue(name))} for name in MODELS}
+    (folder / "server.yaml").write_text(yaml.safe_dump({"dtype": "float32", "models": models}), encoding="utf-8")
+    words = ["serve", "--config", str(folder / "server.yaml"), "--port", "0", "--disable-log-requests"]
+    log = folder / "log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "millpond", *words],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
+        )
+    assert process.stdout is not None
+    try:
+        told = list(itertools.takewhile(lambda line: not line.startswith("every route"), process.stdout))
+        assert told and process.poll() is None, log.read_text()
+        yield process, told[0].split()[2], log
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE)
+
+
+def resident(process: subprocess.Popen[str]) -> float:
+    """MiB of memory."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+def numbers(address: str) -> list[np.ndarray]:
+    """Every number, and the base64, of the answers to valid requests."""
+    found = []
+    with httpx.Client(base_url=address, timeout=PATIENCE, trust_env=False) as client:
+        for path, bodies in BODIES.items():
+            for body in bodies:
+                answer = client.post(path, json=body)
+                assert answer.status_code == 200, (path, body, answer.text)
+                if "json" in answer.headers["content-type"]:
+                    found.append(np.array(list(_floats(answer.json()))))
+    return found
+
+
+def _floats(value: object) -> Iterator[float]:
+    if isinstance(value, float):
+        yield value
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _floats(part)
+
+
+def send(client: httpx.Client, mutant: Mutant) -> str:
+    headers = [(name.encode(), value.encode()) for name, value in mutant.headers.items()]
+    return str(client.post(mutant.path, content=mutant.body, headers=headers).status_code)
+
+
+def wreck(address: str, message: bytes, *, wait: bool) -> str:
+    """The status that ``message`` is answered with; without ``wait`` its sender leaves at once."""
+    split = urlsplit(address)
+    said = b""
+    with (
+        contextlib.suppress(ConnectionError),
+        socket.create_connection((str(split.hostname), int(split.port or 0)), timeout=PATIENCE) as connection,
+    ):
+        connection.sendall(message)
+        if wait:
+            connection.shutdown(socket.SHUT_WR)
+            while part := connection.recv(1 << 16):
+                said = (said + part)[:64]
+    return said.split()[1].decode() if len(said.split()) > 1 else "no answer"
+
+
+def storm(address: str, figures: Figures, *, seed: int, count: int) -> None:
+    """One client's ``count`` requests, over all the routes."""
+    share = -(-count // len(BODIES))
+    sent = [mutants(path, share, seed=seed) for path in BODIES]
+    broken = [wrecks(path, share, seed=seed) for path in BODIES]
+    chance = random.Random(seed)
+    with httpx.Client(base_url=address, timeout=PATIENCE, trust_env=False) as client:
+        for number in range(count):
+            place = number % len(BODIES)
+            mutant, message = next(sent[place]), next(broken[place])
+            is_wreck = number % WRECKS == 0
+            begun = time.perf_counter()
+            try:
+                status = wreck(address, message, wait=chance.random() < 0.7) if is_wreck else send(client, mutant)
+            except Exception as error:  # figures.odd has it, and the test fails by that
+                status = repr(error)
+            told = repr(message[:300]) if is_wreck else f"{mutant.path} {mutant.body[:300]!r}"
+            figures.note(status, time.perf_counter() - begun, told, wreck=is_wreck)
+
+
+def together(*works: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_a_storm(process: tuple[subprocess.Popen[str], str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    server, address, log = process
+    before = numbers(address)
+    figures, health, over = Figures(), [0.0], threading.Event()
+    memory = [resident(server)]
+
+    def look() -> None:
+        with httpx.Client(base_url=address, timeout=PATIENCE, trust_env=False) as client:
+            while not over.wait(0.05):
+                begun = time.perf_counter()
+                assert client.get("/health").status_code == 200
+                health.append(time.perf_counter() - begun)
+
+    watch = threading.Thread(target=look)
+    watch.start()
+    begun = time.perf_counter()
+    for stage in range(STAGES):
+        share = REQUESTS // STAGES // CLIENTS
+        seeds = range(stage * CLIENTS, (stage + 1) * CLIENTS)
+        together(*(partial(storm, address, figures, seed=seed, count=share) for seed in seeds))
+        memory.append(resident(server))
+    seconds = time.perf_counter() - begun
+    over.set()
+    watch.join()
+    with capsys.disabled():
+        print(
+            f"\n{sum(figures.statuses.values())} requests: {dict(figures.statuses.most_common())}"
+            f"\n{sum(figures.wrecks.values())} broken as HTTP: {dict(figures.wrecks.most_common())}"
+            f"\n{seconds:.0f} s; the longest answer {figures.longest[0]:.2f} s ({figures.longest[1][:120]})"
+            f"\n/health meanwhile: {len(health)} times, median {statistics.median(health) * 1e3:.1f} ms, "
+            f"longest {max(health) * 1e3:.0f} ms"
+            f"\nmemory before and after each eighth: {', '.join(f'{each:.0f}' for each in memory)} MiB"
+        )
+    assert figures.odd == []
+    assert figures.statuses["200"] > REQUESTS / 5 and figures.statuses["400"] > REQUESTS / 5
+    after = numbers(address)
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    written = log.read_text()
+    assert "ERROR" not in written and "Traceback" not in written, written[-5000:]
+    assert memory[-1] - memory[STAGES // 2] < GROWTH, memory
