@@ -16,6 +16,8 @@ from millpond.attention.segments import Segments
 from millpond.attention.select import select
 from millpond.attention.signature import Masking
 from millpond.models.add_norm import AddNorm
+from millpond.models.rms_norm import RMSNorm
+from millpond.models.rotary import turned
 from millpond.native import library as place
 from millpond.native.library import library
 
@@ -282,6 +284,65 @@ def test_other_norms_are_torchs(norm, monkeypatch):
     expected = norm(states + residual)
     monkeypatch.setattr("millpond.models.add_norm.library", None)  # not asked
     torch.testing.assert_close(AddNorm(norm)(states, residual), expected)
+
+
+# --- Norms of heads, and turns ----------------------------------------------------------------------------------------
+
+
+@built
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("shape", [(1, 16), (65, 48), (700, 1024), (3, 5, 16), (130, 4, 128)], ids=str)
+def test_an_rms_norm(shape, centred):
+    generator = torch.Generator().manual_seed(sum(shape))
+    rows = 3 * torch.randn(shape, generator=generator).bfloat16()
+    weight = torch.randn(shape[-1] if len(shape) == 2 else shape[1:], generator=generator).bfloat16()
+    wide = rows.float()
+    expected = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * (weight.float() + float(centred))
+    norm = RMSNorm(weight, 1e-6, centred=centred)
+    assert norm._fits(rows)
+    torch.testing.assert_close(norm(rows).float(), expected, atol=1e-3, rtol=2**-7)
+
+
+@built
+def test_an_rms_norm_of_heads_between_others():
+    fused = torch.randn(70, 6, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
+    norm = RMSNorm(torch.rand(4, 32).bfloat16(), 1e-6)
+    assert norm._fits(fused[:, 1:5])
+    assert torch.equal(norm(fused[:, 1:5]), norm(fused[:, 1:5].contiguous()))
+
+
+@built
+@pytest.mark.parametrize("shape", [(1, 1, 32), (33, 6, 64), (200, 3, 128), (5, 2, 96)], ids=str)
+def test_turns(shape, monkeypatch):
+    generator = torch.Generator().manual_seed(sum(shape))
+    fused = torch.randn(shape[0], shape[1] + 2, shape[2], generator=generator).bfloat16()
+    states = fused[:, 1 : 1 + shape[1]]
+    angles = torch.rand(shape[0], 1, shape[2] // 2, generator=generator).repeat(1, 1, 2) * 6
+    cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
+    kept = fused.clone()
+    found = turned(states, cos, sin)
+    expected = turned(states.float(), cos.float(), sin.float())
+    torch.testing.assert_close(found.float(), expected, atol=1e-3, rtol=2**-7)
+    assert torch.equal(fused, kept)
+    monkeypatch.setattr("millpond.models.rotary.library", lambda: None)
+    assert (turned(states, cos, sin) - found).abs().max() < 0.06  # three roundings more
+    assert (turned(states, cos, -sin) - found).abs().max() > 0.1 or shape[0] == 1
+
+
+@built
+def test_norms_and_turns_of_many_threads():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(999, 4, 64, generator=generator).bfloat16()
+    angles = torch.rand(999, 1, 64, generator=generator).bfloat16()
+    norm = RMSNorm(torch.rand(4, 64).bfloat16(), 1e-6)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = turned(norm(rows), angles.cos(), angles.sin())
+        torch.set_num_threads(3)
+        assert torch.equal(turned(norm(rows), angles.cos(), angles.sin()), one)
+    finally:
+        torch.set_num_threads(before)
 
 
 # --- The build --------------------------------------------------------------------------------------------------------

@@ -6,6 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from millpond.native.library import library
+
+# Columns of a vector.
+_LANES = 16
+
 
 class RMSNorm(nn.Module):
     """``x / rms(x) * weight`` over the last dimension, computed in float32 and rounded as transformers does.
@@ -22,10 +27,15 @@ class RMSNorm(nn.Module):
         self.register_buffer("weight", weight.detach())
         self.eps = eps
         self.centred = centred
+        self._factors: torch.Tensor | None = None  # in float32, for the compiled kernel
+        if weight.dtype is torch.bfloat16 and weight.device.type == "cpu" and weight.shape[-1] % _LANES == 0:
+            self._factors = (self.weight.float() + float(centred)).contiguous()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [..., dim]
         """Normalize into a new tensor."""
         dim = rows.shape[-1:]
+        if self._factors is not None and not torch.compiler.is_compiling() and self._fits(rows):
+            return self._at_once(rows, self._factors)
         if rows.device.type == "cpu":
             normed = _divided(rows, self.eps)
         elif self.centred or self.weight.dim() > 1:
@@ -34,6 +44,27 @@ class RMSNorm(nn.Module):
             return F.rms_norm(rows, dim, self.weight, self.eps)
         # 1 + weight, rounded to half precision, would be another weight.
         return normed.addcmul_(normed, self.weight) if self.centred else normed.mul_(self.weight)
+
+    def _fits(self, rows: torch.Tensor) -> bool:
+        plain = rows.dim() == 2 or (rows.dim() == 3 and self.weight.dim() == 2)
+        return plain and rows.dtype is torch.bfloat16 and rows.stride(-1) == 1 and library() is not None
+
+    def _at_once(self, rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+        kernels = library()
+        assert kernels is not None
+        out = torch.empty(rows.shape, dtype=rows.dtype)
+        heads = rows if rows.dim() == 3 else rows[:, None]  # [tokens, heads, dim]
+        kernels.millpond_rms_norm(
+            heads.data_ptr(),
+            out.data_ptr(),
+            factors.data_ptr(),
+            *heads.shape,
+            *heads.stride()[:2],
+            factors.stride(0) if factors.dim() == 2 else 0,
+            self.eps,
+            torch.get_num_threads(),
+        )
+        return out
 
 
 def _divided(rows: torch.Tensor, eps: float) -> torch.Tensor:  # [..., dim]

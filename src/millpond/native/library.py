@@ -37,6 +37,10 @@ def library() -> ctypes.CDLL | None:
         found.millpond_attention.restype = None
         found.millpond_add_norm.argtypes = [*[_pointer] * 4, *[_int] * 4, ctypes.c_double, _int]
         found.millpond_add_norm.restype = None
+        found.millpond_rms_norm.argtypes = [*[_pointer] * 3, *[_int] * 6, ctypes.c_double, _int]
+        found.millpond_rms_norm.restype = None
+        found.millpond_turn.argtypes = [*[_pointer] * 4, *[_int] * 8]
+        found.millpond_turn.restype = None
         stale = found.millpond_attention_bytes() != CALL_BYTES
     except (OSError, AttributeError) as error:
         logger.warning("the compiled kernels are left out: %s; installing millpond again builds them anew", error)

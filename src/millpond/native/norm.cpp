@@ -1,6 +1,4 @@
-// The sum of two states and its layer norm in one pass, in bfloat16 with float32 inside.
-//
-// models/add_norm.py calls this.
+// Norms of rows in one pass, in bfloat16 with float32 inside: models/add_norm.py and models/rms_norm.py call them.
 
 #include "processor.h"
 
@@ -66,8 +64,51 @@ void norm_rows(void* given) {
   }
 }
 
+struct Rms {
+  const uint16_t* states;  // [tokens, heads, dim]
+  uint16_t* out;           // the same, dense
+  const float* weight;     // [dim], or [heads, dim]
+  int64_t tokens, heads, dim, token_stride, head_stride, weight_head;
+  float epsilon;
+  int64_t next;
+};
+
+inline void rms_row(const uint16_t* states, const float* weight, int64_t dim, float epsilon, uint16_t* out) {
+  __m512 squares = _mm512_setzero_ps();
+  for (int64_t d = 0; d < dim; d += kLanes) {
+    const __m512 s = read(states + d);
+    squares = _mm512_fmadd_ps(s, s, squares);
+  }
+  const float mean = _mm512_reduce_add_ps(squares) / float(dim);
+  const __m512 scale = _mm512_set1_ps(1.0f / __builtin_sqrtf(mean + epsilon));
+  for (int64_t d = 0; d < dim; d += kLanes) {
+    const __m512 normed = _mm512_mul_ps(_mm512_mul_ps(read(states + d), scale), _mm512_loadu_ps(weight + d));
+    _mm256_storeu_si256((__m256i*)(out + d), (__m256i)_mm512_cvtneps_pbh(normed));
+  }
+}
+
+void rms_rows(void* given) {
+  auto& rms = *(Rms*)given;
+  for (int64_t token; (token = __atomic_fetch_add(&rms.next, kChunk, __ATOMIC_RELAXED)) < rms.tokens;) {
+    const int64_t stop = token + kChunk < rms.tokens ? token + kChunk : rms.tokens;
+    for (; token < stop; token++)
+      for (int64_t h = 0; h < rms.heads; h++)
+        rms_row(rms.states + token * rms.token_stride + h * rms.head_stride, rms.weight + h * rms.weight_head, rms.dim,
+                rms.epsilon, rms.out + (token * rms.heads + h) * rms.dim);
+  }
+}
+
 }  // namespace
 MILLPOND_END
+
+// x / rms(x) * weight of each head's columns, a multiple of 16 of them.
+extern "C" void millpond_rms_norm(const std::uint16_t* states, std::uint16_t* out, const float* weight,
+                                  std::int64_t tokens, std::int64_t heads, std::int64_t dim, std::int64_t token_stride,
+                                  std::int64_t head_stride, std::int64_t weight_head, double epsilon,
+                                  std::int64_t threads) {
+  Rms rms{states, out, weight, tokens, heads, dim, token_stride, head_stride, weight_head, float(epsilon), 0};
+  run_team(rms_rows, &rms, tokens > kChunk ? threads : 1);
+}
 
 // layer_norm(states + residual) into states; rows of at most 4,096 columns, a multiple of 16.
 extern "C" void millpond_add_norm(std::uint16_t* states, const std::uint16_t* residual, const float* weight,
