@@ -23,8 +23,7 @@ FROM python:${PYTHON_VERSION}-slim
 RUN useradd --create-home --uid 10001 millpond && install --directory --owner millpond --group millpond /models
 COPY --from=build /opt/millpond /opt/millpond
 # Inside a container the loopback device reaches nobody; who may come in is the publisher's choice, and the key's.
-ENV PATH=/opt/millpond/bin:$PATH HF_HOME=/models MILLPOND_HOST=0.0.0.0 MILLPOND_PORT=8000 PYTHONUNBUFFERED=1 \
-    MALLOC_ARENA_MAX=2
+ENV PATH=/opt/millpond/bin:$PATH HF_HOME=/models MILLPOND_HOST=0.0.0.0 MILLPOND_PORT=8000 PYTHONUNBUFFERED=1
 USER millpond
 WORKDIR /models
 VOLUME /models

@@ -15,7 +15,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from millpond.server import listening
+from millpond.server import arenas, listening
 from millpond.server.app import create_app
 from millpond.server.config import ModelConfig, ServerConfig
 from millpond.server.served import ServedModels
@@ -45,6 +45,7 @@ def serve(models: Sequence[ModelConfig], config: ServerConfig, *, ready: Ready) 
         ModelLoadError: A checkpoint cannot be found, read or run; nothing stays open.
         MissingExtraError: Traces are asked for without the package that sends them.
     """
+    arenas.keep_few()
     check_installed(config.otlp_traces_endpoint)
     listening.check_certificates(config)
     sockets = listening.bind(config)

@@ -1,0 +1,57 @@
+"""Few pools of memory for a server's threads, counted in a process of its own."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import ctypes, json, sys, tempfile, threading
+from xml.etree import ElementTree
+from millpond.server import arenas
+
+done = arenas.keep_few() if sys.argv[1] == "few" else None
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+together = threading.Barrier(8)
+
+def take():
+    together.wait()
+    for _ in range(200):
+        libc.malloc(1000)
+    together.wait()
+
+threads = [threading.Thread(target=take) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+libc.fopen.restype = ctypes.c_void_p
+with tempfile.NamedTemporaryFile() as file:
+    stream = ctypes.c_void_p(libc.fopen(file.name.encode(), b"w"))
+    libc.malloc_info(0, stream)
+    libc.fclose(stream)
+    print(json.dumps([done, len(ElementTree.parse(file.name).findall("heap"))]))
+"""
+
+
+def arenas_of(how, **environment):
+    run = subprocess.run(
+        [sys.executable, "-c", CODE, how],
+        env={**{k: v for k, v in os.environ.items() if k != "MALLOC_ARENA_MAX"}, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(run.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_threads_share_two_pools():
+    assert arenas_of("many")[1] > 2
+    assert arenas_of("few") == [True, 2]
+
+
+def test_the_environment_goes_before_it():
+    assert arenas_of("few", MALLOC_ARENA_MAX="3")[0] is False
