@@ -86,6 +86,7 @@ def memory_table(results: Record) -> str:
 def load_plot(results: Record) -> Any:
     """Percentiles over the offered load, and what was served of it."""
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     curve = results["curve"]
     figure, (times, served) = plt.subplots(1, 2, figsize=(10, 4.2))
@@ -105,6 +106,9 @@ def load_plot(results: Record) -> Any:
         served.plot(shares, [row["achieved_per_second"] for row in rows], "-o", markersize=3, color=color, label=front)
     served.axhline(curve["bulk_per_second"], color="#64748b", linewidth=1, linestyle=":", label="bulk")
     times.set_yscale("log")
+    times.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    times.yaxis.set_major_formatter("{x:g}")  # 200, and not 2 x 10^2
+    times.yaxis.set_minor_formatter(NullFormatter())
     times.set_title("Latency under load")
     times.set_ylabel("milliseconds (log scale)")
     served.set_title("Throughput under load")
