@@ -13,6 +13,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from contextlib import suppress
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ class KernelsBuildHook(BuildHookInterface[Any]):
         if wanted == "1":
             raise RuntimeError(f"the compiled kernels could not be built: {problem}")
         if wanted != "0":
-            library.unlink(missing_ok=True)  # one of an earlier source
+            _remove(library)  # one of an earlier source
         self.app.display_warning(f"millpond without its compiled kernels: {problem}")
 
 
@@ -55,7 +57,8 @@ def _compile(library: Path) -> str | None:
     )
     if not compiler:
         return "there is no C++ compiler"
-    sources = [str(source) for source in sorted(library.parent.glob("*.cpp"))]
+    sources = [f"-DMILLPOND_SOURCES={_sources(library.parent)}ull"]
+    sources += [str(source) for source in sorted(library.parent.glob("*.cpp"))]
     beside = library.with_suffix(f".{os.getpid()}.so")  # a process that has the old one mapped keeps it whole
     try:
         done = subprocess.run([*compiler, *_OPTIONS, "-o", str(beside), *sources], capture_output=True, text=True)
@@ -65,5 +68,19 @@ def _compile(library: Path) -> str | None:
     except OSError as error:
         return str(error)
     finally:
-        beside.unlink(missing_ok=True)
+        _remove(beside)
     return None
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):  # a read-only tree
+        path.unlink(missing_ok=True)
+
+
+def _sources(folder: Path) -> int:
+    """What library.py will compare."""
+    spec = spec_from_file_location("library", folder / "library.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return int(module.sources())

@@ -125,6 +125,19 @@ def test_sequences_that_continue_another(causal):
 
 
 @built
+@pytest.mark.parametrize(
+    "masking",
+    [Masking(scale=0.2, causal=True), Masking(scale=0.2, causal=True, softcap=5.0, window=3)],
+    ids=["causal", "window"],
+)
+def test_sequences_that_continue_another_with_fewer_keys(masking):
+    lengths = [3, 8, 8]
+    given = states(lengths, 4, 2, 32)
+    # As many keys in all as the second has rows; and of the third a window that ends before its last rows.
+    assert_equal(given, Segments.of(lengths, keys=[3, 5, 2], prefixes=[-1, 0, 0]), masking)
+
+
+@built
 @pytest.mark.parametrize("size", [1.0, 8.0, 60.0, 1e4])
 def test_scores_of_any_size(size):
     lengths = [50, 3, 200]
@@ -219,9 +232,53 @@ def test_it_can_be_switched_off(fresh, monkeypatch):
 
 @built
 def test_a_library_of_another_version_is_left_alone(fresh, monkeypatch, caplog):
-    monkeypatch.setattr(place, "CALL_BYTES", place.CALL_BYTES + 8)
+    monkeypatch.setattr(place, "sources", lambda: 1)
     assert library() is None
     assert "install millpond again" in caplog.text
+
+
+@built
+def test_both_sides_agree_on_a_call():
+    assert ctypes.sizeof(native._Call) == library().millpond_attention_bytes()
+
+
+@built
+def test_what_does_not_suit_is_left_to_others(monkeypatch):
+    lengths = [20, 9]
+    query, key, value = states(lengths, 4, 2, 32)
+    segments, masking = Segments.of(lengths), Masking(scale=0.2, causal=False)
+    for bias in (torch.zeros(1, 20, 20), torch.zeros(4, 19, 19)):
+        assert not native._suits(query, key, value, segments, replace(masking, bias=bias.bfloat16()))
+    assert not native._suits(query, key, value[:, :, :16], segments, masking)
+    assert not native._suits(query, key.float(), value.float(), segments, masking)
+    assert not native._suits(query[:, :3], key, value, segments, masking)
+    assert not native._suits(query[:28], key[:28], value[:28], segments, masking)
+    assert native._suits(query, key, value, segments, masking)
+    called = []
+    monkeypatch.setattr(products, "attend", lambda *given: called.append(given))
+    native.attend(query, key.float(), value.float(), segments, masking)
+    assert called
+    assert not native.fits(query.float().bfloat16().requires_grad_(), masking)
+
+
+@built
+def test_norms_of_what_does_not_suit():
+    norm = AddNorm(norms(384).bfloat16())
+    wide, row = torch.randn(5, 384), torch.randn(1, 384)
+    with torch.inference_mode():
+        one_row = norm(wide.bfloat16(), row.bfloat16())  # a residual that is broadcast
+        torch.testing.assert_close(one_row.float(), norms(384)(wide + row), atol=0.1, rtol=0.05)
+        both = AddNorm(norms(384).bfloat16()).float()(wide.clone(), wide)
+        torch.testing.assert_close(both, norms(384)(2 * wide))
+        changed = AddNorm(norms(384).bfloat16())
+        changed.norm.load_state_dict({"weight": torch.ones(384), "bias": torch.zeros(384)})
+        found = changed(wide.bfloat16(), wide.bfloat16())
+        expected = torch.nn.functional.layer_norm(2 * wide.bfloat16().float(), (384,))
+        torch.testing.assert_close(found.float(), expected, atol=1e-3, rtol=2**-7)
+    rms = RMSNorm(torch.ones(2, 64).bfloat16(), 1e-6)
+    assert not rms._fits(torch.ones(3, 5, 64).bfloat16())
+    assert not RMSNorm(torch.ones(64).bfloat16(), 1e-6)._fits(torch.ones(3, 4096).bfloat16())
+    assert not rms._fits(torch.ones(3, 64).bfloat16())
 
 
 # --- Sums and norms ---------------------------------------------------------------------------------------------------
@@ -257,7 +314,8 @@ def test_rows_of_a_wider_tensor():
     wide = torch.randn(20, 96, generator=torch.Generator().manual_seed(0)).bfloat16()
     expected = norms(32)(wide[:, :32].float() + wide[:, 64:].float())
     middle = wide[:, 32:64].clone()
-    found = AddNorm(norms(32).bfloat16())(wide[:, :32], wide[:, 64:])
+    with torch.inference_mode():
+        found = AddNorm(norms(32).bfloat16())(wide[:, :32], wide[:, 64:])
     torch.testing.assert_close(found.float(), expected, atol=1e-3, rtol=2**-7)
     assert torch.equal(wide[:, 32:64], middle)
 
@@ -266,7 +324,7 @@ def test_rows_of_a_wider_tensor():
 def test_a_norm_of_many_threads():
     generator = torch.Generator().manual_seed(0)
     states, residual = (torch.randn(999, 384, generator=generator).bfloat16() for _ in range(2))
-    add_norm = AddNorm(norms(384).bfloat16())
+    add_norm = AddNorm(norms(384).bfloat16().requires_grad_(False))
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -388,6 +446,17 @@ def test_the_library_needs_nothing_that_a_bare_system_has_not():
     """torch's own thread pool is looked up, not linked."""
     listed = subprocess.run(["readelf", "-d", place.LIBRARY], capture_output=True, text=True, check=True).stdout
     assert [line.partition("[")[2] for line in listed.splitlines() if "NEEDED" in line] in (["libc.so.6]"], [])
+
+
+@built
+def test_a_tree_that_cannot_be_written_gives_a_pure_package(tmp_path, monkeypatch):
+    def refuse(self, *, missing_ok=False):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    data, warnings, _ = build(tmp_path, monkeypatch, CXX="false")
+    assert len(warnings) == 1
+    assert data == {"artifacts": []}
 
 
 @pytest.mark.parametrize("environment", [{"CXX": "/nowhere/c++"}, {"CXX": "false"}, {"MILLPOND_NATIVE": "0"}])

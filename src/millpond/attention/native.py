@@ -6,12 +6,17 @@ import ctypes
 
 import torch
 
+from millpond.attention import products
 from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
-from millpond.native.library import CALL_BYTES, library
+from millpond.native.library import library
 
 # Columns of a vector, in which heads are read.
 _LANES = 16
+# Query rows of which a thread takes one head at a time, as kUnit in attention.cpp.
+_UNIT = 512
+# Bytes that all threads have together for keys, values and scores; fewer threads work where each needs much.
+_MOST_ROOM = 256 << 20
 # Farther than any token.
 _EVERYWHERE = 1 << 40
 
@@ -54,9 +59,6 @@ class _Call(ctypes.Structure):
     ]
 
 
-assert ctypes.sizeof(_Call) == CALL_BYTES
-
-
 def fits(query: torch.Tensor, masking: Masking) -> bool:
     """Whether the kernel can take this call: a CPU's in bfloat16, with heads of whole vectors."""
     return (
@@ -64,6 +66,7 @@ def fits(query: torch.Tensor, masking: Masking) -> bool:
         and query.device.type == "cpu"
         and query.shape[-1] % _LANES == 0
         and (masking.bias is None or masking.bias.dtype is torch.bfloat16)
+        and not (torch.is_grad_enabled() and query.requires_grad)
         and library() is not None
     )
 
@@ -76,6 +79,8 @@ def attend(
     masking: Masking,
 ) -> torch.Tensor:  # [tokens, heads, dim]
     """Attention within each segment."""
+    if not _suits(query, key, value, segments, masking):
+        return products.attend(query, key, value, segments, masking)
     kernels = library()
     assert kernels is not None
     query, key, value = (states if states.stride(2) == 1 else states.contiguous() for states in (query, key, value))
@@ -86,9 +91,11 @@ def attend(
     if prefixes is not None:
         longest += int((prefixes[:, 1] - prefixes[:, 0]).max())
     before = _EVERYWHERE if masking.window is None else masking.window - 1
-    threads = torch.get_num_threads()
     dim = query.shape[2]
-    room = torch.empty(threads * kernels.millpond_attention_room(longest, dim), dtype=torch.uint8)
+    each = kernels.millpond_attention_room(longest, dim)
+    units = len(segments.lengths) * key.shape[1] * -(-segments.max_seqlen // _UNIT)
+    threads = max(1, min(torch.get_num_threads(), units, _MOST_ROOM // each))
+    room = torch.empty(threads * each, dtype=torch.uint8)
     call = _Call(
         query.data_ptr(),
         key.data_ptr(),
@@ -117,3 +124,20 @@ def attend(
     )
     kernels.millpond_attention(ctypes.byref(call))
     return out
+
+
+def _suits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, masking: Masking) -> bool:
+    """Whether everything has the shape and precision that the kernel, which checks nothing, reads it in."""
+    bias = masking.bias
+    if bias is not None and (
+        segments.shared or bias.shape[0] != query.shape[1] or min(bias.shape[1:]) < segments.max_seqlen
+    ):
+        return False
+    return (
+        key.shape == value.shape
+        and key.dtype is value.dtype is torch.bfloat16
+        and key.device.type == value.device.type == "cpu"
+        and key.shape[0] == query.shape[0] == segments.total
+        and key.shape[2] == query.shape[2]
+        and query.shape[1] % key.shape[1] == 0
+    )

@@ -70,7 +70,7 @@ def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Masking, 
     """
     length, keys = q.shape[2], k.shape[2]
     # The causal flag means different corners to different kernels when the shapes differ: then it is written out.
-    mask = masking.mask(before + length, q.device, keep_causal=keys != length)
+    mask = masking.mask(before + length, q.device, keep_causal=before > 0 or keys != length)
     if masking.bias is not None:
         mask = masking.bias[:, :length, :keys]
     elif mask is not None:
@@ -107,7 +107,7 @@ def _explicit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Maskin
         if mask is not None:
             scores = scores.masked_fill_(~mask[first : first + rows, :keys], float("-inf"))
         weights = scores.softmax(-1)
-        if keys < length and masking.window is not None:
+        if keys < before + length and masking.window is not None:
             weights = weights.nan_to_num_(nan=0.0)  # the window of a row beyond the keys may hold none of them
         blocks.append(torch.matmul(weights, v))
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 2)

@@ -17,41 +17,51 @@ class AddNorm(nn.Module):
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
         self.norm = norm
-        self._in_full: tuple[torch.Tensor, torch.Tensor] | None = None
-        if type(norm) is nn.LayerNorm and _fits(norm):
-            self._in_full = (norm.weight.detach().float(), norm.bias.detach().float())
+        self._plain = type(norm) is not nn.LayerNorm or not _fits(norm)
 
     def forward(self, states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:  # [tokens, hidden], both
         """``[tokens, hidden]``; ``states`` are used up."""
-        plain = self._in_full is None or torch.compiler.is_compiling()  # a compiler makes one pass of it as well
-        kernels = None if plain else library()
-        if kernels is None or states.stride(1) != 1 or residual.stride(1) != 1:
-            return self.norm(states.add_(residual))  # type: ignore[no-any-return]
-        assert isinstance(self.norm, nn.LayerNorm) and self._in_full is not None
-        weight, bias = self._in_full
+        norm = self.norm
+        kernels = None
+        # A compiler makes one pass of it as well.
+        if not self._plain and not torch.compiler.is_compiling() and _suits(norm, states, residual):
+            kernels = library()
+        if kernels is None:
+            return norm(states.add_(residual))  # type: ignore[no-any-return]
+        assert isinstance(norm, nn.LayerNorm)
         kernels.millpond_add_norm(
             states.data_ptr(),
             residual.data_ptr(),
-            weight.data_ptr(),
-            bias.data_ptr(),
+            norm.weight.data_ptr(),
+            norm.bias.data_ptr(),
             *states.shape,
             states.stride(0),
             residual.stride(0),
-            self.norm.eps,
+            norm.eps,
             torch.get_num_threads(),
         )
         return states
 
 
 def _fits(norm: nn.LayerNorm) -> bool:
-    weight, bias = norm.weight, norm.bias
     return (
-        weight is not None
-        and bias is not None
-        and weight.dtype is torch.bfloat16
-        and weight.device.type == "cpu"
+        norm.weight is not None
+        and norm.bias is not None
         and len(norm.normalized_shape) == 1
-        and weight.numel() % _LANES == 0
-        and weight.numel() <= _WIDEST
-        and library() is not None
+        and norm.weight.numel() % _LANES == 0
+        and norm.weight.numel() <= _WIDEST
+    )
+
+
+def _suits(norm: nn.Module, states: torch.Tensor, residual: torch.Tensor) -> bool:
+    assert isinstance(norm, nn.LayerNorm)
+    return (
+        all(
+            given.dtype is torch.bfloat16 and given.device.type == "cpu" and given.stride(-1) == 1
+            for given in (states, residual, norm.weight, norm.bias)
+        )
+        and states.dim() == 2
+        and states.shape == residual.shape
+        and states.shape[1] == norm.weight.shape[0]
+        and not (torch.is_grad_enabled() and (states.requires_grad or norm.weight.requires_grad))
     )

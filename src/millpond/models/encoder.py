@@ -106,7 +106,7 @@ class PackedEncoder(nn.Module):
         hidden = self.embeddings(input_ids=input_ids, position_ids=position_ids, **types)[0]  # [tokens, embedding]
         if self.widen is not None:
             hidden = self.widen(hidden)  # [tokens, hidden]
-        bias = None if self.bias is None else self.bias(segments.max_seqlen).to(hidden.dtype)
+        bias = None if self.bias is None else self.bias(segments.max_seqlen).to(hidden.dtype).contiguous()
         *layers, last = self.layers
         for layer in layers:
             hidden = layer(hidden, segments, bias)

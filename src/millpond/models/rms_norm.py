@@ -27,15 +27,12 @@ class RMSNorm(nn.Module):
         self.register_buffer("weight", weight.detach())
         self.eps = eps
         self.centred = centred
-        self._factors: torch.Tensor | None = None  # in float32, for the compiled kernel
-        if weight.dtype is torch.bfloat16 and weight.device.type == "cpu" and weight.shape[-1] % _LANES == 0:
-            self._factors = (self.weight.float() + float(centred)).contiguous()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [..., dim]
         """Normalize into a new tensor."""
         dim = rows.shape[-1:]
-        if self._factors is not None and not torch.compiler.is_compiling() and self._fits(rows):
-            return self._at_once(rows, self._factors)
+        if not torch.compiler.is_compiling() and self._fits(rows):
+            return self._at_once(rows)
         if rows.device.type == "cpu":
             normed = _divided(rows, self.eps)
         elif self.centred or self.weight.dim() > 1:
@@ -46,10 +43,19 @@ class RMSNorm(nn.Module):
         return normed.addcmul_(normed, self.weight) if self.centred else normed.mul_(self.weight)
 
     def _fits(self, rows: torch.Tensor) -> bool:
-        plain = rows.dim() == 2 or (rows.dim() == 3 and self.weight.dim() == 2)
-        return plain and rows.dtype is torch.bfloat16 and rows.stride(-1) == 1 and library() is not None
+        weight = self.weight
+        return (
+            rows.dtype is weight.dtype is torch.bfloat16
+            and rows.device.type == weight.device.type == "cpu"
+            and rows.dim() == weight.dim() + 1
+            and rows.shape[1:] == weight.shape
+            and rows.shape[-1] % _LANES == 0
+            and rows.stride(-1) == weight.stride(-1) == 1
+            and not (torch.is_grad_enabled() and rows.requires_grad)
+            and library() is not None
+        )
 
-    def _at_once(self, rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    def _at_once(self, rows: torch.Tensor) -> torch.Tensor:
         kernels = library()
         assert kernels is not None
         out = torch.empty(rows.shape, dtype=rows.dtype)
@@ -57,10 +63,11 @@ class RMSNorm(nn.Module):
         kernels.millpond_rms_norm(
             heads.data_ptr(),
             out.data_ptr(),
-            factors.data_ptr(),
+            self.weight.data_ptr(),
             *heads.shape,
             *heads.stride()[:2],
-            factors.stride(0) if factors.dim() == 2 else 0,
+            self.weight.stride(0) if self.weight.dim() == 2 else 0,
+            float(self.centred),
             self.eps,
             torch.get_num_threads(),
         )

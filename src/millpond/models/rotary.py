@@ -33,9 +33,11 @@ def turned(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
 def _fits(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
     return (
         all(given.dtype is torch.bfloat16 and given.device.type == "cpu" for given in (states, cos, sin))
+        and states.dim() == 3
         and states.shape[2] % (2 * _LANES) == 0
         and cos.shape == sin.shape == (states.shape[0], 1, states.shape[2])
         and states.stride(2) == cos.stride(2) == sin.stride(2) == 1
+        and not (torch.is_grad_enabled() and states.requires_grad)
         and library() is not None
     )
 

@@ -7,6 +7,7 @@ It is built from the sources beside this file when the package is built or insta
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import os
 from functools import cache
@@ -16,9 +17,15 @@ logger = logging.getLogger(__name__)
 
 LIBRARY = Path(__file__).with_name("libmillpond.so")
 SWITCH = "MILLPOND_NATIVE"
-# What a call of the attention passes: the library says what it expects, which tells one built from other sources.
-CALL_BYTES = 29 * 8
-_int, _pointer = ctypes.c_int64, ctypes.c_void_p
+_int, _float, _pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
+
+
+def sources() -> int:
+    """A number for the sources beside this file, which the build writes into the library."""
+    digest = hashlib.sha256()
+    for path in sorted(path for kind in ("*.cpp", "*.h") for path in LIBRARY.parent.glob(kind)):
+        digest.update(path.read_bytes())
+    return int.from_bytes(digest.digest()[:8], "big")
 
 
 @cache
@@ -30,22 +37,23 @@ def library() -> ctypes.CDLL | None:
         found = ctypes.CDLL(str(LIBRARY))  # a call gives the interpreter's lock away
         if not found.millpond_fits():
             return None
+        found.millpond_sources.restype = ctypes.c_uint64
         found.millpond_attention_bytes.restype = _int
         found.millpond_attention_room.argtypes = [_int, _int]
         found.millpond_attention_room.restype = _int
         found.millpond_attention.argtypes = [_pointer]
         found.millpond_attention.restype = None
-        found.millpond_add_norm.argtypes = [*[_pointer] * 4, *[_int] * 4, ctypes.c_double, _int]
+        found.millpond_add_norm.argtypes = [*[_pointer] * 4, *[_int] * 4, _float, _int]
         found.millpond_add_norm.restype = None
-        found.millpond_rms_norm.argtypes = [*[_pointer] * 3, *[_int] * 6, ctypes.c_double, _int]
+        found.millpond_rms_norm.argtypes = [*[_pointer] * 3, *[_int] * 6, _float, _float, _int]
         found.millpond_rms_norm.restype = None
         found.millpond_turn.argtypes = [*[_pointer] * 4, *[_int] * 8]
         found.millpond_turn.restype = None
-        stale = found.millpond_attention_bytes() != CALL_BYTES
+        stale = found.millpond_sources() != sources()
     except (OSError, AttributeError) as error:
         logger.warning("the compiled kernels are left out: %s; installing millpond again builds them anew", error)
         return None
     if stale:
-        logger.warning("the compiled kernels are left out: they are of another version; install millpond again")
+        logger.warning("the compiled kernels are left out: they were built from other sources; install millpond again")
         return None
     return found

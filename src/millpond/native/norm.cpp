@@ -12,6 +12,12 @@ extern "C" int millpond_fits(void) {
 #endif
 }
 
+// Which sources this was built from: library.py compares.
+#ifndef MILLPOND_SOURCES
+#define MILLPOND_SOURCES 0
+#endif
+extern "C" std::uint64_t millpond_sources(void) { return MILLPOND_SOURCES; }
+
 #if MILLPOND_NATIVE
 
 MILLPOND_BEGIN
@@ -22,8 +28,8 @@ constexpr int64_t kChunk = 64;  // rows that a thread takes at a time
 struct Norm {
   uint16_t* states;  // [rows, dim], the result too
   const uint16_t* residual;
-  const float* weight;
-  const float* bias;
+  const uint16_t* weight;
+  const uint16_t* bias;
   int64_t rows, dim, stride, residual_stride;
   float epsilon;
   int64_t next;
@@ -50,7 +56,7 @@ void norm_row(const Norm& norm, int64_t row, float* sums) {
   const __m512 scale = _mm512_set1_ps(1.0f / __builtin_sqrtf(variance + norm.epsilon));
   for (int64_t d = 0; d < norm.dim; d += kLanes) {
     const __m512 normed = _mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(sums + d), mean), scale);
-    const __m512 out = _mm512_fmadd_ps(normed, _mm512_loadu_ps(norm.weight + d), _mm512_loadu_ps(norm.bias + d));
+    const __m512 out = _mm512_fmadd_ps(normed, read(norm.weight + d), read(norm.bias + d));
     _mm256_storeu_si256((__m256i*)(states + d), (__m256i)_mm512_cvtneps_pbh(out));
   }
 }
@@ -67,22 +73,26 @@ void norm_rows(void* given) {
 struct Rms {
   const uint16_t* states;  // [tokens, heads, dim]
   uint16_t* out;           // the same, dense
-  const float* weight;     // [dim], or [heads, dim]
+  const uint16_t* weight;  // [dim], or [heads, dim]
   int64_t tokens, heads, dim, token_stride, head_stride, weight_head;
+  float neutral;  // what a weight counts from
   float epsilon;
   int64_t next;
 };
 
-inline void rms_row(const uint16_t* states, const float* weight, int64_t dim, float epsilon, uint16_t* out) {
+inline void rms_row(const Rms& rms, const uint16_t* states, const uint16_t* weight, uint16_t* out) {
+  const int64_t dim = rms.dim;
   __m512 squares = _mm512_setzero_ps();
   for (int64_t d = 0; d < dim; d += kLanes) {
     const __m512 s = read(states + d);
     squares = _mm512_fmadd_ps(s, s, squares);
   }
   const float mean = _mm512_reduce_add_ps(squares) / float(dim);
-  const __m512 scale = _mm512_set1_ps(1.0f / __builtin_sqrtf(mean + epsilon));
+  const __m512 neutral = _mm512_set1_ps(rms.neutral);
+  const __m512 scale = _mm512_set1_ps(1.0f / __builtin_sqrtf(mean + rms.epsilon));
   for (int64_t d = 0; d < dim; d += kLanes) {
-    const __m512 normed = _mm512_mul_ps(_mm512_mul_ps(read(states + d), scale), _mm512_loadu_ps(weight + d));
+    const __m512 factor = _mm512_add_ps(read(weight + d), neutral);
+    const __m512 normed = _mm512_mul_ps(_mm512_mul_ps(read(states + d), scale), factor);
     _mm256_storeu_si256((__m256i*)(out + d), (__m256i)_mm512_cvtneps_pbh(normed));
   }
 }
@@ -93,26 +103,27 @@ void rms_rows(void* given) {
     const int64_t stop = token + kChunk < rms.tokens ? token + kChunk : rms.tokens;
     for (; token < stop; token++)
       for (int64_t h = 0; h < rms.heads; h++)
-        rms_row(rms.states + token * rms.token_stride + h * rms.head_stride, rms.weight + h * rms.weight_head, rms.dim,
-                rms.epsilon, rms.out + (token * rms.heads + h) * rms.dim);
+        rms_row(rms, rms.states + token * rms.token_stride + h * rms.head_stride, rms.weight + h * rms.weight_head,
+                rms.out + (token * rms.heads + h) * rms.dim);
   }
 }
 
 }  // namespace
 MILLPOND_END
 
-// x / rms(x) * weight of each head's columns, a multiple of 16 of them.
-extern "C" void millpond_rms_norm(const std::uint16_t* states, std::uint16_t* out, const float* weight,
+// x / rms(x) * (neutral + weight) of each head's columns, a multiple of 16 of them.
+extern "C" void millpond_rms_norm(const std::uint16_t* states, std::uint16_t* out, const std::uint16_t* weight,
                                   std::int64_t tokens, std::int64_t heads, std::int64_t dim, std::int64_t token_stride,
-                                  std::int64_t head_stride, std::int64_t weight_head, double epsilon,
+                                  std::int64_t head_stride, std::int64_t weight_head, double neutral, double epsilon,
                                   std::int64_t threads) {
-  Rms rms{states, out, weight, tokens, heads, dim, token_stride, head_stride, weight_head, float(epsilon), 0};
+  Rms rms{states,      out,         weight,      tokens,         heads,          dim, token_stride,
+          head_stride, weight_head, float(neutral), float(epsilon), 0};
   run_team(rms_rows, &rms, tokens > kChunk ? threads : 1);
 }
 
 // layer_norm(states + residual) into states; rows of at most 4,096 columns, a multiple of 16.
-extern "C" void millpond_add_norm(std::uint16_t* states, const std::uint16_t* residual, const float* weight,
-                                  const float* bias, std::int64_t rows, std::int64_t dim, std::int64_t stride,
+extern "C" void millpond_add_norm(std::uint16_t* states, const std::uint16_t* residual,
+                                  const std::uint16_t* weight, const std::uint16_t* bias, std::int64_t rows, std::int64_t dim, std::int64_t stride,
                                   std::int64_t residual_stride, double epsilon, std::int64_t threads) {
   Norm norm{states, residual, weight, bias, rows, dim, stride, residual_stride, float(epsilon), 0};
   run_team(norm_rows, &norm, rows > kChunk ? threads : 1);
