@@ -73,7 +73,7 @@ def _overload(results: Record) -> str:
         for key in ("p50", "p99", "p100"):
             label = f"/health {state.replace('_', ' ')}, {'slowest' if key == 'p100' else key} ms"
             rows.append(row(label, "health_ms", state, key))
-    told = f"millpond lets {results['max_queue']} texts wait here; vLLM's queue has no end."
+    told = f"At millpond {results['max_queue']} texts may wait; the queue of vLLM has no end."
     return f"{_markdown(head, rows)}\n\n{told}"
 
 
