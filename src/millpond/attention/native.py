@@ -9,12 +9,8 @@ import torch
 from millpond.attention import products
 from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
-from millpond.native.library import library
+from millpond.native.operands import LANES, kernels_for
 
-# Columns of a vector, in which heads are read.
-_LANES = 16
-# Query rows of which a thread takes one head at a time, as kUnit in attention.cpp.
-_UNIT = 512
 # Bytes that all threads have together for keys, values and scores; fewer threads work where each needs much.
 _MOST_ROOM = 256 << 20
 # Farther than any token.
@@ -50,6 +46,7 @@ class _Call(ctypes.Structure):
         ("heads", _int),
         ("kv_heads", _int),
         ("dim", _int),
+        ("rows", _int),
         ("longest", _int),
         ("before", _int),
         ("after", _int),
@@ -61,14 +58,8 @@ class _Call(ctypes.Structure):
 
 def fits(query: torch.Tensor, masking: Masking) -> bool:
     """Whether the kernel can take this call: a CPU's in bfloat16, with heads of whole vectors."""
-    return (
-        query.dtype is torch.bfloat16
-        and query.device.type == "cpu"
-        and query.shape[-1] % _LANES == 0
-        and (masking.bias is None or masking.bias.dtype is torch.bfloat16)
-        and not (torch.is_grad_enabled() and query.requires_grad)
-        and library() is not None
-    )
+    operands = (query,) if masking.bias is None else (query, masking.bias)
+    return query.shape[-1] % LANES == 0 and kernels_for(*operands) is not None
 
 
 def attend(
@@ -79,21 +70,19 @@ def attend(
     masking: Masking,
 ) -> torch.Tensor:  # [tokens, heads, dim]
     """Attention within each segment."""
-    if not _suits(query, key, value, segments, masking):
+    bias = masking.bias
+    kernels = kernels_for(query, key, value, *(() if bias is None else (bias,)))
+    if kernels is None or not _suits(query, key, value, segments, bias):
         return products.attend(query, key, value, segments, masking)
-    kernels = library()
-    assert kernels is not None
-    query, key, value = (states if states.stride(2) == 1 else states.contiguous() for states in (query, key, value))
     out = torch.empty(query.shape, dtype=query.dtype)
     prefixes = segments.prefixes
-    bias = None if masking.bias is None else masking.bias.contiguous()
     longest = segments.max_seqlen
     if prefixes is not None:
         longest += int((prefixes[:, 1] - prefixes[:, 0]).max())
     before = _EVERYWHERE if masking.window is None else masking.window - 1
     dim = query.shape[2]
     each = kernels.millpond_attention_room(longest, dim)
-    units = len(segments.lengths) * key.shape[1] * -(-segments.max_seqlen // _UNIT)
+    units = kernels.millpond_attention_units(len(segments.lengths), key.shape[1], segments.max_seqlen)
     threads = max(1, min(torch.get_num_threads(), units, _MOST_ROOM // each))
     room = torch.empty(threads * each, dtype=torch.uint8)
     call = _Call(
@@ -115,6 +104,7 @@ def attend(
         query.shape[1],
         key.shape[1],
         dim,
+        segments.max_seqlen,
         longest,
         before,
         0 if masking.causal else before,
@@ -126,17 +116,16 @@ def attend(
     return out
 
 
-def _suits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, masking: Masking) -> bool:
-    """Whether everything has the shape and precision that the kernel, which checks nothing, reads it in."""
-    bias = masking.bias
-    if bias is not None and (
-        segments.shared or bias.shape[0] != query.shape[1] or min(bias.shape[1:]) < segments.max_seqlen
-    ):
-        return False
+def _suits(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, bias: torch.Tensor | None
+) -> bool:
+    """Whether the shapes go together; a bias has no columns for a sequence that continues another."""
+    biased = bias is None or (
+        not segments.shared and bias.shape[0] == query.shape[1] and min(bias.shape[1:]) >= segments.max_seqlen
+    )
     return (
-        key.shape == value.shape
-        and key.dtype is value.dtype is torch.bfloat16
-        and key.device.type == value.device.type == "cpu"
+        biased
+        and key.shape == value.shape
         and key.shape[0] == query.shape[0] == segments.total
         and key.shape[2] == query.shape[2]
         and query.shape[1] % key.shape[1] == 0

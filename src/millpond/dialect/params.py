@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -105,10 +105,18 @@ def _of_logits(task: Task, params: PoolingParams, config: PoolerConfig, spec: Mo
 
 
 def _switch(params: PoolingParams, *names: str) -> Any:
-    """The one value of an option that has several names."""
-    given = {name: value for name in names if (value := getattr(params, name)) is not None}
-    values = list(given.values())
-    if any(value != values[0] for value in values):
+    return one_of({name: getattr(params, name) for name in names})
+
+
+def one_of(values: Mapping[str, Any]) -> Any:
+    """The one value of an option that has several names; ``None`` where none is given.
+
+    Raises:
+        InvalidRequestError: Two of them contradict each other.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    first = next(iter(given.values()), None)
+    if any(value != first for value in given.values()):
         said = ", ".join(f"{name}={value!r}" for name, value in given.items())
         raise InvalidRequestError(f"{said} are one thing, and contradict; pass one")
-    return values[0] if values else None
+    return first

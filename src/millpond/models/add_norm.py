@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from millpond.native.library import library
+from millpond.native.operands import LANES, kernels_for
 
-# Columns of a vector, and the columns that the kernel has room for.
-_LANES, _WIDEST = 16, 4096
+# Columns that the kernel has room for.
+_WIDEST = 4096
 
 
 class AddNorm(nn.Module):
@@ -17,18 +17,15 @@ class AddNorm(nn.Module):
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
         self.norm = norm
-        self._plain = type(norm) is not nn.LayerNorm or not _fits(norm)
 
     def forward(self, states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:  # [tokens, hidden], both
         """``[tokens, hidden]``; ``states`` are used up."""
         norm = self.norm
-        kernels = None
-        # A compiler makes one pass of it as well.
-        if not self._plain and not torch.compiler.is_compiling() and _suits(norm, states, residual):
-            kernels = library()
+        if not isinstance(norm, nn.LayerNorm) or not _suits(norm, states, residual):
+            return norm(states.add_(residual))  # type: ignore[no-any-return]
+        kernels = kernels_for(states, residual, norm.weight, norm.bias)
         if kernels is None:
             return norm(states.add_(residual))  # type: ignore[no-any-return]
-        assert isinstance(norm, nn.LayerNorm)
         kernels.millpond_add_norm(
             states.data_ptr(),
             residual.data_ptr(),
@@ -43,25 +40,12 @@ class AddNorm(nn.Module):
         return states
 
 
-def _fits(norm: nn.LayerNorm) -> bool:
+def _suits(norm: nn.LayerNorm, states: torch.Tensor, residual: torch.Tensor) -> bool:
     return (
         norm.weight is not None
         and norm.bias is not None
-        and len(norm.normalized_shape) == 1
-        and norm.weight.numel() % _LANES == 0
-        and norm.weight.numel() <= _WIDEST
-    )
-
-
-def _suits(norm: nn.Module, states: torch.Tensor, residual: torch.Tensor) -> bool:
-    assert isinstance(norm, nn.LayerNorm)
-    return (
-        all(
-            given.dtype is torch.bfloat16 and given.device.type == "cpu" and given.stride(-1) == 1
-            for given in (states, residual, norm.weight, norm.bias)
-        )
+        and states.shape == residual.shape == (states.shape[0], *norm.normalized_shape)
         and states.dim() == 2
-        and states.shape == residual.shape
-        and states.shape[1] == norm.weight.shape[0]
-        and not (torch.is_grad_enabled() and (states.requires_grad or norm.weight.requires_grad))
+        and states.shape[1] % LANES == 0
+        and states.shape[1] <= _WIDEST
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from millpond.native.library import library
-
-# Columns of a vector.
-_LANES = 16
+from millpond.native.operands import LANES, kernels_for
 
 
 class RMSNorm(nn.Module):
@@ -31,8 +30,9 @@ class RMSNorm(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [..., dim]
         """Normalize into a new tensor."""
         dim = rows.shape[-1:]
-        if not torch.compiler.is_compiling() and self._fits(rows):
-            return self._at_once(rows)
+        kernels = kernels_for(rows, self.weight) if self._suits(rows) else None
+        if kernels is not None:
+            return self._at_once(rows, kernels)
         if rows.device.type == "cpu":
             normed = _divided(rows, self.eps)
         elif self.centred or self.weight.dim() > 1:
@@ -42,22 +42,11 @@ class RMSNorm(nn.Module):
         # 1 + weight, rounded to half precision, would be another weight.
         return normed.addcmul_(normed, self.weight) if self.centred else normed.mul_(self.weight)
 
-    def _fits(self, rows: torch.Tensor) -> bool:
+    def _suits(self, rows: torch.Tensor) -> bool:
         weight = self.weight
-        return (
-            rows.dtype is weight.dtype is torch.bfloat16
-            and rows.device.type == weight.device.type == "cpu"
-            and rows.dim() == weight.dim() + 1
-            and rows.shape[1:] == weight.shape
-            and rows.shape[-1] % _LANES == 0
-            and rows.stride(-1) == weight.stride(-1) == 1
-            and not (torch.is_grad_enabled() and rows.requires_grad)
-            and library() is not None
-        )
+        return rows.shape[1:] == weight.shape and rows.dim() == weight.dim() + 1 and rows.shape[-1] % LANES == 0
 
-    def _at_once(self, rows: torch.Tensor) -> torch.Tensor:
-        kernels = library()
-        assert kernels is not None
+    def _at_once(self, rows: torch.Tensor, kernels: ctypes.CDLL) -> torch.Tensor:
         out = torch.empty(rows.shape, dtype=rows.dtype)
         heads = rows if rows.dim() == 3 else rows[:, None]  # [tokens, heads, dim]
         kernels.millpond_rms_norm(

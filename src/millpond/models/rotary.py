@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
-from millpond.native.library import library
-
-# Columns of a vector: half a head has whole ones.
-_LANES = 16
+from millpond.native.operands import LANES, kernels_for
 
 
 def turned(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -21,8 +20,9 @@ def turned(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
         cos: ``[tokens, 1, dim]``, its two halves equal.
         sin: ``[tokens, 1, dim]``, likewise.
     """
-    if not torch.compiler.is_compiling() and _fits(states, cos, sin):
-        return _turned_at_once(states, cos, sin)
+    kernels = kernels_for(states, cos, sin) if _suits(states, cos, sin) else None
+    if kernels is not None:
+        return _turned_at_once(states, cos, sin, kernels)
     out = states * cos
     half = states.shape[-1] // 2
     out[..., :half].addcmul_(states[..., half:], sin[..., :half], value=-1)
@@ -30,21 +30,16 @@ def turned(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
     return out
 
 
-def _fits(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
+def _suits(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
+    """Whether the shapes go together, and half a head has whole vectors."""
     return (
-        all(given.dtype is torch.bfloat16 and given.device.type == "cpu" for given in (states, cos, sin))
-        and states.dim() == 3
-        and states.shape[2] % (2 * _LANES) == 0
+        states.dim() == 3
         and cos.shape == sin.shape == (states.shape[0], 1, states.shape[2])
-        and states.stride(2) == cos.stride(2) == sin.stride(2) == 1
-        and not (torch.is_grad_enabled() and states.requires_grad)
-        and library() is not None
+        and states.shape[2] % (2 * LANES) == 0
     )
 
 
-def _turned_at_once(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    kernels = library()
-    assert kernels is not None
+def _turned_at_once(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kernels: ctypes.CDLL) -> torch.Tensor:
     out = torch.empty(states.shape, dtype=states.dtype)
     kernels.millpond_turn(
         states.data_ptr(),

@@ -24,6 +24,7 @@ struct Call {
   std::int64_t query_token, query_head, key_token, key_head, value_token, value_head, out_token, out_head;  // strides
   std::int64_t bias_head, bias_row;
   std::int64_t segments, heads, kv_heads, dim;
+  std::int64_t rows;     // of the longest segment
   std::int64_t longest;  // keys of a segment, those before it included
   std::int64_t before;   // how far a row looks back
   std::int64_t after;    // how far ahead
@@ -230,8 +231,7 @@ void mix(const uint16_t* weights, int64_t width, const uint16_t* values, int dim
   }
   for (int r = 0; r < there; r++)
     for (int n = 0; n < N; n++)
-      _mm256_storeu_si256((__m256i*)(out + r * out_token + n * kLanes),
-                          (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(sums[r][n], _mm512_set1_ps(share[r]))));
+      write(out + r * out_token + n * kLanes, _mm512_mul_ps(sums[r][n], _mm512_set1_ps(share[r])));
 }
 
 // The first `there` rows of a block, from queries to the rows of `out`.
@@ -327,6 +327,8 @@ void unit(const Call& call, int64_t segment, int64_t kv_head, int64_t first_row,
   }
 }
 
+inline int64_t units_of(int64_t rows) { return (rows + kUnit - 1) / kUnit; }
+
 struct Team {
   const Call* call;
   int64_t per_segment, units, room;
@@ -351,6 +353,11 @@ MILLPOND_END
 // What Python has to agree to.
 extern "C" std::int64_t millpond_attention_bytes(void) { return sizeof(Call); }
 
+// How many threads have something to do.
+extern "C" std::int64_t millpond_attention_units(std::int64_t segments, std::int64_t kv_heads, std::int64_t rows) {
+  return segments * kv_heads * units_of(rows);
+}
+
 // Bytes of room that each thread needs.
 extern "C" std::int64_t millpond_attention_room(std::int64_t longest, std::int64_t dim) {
   const std::int64_t wide = padded(longest);
@@ -358,12 +365,7 @@ extern "C" std::int64_t millpond_attention_room(std::int64_t longest, std::int64
 }
 
 extern "C" void millpond_attention(const Call* call) {
-  std::int64_t longest = 1;
-  for (std::int64_t s = 0; s < call->segments; s++) {
-    const std::int64_t length = call->bounds[s + 1] - call->bounds[s];
-    if (length > longest) longest = length;
-  }
-  const std::int64_t per_segment = (longest + kUnit - 1) / kUnit * call->kv_heads;
+  const std::int64_t per_segment = units_of(call->rows) * call->kv_heads;
   Team team{call, per_segment, per_segment * call->segments, millpond_attention_room(call->longest, call->dim), 0, 0};
   run_team(work, &team, team.units > 1 ? call->threads : 1);
 }

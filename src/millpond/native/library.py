@@ -16,7 +16,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 LIBRARY = Path(__file__).with_name("libmillpond.so")
-SWITCH = "MILLPOND_NATIVE"
+_SWITCH = "MILLPOND_NATIVE"
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 
@@ -31,7 +31,7 @@ def sources() -> int:
 @cache
 def library() -> ctypes.CDLL | None:
     """The kernels; ``None`` where they were not built, this processor cannot run them, or they are switched off."""
-    if os.environ.get(SWITCH, "").strip() == "0" or not LIBRARY.is_file():
+    if os.environ.get(_SWITCH, "").strip() == "0" or not LIBRARY.is_file():
         return None
     try:
         found = ctypes.CDLL(str(LIBRARY))  # a call gives the interpreter's lock away
@@ -41,6 +41,8 @@ def library() -> ctypes.CDLL | None:
         found.millpond_attention_bytes.restype = _int
         found.millpond_attention_room.argtypes = [_int, _int]
         found.millpond_attention_room.restype = _int
+        found.millpond_attention_units.argtypes = [_int, _int, _int]
+        found.millpond_attention_units.restype = _int
         found.millpond_attention.argtypes = [_pointer]
         found.millpond_attention.restype = None
         found.millpond_add_norm.argtypes = [*[_pointer] * 4, *[_int] * 4, _float, _int]

@@ -2,22 +2,6 @@
 
 #include "processor.h"
 
-extern "C" int millpond_fits(void) {
-#if MILLPOND_NATIVE
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-#else
-  return 0;
-#endif
-}
-
-// Which sources this was built from: library.py compares.
-#ifndef MILLPOND_SOURCES
-#define MILLPOND_SOURCES 0
-#endif
-extern "C" std::uint64_t millpond_sources(void) { return MILLPOND_SOURCES; }
-
 #if MILLPOND_NATIVE
 
 MILLPOND_BEGIN
@@ -34,8 +18,6 @@ struct Norm {
   float epsilon;
   int64_t next;
 };
-
-inline __m512 read(const uint16_t* from) { return widened(_mm256_loadu_si256((const __m256i*)from)); }
 
 void norm_row(const Norm& norm, int64_t row, float* sums) {
   uint16_t* states = norm.states + row * norm.stride;
@@ -57,7 +39,7 @@ void norm_row(const Norm& norm, int64_t row, float* sums) {
   for (int64_t d = 0; d < norm.dim; d += kLanes) {
     const __m512 normed = _mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(sums + d), mean), scale);
     const __m512 out = _mm512_fmadd_ps(normed, read(norm.weight + d), read(norm.bias + d));
-    _mm256_storeu_si256((__m256i*)(states + d), (__m256i)_mm512_cvtneps_pbh(out));
+    write(states + d, out);
   }
 }
 
@@ -93,7 +75,7 @@ inline void rms_row(const Rms& rms, const uint16_t* states, const uint16_t* weig
   for (int64_t d = 0; d < dim; d += kLanes) {
     const __m512 factor = _mm512_add_ps(read(weight + d), neutral);
     const __m512 normed = _mm512_mul_ps(_mm512_mul_ps(read(states + d), scale), factor);
-    _mm256_storeu_si256((__m256i*)(out + d), (__m256i)_mm512_cvtneps_pbh(normed));
+    write(out + d, normed);
   }
 }
 

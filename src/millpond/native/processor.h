@@ -36,6 +36,12 @@ inline __m512 widened(__m256i halves) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
+inline __m512 read(const uint16_t* from) { return widened(_mm256_loadu_si256((const __m256i*)from)); }
+
+inline void write(uint16_t* to, __m512 numbers) {
+  _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(numbers));
+}
+
 // `work` in up to so many threads at once, each with the same argument.
 inline void run_team(void (*work)(void*), void* team, int64_t threads) {
   if (threads > 1 && GOMP_parallel)

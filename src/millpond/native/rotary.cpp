@@ -18,12 +18,6 @@ struct Turn {
   int64_t next;
 };
 
-inline __m512 read(const uint16_t* from) { return widened(_mm256_loadu_si256((const __m256i*)from)); }
-
-inline void write(uint16_t* to, __m512 numbers) {
-  _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(numbers));
-}
-
 void turn_token(const Turn& turn, int64_t token) {
   const int64_t half = turn.dim / 2;
   const uint16_t* cos = turn.cos + token * turn.cos_stride;

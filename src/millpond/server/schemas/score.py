@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from millpond.dialect.params import one_of
 from millpond.errors import InvalidRequestError
 from millpond.server.schemas.absent import absent_if_null
 from millpond.server.schemas.request import PoolingRequest
@@ -48,12 +49,10 @@ class PairRequest(PoolingRequest):
         Raises:
             InvalidRequestError: They contradict each other.
         """
-        names = {name: getattr(self, name) for name in ("use_activation", "activation", "softmax")}
-        given = {name: value for name, value in names.items() if value is not None}
-        if len(set(given.values())) > 1:
-            said = ", ".join(f"{name}={value}" for name, value in given.items())
-            raise InvalidRequestError(f"{said} are one thing, and contradict; pass one")
-        return next(iter(given.values()), None)
+        switch: bool | None = one_of(
+            {"use_activation": self.use_activation, "activation": self.activation, "softmax": self.softmax}
+        )
+        return switch
 
 
 class ScoreRequest(PairRequest):
