@@ -57,7 +57,7 @@ test-all: $(STAMP) ## every test; those that lack their device, network or servi
 	$(BIN)/python -m pytest $(ARGS)
 
 fuzz: $(STAMP) ## storms of broken and hostile requests on servers of every kind of model, with figures (MILLPOND_STORM=40000)
-	$(BIN)/python -m pytest tests/server/test_fuzz*.py $(ARGS)
+	$(BIN)/python -m pytest tests/server/fuzz $(ARGS)
 
 check: $(STAMP) ## format, lint, layering and types: what CI runs
 	$(BIN)/ruff format --check .

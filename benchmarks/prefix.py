@@ -15,8 +15,8 @@ from typing import Any
 
 from record import record
 
-from millpond.engine import intake
 from millpond.engine.engine import Engine
+from millpond.engine.schedule import intake
 
 QUERY = "what makes bread rise"
 WORDS = "yeast eats sugar and gives off gas that stretches gluten while heat sets the crumb of the loaf".split()

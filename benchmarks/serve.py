@@ -38,10 +38,10 @@ from peers.shapes import Shapes
 from peers.texts import Texts, Workload
 from record import RESULTS, record
 
-from millpond.server.load.connection import Connections
-from millpond.server.load.drive import drive, run
-from millpond.server.load.plan import LoadPlan
-from millpond.server.load.target import Target
+from millpond.bench.connection import Connections
+from millpond.bench.drive import drive, run
+from millpond.bench.plan import LoadPlan
+from millpond.bench.target import Target
 
 SECTIONS = ("throughput", "singles", "overload")
 SIZE = 32  # texts of a request

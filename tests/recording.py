@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from millpond.attention import products, varlen
+from millpond.attention import matmul_attention, varlen
 
 GARBAGE = 1 << 30  # no token, place or offset
 
@@ -154,7 +154,7 @@ def varlen_attn(
 
 def pretend_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let millpond's packed kernel take what it would take on a GPU, no CPU's kernel be first, and torch's be ours."""
-    monkeypatch.setattr(products, "fits", lambda query, masking: False)
+    monkeypatch.setattr(matmul_attention, "fits", lambda query, masking: False)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
     monkeypatch.setattr(varlen, "abilities", lambda: frozenset(("scale", "window_size", "enable_gqa", "seqused_k")))
     monkeypatch.setattr(varlen, "fits", lambda query, masking: masking.softcap is None and masking.bias is None)

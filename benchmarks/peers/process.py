@@ -10,7 +10,7 @@ import sys
 import time
 
 
-class Loaded:
+class LoadedModel:
     """What one process holds: its engine, the inputs it has read, and the last result."""
 
     def __init__(self):
@@ -262,7 +262,7 @@ def main():
     # Exports and engines print to standard output; the answers go to a copy of it.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    loaded = Loaded()
+    loaded = LoadedModel()
     for line in sys.stdin:
         request = json.loads(line)
         try:

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from millpond.cache import VectorCache
     from millpond.compat.vllm import LLM
-    from millpond.engine.aio import AsyncEngine
+    from millpond.engine.async_engine import AsyncEngine
     from millpond.engine.engine import Engine
+    from millpond.engine.schedule.counters import Observer
+    from millpond.engine.schedule.timing import CallFuture
     from millpond.errors import (
         CacheError,
         EngineClosedError,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
         UnsupportedTaskError,
         WeightMismatchError,
     )
+    from millpond.inputs import Pair, SpannedText, TokenIds
     from millpond.outputs import (
         ClassificationOutput,
         EmbeddingOutput,
@@ -47,9 +50,10 @@ if TYPE_CHECKING:
 
 # Imported when first asked for, so that `import millpond` costs nothing and reads no torch.
 _HOMES = {
-    "AsyncEngine": "engine.aio",
+    "AsyncEngine": "engine.async_engine",
     "BatchRun": "stats",
     "CacheError": "errors",
+    "CallFuture": "engine.schedule.timing",
     "ClassificationOutput": "outputs",
     "EmbeddingOutput": "outputs",
     "Engine": "engine.engine",
@@ -67,6 +71,8 @@ _HOMES = {
     "MissingExtraError": "errors",
     "ModelLoadError": "errors",
     "ModelSpec": "spec",
+    "Observer": "engine.schedule.counters",
+    "Pair": "inputs",
     "PoolingParams": "params",
     "Ragged": "ragged",
     "RerankOutput": "outputs",
@@ -75,10 +81,12 @@ _HOMES = {
     "ScoreOutput": "outputs",
     "SinkError": "errors",
     "SourceNotFoundError": "errors",
+    "SpannedText": "inputs",
     "SparseEmbeddingOutput": "outputs",
     "Timings": "stats",
     "TokenClassificationOutput": "outputs",
     "TokenEmbeddingOutput": "outputs",
+    "TokenIds": "inputs",
     "UnknownModelError": "errors",
     "UnsupportedArchitectureError": "errors",
     "UnsupportedTaskError": "errors",
@@ -92,6 +100,7 @@ __all__ = [
     "AsyncEngine",
     "BatchRun",
     "CacheError",
+    "CallFuture",
     "ClassificationOutput",
     "EmbeddingOutput",
     "Engine",
@@ -108,6 +117,8 @@ __all__ = [
     "MissingExtraError",
     "ModelLoadError",
     "ModelSpec",
+    "Observer",
+    "Pair",
     "PoolingParams",
     "Ragged",
     "RerankOutput",
@@ -116,10 +127,12 @@ __all__ = [
     "ScoreOutput",
     "SinkError",
     "SourceNotFoundError",
+    "SpannedText",
     "SparseEmbeddingOutput",
     "Timings",
     "TokenClassificationOutput",
     "TokenEmbeddingOutput",
+    "TokenIds",
     "UnknownModelError",
     "UnsupportedArchitectureError",
     "UnsupportedTaskError",

@@ -14,8 +14,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from millpond.blob_store import KEYS_PER_SELECT, SMALLEST_LIMIT, RowFile
 from millpond.errors import CacheError, InvalidRequestError
-from millpond.rowfile import KEYS_PER_SELECT, SMALLEST_LIMIT, RowFile
 
 KEY_BYTES = 32
 

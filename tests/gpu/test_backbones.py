@@ -9,7 +9,7 @@ import transformers
 from millpond.attention import interface
 from millpond.attention.segments import Segments
 from millpond.models import deberta, gpt2, jamba
-from millpond.models.packed import packed
+from millpond.models.forward_registry import packed
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

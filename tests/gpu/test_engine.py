@@ -21,7 +21,7 @@ from tests.tiny import SENTENCES, TEXTS, write_checkpoint
 from millpond import Engine
 from millpond.attention import varlen
 from millpond.engine import loading
-from millpond.engine.graphs import Graphs
+from millpond.engine.execute.cuda.graphs import Graphs
 from tests import recording
 
 pytestmark = pytest.mark.gpu

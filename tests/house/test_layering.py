@@ -47,10 +47,10 @@ def test_the_contracts_hold():
     ("contract", "file", "line"),
     [
         ("layers", "src/millpond/errors.py", "import millpond.tasks"),
-        ("layers", "src/millpond/cache.py", "import millpond.engine.request"),
+        ("layers", "src/millpond/cache.py", "import millpond.engine.schedule.request"),
         ("layers", "src/millpond/pooling/methods.py", "import millpond.models.placement"),
         ("layers", "src/millpond/utils.py", ""),
-        ("layers", "src/millpond/late_interaction/maxsim.py", "import millpond.engine.request"),
+        ("layers", "src/millpond/late_interaction/maxsim.py", "import millpond.engine.schedule.request"),
         ("layers", "src/millpond/engine/scoring.py", "import millpond.late_interaction.rerank"),
         ("late_interaction", "src/millpond/late_interaction/maxsim.py", "import millpond.late_interaction.encode"),
         ("late_interaction", "src/millpond/late_interaction/helpers.py", ""),

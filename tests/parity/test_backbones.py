@@ -14,12 +14,12 @@ import torch
 from tests.parity.oracles import oracle
 from tests.tiny import FAMILIES, MAX_TOKENS, TEXTS, write_checkpoint
 
-from millpond.attention import products, sdpa
+from millpond.attention import matmul_attention, sdpa
 from millpond.attention.segments import Segments
 from millpond.checkpoints.checkpoint import read_checkpoint
-from millpond.engine.batch import Batch
 from millpond.engine.engine import Engine
-from millpond.engine.runner import Runner
+from millpond.engine.execute.batch import Batch
+from millpond.engine.execute.runner import Runner
 from millpond.models import encoder, load
 from millpond.models.architectures import find
 
@@ -90,9 +90,9 @@ def test_a_batch_equals_transformers_one_text_at_a_time(family, engine_of, alone
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_attention_written_out_equals_it_too(family, engine_of, alone, monkeypatch):
     """The kernel of bfloat16 on a CPU, run in float32 to be comparable."""
-    monkeypatch.setattr(products, "fits", lambda query, masking: True)
-    monkeypatch.setattr(products, "_FEW_SCORES", 0)
-    monkeypatch.setattr(products, "_WHOLLY", (torch.float32,))
+    monkeypatch.setattr(matmul_attention, "fits", lambda query, masking: True)
+    monkeypatch.setattr(matmul_attention, "_FEW_SCORES", 0)
+    monkeypatch.setattr(matmul_attention, "_WHOLLY", (torch.float32,))
     worst = difference(states(engine_of(family), TEXTS), alone(family, TEXTS))
     assert worst <= TOLERANCE
 
@@ -195,7 +195,7 @@ def _ids(folder: Path, texts: Sequence[str]) -> list[torch.Tensor]:
 
 def masking_mistake(monkeypatch: pytest.MonkeyPatch, change: Callable[..., dict[str, Any]]) -> None:
     """Give the kernel another Masking: ``change(masking, query)`` names the fields."""
-    for kernel in (sdpa, products):
+    for kernel in (sdpa, matmul_attention):
         right = kernel.attend
 
         def wrong(query, key, value, segments, masking, *, right=right):
@@ -280,7 +280,7 @@ def test_notices_a_relative_bias_that_is_mirrored(engine_of, alone, monkeypatch)
 
 @pytest.mark.parametrize("family", GROUPED)
 def test_notices_query_heads_at_the_wrong_key(family, engine_of, alone, monkeypatch):
-    for kernel in (sdpa, products):
+    for kernel in (sdpa, matmul_attention):
         right = kernel.attend
 
         def tiled(query, key, value, segments, masking, *, right=right):

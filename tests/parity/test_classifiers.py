@@ -18,7 +18,7 @@ from tests.parity.head_oracles import classifier
 from tests.tiny import FAMILIES, MAX_TOKENS, TEXTS, write_checkpoint
 
 from millpond.engine.engine import Engine
-from millpond.engine.items import TokenIds
+from millpond.inputs import TokenIds
 from millpond.pooling.classifier import ClassifierHead
 
 TOLERANCE = 1e-5  # of the largest logit

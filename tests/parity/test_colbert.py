@@ -72,7 +72,7 @@ LAYOUTS: dict[str, Callable[[Path], Path]] = {
 }
 
 
-class Loaded:
+class LoadedModel:
     """A checkpoint in both hands."""
 
     def __init__(self, folder: Path, engine: Engine) -> None:
@@ -81,7 +81,7 @@ class Loaded:
         self.theirs = reference(str(folder), device="cpu", local_files_only=True)
 
     def encode(self, texts: list[str], role: Role) -> list[EncodedText]:
-        encoder = self.engine._loaded.forms.colbert
+        encoder = self.engine._loaded.encoder.colbert
         assert isinstance(encoder, ColbertEncoder)
         prompt = self.engine.spec.prompts.get(role, "")
         return encoder.encode(texts, role=role, prompt=prompt, position=lambda i: i)
@@ -91,7 +91,7 @@ class Loaded:
         return list(encode(texts, **{"convert_to_numpy": True} | options))
 
 
-Load = Callable[..., Loaded]
+Load = Callable[..., LoadedModel]
 Write = Callable[[Path], Path]
 
 
@@ -109,11 +109,11 @@ def engine_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
 
 @pytest.fixture(scope="module")
 def load(engine_of: Callable[..., tuple[Path, Engine]]) -> Load:
-    made: dict[str, Loaded] = {}
+    made: dict[str, LoadedModel] = {}
 
-    def load(name: str) -> Loaded:
+    def load(name: str) -> LoadedModel:
         if name not in made:
-            made[name] = Loaded(*engine_of(LAYOUTS[name]))
+            made[name] = LoadedModel(*engine_of(LAYOUTS[name]))
         return made[name]
 
     return load
@@ -267,7 +267,7 @@ def from_description(folder: Path, encoded: list[EncodedText]) -> list[np.ndarra
 @pytest.mark.parametrize("overrides", [{}, {"architectures": ["ColBERTJinaRobertaModel"]}], ids=["as it is", "vLLM's"])
 def test_jina_colbert(role: Role, overrides: dict[str, Any], engine_of: Any) -> None:
     folder, engine = engine_of(jina_colbert, hf_overrides=overrides or None)
-    encoded = engine._loaded.forms.colbert.encode(MIXED, role=role, position=lambda i: i)
+    encoded = engine._loaded.encoder.colbert.encode(MIXED, role=role, position=lambda i: i)
     start, marker = encoded[0].ids[:2].tolist()
     vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
     assert (start, marker) == (0, vocabulary - 2 + ROLES.index(role))

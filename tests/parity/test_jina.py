@@ -22,7 +22,7 @@ from tests.tiny_rotary import JINA, JINA_TASKS
 from millpond.attention.segments import Segments
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.engine.engine import Engine
-from millpond.engine.runner import Runner
+from millpond.engine.execute.runner import Runner
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models import adapters as adapting
 from millpond.models.architectures import find, translate

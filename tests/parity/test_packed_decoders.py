@@ -14,13 +14,13 @@ from torch import nn
 
 from millpond.attention.segments import Segments
 from millpond.checkpoints.checkpoint import read_checkpoint
-from millpond.engine import threads
+from millpond.engine.execute import threads
 from millpond.models import architectures, decoder
 from millpond.models.decoder import PackedDecoder
+from millpond.models.forward_registry import packed
 from millpond.models.int8 import Int8Linear
 from millpond.models.linear import ReorderedLinear
 from millpond.models.load import load_backbone
-from millpond.models.packed import packed
 from millpond.models.rms_norm import RMSNorm
 
 TOLERANCE = 1e-5  # of the largest value of the states

@@ -14,7 +14,7 @@ from torch import nn
 
 from millpond.attention.segments import Segments
 from millpond.checkpoints.checkpoint import read_checkpoint
-from millpond.engine.threads import _multiplied_weights
+from millpond.engine.execute.threads import _multiplied_weights
 from millpond.models import modernbert, rotary_encoder
 from millpond.models.architectures import find, translate
 from millpond.models.int8 import Int8Linear

@@ -40,7 +40,7 @@ from tests.parity.test_classifiers import TOLERANCE, VISIBLE
 from tests.tiny import SENTENCES, edit_json, write_checkpoint
 from tests.tiny_rewards import token_id, write_language_model
 
-from millpond.engine.items import Pair
+from millpond.inputs import Pair
 from millpond.params import PoolingParams
 
 # --- Encoders -------------------------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ from tests.tiny import SENTENCES, write_checkpoint
 from millpond.attention import flex, sdpa, varlen
 from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
-from millpond.engine import intake
-from millpond.engine.batch import Batch
 from millpond.engine.engine import Engine
+from millpond.engine.execute.batch import Batch
+from millpond.engine.schedule import intake
 
 FAMILIES = ("qwen3", "qwen2-sliding", "gemma2", "mistral-sliding", "gpt2")
 TEMPLATE = (

@@ -13,7 +13,7 @@ from tests.tiny import TEXTS, write_checkpoint
 from transformers import AutoTokenizer
 
 from millpond.checkpoints.tokenizer_file import read_as_is
-from millpond.engine.tokenize import TextTokenizer
+from millpond.engine.input.text_tokenizer import TextTokenizer
 
 DIRECT = ("bert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta")
 ODD = (
@@ -139,6 +139,6 @@ def test_transformers_own_tokenizer_is_read_when_asked_for(tmp_path):
     loaded = TextTokenizer.load(folder, lower=False)
     assert "transformers" not in vars(loaded)
     text = "The wheel."
-    assert loaded.lent(text)["input_ids"] == loaded.ids([text], special_tokens=True)[0]
+    assert loaded.hf_tokenizer(text)["input_ids"] == loaded.ids([text], special_tokens=True)[0]
     shutil.rmtree(folder)
-    assert loaded.lent(text)["input_ids"]  # read once
+    assert loaded.hf_tokenizer(text)["input_ids"]  # read once

@@ -21,9 +21,9 @@ from tests.tiny_rewards import write_language_model, write_reward
 from tests.tiny_sparse import write_m3, write_splade
 
 from millpond.server.app import create_app
-from millpond.server.config import ModelConfig, ServerConfig
-from millpond.server.served import ServedModels
-from millpond.server.wire import Wire
+from millpond.server.launch.protocol import Wire
+from millpond.server.models import ServedModels
+from millpond.server.settings.config import ModelConfig, ServerConfig
 
 CHAT_TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool['name'] + '\n' }}{% endfor %}"

@@ -13,10 +13,11 @@ from fastapi import FastAPI, Request
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, create_model
 
-from millpond.server import bodies, openapi
+from millpond.server import openapi
 from millpond.server.app import create_app
-from millpond.server.config import ModelConfig, ServerConfig
-from millpond.server.served import ServedModels
+from millpond.server.models import ServedModels
+from millpond.server.requests import bodies
+from millpond.server.settings.config import ModelConfig, ServerConfig
 
 
 @pytest.fixture(scope="module")

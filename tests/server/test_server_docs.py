@@ -13,9 +13,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from millpond.server.app import create_app
-from millpond.server.config import ModelConfig
-from millpond.server.served import ServedModels
-from millpond.server.settings import read
+from millpond.server.models import ServedModels
+from millpond.server.settings.config import ModelConfig
+from millpond.server.settings.sources import read
 
 PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
 COMMANDS = [

@@ -16,7 +16,7 @@ from pymilvus import DataType, MilvusClient, MilvusException
 from pymilvus.exceptions import ConnectionConfigException
 
 from millpond.errors import InvalidRequestError, MissingExtraError, SinkError
-from millpond.ingest.mark import MARK_KEY, CollectionMark
+from millpond.ingest.manifest import MARK_KEY, CollectionMark
 from millpond.ingest.payload import check_payload
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.search import Hit, plan_search

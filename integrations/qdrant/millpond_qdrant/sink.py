@@ -18,7 +18,7 @@ from qdrant_client.common.client_exceptions import QdrantException, ResourceExha
 from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
 
 from millpond.errors import InvalidRequestError, SinkError
-from millpond.ingest.mark import MARK_KEY, CollectionMark
+from millpond.ingest.manifest import MARK_KEY, CollectionMark
 from millpond.ingest.payload import check_payload
 from millpond.ingest.record import Record
 from millpond.ingest.search import Hit, plan_search

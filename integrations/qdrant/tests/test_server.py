@@ -14,7 +14,7 @@ import pytest
 
 from millpond import Engine
 from millpond.ingest import Batch, Record, SinkError, ingest, point_id
-from millpond.ingest.mark import CollectionMark
+from millpond.ingest.manifest import CollectionMark
 from millpond_qdrant import QdrantSink
 
 Answer = tuple[int, dict[str, str], bytes]

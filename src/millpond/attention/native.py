@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from millpond.attention import products
+from millpond.attention import matmul_attention
 from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
 from millpond.native.operands import LANES, kernels_for
@@ -73,7 +73,7 @@ def attend(
     bias = masking.bias
     kernels = kernels_for(query, key, value, *(() if bias is None else (bias,)))
     if kernels is None or not _suits(query, key, value, segments, bias):
-        return products.attend(query, key, value, segments, masking)
+        return matmul_attention.attend(query, key, value, segments, masking)
     out = torch.empty(query.shape, dtype=query.dtype)
     prefixes = segments.prefixes
     longest = segments.max_seqlen

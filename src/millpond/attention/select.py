@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from millpond.attention import flex, native, products, sdpa, varlen
+from millpond.attention import flex, matmul_attention, native, sdpa, varlen
 from millpond.attention.signature import Attend, Masking
 
 
@@ -16,8 +16,8 @@ def select(query: torch.Tensor, masking: Masking) -> Attend:
     """
     if native.fits(query, masking):
         return native.attend
-    if products.fits(query, masking):
-        return products.attend
+    if matmul_attention.fits(query, masking):
+        return matmul_attention.attend
     if varlen.fits(query, masking):
         return varlen.attend
     if flex.fits(query, masking):

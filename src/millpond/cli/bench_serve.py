@@ -92,9 +92,9 @@ def bench_serve(
 
     The exit code is 1 if a request failed.
     """
-    from millpond.server.load.drive import run
-    from millpond.server.load.plan import LoadPlan
-    from millpond.server.load.target import Target
+    from millpond.bench.drive import run
+    from millpond.bench.plan import LoadPlan
+    from millpond.bench.target import Target
 
     target = Target(
         url=url,

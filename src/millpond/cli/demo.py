@@ -98,7 +98,7 @@ def _explained(folder: Path) -> Iterator[None]:
 @contextmanager
 def _calm() -> Iterator[None]:
     """The engine warns of every call in which a text was cut; the demo counts them itself."""
-    logger = logging.getLogger("millpond.engine.call")
+    logger = logging.getLogger("millpond.engine.schedule.call")
     before = logger.level
     if logger.getEffectiveLevel() == logging.WARNING:
         logger.setLevel(logging.ERROR)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millpond.cli.serve_words import KNOBS
+from millpond.cli.serve_words import IGNORED_ARGS
 from millpond.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from millpond.server.config import ServerConfig
-    from millpond.server.served import ServedModels
+    from millpond.server.models import ServedModels
+    from millpond.server.settings.config import ServerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +182,7 @@ def serve(
     if missing := [name for name in _EXTRA if find_spec(name) is None]:
         raise MissingExtraError(f"millpond serve needs {', '.join(missing)}: pip install 'millpond[server]'")
 
-    from millpond.server import settings
+    from millpond.server.settings import sources
 
     flags = {
         name: value
@@ -192,9 +192,9 @@ def serve(
     asked = ctx.parent.get_parameter_source("log_level") if ctx.parent is not None else None
     if asked is not None and asked.name == "COMMANDLINE" and ctx.parent is not None:
         flags.setdefault("log_level", ctx.parent.params["log_level"])  # millpond --log-level debug serve
-    wanted = settings.read([*(models or ()), *(model or ())], flags, os.environ, knobs=ctx.meta.get(KNOBS))
+    wanted = sources.read([*(models or ()), *(model or ())], flags, os.environ, ignored_args=ctx.meta.get(IGNORED_ARGS))
 
-    from millpond.server import run  # and torch, which a mistake in the flags need not wait for
+    from millpond.server.launch import run
 
     _start_log(wanted.server)
     if wanted.ignored:
@@ -203,7 +203,7 @@ def serve(
 
 
 def _start_log(config: ServerConfig) -> None:
-    from millpond.server.logs import Formatter
+    from millpond.server.telemetry.logs import Formatter
 
     handler = logging.StreamHandler()
     handler.setFormatter(Formatter(config.log_format))

@@ -10,10 +10,10 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from millpond.dialect.arguments import SERVER_KNOBS, SWITCHES
 from millpond.errors import InvalidRequestError
+from millpond.vllm_dialect.arguments import SERVER_KNOBS, SWITCHES
 
-KNOBS = "millpond.knobs"  # where a context keeps the arguments of vLLM that change nothing
+IGNORED_ARGS = "millpond.ignored_args"  # where a context keeps the arguments of vLLM that change nothing
 
 _SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-q": "--quantization"}
 _NAMES = "--served-model-name"
@@ -32,7 +32,7 @@ class ServeCommand(TyperCommand):
             for name in (*option.opts, *option.secondary_opts)
             if name.startswith("-")
         }
-        words, ctx.meta[KNOBS] = read(args, takes_value)
+        words, ctx.meta[IGNORED_ARGS] = read(args, takes_value)
         return super().parse_args(ctx, words)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -65,12 +65,12 @@ def read(args: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str
     """
     waiting = deque(args)
     words: list[str] = []
-    knobs: dict[str, str] = {}
+    ignored_args: dict[str, str] = {}
     objects: dict[str, dict[str, Any]] = {}
     while waiting:
         word = waiting.popleft()
         if word == "--":
-            return [*words, word, *waiting], knobs
+            return [*words, word, *waiting], ignored_args
         if not word.startswith("-") or word == "-":
             words.append(word)
             continue
@@ -89,18 +89,18 @@ def read(args: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str
             if flag in takes_value:
                 words += [flag, value]
             else:
-                knobs[knob] = value
+                ignored_args[knob] = value
         elif equals:
             raise InvalidRequestError(f"{typed} takes no value; write {typed}, or the flag for the opposite")
         elif flag in takes_value:
             words.append(flag)
         else:
-            knobs[knob.removeprefix("no_")] = "true" if knob in SWITCHES else "false"
+            ignored_args[knob.removeprefix("no_")] = "true" if knob in SWITCHES else "false"
     for flag, content in objects.items():
         if flag in words:
             raise InvalidRequestError(f"{flag} is given as JSON and key by key; give it in one way")
         words += [flag, json.dumps(content)]
-    return words, knobs
+    return words, ignored_args
 
 
 def _next(waiting: deque[str], typed: str) -> str:

@@ -19,17 +19,17 @@ from millpond.compat.vllm_outputs import (
     RequestOutput,
     ScoringData,
 )
-from millpond.dialect import arguments
-from millpond.dialect.model import Pending, PoolingModel
-from millpond.dialect.params import Params, per_prompt
-from millpond.dialect.pooler_config import PoolerConfig
-from millpond.dialect.prompts import Tokenization, read_prompts, read_texts
+from millpond.engine.composite.scoring import pair_up, vector_params
 from millpond.engine.engine import Engine
-from millpond.engine.items import Item, Pair
-from millpond.engine.scoring import pair_up, vector_params
 from millpond.errors import InvalidRequestError
+from millpond.inputs import Item, Pair
 from millpond.params import PoolingParams
 from millpond.tasks import Task
+from millpond.vllm_dialect import arguments
+from millpond.vllm_dialect.model import Pending, PoolingModel
+from millpond.vllm_dialect.params import Params, per_prompt
+from millpond.vllm_dialect.pooler_config import PoolerConfig
+from millpond.vllm_dialect.prompts import Tokenization, read_prompts, read_texts
 
 Rows = npt.NDArray[np.float32]
 
@@ -48,15 +48,15 @@ class LLM:
         task: The older word for the conversion.
         trust_remote_code: Accepted, and never needed: no code of a checkpoint is run.
         hf_overrides: Merged into config.json.
-        pooler_config: A dict or its JSON; see :class:`~millpond.dialect.pooler_config.PoolerConfig`.
+        pooler_config: A dict or its JSON; see :class:`~millpond.vllm_dialect.pooler_config.PoolerConfig`.
         override_pooler_config: Its older name.
         dtype: As :class:`millpond.Engine`; also ``half`` and ``float``.
         max_model_len: Most tokens per prompt.
         revision: Branch, tag or commit of a hub id.
         device: As :class:`millpond.Engine`.
         quantization: As :class:`millpond.Engine`.
-        knobs: vLLM's resource arguments, such as ``gpu_memory_utilization``, change nothing here and are named in one
-            warning; anything else is refused.
+        ignored_args: vLLM's resource arguments, such as ``gpu_memory_utilization``, change nothing here and are named
+            in one warning; anything else is refused.
 
     Raises:
         TypeError: An argument that neither vLLM nor millpond has.
@@ -80,10 +80,10 @@ class LLM:
         revision: str | None = None,
         device: str = "auto",
         quantization: str | None = None,
-        **knobs: Any,
+        **ignored_args: Any,
     ) -> None:
         arguments.check_flags(runner=runner, trust_remote_code=trust_remote_code)
-        arguments.check_knobs(knobs)
+        arguments.check_ignored_args(ignored_args)
         self.pooler_config = PoolerConfig.of(override_pooler_config if pooler_config is None else pooler_config)
         self.engine = Engine(
             model,

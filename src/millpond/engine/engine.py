@@ -19,20 +19,21 @@ import numpy.typing as npt
 
 from millpond.cache import VectorCache
 from millpond.config import EngineConfig
-from millpond.engine import arguments, demand, scoring
-from millpond.engine.chunking import in_windows
-from millpond.engine.clock import CallFuture, Clock
-from millpond.engine.dispatch import Dispatcher
-from millpond.engine.giants import bunches, part_of
-from millpond.engine.intake import INLINE_TEXTS
-from millpond.engine.interrupts import held_back
-from millpond.engine.items import Item
+from millpond.engine.composite import scoring
+from millpond.engine.composite.chunking import in_windows
+from millpond.engine.composite.scoring import pair_up
+from millpond.engine.dispatcher import Dispatcher
+from millpond.engine.execute.interrupts import defer_sigint
+from millpond.engine.input import resolve, validate
+from millpond.engine.input.oversize import bunches, part_of
+from millpond.engine.input.plan import EncodesPairs, Plan
 from millpond.engine.loading import load
-from millpond.engine.meter import Observer
-from millpond.engine.plan import EncodesPairs, Plan
 from millpond.engine.progress import Bar, progress_bar
-from millpond.engine.scoring import pair_up
+from millpond.engine.schedule.counters import Observer
+from millpond.engine.schedule.intake import INLINE_TEXTS
+from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.errors import EngineOverloadedError, InvalidRequestError
+from millpond.inputs import Item
 from millpond.outputs import (
     ClassificationOutput,
     EmbeddingOutput,
@@ -156,7 +157,7 @@ class Engine:
     @property
     def tokenizer(self) -> Any:
         """transformers' tokenizer of the checkpoint; a copy, which the engine itself does not use."""
-        return self._loaded.forms.texts.lent
+        return self._loaded.encoder.texts.hf_tokenizer
 
     @property
     def cache(self) -> VectorCache | None:
@@ -265,7 +266,7 @@ class Engine:
                 f"output_dtype={output_dtype!r} finds its range over a whole call, which a stream does not have; "
                 "choose float16 or binary, or call embed"
             )
-        demand.plan(demand.check_task("embed", params, self._loaded), params, self._loaded, count=2)
+        resolve.plan(resolve.check_task("embed", params, self._loaded), params, self._loaded, count=2)
         return self._stream(iter(texts), params, show_progress)
 
     def token_embed(
@@ -313,7 +314,7 @@ class Engine:
             adapter=adapter,
             truncate=truncate,
         )
-        items = texts if spans is None else arguments.spanned(texts, spans)
+        items = texts if spans is None else validate.spanned(texts, spans)
         output: TokenEmbeddingOutput = self._run("token_embed", items, params, show_progress)
         return output
 
@@ -442,10 +443,10 @@ class Engine:
         Returns:
             A sequence of :class:`~millpond.RerankResult`. Errors as :meth:`score`.
         """
-        pairs = arguments.reranked(query, documents, top_n)
+        pairs = validate.reranked(query, documents, top_n)
         params = PoolingParams(instruction=instruction, truncate=truncate)
         scored: ScoreOutput = self._run("score", pairs, params, show_progress)
-        return arguments.ranked(scored, pairs, top_n)
+        return validate.ranked(scored, pairs, top_n)
 
     def reward(
         self,
@@ -502,7 +503,7 @@ class Engine:
 
         Args:
             task: The task.
-            inputs: Texts; (query, document) pairs for ``score``; or :class:`~millpond.engine.items.TokenIds`.
+            inputs: Texts; (query, document) pairs for ``score``; or :class:`~millpond.inputs.TokenIds`.
             params: Its options.
 
         Returns:
@@ -538,8 +539,8 @@ class Engine:
             UnsupportedTaskError: MaxSim was asked of a checkpoint that has no token states.
         """
         if maxsim:
-            demand.check_params(params)
-            return self._score_apart(arguments.check_items(pairs, "score", self._loaded), params, late=True)
+            resolve.check_params(params)
+            return self._score_apart(validate.check_items(pairs, "score", self._loaded), params, late=True)
         if template is None:
             return self._start("score", pairs, params)
         if self.spec.score_type != "cross-encoder":
@@ -555,8 +556,8 @@ class Engine:
             TypeError: ``texts`` is a bare str.
             InvalidRequestError: A text that is none.
         """
-        items = [item for item in arguments.check_items(texts, "tokenize", self._loaded) if isinstance(item, str)]
-        tokenizer = self._loaded.forms.texts
+        items = [item for item in validate.check_items(texts, "tokenize", self._loaded) if isinstance(item, str)]
+        tokenizer = self._loaded.encoder.texts
         return [
             ids
             for places in bunches(items)
@@ -572,16 +573,16 @@ class Engine:
         """
         if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
             raise InvalidRequestError(f"tokens={tokens!r} must be a positive int")
-        items = [item for item in arguments.check_items(texts, "clip", self._loaded) if isinstance(item, str)]
-        tokenizer = self._loaded.forms.texts
+        items = [item for item in validate.check_items(texts, "clip", self._loaded) if isinstance(item, str)]
+        tokenizer = self._loaded.encoder.texts
         items = [part_of(item, tokenizer, limit=tokens, truncate="end") for item in items]
         return [text for places in bunches(items) for text in tokenizer.clipped([items[i] for i in places], tokens)]
 
     def token_ids(self, task: Task, item: Item, params: PoolingParams, *, template: str | None = None) -> list[int]:
         """The token ids that :meth:`submit` (or :meth:`submit_score`, with a ``template``) would run for one input."""
         pairs = None if template is None else self._loaded.pairs_by(template)
-        plan = demand.plan(task, params, self._loaded, count=2, pairs=pairs)
-        ids: list[int] = self._loaded.forms.encode([item], plan, position=lambda i: i)[0].ids.tolist()
+        plan = resolve.plan(task, params, self._loaded, count=2, pairs=pairs)
+        ids: list[int] = self._loaded.encoder.encode([item], plan, position=lambda i: i)[0].ids.tolist()
         return ids
 
     def check_room(self, texts: int) -> None:
@@ -611,7 +612,7 @@ class Engine:
         Returns:
             Call it to end that.
         """
-        return self._dispatcher.meter.observe(observer)
+        return self._dispatcher.counters.observe(observer)
 
     def close(self) -> None:
         """Finish what is queued, then stop; later calls raise :class:`~millpond.errors.EngineClosedError`.
@@ -645,7 +646,7 @@ class Engine:
     def _run(self, task: Task, texts: Sequence[Any], params: PoolingParams, show_progress: bool) -> Any:
         with progress_bar(texts, show=show_progress) as bar:
             inline = self._dispatcher.inside or (isinstance(texts, Sequence) and len(texts) <= INLINE_TEXTS)
-            with held_back():
+            with defer_sigint():
                 future = self._start(task, texts, params, inline=inline, progress=bar.update if show_progress else None)
             try:
                 if inline:
@@ -674,30 +675,30 @@ class Engine:
         pairs: EncodesPairs | None = None,
         first: int = 0,
         admit: int | None = None,
-        clock: Clock | None = None,
+        timer: CallTimer | None = None,
     ) -> CallFuture[Any]:
         """Check everything, then queue; ``first`` is the index of the first input in the caller's list."""
-        demand.check_params(params)
-        task = demand.check_task(task, params, self._loaded)
+        resolve.check_params(params)
+        task = resolve.check_task(task, params, self._loaded)
         if task == "reward":
-            inputs = arguments.conversed(inputs, self._loaded.forms.texts)
-        items = arguments.check_items(inputs, task, self._loaded, first=first)
+            inputs = validate.conversed(inputs, self._loaded.encoder.texts)
+        items = validate.check_items(inputs, task, self._loaded, first=first)
         if task == "score" and self.spec.score_type != "cross-encoder":
             return self._score_apart(items, params, late=self.spec.score_type == "late-interaction")
         plan = self._plan(task, params, len(items), pairs)
-        demand.check_spans(items, task, plan)
+        resolve.check_spans(items, task, plan)
         if params.chunking is not None:
             return in_windows(items, plan, self._loaded, self._submit, self._dispatcher.threads)
-        return self._submit(items, plan, inline=inline, progress=progress, first=first, admit=admit, clock=clock)
+        return self._submit(items, plan, inline=inline, progress=progress, first=first, admit=admit, timer=timer)
 
     def _plan(self, task: Task, params: PoolingParams, count: int, pairs: EncodesPairs | None) -> Plan:
         """A call's plan; the same one for calls that ask for the same, which are tokenized together where they meet."""
         if pairs is not None or params.returned_token_ids is not None:  # which are looked up for each call
-            return demand.plan(task, params, self._loaded, count=count, pairs=pairs)
+            return resolve.plan(task, params, self._loaded, count=count, pairs=pairs)
         key = (task, params, count == 1)
         plan = self._plans.get(key)
         if plan is None:
-            plan = demand.plan(task, params, self._loaded, count=count)
+            plan = resolve.plan(task, params, self._loaded, count=count)
             while len(self._plans) >= _KEPT_PLANS:
                 self._plans.pop(next(iter(self._plans)), None)
             self._plans[key] = plan
@@ -712,10 +713,10 @@ class Engine:
         progress: Callable[[int], object] | None = None,
         first: int = 0,
         admit: int | None = None,
-        clock: Clock | None = None,
+        timer: CallTimer | None = None,
     ) -> CallFuture[Any]:
         return self._dispatcher.submit(
-            items, plan, inline=inline, progress=progress, owner=self, first=first, admit=admit, clock=clock
+            items, plan, inline=inline, progress=progress, owner=self, first=first, admit=admit, timer=timer
         )
 
     def _score_apart(self, items: Sequence[Item], params: PoolingParams, *, late: bool) -> CallFuture[Any]:
@@ -725,11 +726,11 @@ class Engine:
         # A late-interaction checkpoint may compare vectors that are no unit vectors.
         normalize = None if self.spec.score_type == "late-interaction" else True
 
-        def embed(texts: Sequence[str], role: Role, admit: int, clock: Clock) -> CallFuture[Any]:
+        def embed(texts: Sequence[str], role: Role, admit: int, timer: CallTimer) -> CallFuture[Any]:
             wanted = scoring.vector_params(params, role, normalize=normalize)
-            return self._start(task, texts, wanted, admit=admit, clock=clock)
+            return self._start(task, texts, wanted, admit=admit, timer=timer)
 
-        pairs = arguments.check_pairs(items, self._loaded)
+        pairs = validate.check_pairs(items, self._loaded)
         return scoring.apart(pairs, embed, measure, self._dispatcher.threads)
 
     def _stream(self, texts: Iterator[str], params: PoolingParams, show_progress: bool) -> Iterator[npt.NDArray[Any]]:

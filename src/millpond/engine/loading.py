@@ -14,21 +14,21 @@ from millpond.checkpoints.modules import Pooling
 from millpond.checkpoints.score_template import plain_template, read_template
 from millpond.checkpoints.sentence_transformers import Layout
 from millpond.config import EngineConfig
-from millpond.engine.buckets import Buckets
-from millpond.engine.device import Backend, Cuda
-from millpond.engine.forms import Forms
-from millpond.engine.pairs import PairTokenizer, TemplateTokenizer
-from millpond.engine.plan import EncodesPairs
-from millpond.engine.runner import Runner
-from millpond.engine.tokenize import TextTokenizer
+from millpond.engine.execute.cuda.buckets import Buckets
+from millpond.engine.execute.cuda.streams import Backend, Cuda
+from millpond.engine.execute.runner import Runner
+from millpond.engine.input.encode import InputEncoder
+from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenizer
+from millpond.engine.input.plan import EncodesPairs
+from millpond.engine.input.text_tokenizer import TextTokenizer
 from millpond.errors import InvalidRequestError
 from millpond.models.architectures import Architecture, find, translate
+from millpond.models.build_spec import Options, backbone_width, complete, override, specify
 from millpond.models.linear import bound_compiled_products
 from millpond.models.load import load_backbone
 from millpond.models.placement import resolve_devices, resolve_dtype
-from millpond.models.purpose import Purpose, decide
 from millpond.models.quantize import check_quantization
-from millpond.models.specify import Options, backbone_width, complete, override, specify
+from millpond.models.task_detection import Purpose, decide
 from millpond.pooling.classifier import build_classifier
 from millpond.pooling.pooler import Pooler, Readout
 from millpond.pooling.sparse import build_sparse, build_token_vectors
@@ -37,7 +37,7 @@ from millpond.tasks import Quantization, Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
+class LoadedModel:
     """A checkpoint in memory.
 
     Attributes:
@@ -54,7 +54,7 @@ class Loaded:
     """
 
     spec: ModelSpec
-    forms: Forms
+    encoder: InputEncoder
     runners: tuple[Runner, ...]
     dtype: str
     include_prompt: bool
@@ -76,7 +76,7 @@ class Loaded:
 
     def pairs_by(self, template: str) -> EncodesPairs:
         """How pairs are read by another template; its own errors as the engine's."""
-        return TemplateTokenizer(self.forms.texts, read_template(template))
+        return TemplateTokenizer(self.encoder.texts, read_template(template))
 
     def width(self, readout: Readout) -> int:
         """Columns of what a readout gives."""
@@ -113,7 +113,7 @@ def describe(config: EngineConfig) -> ModelSpec:
     return _read(config).spec
 
 
-def load(config: EngineConfig) -> Loaded:
+def load(config: EngineConfig) -> LoadedModel:
     """Read, check and build; every question that the files can answer wrongly is asked before the weights are read."""
     devices = resolve_devices(config.device)
     if any(device.type == "cpu" for device in devices):
@@ -121,7 +121,7 @@ def load(config: EngineConfig) -> Loaded:
     found = _read(config)
     pooling = found.layout.pooling
     assert pooling is not None  # complete() answered it
-    forms = _forms(found, config)
+    encoder = _encoder(found, config)
     quantization = cast("Quantization | None", config.quantization)  # one of these, as the config has checked
     wanted = "bfloat16" if quantization == "fp8" and config.dtype == "auto" else config.dtype
     dtype = resolve_dtype(wanted, devices[0], found.architecture, _stored_dtype(found.checkpoint.config))
@@ -132,9 +132,9 @@ def load(config: EngineConfig) -> Loaded:
 
             check_compiler(device)
     vectors = found.layout.token_vectors
-    return Loaded(
+    return LoadedModel(
         spec=found.spec,
-        forms=forms,
+        encoder=encoder,
         runners=tuple(
             _runner(found, pooling, device, dtype, quantization, compiled=config.compile) for device in devices
         ),
@@ -197,7 +197,7 @@ def _backend(device: torch.device) -> Backend | None:
     return Cuda(device) if device.type == "cuda" else None
 
 
-def _forms(found: _Described, config: EngineConfig) -> Forms:
+def _encoder(found: _Described, config: EngineConfig) -> InputEncoder:
     """How the checkpoint reads; a template that cannot be used is refused here."""
     tokenizer, late = found.tokenizer, found.layout.late_interaction
     pairs: EncodesPairs | None = None
@@ -214,7 +214,7 @@ def _forms(found: _Described, config: EngineConfig) -> Forms:
         if config.max_length is not None:  # the user's word on how much of a document is read
             late = replace(late, document_length=config.max_length)
         colbert = tokenizer.colbert(late)
-    return Forms(texts=tokenizer, pairs=pairs, colbert=colbert)
+    return InputEncoder(texts=tokenizer, pairs=pairs, colbert=colbert)
 
 
 def _pair_reader(found: _Described, template: str | None) -> EncodesPairs:

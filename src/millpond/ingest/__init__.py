@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millpond.errors import SinkError, SourceNotFoundError
-    from millpond.ingest.mark import CollectionMark
+    from millpond.ingest.manifest import CollectionMark
     from millpond.ingest.payload import Payload
     from millpond.ingest.pipeline import ingest
     from millpond.ingest.record import NAMESPACE, Record, content_hash, point_id
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "NAMESPACE": "record",
     "Batch": "sink",
-    "CollectionMark": "mark",
+    "CollectionMark": "manifest",
     "Hit": "search",
     "IngestReport": "report",
     "Payload": "payload",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from millpond.engine import arguments
-from millpond.engine.aio import AsyncEngine
+from millpond.engine.async_engine import AsyncEngine
 from millpond.engine.engine import Engine
+from millpond.engine.input import validate
 from millpond.outputs import RerankOutput
 from millpond.params import PoolingParams
 from millpond.tasks import Truncate
@@ -44,14 +44,14 @@ def rerank(
         EngineOverloadedError: Too many texts are waiting.
         EngineClosedError: The engine was closed.
     """
-    pairs = arguments.reranked(query, documents, top_n)
+    pairs = validate.reranked(query, documents, top_n)
     future = engine.submit_score(pairs, PoolingParams(truncate=truncate), maxsim=True)
     try:
         scored = future.result()
     except BaseException:
         future.cancel()  # the caller was interrupted: nobody waits for the rest
         raise
-    return arguments.ranked(scored, pairs, top_n)
+    return validate.ranked(scored, pairs, top_n)
 
 
 async def arerank(
@@ -73,6 +73,6 @@ async def arerank(
     """
     if isinstance(engine, AsyncEngine):
         engine = engine.engine
-    pairs = arguments.reranked(query, documents, top_n)
+    pairs = validate.reranked(query, documents, top_n)
     future = engine.submit_score(pairs, PoolingParams(truncate=truncate), maxsim=True)
-    return arguments.ranked(await asyncio.wrap_future(future), pairs, top_n)
+    return validate.ranked(await asyncio.wrap_future(future), pairs, top_n)

@@ -21,9 +21,9 @@ from millpond.attention.signature import Masking
 from millpond.models.encoder import Output
 from millpond.models.linear import linear
 from millpond.models.rms_norm import RMSNorm
-from millpond.models.rotary import turned
+from millpond.models.rotary import apply_rotary
 
-Wave = tuple[torch.Tensor, torch.Tensor]  # cos and sin, [tokens, 1, dim] each
+CosSin = tuple[torch.Tensor, torch.Tensor]  # cos and sin, [tokens, 1, dim] each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class PackedDecoder(nn.Module):
         There is no key-value cache; the argument is that of transformers' classes.
         """
         hidden = self.embeddings(input_ids)[0]  # [tokens, hidden]
-        waves: dict[str | None, Wave] = {}
+        waves: dict[str | None, CosSin] = {}
         for layer in self.layers:
             assert isinstance(layer, PackedLayer)
             kind = layer.kind
@@ -146,7 +146,7 @@ class PackedLayer(nn.Module):
         self.post: nn.Module | None = _norm_of(layer.post_feedforward_layernorm, traits) if sandwich else None
 
     def forward(
-        self, hidden: torch.Tensor, segments: Segments, wave: Wave, rows: torch.Tensor | None = None
+        self, hidden: torch.Tensor, segments: Segments, wave: CosSin, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
         """``[tokens, hidden]`` in and out; the sums go into ``hidden`` itself.
 
@@ -172,7 +172,7 @@ class PackedLayer(nn.Module):
         """``[tokens, heads, dim]`` queries and ``[tokens, kv_heads, dim]`` keys and values."""
         states = self.qkv_proj(self.attention_norm(hidden)).unflatten(-1, (-1, self.dim))  # [tokens, all heads, dim]
         qk, value = states.split((self.heads + self.kv_heads, self.kv_heads), 1)
-        qk = turned(qk if self.qk_norm is None else self.qk_norm(qk), cos, sin)
+        qk = apply_rotary(qk if self.qk_norm is None else self.qk_norm(qk), cos, sin)
         query, key = qk.split((self.heads, self.kv_heads), 1)
         return query, key, value
 

@@ -20,7 +20,7 @@ from millpond.models.adapters import WEIGHT, AdaptedEmbedding, AdaptedLinear, Ad
 from millpond.models.add_norm import AddNorm
 from millpond.models.encoder import Output
 from millpond.models.renaming import QKV, Renaming
-from millpond.models.rotary import turned
+from millpond.models.rotary import apply_rotary
 
 _PREFIX = "roberta"
 _RENAMING = Renaming(
@@ -136,7 +136,7 @@ class JinaLayer(nn.Module):
     ) -> torch.Tensor:
         """``[tokens, hidden]`` in and out."""
         qkv = self.qkv(hidden, choice).unflatten(-1, (3 * self.heads, -1))  # [tokens, 3 heads, dim]
-        query, key = turned(qkv[:, : 2 * self.heads], cos, sin).chunk(2, 1)  # [tokens, heads, dim]
+        query, key = apply_rotary(qkv[:, : 2 * self.heads], cos, sin).chunk(2, 1)  # [tokens, heads, dim]
         value = qkv[:, 2 * self.heads :]
         masking = Masking(scale=query.shape[-1] ** -0.5, causal=False)
         mixed = select(query, masking)(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]

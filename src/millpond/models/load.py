@@ -20,7 +20,7 @@ from millpond.checkpoints.weights import read_tensors
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models.architectures import Architecture
 from millpond.models.encoder_file import read_encoder
-from millpond.models.packed import packed as packed_forward
+from millpond.models.forward_registry import packed as packed_forward
 from millpond.models.quantize import quantize
 from millpond.tasks import Quantization
 

@@ -18,9 +18,9 @@ from millpond.attention.select import select
 from millpond.attention.signature import Masking
 from millpond.models.encoder import Output
 from millpond.models.linear import linear
-from millpond.models.rotary import turned
+from millpond.models.rotary import apply_rotary
 
-Wave = tuple[torch.Tensor, torch.Tensor]  # cos and sin, [tokens, 1, dim] each
+CosSin = tuple[torch.Tensor, torch.Tensor]  # cos and sin, [tokens, 1, dim] each
 
 
 class PackedModernBert(nn.Module):
@@ -52,7 +52,7 @@ class PackedModernBert(nn.Module):
     ) -> Output:
         """Hidden states of every token, or of the ``rows`` that are read alone."""
         hidden = self.embeddings(input_ids=input_ids)[0]  # [tokens, hidden]
-        waves: dict[str, Wave] = {}
+        waves: dict[str, CosSin] = {}
         for layer in self.layers:
             assert isinstance(layer, PackedLayer)
             if layer.kind not in waves:
@@ -85,7 +85,7 @@ class PackedLayer(nn.Module):
         self.down_proj = _linear_of(layer.mlp.Wo)
 
     def forward(
-        self, hidden: torch.Tensor, segments: Segments, wave: Wave, rows: torch.Tensor | None = None
+        self, hidden: torch.Tensor, segments: Segments, wave: CosSin, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
         """``[tokens, hidden]`` in and out; out only the ``rows [n]`` that are read, if they are given."""
         query, key, value = self._heads(hidden, *wave)
@@ -98,7 +98,7 @@ class PackedLayer(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values, ``[tokens, heads, dim]`` each."""
         qkv = self.qkv(self.attention_norm(hidden)).unflatten(-1, (3 * self.heads, -1))  # [tokens, 3 heads, dim]
-        query, key = turned(qkv[:, : 2 * self.heads], cos, sin).chunk(2, 1)  # [tokens, heads, dim]
+        query, key = apply_rotary(qkv[:, : 2 * self.heads], cos, sin).chunk(2, 1)  # [tokens, heads, dim]
         return query, key, qkv[:, 2 * self.heads :]
 
     def _feed(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:

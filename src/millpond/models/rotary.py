@@ -9,7 +9,7 @@ import torch
 from millpond.native.operands import LANES, kernels_for
 
 
-def turned(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def apply_rotary(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """``states`` turned by their positions: the two halves of a head are the two coordinates of each turn.
 
     One pass of the compiled kernel on a CPU in bfloat16; elsewhere three, and no concatenation. In bfloat16 at
@@ -22,7 +22,7 @@ def turned(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
     """
     kernels = kernels_for(states, cos, sin) if _suits(states, cos, sin) else None
     if kernels is not None:
-        return _turned_at_once(states, cos, sin, kernels)
+        return _apply_rotary_at_once(states, cos, sin, kernels)
     out = states * cos
     half = states.shape[-1] // 2
     out[..., :half].addcmul_(states[..., half:], sin[..., :half], value=-1)
@@ -39,7 +39,9 @@ def _suits(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
     )
 
 
-def _turned_at_once(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kernels: ctypes.CDLL) -> torch.Tensor:
+def _apply_rotary_at_once(
+    states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kernels: ctypes.CDLL
+) -> torch.Tensor:
     out = torch.empty(states.shape, dtype=states.dtype)
     kernels.millpond_turn(
         states.data_ptr(),

@@ -17,7 +17,7 @@ from millpond.attention.signature import Masking
 from millpond.models.add_norm import AddNorm
 from millpond.models.encoder import Output
 from millpond.models.linear import linear
-from millpond.models.rotary import turned
+from millpond.models.rotary import apply_rotary
 
 
 class PackedRotaryEncoder(nn.Module):
@@ -89,7 +89,7 @@ class PackedLayer(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values, ``[tokens, heads, dim]`` each."""
         qkv = self.qkv(hidden).unflatten(-1, (3 * self.heads, -1))  # [tokens, 3 heads, dim]
-        query, key = turned(qkv[:, : 2 * self.heads], cos, sin).chunk(2, 1)  # [tokens, heads, dim]
+        query, key = apply_rotary(qkv[:, : 2 * self.heads], cos, sin).chunk(2, 1)  # [tokens, heads, dim]
         return query, key, qkv[:, 2 * self.heads :]
 
     def _feed(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:

@@ -17,18 +17,18 @@ from starlette.middleware.cors import CORSMiddleware
 
 from millpond.errors import MillpondError
 from millpond.server import openapi
-from millpond.server.calls import Desk
-from millpond.server.config import ServerConfig
-from millpond.server.drain import Drain
+from millpond.server.admission.body_budget import BodyBudget
+from millpond.server.admission.drain import Drain
 from millpond.server.errors import answer_error
-from millpond.server.gate import Gate, Keys
-from millpond.server.held import HeldBytes
-from millpond.server.metrics import Measured, Metrics
+from millpond.server.middleware import Gate, Keys
+from millpond.server.models import ServedModels
+from millpond.server.requests.calls import PrepareExecutor
 from millpond.server.routes import ROUTERS
 from millpond.server.schemas.error import ErrorAnswer
-from millpond.server.served import ServedModels
-from millpond.server.timings import TimingHeaders
-from millpond.server.tracing import Traced, tracing_of
+from millpond.server.settings.config import ServerConfig
+from millpond.server.telemetry.metrics import Measured, Metrics
+from millpond.server.telemetry.timings import TimingHeaders
+from millpond.server.telemetry.tracing import Traced, tracing_of
 from millpond.server.violations import answer_violation
 
 
@@ -38,7 +38,7 @@ def create_app(models: ServedModels, config: ServerConfig | None = None) -> Fast
     ``app.state.drain.begin()`` announces that it is about to.
     """
     config = config or ServerConfig()
-    desk = Desk()
+    desk = PrepareExecutor()
     tracing = tracing_of(config.otlp_traces_endpoint, os.environ)
     routes = {route.path for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)}
     metrics = Metrics(models, paths={*routes, "/docs", "/openapi.json"})
@@ -72,7 +72,7 @@ def create_app(models: ServedModels, config: ServerConfig | None = None) -> Fast
     app.state.desk = desk
     app.state.metrics = metrics
     app.state.drain = Drain()
-    app.state.held = HeldBytes(config.max_body_bytes)
+    app.state.held = BodyBudget(config.max_body_bytes)
     app.openapi = openapi.describe(app, guarded=Keys(config.api_keys).guard)  # type: ignore[method-assign]  # as FastAPI tells
     app.add_exception_handler(MillpondError, answer_error)
     app.add_exception_handler(HTTPException, answer_error)

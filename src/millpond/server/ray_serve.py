@@ -3,9 +3,9 @@
 From Python::
 
     from ray import serve
-    from millpond.server.config import ModelConfig
+    from millpond.server.settings.config import ModelConfig
     from millpond.server.ray_serve import deployment
-    from millpond.server.replicas import Autoscaling
+    from millpond.server.settings.replicas import Autoscaling
 
     app = deployment([ModelConfig(model="BAAI/bge-base-en-v1.5")], autoscaling=Autoscaling(max_replicas=4), num_gpus=1)
     serve.run(app)
@@ -25,13 +25,13 @@ from typing import Any
 from fastapi import FastAPI
 
 from millpond.errors import EngineClosedError, InvalidRequestError, MissingExtraError
-from millpond.server import replicas as replica_settings
-from millpond.server import settings
 from millpond.server.app import create_app
-from millpond.server.config import ModelConfig, ServerConfig
-from millpond.server.replicas import Autoscaling, Replicas
-from millpond.server.served import ServedModels
-from millpond.server.tracing import check_installed
+from millpond.server.models import ServedModels
+from millpond.server.settings import replicas as replica_settings
+from millpond.server.settings import sources
+from millpond.server.settings.config import ModelConfig, ServerConfig
+from millpond.server.settings.replicas import Autoscaling, Replicas
+from millpond.server.telemetry.tracing import check_installed
 
 try:
     from ray import serve
@@ -92,7 +92,7 @@ def deployment(
         config: How; where it listens is for Ray Serve's ``http_options`` to say. Requests that run when a replica is
             taken away have ``drain_timeout`` seconds.
         name: What Ray calls the deployment.
-        replicas: As :class:`millpond.server.replicas.Replicas`, and so are the others.
+        replicas: As :class:`millpond.server.settings.replicas.Replicas`, and so are the others.
         autoscaling: How the number of replicas follows the load.
         num_cpus: Cores of each replica.
         num_gpus: GPUs of each replica.
@@ -125,8 +125,8 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
     Args:
         args: ``model``, one or several with commas between them or a list; every setting of ``millpond serve``, as
             ``config=FILE`` of a YAML file, but for where to listen; ``name`` and the fields of
-            :class:`millpond.server.replicas.Replicas`, ``autoscaling`` as an object or its JSON. The environment is
-            read as ``millpond serve`` reads it, so that a key need not be written on a command line.
+            :class:`millpond.server.settings.replicas.Replicas`, ``autoscaling`` as an object or its JSON. The
+            environment is read as ``millpond serve`` reads it, so that a key need not be written on a command line.
 
     Raises:
         InvalidRequestError: A setting that is unknown or makes no sense.
@@ -137,8 +137,8 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
     models = _listed(given.pop("model", ()))
     given = {key: _listed(value) if key in _LISTS else value for key, value in given.items()}
     _refuse_proxy([key for key in _PROXY if key in given])
-    proxies = {settings.environment_name(key) for key in _PROXY}  # of an image that is made for a single server
-    found = settings.read(models, given, {key: value for key, value in os.environ.items() if key not in proxies})
+    proxies = {sources.environment_name(key) for key in _PROXY}  # of an image that is made for a single server
+    found = sources.read(models, given, {key: value for key, value in os.environ.items() if key not in proxies})
     return _bound(found.models, found.server, replica_settings.read(ours), name)
 
 

@@ -6,11 +6,11 @@ from typing import cast
 
 from fastapi import Request
 
-from millpond.server.config import ServerConfig
-from millpond.server.drain import Drain
-from millpond.server.held import HeldBytes
-from millpond.server.metrics import Metrics
-from millpond.server.served import ServedModel, ServedModels
+from millpond.server.admission.body_budget import BodyBudget
+from millpond.server.admission.drain import Drain
+from millpond.server.models import ServedModel, ServedModels
+from millpond.server.settings.config import ServerConfig
+from millpond.server.telemetry.metrics import Metrics
 
 
 def models_of(request: Request) -> ServedModels:
@@ -29,9 +29,9 @@ def config_of(request: Request) -> ServerConfig:
     return cast("ServerConfig", request.app.state.config)
 
 
-def held_of(request: Request) -> HeldBytes:
+def held_of(request: Request) -> BodyBudget:
     """How many bytes of bodies there are."""
-    return cast("HeldBytes", request.app.state.held)
+    return cast("BodyBudget", request.app.state.held)
 
 
 def drain_of(request: Request) -> Drain:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from millpond.outputs import ClassificationOutput
-from millpond.server import bodies, calls, inputs
+from millpond.server.answers.envelope import envelope, usage
 from millpond.server.encoding import json_answer
-from millpond.server.envelope import envelope, usage
+from millpond.server.requests import bodies, calls, prompts
 from millpond.server.schemas.classify import ClassificationRequest, ClassificationResponse
 from millpond.server.state import config_of, meant, models_of
 
@@ -21,9 +21,9 @@ async def classify(request: Request) -> Response:
     model = meant(request, models_of(request).find(body.model, tasks={"classify"}, api="Classification API"))
     output: ClassificationOutput = await calls.run(
         request,
-        lambda: inputs.submit("classify", body, body.params(), model, config),
+        lambda: prompts.submit("classify", body, body.params(), model, config),
         model=model,
-        texts=inputs.count(body, request),
+        texts=prompts.count(body, request),
     )
     best = output.probs.argmax(axis=1).tolist()
     data = [

@@ -10,20 +10,21 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
-from millpond.dialect.model import Pending
-from millpond.dialect.prompts import Tokenization
 from millpond.outputs import EmbeddingOutput
 from millpond.quantization import eight_bits, quantize
-from millpond.server import bodies, calls, encoding, widths
-from millpond.server.billing import meta
-from millpond.server.envelope import envelope
+from millpond.server import encoding
+from millpond.server.answers.billing import meta
+from millpond.server.answers.envelope import envelope
 from millpond.server.errors import RequestError
-from millpond.server.input_types import purpose
-from millpond.server.limits import check_count
+from millpond.server.models import ServedModel
+from millpond.server.requests import bodies, calls, widths
+from millpond.server.requests.limits import check_count
 from millpond.server.schemas.cohere import CohereEmbedAnswer, CohereEmbedRequest, EmbeddingType
-from millpond.server.served import ServedModel
+from millpond.server.schemas.input_types import purpose
 from millpond.server.state import meant, models_of
 from millpond.tasks import Task, Truncate
+from millpond.vllm_dialect.model import Pending
+from millpond.vllm_dialect.prompts import Tokenization
 
 router = APIRouter(tags=["Cohere"])
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from millpond.outputs import EmbeddingOutput, TokenEmbeddingOutput
-from millpond.server import bodies, calls, inputs
-from millpond.server.envelope import envelope, usage
+from millpond.server.answers.envelope import envelope, usage
+from millpond.server.answers.vectors import vector_answer
 from millpond.server.errors import NotServedError, RequestError
-from millpond.server.results import vector_answer
+from millpond.server.models import ServedModel, ServedModels
+from millpond.server.requests import bodies, calls, prompts
 from millpond.server.schemas.embeddings import EmbeddingRequest, EmbeddingResponse
-from millpond.server.served import ServedModel, ServedModels
 from millpond.server.state import config_of, meant, models_of
 from millpond.tasks import Task
 
@@ -30,9 +30,9 @@ async def embeddings(request: Request) -> Response:
     params = body.vector_params(model.engine.spec)
     output: EmbeddingOutput | TokenEmbeddingOutput = await calls.run(
         request,
-        lambda: inputs.submit(task, body, params, model, config),
+        lambda: prompts.submit(task, body, params, model, config),
         model=model,
-        texts=inputs.count(body, request),
+        texts=prompts.count(body, request),
     )
     head = envelope(request, "embd", model, wanted=body.request_id)
     return await vector_answer(

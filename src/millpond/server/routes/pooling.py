@@ -6,19 +6,19 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from millpond.dialect.arguments import POOLING_TASKS
-from millpond.dialect.model import Pending
 from millpond.errors import UnsupportedTaskError
-from millpond.server import bodies, calls, inputs
-from millpond.server.config import ServerConfig
-from millpond.server.envelope import envelope, usage
+from millpond.server.answers.binary import Rows
+from millpond.server.answers.envelope import envelope, usage
+from millpond.server.answers.vectors import vector_answer
 from millpond.server.errors import NotServedError, RequestError
-from millpond.server.octets import Rows
-from millpond.server.results import vector_answer
+from millpond.server.models import ServedModel, ServedModels
+from millpond.server.requests import bodies, calls, prompts
 from millpond.server.schemas.pooling import PoolingResponse, PoolingTaskRequest
-from millpond.server.served import ServedModel, ServedModels
+from millpond.server.settings.config import ServerConfig
 from millpond.server.state import config_of, meant, models_of
 from millpond.tasks import Task
+from millpond.vllm_dialect.arguments import POOLING_TASKS
+from millpond.vllm_dialect.model import Pending
 
 router = APIRouter(tags=["vLLM"])
 
@@ -31,7 +31,7 @@ async def pooling(request: Request) -> Response:
         raise RequestError("dimensions is currently not supported; use /v1/embeddings", param="dimensions")
     model = meant(request, _model(models_of(request), body))
     output = await calls.run(
-        request, lambda: _submit(body, model, config), model=model, texts=inputs.count(body, request)
+        request, lambda: _submit(body, model, config), model=model, texts=prompts.count(body, request)
     )
     head = envelope(request, "pooling", model, wanted=body.request_id)
     return await vector_answer(
@@ -59,7 +59,7 @@ def _submit(body: PoolingTaskRequest, model: ServedModel, config: ServerConfig) 
     try:
         columns = None if body.returned_token_ids is None else "token_classify"  # which nothing else has
         task: Task = model.pooling.task(body.task or columns)
-        return inputs.submit(task, body, body.params(task, model.engine.spec), model, config)
+        return prompts.submit(task, body, body.params(task, model.engine.spec), model, config)
     except UnsupportedTaskError as error:
         told = str(error).replace(model.engine.spec.name, model.name)  # which may be a folder here
         message = f"Unsupported task: {body.task!r} Supported tasks: {_served(model)}. {told}"

@@ -7,17 +7,18 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from millpond.dialect.model import Pending
-from millpond.engine.items import Pair
+from millpond.inputs import Pair
 from millpond.outputs import ClassificationOutput
 from millpond.params import PoolingParams
-from millpond.server import bodies, calls, encoding
+from millpond.server import encoding
 from millpond.server.errors import RequestError
-from millpond.server.limits import check_count
+from millpond.server.models import ServedModel
+from millpond.server.requests import bodies, calls
+from millpond.server.requests.limits import check_count
 from millpond.server.schemas.tei import Prediction, TeiPredictRequest
-from millpond.server.served import ServedModel
 from millpond.server.state import meant, models_of
 from millpond.tasks import Activation, Task
+from millpond.vllm_dialect.model import Pending
 
 router = APIRouter(tags=["TEI"])
 

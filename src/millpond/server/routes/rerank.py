@@ -7,15 +7,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import PlainValidator, TypeAdapter
 
-from millpond.dialect.prompts import read_texts
 from millpond.outputs import RerankOutput, ScoreOutput
-from millpond.server import bodies, documents, encoding
-from millpond.server.billing import meta
-from millpond.server.envelope import envelope, usage
+from millpond.server import encoding
+from millpond.server.answers.billing import meta
+from millpond.server.answers.envelope import envelope, usage
+from millpond.server.requests import bodies, documents
+from millpond.server.requests.pairs import Scoring, scorer
 from millpond.server.schemas.rerank import RerankAnswer, RerankRequest
 from millpond.server.schemas.tei import RankedText, TeiRerankRequest
-from millpond.server.scoring import Scoring, scorer
 from millpond.server.state import meant, models_of
+from millpond.vllm_dialect.prompts import read_texts
 
 router = APIRouter(tags=["Scores and rankings"])
 

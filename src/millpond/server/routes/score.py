@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from millpond.dialect.prompts import read_texts
-from millpond.server import bodies, encoding
-from millpond.server.envelope import envelope, usage
+from millpond.server import encoding
+from millpond.server.answers.envelope import envelope, usage
+from millpond.server.requests import bodies
+from millpond.server.requests.pairs import Scoring, scorer
 from millpond.server.schemas.score import ScoreAnswer, ScoreRequest, Side
-from millpond.server.scoring import Scoring, scorer
 from millpond.server.state import meant, models_of
+from millpond.vllm_dialect.prompts import read_texts
 
 router = APIRouter(tags=["Scores and rankings"])
 

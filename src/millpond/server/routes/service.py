@@ -10,8 +10,8 @@ from fastapi.responses import JSONResponse
 
 from millpond.errors import EngineClosedError, UnknownModelError
 from millpond.server.errors import RequestError
+from millpond.server.models import ServedModel
 from millpond.server.schemas.service import Load, ModelCard, ModelList, Status, Version
-from millpond.server.served import ServedModel
 from millpond.server.state import drain_of, models_of
 
 router = APIRouter(tags=["The server"])

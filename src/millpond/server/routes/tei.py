@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import PlainValidator, TypeAdapter
 
-from millpond.dialect.prompts import Tokenization
-from millpond.engine.items import Item, TokenIds
+from millpond.inputs import Item, TokenIds
 from millpond.outputs import EmbeddingOutput, SparseEmbeddingOutput, TokenEmbeddingOutput
 from millpond.params import PoolingParams
-from millpond.server import bodies, calls, encoding, widths
+from millpond.server import encoding
 from millpond.server.errors import RequestError
-from millpond.server.limits import check_count
+from millpond.server.models import ServedModel
+from millpond.server.requests import bodies, calls, widths
+from millpond.server.requests.limits import check_count
 from millpond.server.schemas.tei import (
     Info,
     SimilarityParameters,
@@ -24,9 +25,9 @@ from millpond.server.schemas.tei import (
     TeiSimilarityRequest,
     TeiTexts,
 )
-from millpond.server.served import ServedModel
 from millpond.server.state import config_of, meant, models_of
 from millpond.tasks import Task
+from millpond.vllm_dialect.prompts import Tokenization
 
 router = APIRouter(tags=["TEI"])
 

@@ -8,11 +8,11 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from millpond.errors import InvalidRequestError
-from millpond.server import bodies, chat
-from millpond.server.config import ServerConfig
 from millpond.server.encoding import json_answer
 from millpond.server.errors import RequestError
-from millpond.server.limits import check_length
+from millpond.server.models import ServedModel
+from millpond.server.requests import bodies, chat
+from millpond.server.requests.limits import check_length
 from millpond.server.schemas.conversation import listed
 from millpond.server.schemas.tokenization import (
     DetokenizeRequest,
@@ -20,7 +20,7 @@ from millpond.server.schemas.tokenization import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from millpond.server.served import ServedModel
+from millpond.server.settings.config import ServerConfig
 from millpond.server.state import config_of, meant, models_of
 
 router = APIRouter(tags=["vLLM"])

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from millpond.dialect.prompts import Tokenization
 from millpond.server.errors import RequestError
 from millpond.server.schemas.absent import absent_if_null
+from millpond.vllm_dialect.prompts import Tokenization
 
 INT64 = 1 << 63
 

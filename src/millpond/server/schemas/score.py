@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from millpond.dialect.params import one_of
 from millpond.errors import InvalidRequestError
 from millpond.server.schemas.absent import absent_if_null
 from millpond.server.schemas.request import PoolingRequest
 from millpond.server.schemas.usage import UsageInfo
+from millpond.vllm_dialect.params import one_of
 
 # A text, or {"content": a text or a list of text parts}.
 Text = str | dict[str, Any]

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from millpond.dialect.prompts import Tokenization, read_prompts
-from millpond.engine.items import Item
+from millpond.inputs import Item
 from millpond.server.schemas.request import INT64
+from millpond.vllm_dialect.prompts import Tokenization, read_prompts
 
 
 def _lowered(value: Any) -> Any:

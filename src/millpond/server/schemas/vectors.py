@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from millpond.params import PoolingParams
-from millpond.server import input_types
 from millpond.server.encoding import EmbedDtype, EncodingFormat, Endianness
 from millpond.server.errors import RequestError
+from millpond.server.schemas import input_types
 from millpond.server.schemas.absent import absent_if_null
 from millpond.server.schemas.prompts import PromptRequest
 from millpond.spec import ModelSpec

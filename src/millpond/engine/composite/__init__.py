@@ -1,0 +1,1 @@
+"""Composite: results that take more than one call."""

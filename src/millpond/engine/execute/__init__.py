@@ -1,0 +1,1 @@
+"""Execute: batches packed and run, by workers, on a CPU's cores or a GPU."""

@@ -1,0 +1,1 @@
+"""CUDA: batches overlapped on streams, and replayed as graphs."""

@@ -1,0 +1,192 @@
+"""Worker: a thread that turns the queue into results. Schedule, run, resolve."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from millpond.engine.execute.interrupts import defer_sigint
+from millpond.engine.execute.lanes import DeviceLane, Lanes
+from millpond.engine.schedule.call import Call
+from millpond.engine.schedule.counters import Counters
+from millpond.engine.schedule.request import Request
+from millpond.engine.schedule.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+Result = tuple[Request, npt.NDArray[np.float32]]
+
+
+class Runs(Protocol):
+    """What the worker drives: the runner, or a test's recording of one."""
+
+    def run(self, requests: Sequence[Request]) -> list[Result]:
+        """Each request with its result."""
+        ...
+
+
+class Worker:
+    """One lane's loop; a caller with little to do may take a turn in its own thread."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runs,
+        *,
+        name: str,
+        lanes: Lanes | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._lanes = lanes or DeviceLane()
+        self._counters = counters or Counters()
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until the scheduler is closed and its queue worked off."""
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    @property
+    def current(self) -> bool:
+        """Whether the calling thread is this worker's, in a future's callback."""
+        return self._thread is threading.current_thread()
+
+    @property
+    def shared(self) -> bool:
+        """Whether any thread may take a turn."""
+        return self._lanes.shared
+
+    def take_turn(self) -> bool:
+        """Run a batch in the calling thread, if a lane is free and something waits; whether there was one."""
+        with defer_sigint():
+            return self._turn(assisting=True)
+
+    def _loop(self) -> None:
+        self._lanes.enter()
+        while self._scheduler.wait():
+            try:
+                self._turn()
+            except Exception:  # a bug, and the lane is worth more than the batch
+                logger.exception("a batch was lost")
+
+    def _turn(self, *, assisting: bool = False) -> bool:
+        """One batch; a method of its own, so that nothing of it is held while the next one is waited for.
+
+        Waited for without a claim, and resolved without one: what comes before the claim is in the same batch, and a
+        future's callback may wait for an engine that needs this core.
+        """
+        if not self._lanes.claim(wait=not assisting):
+            return False
+        results: list[Result] = []
+        try:
+            # The main thread's OpenMP threads are awake, on the cores where another lane would run.
+            at_hand = assisting and threading.current_thread() is threading.main_thread()
+            beside = 0 if at_hand else self._lanes.free()
+            requests = self._scheduler.pick(1 + beside, prepare=not assisting)
+            if requests:
+                results = self._run_batch(requests)
+        finally:
+            self._scheduler.done()
+            self._lanes.release()
+        self._resolve_batch(requests, results)
+        return bool(requests)  # none: another lane has them
+
+    def _run_batch(self, requests: list[Request]) -> list[Result]:
+        """What came of a batch; whoever hears of nothing has heard of an error."""
+        tokens = sum(request.length for request in requests)
+        begun = self._counters.begin()
+        try:
+            with self._lanes.running(tokens, alone=self._scheduler.empty):
+                results = self._run(requests)
+            self._note(begun, results)
+        except Exception as error:  # the loop serves everyone: only this batch's callers hear of it
+            fail(requests, error)
+            return []
+        except BaseException:  # the caller whose thread this is was interrupted; the others' texts wait for the rest
+            self._scheduler.put_back(requests)
+            raise
+        finally:
+            self._counters.end(begun)
+        return results
+
+    def _resolve_batch(self, requests: Sequence[Request], results: Sequence[Result]) -> None:
+        try:
+            self._resolve(results)
+        except BaseException as error:
+            fail(requests, error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _run(self, requests: Sequence[Request]) -> list[Result]:
+        """Run a batch; what does not run is halved until the request at fault is alone."""
+        requests = [request for request in requests if not request.call.done]
+        if not requests:
+            return []
+        try:
+            results = self._runner.run(requests)
+            self._scheduler.recover()
+            return results
+        except Exception as error:
+            memory = is_out_of_memory(error)
+            if len(requests) == 1:
+                logger.exception("a text of %d tokens could not be run", requests[0].length)
+                requests[0].call.fail(error)
+                return []
+            tokens = sum(request.length for request in requests)
+            logger.warning("a batch of %d tokens failed (%s); halving it", tokens, type(error).__name__)
+        # Outside the except block: the traceback would hold the failed forward's tensors alive.
+        if memory:
+            self._scheduler.shrink(tokens // 2)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        # By length, so that the halves separate the long from the short.
+        ordered = sorted(requests, key=lambda request: request.length)
+        middle = len(ordered) // 2
+        return self._run(ordered[:middle]) + self._run(ordered[middle:])
+
+    def _note(self, begun: float, results: Sequence[Result]) -> None:
+        """Count what ran; before its callers hear of it, so that they find it counted."""
+        if results:
+            self._counters.ran(begun, len(results), sum(len(request.ids) for request, _ in results))
+
+    @staticmethod
+    def _resolve(results: Sequence[Result]) -> None:
+        by_call: dict[Call, tuple[list[int], list[npt.NDArray[np.float32]]]] = defaultdict(lambda: ([], []))
+        for request, result in results:
+            slots, rows = by_call[request.call]
+            slots.append(request.slot)
+            rows.append(result)
+        for call, (slots, rows) in by_call.items():
+            try:
+                call.deliver(slots, rows)
+            except Exception as error:  # a progress callback, say: this caller's trouble, not the loop's
+                call.fail(error)
+
+
+def fail(requests: Sequence[Request], error: BaseException) -> None:
+    """Tell the callers of a batch that it could not be resolved."""
+    logger.error("a batch could not be resolved", exc_info=error)
+    for request in requests:
+        request.call.fail(error)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on any device."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(
+        sign in str(error) for sign in ("out of memory", "not enough memory", "DefaultCPUAllocator: can't allocate")
+    )

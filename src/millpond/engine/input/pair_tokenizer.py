@@ -1,0 +1,225 @@
+"""Pairs to token ids: a query and a document as a cross-encoder reads them, by pair template or by score template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Encoding
+
+from millpond.checkpoints.score_template import ScoreTemplate
+from millpond.engine.input.text_tokenizer import TextTokenizer, Tokenized
+from millpond.errors import InputTooLongError, InvalidRequestError
+from millpond.inputs import Pair
+from millpond.tasks import Truncate
+
+# A cross-encoder's reading of its two texts needs a token of each.
+_LEAST_ROOM = 2
+# Of the room for both, what a query leaves to its document at least, as the model cards' own code does.
+_DOCUMENT_SHARE = 4
+
+
+class PairTokenizer:
+    """Pairs by the tokenizer's pair template (``[CLS] query [SEP] document [SEP]``); special tokens are never cut.
+
+    Args:
+        tokenizer: The checkpoint's.
+        prompt: Put before every query.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, *, prompt: str = "") -> None:
+        self._tokenizer = tokenizer
+        self._prompt = prompt
+
+    def encode(
+        self,
+        pairs: Sequence[Pair],
+        *,
+        instruction: str | None = None,
+        limit: int,
+        truncate: Truncate,
+        position: Callable[[int], int],
+    ) -> list[Tokenized]:
+        """Tokenize each pair to at most ``limit`` tokens, cut as transformers' ``longest_first`` does.
+
+        Args:
+            pairs: The pairs.
+            instruction: Refused: a pair template has no place for one.
+            limit: Most tokens of each result.
+            truncate: Which end of the texts is cut.
+            position: A pair's index in the caller's list, for errors.
+
+        Raises:
+            InputTooLongError: A pair is too long and ``truncate="error"``, or special tokens fill the limit.
+            InvalidRequestError: There is an instruction, or a pair has no tokens at all.
+        """
+        if instruction is not None:
+            raise InvalidRequestError(
+                f"instruction={instruction!r} has no place in this cross-encoder, which reads bare pairs; leave it "
+                "out, or load the model with a score_template that has one"
+            )
+        texts = [(self._prompt + pair.query, pair.document) for pair in pairs]
+        return [
+            self._finish(encoding, limit, truncate, position(i))
+            for i, encoding in enumerate(self._tokenizer.encode_pairs(texts))
+        ]
+
+    def _finish(self, encoding: Encoding, limit: int, truncate: Truncate, position: int) -> Tokenized:
+        ids = np.array(encoding.ids, dtype=np.int32)
+        if len(ids) == 0:
+            return self._tokenizer.nothing(position)
+        types = np.array(encoding.type_ids, dtype=np.int8) if self._tokenizer.typed else None
+        cut = len(ids) > limit
+        if cut:
+            _check_may_cut(len(ids), limit, truncate, position)
+            sides = np.array([-1 if side is None else side for side in encoding.sequence_ids], dtype=np.int8)
+            query, document = np.flatnonzero(sides == 0), np.flatnonzero(sides == 1)
+            room = _room(limit, len(ids) - len(query) - len(document), "special tokens")
+            kept = _longest_first(len(query), len(document), room)
+            stay = _without(len(ids), _dropped(query, kept[0], truncate), _dropped(document, kept[1], truncate))
+            ids, types = ids[stay], None if types is None else types[stay]
+        return Tokenized(ids=ids, truncated=cut, types=types if types is not None and types.any() else None)
+
+
+class TemplateTokenizer:
+    """Pairs by a score template: rendered to one text, of which only the document, and at need the query, is cut.
+
+    Whatever the template puts around them stays, its end above all: that is where a decoder's answer is read.
+
+    Args:
+        tokenizer: The checkpoint's.
+        template: The template.
+
+    Raises:
+        InvalidRequestError: The template leaves the query or the document out.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, template: ScoreTemplate) -> None:
+        self._tokenizer = tokenizer
+        self._template = template.bound(tokenizer.specials)
+        self._template.check()
+        # A template that spells the first special token out brings all of them: two would be one too many.
+        first = tokenizer.specials.get("bos_token") or tokenizer.specials.get("cls_token")
+        spelled = first is not None and self._template.render("q", "d").startswith(first)
+        self._special_tokens = template.special_tokens and not spelled
+
+    def encode(
+        self,
+        pairs: Sequence[Pair],
+        *,
+        instruction: str | None = None,
+        limit: int,
+        truncate: Truncate,
+        position: Callable[[int], int],
+    ) -> list[Tokenized]:
+        """Render and tokenize each pair to at most ``limit`` tokens.
+
+        Args:
+            pairs: The pairs.
+            instruction: Fills the template's slot; ``None`` is the template's own.
+            limit: Most tokens of each result.
+            truncate: Which end of the document is cut. A query is cut once it would leave its document less than a
+                quarter of the room that both have.
+            position: A pair's index in the caller's list, for errors.
+
+        Raises:
+            InputTooLongError: A pair is too long and ``truncate="error"``, or the template fills the limit.
+            InvalidRequestError: The template refuses a pair, or has no slot for the instruction.
+        """
+        if instruction is not None and not self._template.takes_instruction:
+            raise InvalidRequestError(
+                f"instruction={instruction!r} has no place in the template {self._template.name}; leave it out, "
+                "or load the model with a score_template that reads `instruction`"
+            )
+        texts = [self._template.render(pair.query, pair.document, instruction=instruction) for pair in pairs]
+        encodings = self._tokenizer.encode_rendered(texts, special_tokens=self._special_tokens)
+        tokenized = []
+        for i, encoding in enumerate(encodings):
+            ids = np.array(encoding.ids, dtype=np.int32)
+            if len(ids) == 0:
+                tokenized.append(self._tokenizer.nothing(position(i)))
+                continue
+            cut = len(ids) > limit
+            if cut:
+                _check_may_cut(len(ids), limit, truncate, position(i))
+                ids = ids[self._cut(pairs[i], texts[i], instruction, limit, truncate)]
+            tokenized.append(Tokenized(ids=ids, truncated=cut))
+        return tokenized
+
+    def _cut(
+        self, pair: Pair, text: str, instruction: str | None, limit: int, truncate: Truncate
+    ) -> npt.NDArray[np.int64]:
+        """Which tokens of an over-long ``text`` stay."""
+        # Over-long pairs are rare, and offsets are slow: they are taken for those pairs only.
+        (encoding,) = self._tokenizer.encode_rendered([text], special_tokens=self._special_tokens, offsets=True)
+        query, document = self._tokens_of(encoding, text, pair, instruction)
+        total = len(encoding.ids)
+        room = _room(limit, total - len(query) - len(document), f"the template {self._template.name}")
+        kept = _document_first(len(query), len(document), room)
+        return _without(total, _dropped(query, kept[0], truncate), _dropped(document, kept[1], truncate))
+
+    def _tokens_of(
+        self, encoding: Encoding, text: str, pair: Pair, instruction: str | None
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The tokens that hold nothing but the query, and nothing but the document; int64 ``[tokens]`` each."""
+        offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        added = np.array(encoding.special_tokens_mask, dtype=np.bool_)
+        length = len(self._tokenizer.fold(text))
+        found = []
+        for before, behind in self._template.around(pair.query, pair.document, text, instruction=instruction):
+            begin, end = len(self._tokenizer.fold(before)), length - len(self._tokenizer.fold(behind))
+            inside = (offsets[:, 0] >= begin) & (offsets[:, 1] <= end) & (offsets[:, 1] > begin) & ~added
+            found.append(np.flatnonzero(inside))
+        return found[0], found[1]
+
+
+def _check_may_cut(tokens: int, limit: int, truncate: Truncate, position: int) -> None:
+    if truncate == "error":
+        raise InputTooLongError(
+            f"the pair at index {position} has {tokens} tokens, more than max_length={limit}; "
+            'shorten its document, or let it be cut with truncate="end"',
+            index=position,
+            tokens=tokens,
+            limit=limit,
+        )
+
+
+def _room(limit: int, fixed: int, holder: str) -> int:
+    """Tokens left to the query and the document."""
+    room = limit - fixed
+    if room < _LEAST_ROOM:
+        raise InputTooLongError(
+            f"{holder} takes {fixed} of max_length={limit} tokens, which leaves {max(room, 0)} for query and document; "
+            "raise max_length"
+        )
+    return room
+
+
+def _longest_first(query: int, document: int, room: int) -> tuple[int, int]:
+    """How many tokens of each stay, by the rule of tokenizers' ``longest_first``: the shorter stays whole if it can.
+
+    Where neither fits into half the room both get half, and an odd token goes to the longer (of equals, the document).
+    """
+    shorter = min(query, document)
+    less = shorter if 2 * shorter <= room else room // 2
+    kept = less, room - less
+    return (kept[1], kept[0]) if query > document else kept
+
+
+def _document_first(query: int, document: int, room: int) -> tuple[int, int]:
+    """How many tokens of each stay: the query whole, unless the document would keep less than its share."""
+    share = max(1, room // _DOCUMENT_SHARE)
+    kept = min(document, max(room - query, share))
+    return min(query, room - kept), kept
+
+
+def _dropped(tokens: npt.NDArray[np.int64], kept: int, truncate: Truncate) -> npt.NDArray[np.int64]:
+    return tokens[kept:] if truncate == "end" else tokens[: len(tokens) - kept]
+
+
+def _without(total: int, *dropped: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    stay = np.ones(total, dtype=np.bool_)
+    for tokens in dropped:
+        stay[tokens] = False
+    return np.flatnonzero(stay)

@@ -1,0 +1,283 @@
+"""Demand: what a caller asks for, checked against the model before anything is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from millpond import matryoshka
+from millpond.engine.input.plan import EncodesPairs, Plan
+from millpond.engine.input.validate import check_unicode
+from millpond.engine.loading import LoadedModel
+from millpond.errors import InvalidRequestError, UnsupportedTaskError
+from millpond.inputs import Item, SpannedText
+from millpond.params import PoolingParams
+from millpond.pooling.activations import by_width
+from millpond.pooling.pooler import Readout
+from millpond.spec import ModelSpec
+from millpond.tasks import TASKS, Activation, Role, Task
+
+_ANY = frozenset("task truncate truncate_prompt_tokens".split())
+_TEXT = _ANY | frozenset("role prompt prompt_name adapter".split())
+_LOGITS = _ANY | frozenset("activation use_activation".split())
+_VECTORS = _TEXT | frozenset("dimensions normalize use_activation".split())
+_READS: dict[Task, frozenset[str]] = {
+    "embed": _VECTORS | {"output_dtype", "chunking"},
+    "token_embed": _VECTORS,
+    "sparse_embed": _TEXT,
+    "classify": _LOGITS | {"prompt", "prompt_name"},
+    "token_classify": _LOGITS | {"aggregation", "step_tag_id", "returned_token_ids"},
+    "score": _LOGITS | {"instruction"},
+    "reward": _LOGITS | {"step_tag_id", "returned_token_ids"},
+}
+# Of a vocabulary's head: more would be generation, and their rows stay in memory.
+_MOST_COLUMNS = 256
+# sentence-transformers' encode_document takes the first of these that a checkpoint has.
+_ROLE_PROMPTS = {
+    "query": ("query", "retrieval.query"),
+    "document": ("document", "passage", "corpus", "retrieval.passage"),
+}
+# jina-embeddings-v3's names; vLLM merges text-matching into the weights, so that is what no role means here too.
+_ROLE_ADAPTERS: dict[Role | None, str] = {
+    "query": "retrieval.query",
+    "document": "retrieval.passage",
+    None: "text-matching",
+}
+
+
+def check_params(params: Any) -> None:
+    """TypeError for anything but PoolingParams, such as a dict of them."""
+    if not isinstance(params, PoolingParams):
+        raise TypeError(f"params is a {type(params).__name__}; pass millpond.PoolingParams(...)")
+
+
+def check_task(task: Any, params: PoolingParams, loaded: LoadedModel) -> Task:
+    """A task that the checkpoint serves.
+
+    Raises:
+        InvalidRequestError: No such task.
+        UnsupportedTaskError: Not this checkpoint's.
+    """
+    spec = loaded.spec
+    if task not in TASKS:
+        raise InvalidRequestError(f"task={task!r} is unknown; choose one of {', '.join(TASKS)}")
+    apart = task == "score" and spec.score_type is not None  # two vectors score a pair, whatever the tasks are
+    # The vocabulary's head turns any language model into a step reward model, for whoever names the entries.
+    rows = params.returned_token_ids is not None and task in ("reward", "token_classify")
+    if task not in spec.tasks and not apart and not (rows and loaded.runner.pooler.language_head is not None):
+        raise UnsupportedTaskError(
+            f"{spec.name} ({spec.architecture}) serves {', '.join(sorted(spec.tasks))}, not {task}; "
+            f"load another model{_way_out(task, loaded)}"
+        )
+    if params.task is not None and params.task != task:
+        raise InvalidRequestError(f"params.task={params.task!r} contradicts the task {task!r} of this call")
+    checked: Task = task
+    return checked
+
+
+def _way_out(task: Task, loaded: LoadedModel) -> str:
+    spec = loaded.spec
+    if task == "reward" and loaded.runner.pooler.language_head is not None:
+        return ", or pass returned_token_ids: the vocabulary entries whose logits are rewards"
+    if task in ("embed", "token_embed") or (task == "score" and "sparse_embed" in spec.tasks):
+        return ', or this one with convert="embed"'
+    if task == "score" and spec.labels:
+        return f" (a score is one number, and this head has {len(spec.labels)}: {', '.join(spec.labels[:4])})"
+    if task in ("classify", "score") and not spec.labels:
+        return ', or this one with convert="classify" if it has a classification head'
+    return ""
+
+
+def plan(
+    task: Task, params: PoolingParams, loaded: LoadedModel, *, count: int, pairs: EncodesPairs | None = None
+) -> Plan:
+    """Fill in every default of ``params`` for ``task``.
+
+    Raises:
+        InvalidRequestError: An option the task does not read, an unknown prompt, or a limit above the model's.
+        InvalidDimensionsError: A width that the checkpoint cannot be cut to.
+    """
+    spec = loaded.spec
+    if params.instruction is not None:
+        check_unicode(params.instruction, "instruction")
+    unread = sorted(params.given() - _READS[task])
+    if unread:
+        raise InvalidRequestError(f"{unread[0]}={getattr(params, unread[0])!r} means nothing to {task}; leave it out")
+    if params.output_dtype in ("int8", "uint8") and count == 1:
+        raise InvalidRequestError(
+            f"output_dtype={params.output_dtype!r} finds each dimension's range among the texts of the call, and this "
+            "call has 1; pass at least 2 texts, or choose float16 or binary"
+        )
+    readout = _readout(task, params, loaded)
+    colbert = loaded.encoder.colbert is not None and task == "token_embed"
+    prompt = _prompt(params, spec, task) if "prompt" in _READS[task] else ""
+    return Plan(
+        task=task,
+        readout=readout,
+        form="colbert" if colbert else "text",
+        role=(params.role or "document") if colbert else params.role,
+        prompt=prompt,
+        skip=loaded.encoder.texts.prompt_length(prompt) if prompt and not loaded.include_prompt else 0,
+        limit=_limit(params, spec),
+        truncate=params.truncate,
+        width=_width(task, params, spec) if task in ("embed", "token_embed") else loaded.width(readout),
+        normalize=_normalize(params, spec) if task in ("embed", "token_embed") else False,
+        output_dtype=params.output_dtype,
+        activation=_activation(task, params, loaded, readout),
+        instruction=params.instruction,
+        aggregation=params.aggregation,
+        step_tag_id=_step_tag(task, params, loaded),
+        adapter=_adapter(params, spec) if "adapter" in _READS[task] else -1,
+        shares=loaded.shares and task == "score",
+        pairs=pairs,
+        first_kept=loaded.first_kept if task == "token_embed" and not colbert else 0,
+    )
+
+
+def _readout(task: Task, params: PoolingParams, loaded: LoadedModel) -> Readout:
+    """What to read from the hidden states; rows of a vocabulary head are fetched here, so that they are there."""
+    tokens = params.returned_token_ids
+    if tokens is not None and loaded.runner.pooler.language_head is None and loaded.spec.labels:
+        if max(tokens) >= len(loaded.spec.labels):
+            raise InvalidRequestError(
+                f"returned_token_ids holds {max(tokens)}; the columns of {loaded.spec.name} run from 0 to "
+                f"{len(loaded.spec.labels) - 1}"
+            )
+        return Readout(kind="token_logits", token_ids=tokens)
+    if tokens is not None:
+        if loaded.runner.pooler.language_head is None:
+            raise InvalidRequestError(
+                f"returned_token_ids={list(tokens)} picks columns of a vocabulary head, which {loaded.spec.name} "
+                f"({loaded.spec.architecture}) does not have; leave it out"
+            )
+        if max(tokens) >= loaded.vocabulary:
+            raise InvalidRequestError(
+                f"returned_token_ids holds {max(tokens)}; this model's ids run from 0 to {loaded.vocabulary - 1}"
+            )
+        if len(tokens) > _MOST_COLUMNS:
+            raise InvalidRequestError(
+                f"returned_token_ids asks for {len(tokens)} columns of the vocabulary; at most {_MOST_COLUMNS} "
+                "are computed"
+            )
+        for runner in loaded.runners:
+            runner.pooler.rows_of(tokens, runner.device)
+        return Readout(kind="head_rows", token_ids=tokens)
+    return loaded.readouts[task]
+
+
+def _activation(task: Task, params: PoolingParams, loaded: LoadedModel, readout: Readout) -> Activation:
+    """What is applied to logits: rewards are raw by habit, everything else as the checkpoint has it."""
+    if task in ("embed", "token_embed", "sparse_embed"):
+        return "identity"
+    asked = {value for value in (params.activation, params.use_activation) if value is not None}
+    if len(asked) == 2:
+        raise InvalidRequestError(
+            f"activation={params.activation!r} and use_activation={params.use_activation!r} are one thing; pass one"
+        )
+    wanted = asked.pop() if asked else task != "reward"
+    if wanted == "softmax" and loaded.width(readout) == 1:
+        raise InvalidRequestError(
+            f"activation='softmax' of the one logit that {loaded.spec.name} has is 1 for every text; choose sigmoid"
+        )
+    if isinstance(wanted, str):
+        return wanted
+    if not wanted:
+        return "identity"
+    return by_width(len(readout.token_ids)) if readout.token_ids else loaded.spec.activation
+
+
+def _step_tag(task: Task, params: PoolingParams, loaded: LoadedModel) -> int | None:
+    if task not in ("reward", "token_classify"):
+        return None
+    if params.step_tag_id is None:
+        return loaded.spec.step_tag_id if task == "reward" else None
+    if params.step_tag_id >= loaded.vocabulary:
+        raise InvalidRequestError(
+            f"step_tag_id={params.step_tag_id} is no token; this model's ids run from 0 to {loaded.vocabulary - 1}"
+        )
+    if not loaded.readouts[task].per_token and params.returned_token_ids is None:
+        raise InvalidRequestError(
+            f"step_tag_id={params.step_tag_id} means nothing to {loaded.spec.name}, which rewards whole texts; "
+            "leave it out"
+        )
+    return params.step_tag_id
+
+
+def _adapter(params: PoolingParams, spec: ModelSpec) -> int:
+    """Index of the adapter: the caller's, else the role's; jina-embeddings-v3 names one for each role."""
+    if params.adapter is not None:
+        if params.adapter not in spec.adapters:
+            known = ", ".join(spec.adapters) or "none"
+            raise InvalidRequestError(f"adapter={params.adapter!r} is none of {spec.name}; it has {known}")
+        return spec.adapters.index(params.adapter)
+    name = _ROLE_ADAPTERS[params.role]
+    return spec.adapters.index(name) if name in spec.adapters else -1
+
+
+def check_spans(items: Sequence[Item], task: Task, plan: Plan) -> None:
+    """Spanned texts make sense for plain token embeddings only.
+
+    Raises:
+        InvalidRequestError: Spans elsewhere.
+    """
+    if plan.form == "colbert" or task != "token_embed":
+        for i, item in enumerate(items):
+            if isinstance(item, SpannedText):
+                what = "a late-interaction checkpoint" if plan.form == "colbert" else task
+                raise InvalidRequestError(
+                    f"the text at index {i} has spans, which {what} does not pool; leave them out"
+                )
+
+
+def _prompt(params: PoolingParams, spec: ModelSpec, task: Task) -> str:
+    """The caller's prompt, else the named one, else the role's; without any of these the checkpoint's default."""
+    if params.prompt is not None:
+        check_unicode(params.prompt, "prompt")
+        return params.prompt
+    if params.prompt_name is not None:
+        if params.prompt_name not in spec.prompts:
+            known = ", ".join(sorted(spec.prompts)) or "none"
+            raise InvalidRequestError(f"prompt_name={params.prompt_name!r} is no prompt of {spec.name}; it has {known}")
+        return spec.prompts[params.prompt_name]
+    if params.role is not None:
+        # A role without a prompt has none: the default may be the other role's.
+        return next((spec.prompts[name] for name in _ROLE_PROMPTS[params.role] if name in spec.prompts), "")
+    if params.adapter is not None:
+        return spec.prompts.get(params.adapter, "")
+    if task in ("classify", "token_classify"):
+        return ""  # the checkpoint's prompts are for its vectors
+    return spec.prompts.get(spec.default_prompt_name or "", "")
+
+
+def _limit(params: PoolingParams, spec: ModelSpec) -> int:
+    asked = params.truncate_prompt_tokens
+    if asked is None or asked == -1:
+        return spec.max_length
+    if asked > spec.max_length:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens={asked} is more than {spec.name} reads ({spec.max_length}); "
+            f"choose 1 to {spec.max_length}"
+        )
+    return asked
+
+
+def _width(task: Task, params: PoolingParams, spec: ModelSpec) -> int:
+    if task == "embed":
+        return spec.check_dimensions(params.dimensions)
+    return matryoshka.check(
+        params.dimensions,
+        native=spec.hidden_size,
+        trained=spec.matryoshka,
+        declared=spec.matryoshka_dimensions,
+        model=spec.name,
+        smallest=spec.matryoshka_smallest,
+    )
+
+
+def _normalize(params: PoolingParams, spec: ModelSpec) -> bool:
+    given = {value for value in (params.normalize, params.use_activation) if value is not None}
+    if len(given) == 2:
+        raise InvalidRequestError(
+            f"normalize={params.normalize} and use_activation={params.use_activation} contradict each other; pass one"
+        )
+    return given.pop() if given else spec.normalize

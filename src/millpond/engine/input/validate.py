@@ -1,0 +1,180 @@
+"""Arguments: what a caller passes for texts, checked, and made into the items of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from millpond.engine.input.text_tokenizer import TextTokenizer
+from millpond.engine.loading import LoadedModel
+from millpond.errors import InvalidRequestError
+from millpond.inputs import Item, Pair, SpannedText, TokenIds
+from millpond.outputs import RerankOutput, ScoreOutput
+
+
+def check_items(inputs: Any, method: str, loaded: LoadedModel, *, first: int = 0) -> list[Item]:
+    """The inputs of a call as a list of items.
+
+    Raises:
+        TypeError: A bare str (or bytes, or a mapping), which would be read as its characters.
+        InvalidRequestError: An element that is no text, or no valid Unicode, or of a kind the task does not read.
+    """
+    if isinstance(inputs, str | bytes | Pair) or not isinstance(inputs, Iterable) or isinstance(inputs, dict):
+        raise TypeError(f"{method} takes a list of texts, not a {type(inputs).__name__}; write {method}([text])")
+    checked = list(inputs)
+    for i, item in enumerate(checked):
+        if method == "classify" and isinstance(item, Pair) and loaded.encoder.pairs is not None:
+            checked[i] = _checked(item, first + i, method, loaded)
+            continue
+        if type(item) is not str:
+            checked[i] = item = _checked(item, first + i, method, loaded)
+        elif not item.isascii():
+            check_unicode(item, f"the text at index {first + i}")
+        if (method == "score") is not isinstance(item, Pair) and not isinstance(item, TokenIds):
+            wanted = "a (query, document) pair" if method == "score" else "a text"
+            raise InvalidRequestError(f"{method} takes {wanted} at index {first + i}, not a {type(item).__name__}")
+    return checked
+
+
+def check_pairs(items: Sequence[Item], loaded: LoadedModel) -> list[Pair]:
+    """Checked items of a score whose queries and documents are read apart.
+
+    Raises:
+        InvalidRequestError: Token ids, in which nothing tells the query from the document.
+    """
+    for i, item in enumerate(items):
+        if not isinstance(item, Pair):
+            raise InvalidRequestError(
+                f"score takes a (query, document) pair at index {i}, not token ids: {loaded.spec.name} scores by "
+                f"{loaded.spec.score_type}, which reads the two apart"
+            )
+    return [item for item in items if isinstance(item, Pair)]
+
+
+def _checked(item: Any, i: int, method: str, loaded: LoadedModel) -> Item:
+    if isinstance(item, TokenIds):
+        return _check_ids(item, i, loaded.vocabulary)
+    if isinstance(item, SpannedText):
+        check_unicode(item.text, f"the text at index {i}")
+        return item
+    if isinstance(item, tuple) and len(item) == 2:
+        for part, side in zip(item, ("query", "document"), strict=True):
+            if not isinstance(part, str):
+                raise InvalidRequestError(
+                    f"the {side} at index {i} is a {type(part).__name__}, not a str; convert it first"
+                )
+            check_unicode(part, f"the {side} at index {i}")
+        return Pair(str(item[0]), str(item[1]))
+    if not isinstance(item, str):
+        wanted = "a (query, document) tuple" if method == "score" else "a str"
+        raise InvalidRequestError(f"the text at index {i} is a {type(item).__name__}, not {wanted}; convert it first")
+    check_unicode(item, f"the text at index {i}")
+    return str(item)
+
+
+def _check_ids(item: TokenIds, i: int, vocabulary: int) -> TokenIds:
+    if not item.ids:
+        raise InvalidRequestError(f"the prompt at index {i} has no token ids; pass at least one")
+    for token in item.ids:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocabulary:
+            raise InvalidRequestError(
+                f"the prompt at index {i} has the token id {token!r:.40}, which is out of vocabulary; this model's ids "
+                f"run from 0 to {vocabulary - 1}"
+            )
+    return item
+
+
+def check_unicode(text: str, what: str) -> None:
+    """Refuse a lone surrogate, calling the text ``what``."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"{what} holds a lone surrogate (U+{ord(text[error.start]):04X} at {error.start}), which is no character; "
+            'replace it, for example with text.encode("utf-8", "replace").decode()'
+        ) from error
+
+
+def reranked(query: str, documents: Sequence[str], top_n: int | None) -> list[Pair]:
+    """The pairs of a rerank call.
+
+    Raises:
+        TypeError: ``query`` is no str, or ``documents`` no list.
+        InvalidRequestError: ``top_n`` is no positive int.
+    """
+    if not isinstance(query, str):
+        raise TypeError(f"rerank takes one query, a str, not a {type(query).__name__}; score takes several")
+    if isinstance(documents, str | bytes | dict) or not isinstance(documents, Iterable):
+        raise TypeError(f"rerank takes a list of documents, not a {type(documents).__name__}")
+    if top_n is not None and (not _is_int(top_n) or top_n < 1):
+        raise InvalidRequestError(f"top_n={top_n!r} must be an int from 1; leave it out for all documents")
+    return [Pair(query, document) for document in documents]
+
+
+def ranked(scored: ScoreOutput, pairs: Sequence[Pair], top_n: int | None) -> RerankOutput:
+    """Scores of a rerank call's pairs, sorted."""
+    documents = [pair.document for pair in pairs]
+    return RerankOutput.ranked(scored.scores, documents, top_n=top_n, truncated=scored.truncated, usage=scored.usage)
+
+
+def spanned(texts: Any, spans: Any) -> list[SpannedText]:
+    """Texts with the spans wanted of each.
+
+    Raises:
+        TypeError: ``texts`` is a bare str.
+        InvalidRequestError: Not one list of spans for each text, or a span outside its text.
+    """
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        raise TypeError(f"token_embed takes a list of texts, not a {type(texts).__name__}; write token_embed([text])")
+    if not isinstance(spans, Iterable):
+        raise InvalidRequestError(f"spans={spans!r} must be a list with the (start, end) pairs of each text")
+    texts, spans = list(texts), list(spans)
+    if len(texts) != len(spans):
+        raise InvalidRequestError(f"{len(texts)} texts and {len(spans)} lists of spans; pass one list for each text")
+    return [_spanned(i, text, wanted) for i, (text, wanted) in enumerate(zip(texts, spans, strict=True))]
+
+
+def _spanned(i: int, text: Any, spans: Any) -> SpannedText:
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"the text at index {i} is a {type(text).__name__}, not a str; convert it first")
+    if not isinstance(spans, Iterable):
+        raise InvalidRequestError(f"the spans of the text at index {i} are {spans!r}; pass a list of (start, end)")
+    checked = []
+    for span in spans:
+        whole = isinstance(span, Sequence | np.ndarray) and len(span) == 2 and all(_is_int(edge) for edge in span)
+        if not whole or not 0 <= span[0] < span[1] <= len(text):
+            raise InvalidRequestError(
+                f"the text at index {i} has the span {span!r}; a span is (start, end) in characters, "
+                f"0 <= start < end <= {len(text)}"
+            )
+        checked.append((int(span[0]), int(span[1])))
+    return SpannedText(text, tuple(checked))
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def conversed(inputs: Any, tokenizer: TextTokenizer) -> Any:
+    """Inputs with every conversation (a list of messages) rendered by the checkpoint's chat template.
+
+    Raises:
+        InvalidRequestError: A conversation that the template refuses, or no template.
+    """
+    if isinstance(inputs, str | bytes | dict) or not isinstance(inputs, Iterable):
+        return inputs  # refused by check_items
+    return [
+        _conversation(item, i, tokenizer) if isinstance(item, list | tuple) else item for i, item in enumerate(inputs)
+    ]
+
+
+def _conversation(messages: Sequence[Any], i: int, tokenizer: TextTokenizer) -> TokenIds:
+    if not messages or not all(isinstance(message, Mapping) for message in messages):
+        raise InvalidRequestError(
+            f"the conversation at index {i} must be a list of messages, each a dict such as "
+            '{"role": "user", "content": "..."}'
+        )
+    ids, tail = tokenizer.converse(messages, i)
+    return TokenIds(tuple(ids), tail=tail)

@@ -1,0 +1,1 @@
+"""Output: rows of a finished call assembled into what its caller gets."""

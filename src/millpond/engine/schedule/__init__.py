@@ -1,0 +1,1 @@
+"""Schedule: calls, their requests, and the order in which these form batches."""

@@ -1,0 +1,132 @@
+"""Meter: counts what an engine does, and tells who wants to know."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from time import perf_counter
+from typing import Any
+
+from millpond.stats import BatchRun, EngineStats
+
+logger = logging.getLogger(__name__)
+
+Observer = Callable[[BatchRun], object]
+
+# So many batches are noted one by one before somebody adds them up.
+_NOTED = 256
+
+
+class Counters:
+    """An engine's counters.
+
+    Workers never wait here: a batch is a note appended to a list, which is added up by whoever finds the time. What is
+    counted by calls is counted under the lock that admits and releases them, which is the dispatcher's.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: tuple[_Listener, ...] = ()
+        self._under_way: list[float] = []  # when each batch began
+        self._notes: deque[tuple[int, int, float]] = deque()  # texts, tokens, seconds
+        self._adding = threading.Lock()
+        self._batches = self._texts = self._tokens = 0
+        self._seconds = 0.0
+        self._done = self._failed = self._cancelled = self._rejected = 0
+        self._texts_done = self._hits = self._misses = 0
+
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Tell ``observer`` of every batch; what comes back ends that."""
+        listener = _Listener(observer)
+        with self._adding:
+            self._listeners += (listener,)
+
+        def forget() -> None:
+            with self._adding:
+                self._listeners = tuple(other for other in self._listeners if other is not listener)
+
+        return forget
+
+    def begin(self) -> float:
+        """A batch begins; what comes back is for :meth:`end`, and for :meth:`ran` if it runs."""
+        now = perf_counter()
+        self._under_way.append(now)
+        return now
+
+    def ran(self, begun: float, texts: int, tokens: int) -> None:
+        """A batch has run, since ``begun``."""
+        note = (texts, tokens, perf_counter() - begun)
+        self._notes.append(note)
+        if len(self._notes) >= _NOTED and self._adding.acquire(blocking=False):
+            try:
+                self._add_up()
+            finally:
+                self._adding.release()
+        for listener in self._listeners:
+            listener.hear(*note)
+
+    def end(self, begun: float) -> None:
+        """A batch is over, whether it ran or not."""
+        self._under_way.remove(begun)
+
+    def reject(self) -> None:
+        """A call was refused; the caller holds the dispatcher's lock."""
+        self._rejected += 1
+
+    def release(self, future: Future[Any], *, texts: int, hits: int, misses: int) -> None:
+        """A call is over; the caller holds the dispatcher's lock."""
+        if future.cancelled():
+            self._cancelled += 1
+        elif future.exception() is not None:
+            self._failed += 1
+        else:
+            self._done += 1
+            self._texts_done += texts
+        self._hits += hits
+        self._misses += misses
+
+    def read(self, *, waiting_texts: int, running_calls: int) -> EngineStats:
+        """The counters; the caller holds the dispatcher's lock."""
+        with self._adding:
+            self._add_up()
+            return EngineStats(
+                waiting_texts=waiting_texts,
+                running_calls=running_calls,
+                running_batches=len(self._under_way),
+                calls_done=self._done,
+                calls_failed=self._failed,
+                calls_cancelled=self._cancelled,
+                calls_rejected=self._rejected,
+                texts_done=self._texts_done,
+                batches=self._batches,
+                batch_texts=self._texts,
+                batch_tokens=self._tokens,
+                batch_seconds=self._seconds,
+                cache_hits=self._hits,
+                cache_misses=self._misses,
+            )
+
+    def _add_up(self) -> None:
+        """Empty the list of notes; one thread at a time."""
+        for _ in range(len(self._notes)):
+            texts, tokens, seconds = self._notes.popleft()
+            self._batches += 1
+            self._texts += texts
+            self._tokens += tokens
+            self._seconds += seconds
+
+
+class _Listener:
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._failed = False
+
+    def hear(self, texts: int, tokens: int, seconds: float) -> None:
+        try:
+            self._observer(BatchRun(texts=texts, tokens=tokens, seconds=seconds))
+        except Exception:  # the batch is fine; and a thousand batches a second are no reason for as many tracebacks
+            level = logging.DEBUG if self._failed else logging.ERROR
+            self._failed = True
+            logger.log(level, "an observer of batches failed: %r", self._observer, exc_info=True)

@@ -1,0 +1,190 @@
+"""Intake: a call's texts, looked up in the cache, tokenized and put in line, a bounded stretch at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from itertools import islice
+from time import perf_counter
+
+import numpy as np
+
+from millpond.cache import VectorCache
+from millpond.engine.input.encode import InputEncoder
+from millpond.engine.input.text_tokenizer import Tokenized
+from millpond.engine.schedule.call import Call
+from millpond.engine.schedule.prefixes import shared_prefixes
+from millpond.engine.schedule.request import Prefix, Request
+from millpond.engine.schedule.scheduler import Scheduler
+from millpond.inputs import key_of, size_of
+
+# Texts tokenized at a time. More sorts better by length; less starts sooner.
+_STRETCH = 1024
+# A call whose line is shorter than this gets its next stretch.
+_LOW_WATER = 512
+# A call of at most this many texts is tokenized where it was made: a hand-over would take longer.
+INLINE_TEXTS = 16
+
+
+class Intake:
+    """Feeds the scheduler; holds no more of a call in tokenized form than the forward needs."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        encoder: InputEncoder,
+        threads: Executor,
+        cache: VectorCache | None,
+        namespace: Callable[[Call], str],
+    ) -> None:
+        self._scheduler = scheduler
+        self._encoder = encoder
+        self._threads = threads
+        self._cache = cache
+        self._namespace = namespace
+        self._backlogs: dict[Call, list[int]] = {}  # slots not tokenized yet, next stretch last; absent: being fed
+        self._lock = threading.Lock()
+
+    def admit(self, call: Call, *, inline: bool, caches: bool, crowded: bool) -> None:
+        """Start a call, after a look into the cache if it ``caches``.
+
+        In this thread, which will assist, if ``inline``; by the worker that picks it, if it is small and many others
+        are under way (``crowded``); else in a thread of its own.
+        """
+        if crowded and not caches and 0 < len(call.items) <= INLINE_TEXTS:
+            self._scheduler.defer(call)
+        elif inline:
+            self._begin(call, caches, quiet=True)
+        else:
+            self._threads.submit(self._begin, call, caches)
+
+    def prepare(self, calls: Sequence[Call]) -> None:
+        """Tokenize deferred calls, those of one plan together, and put them in line."""
+        groups: dict[int, list[Call]] = {}
+        for call in calls:
+            if not call.done:
+                groups.setdefault(id(call.plan), []).append(call)
+        for group in groups.values():
+            try:
+                found = self._together(group)
+            except Exception:  # each by itself, so that the one at fault fails alone
+                for call in group:
+                    self._begin(call, caches=False)
+            else:
+                for call, requests in zip(group, found, strict=True):
+                    self._scheduler.put(call, requests, quiet=True)
+
+    def _together(self, calls: Sequence[Call]) -> list[list[Request]]:
+        """Each call's requests."""
+        begun = perf_counter()
+        items = [item for call in calls for item in call.items]
+        tokenized = iter(self._encoder.encode(items, calls[0].plan, position=lambda i: i))
+        seconds = perf_counter() - begun
+        for call in calls:
+            call.timer.tokenized(seconds)
+        return [
+            self._requests(call, range(len(call.items)), list(islice(tokenized, len(call.items)))) for call in calls
+        ]
+
+    def refill(self, call: Call, left: int) -> None:
+        """Tokenize a call's next stretch if its line runs low."""
+        if left >= _LOW_WATER:
+            return
+        with self._lock:
+            backlog = self._backlogs.pop(call, None)
+        if backlog:
+            self._threads.submit(self._feed, call, backlog)
+
+    def _begin(self, call: Call, caches: bool, quiet: bool = False) -> None:
+        try:
+            if not call.items:
+                return call.finish()
+            slots = self._look_up(call) if caches else list(range(len(call.items)))
+            # Characters stand in for tokens: the stretches come out nearly sorted, shortest texts last in the list
+            # so that the longest are popped first and the last batches are the cheap ones.
+            slots.sort(key=lambda slot: size_of(call.items[slot]))
+            if call.plan.truncate == "error":
+                # A text that is too long must refuse the call before any of it is queued.
+                self._put(call, slots, quiet)
+            else:
+                self._feed(call, slots, quiet)
+        except Exception as error:  # belongs to this caller alone
+            call.fail(error)
+
+    def _look_up(self, call: Call) -> list[int]:
+        """Deliver what the cache holds; returns the slots it does not."""
+        assert self._cache is not None
+        keys = self._cache.keys(self._namespace(call), [key_of(item) for item in call.items])
+        missing: list[int] = []
+        for first in range(0, len(keys), _STRETCH * 8):
+            hits = self._cache.get(keys[first : first + _STRETCH * 8], width=call.native_width)
+            found = np.flatnonzero(hits.found)
+            missing.extend((np.flatnonzero(~hits.found) + first).tolist())
+            slots = found + first
+            call.tokens[slots] = hits.tokens[found]
+            call.truncated[slots] = hits.truncated[found]
+            call.cached[slots] = True
+            call.hits += len(slots)
+            call.misses = len(missing)
+            if len(slots):
+                call.deliver_cached(slots, hits.rows[found])
+        return missing
+
+    def _feed(self, call: Call, backlog: list[int], quiet: bool = False) -> None:
+        """Put the next stretch in line, and remember the rest."""
+        if call.done or not backlog:
+            return
+        try:
+            stretch = backlog[-_STRETCH:]
+            del backlog[-_STRETCH:]
+            requests = self._tokenize(call, stretch)
+        except Exception as error:  # belongs to this caller alone
+            return call.fail(error)
+        if backlog:
+            with self._lock:
+                self._backlogs[call] = backlog
+                if call.done:  # it was cancelled meanwhile, and dropped before there was anything to drop
+                    del self._backlogs[call]
+        self._scheduler.put(call, requests, quiet=quiet)
+
+    def _put(self, call: Call, slots: Sequence[int], quiet: bool) -> None:
+        requests: list[Request] = []
+        for first in range(0, len(slots), _STRETCH):
+            requests += self._tokenize(call, slots[first : first + _STRETCH])
+        if requests:
+            self._scheduler.put(call, requests, quiet=quiet)
+
+    def _tokenize(self, call: Call, slots: Sequence[int]) -> list[Request]:
+        """Requests for ``slots``, longest first."""
+        begun = perf_counter()
+        items = [call.items[slot] for slot in slots]
+        tokenized = self._encoder.encode(items, call.plan, position=lambda i: call.position(slots[i]))
+        call.timer.tokenized(perf_counter() - begun)
+        return self._requests(call, slots, tokenized)
+
+    @staticmethod
+    def _requests(call: Call, slots: Sequence[int], tokenized: Sequence[Tokenized]) -> list[Request]:
+        items = [call.items[slot] for slot in slots]
+        prefixes = shared_prefixes(items, tokenized) if call.plan.shares else {}
+        call.note(slots, tokenized)
+        order = sorted(range(len(slots)), key=lambda i: -len(tokenized[i].ids))
+        return [_request(call, slots[i], tokenized[i], prefixes.get(i)) for i in order]
+
+    def drop(self, call: Call) -> None:
+        """Forget the rest of a call that is over."""
+        with self._lock:
+            self._backlogs.pop(call, None)
+
+
+def _request(call: Call, slot: int, item: Tokenized, prefix: Prefix | None) -> Request:
+    return Request(
+        call=call,
+        slot=slot,
+        ids=item.ids,
+        types=item.types,
+        attended=item.attended,
+        kept=item.kept,
+        prefix=prefix,
+    )

@@ -1,0 +1,1 @@
+"""Answers: response bodies, as JSON and as bytes."""

@@ -1,0 +1,1 @@
+"""Launch: sockets, protocol, process settings, and the running server."""

@@ -1,0 +1,146 @@
+"""Listening: the sockets of a server, bound before its models are loaded and opened after."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+import ssl
+import stat
+from pathlib import Path
+
+from millpond.errors import InvalidRequestError
+from millpond.server.settings.config import ServerConfig
+
+# What a host name may resolve to on a machine that has no such address family.
+_ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+def bind(config: ServerConfig) -> list[socket.socket]:
+    """The sockets that ``config`` asks for. They refuse every connection until somebody listens on them.
+
+    Raises:
+        InvalidRequestError: The address is taken, or is none of this machine.
+    """
+    if config.uds is not None:
+        return [_bind_file(config.uds)]
+    try:
+        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise refused(config, error) from None
+    sockets: list[socket.socket] = []
+    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+    for i, (family, address) in enumerate(addresses):
+        # A free port that the first address got is meant for all of them.
+        port = sockets[0].getsockname()[1] if sockets else config.port
+        try:
+            sockets.append(_bind_address(family, (address[0], port, *address[2:]), alone=len(addresses) == 1))
+        except OSError as error:
+            if error.errno in _ABSENT and (sockets or i + 1 < len(addresses)):
+                continue
+            close(sockets, config)
+            raise refused(config, error) from None
+    return sockets
+
+
+def close(sockets: list[socket.socket], config: ServerConfig) -> None:
+    """Close them, and take the file of a Unix socket away."""
+    for each in sockets:
+        each.close()
+    if config.uds is not None:
+        config.uds.unlink(missing_ok=True)
+
+
+def address_of(sockets: list[socket.socket], config: ServerConfig) -> str:
+    """Where clients find the server: a URL, or ``unix:`` and a path."""
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"{'http' if config.ssl_certfile is None else 'https'}://{host}:{sockets[0].getsockname()[1]}"
+
+
+def is_local(config: ServerConfig) -> bool:
+    """Whether only programs of this machine reach the server."""
+    if config.uds is not None or config.host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(config.host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_certificates(config: ServerConfig) -> None:
+    """Read the files of TLS once, so that a mistake is told before the models are loaded.
+
+    Raises:
+        InvalidRequestError: A file is missing or is no PEM, the key belongs to another certificate or is encrypted.
+    """
+    if config.ssl_certfile is None:
+        return
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        path: Path | None = getattr(config, name)
+        if path is not None and not os.access(path, os.R_OK):
+            raise InvalidRequestError(f"{name}={str(path)!r} is not there, or cannot be read; give a PEM file")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=_ask_nobody)
+        if config.ssl_ca_certs is not None:
+            context.load_verify_locations(config.ssl_ca_certs)
+    except (ssl.SSLError, OSError) as error:
+        raise InvalidRequestError(
+            f"ssl_certfile={str(config.ssl_certfile)!r}, its key and its authorities do not work together "
+            f"({error.strerror or error}); give PEM files that belong to each other, and a key that is not encrypted"
+        ) from None
+
+
+def _ask_nobody() -> str:
+    """The password of an encrypted key: OpenSSL would ask the terminal for it."""
+    return ""
+
+
+def _bind_address(family: int, address: tuple[object, ...], *, alone: bool) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if os.name == "posix":  # elsewhere the option would share the port with whoever has it
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6 and not alone:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _bind_file(path: Path) -> socket.socket:
+    """A Unix socket that its owner alone may connect to; the file of a server that is gone gives way."""
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.exists():
+            if not stat.S_ISSOCK(path.stat().st_mode):
+                raise InvalidRequestError(f"uds={str(path)!r} is a file of another kind; choose another path")
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                if probe.connect_ex(str(path)) == 0:
+                    raise InvalidRequestError(f"uds={str(path)!r} belongs to a server that runs; choose another path")
+            path.unlink()
+        bound.bind(str(path))
+        path.chmod(0o600)
+    except OSError as error:
+        bound.close()
+        raise InvalidRequestError(
+            f"uds={str(path)!r} cannot be listened on ({error.strerror or error}); choose another path"
+        ) from None
+    except InvalidRequestError:
+        bound.close()
+        raise
+    return bound
+
+
+def refused(config: ServerConfig, error: OSError) -> InvalidRequestError:
+    """The error for an address that cannot be listened on."""
+    reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+    return InvalidRequestError(
+        f"host={config.host!r}, port={config.port} cannot be listened on ({reason}); choose another port, 0 for any "
+        "free one, or an address of this machine"
+    )

@@ -1,0 +1,186 @@
+"""ServedModels: the models of one server, by name and by what they can do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from millpond.checkpoints.score_template import ScoreTemplate
+from millpond.config import EngineConfig
+from millpond.engine.engine import Engine
+from millpond.engine.loading import describe
+from millpond.errors import InvalidRequestError, UnknownModelError
+from millpond.server.errors import NotServedError
+from millpond.server.settings.config import ModelConfig
+from millpond.tasks import Task
+from millpond.vllm_dialect import arguments
+from millpond.vllm_dialect.model import PoolingModel
+from millpond.vllm_dialect.pooler_config import PoolerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """A loaded checkpoint under the names that clients use.
+
+    Attributes:
+        names: What it answers to; the first is what responses call it.
+        root: Hub id or folder that it was loaded from.
+        pooling: The engine, with vLLM's manners.
+        chat_template: Jinja source in the place of the tokenizer's own.
+        created: Unix time of the load.
+    """
+
+    names: tuple[str, ...]
+    root: str
+    pooling: PoolingModel
+    chat_template: str | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def name(self) -> str:
+        """What responses call it."""
+        return self.names[0]
+
+    @property
+    def engine(self) -> Engine:
+        """The engine."""
+        return self.pooling.engine
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens per prompt."""
+        return self.engine.spec.max_length
+
+
+class ServedModels:
+    """Every model of a server.
+
+    Args:
+        models: At least one; no name twice.
+
+    Raises:
+        InvalidRequestError: No model, or two of one name.
+    """
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        if not models:
+            raise InvalidRequestError("a server needs a model; name at least one")
+        self._models = tuple(models)
+        self._by_name: dict[str, ServedModel] = {}
+        for model in models:
+            for name in model.names:
+                if name in self._by_name:
+                    raise InvalidRequestError(f"two models are called {name!r}; give each a served_model_name")
+                self._by_name[name] = model
+
+    @classmethod
+    def load(cls, configs: Sequence[ModelConfig]) -> Self:
+        """Load every checkpoint; what is loaded is closed again where a later one fails.
+
+        Raises:
+            ModelLoadError: A checkpoint cannot be found, read or run.
+            InvalidRequestError: An option that makes no sense.
+        """
+        for config in configs:
+            # A mistake in the last is told before the first is loaded.
+            EngineConfig(model=config.model, **_options(config))
+            _chat_template(config)
+        loaded: list[ServedModel] = []
+        try:
+            for config in configs:
+                loaded.append(_load(config))
+            return cls(loaded)
+        except BaseException:
+            for model in loaded:
+                model.engine.close()
+            raise
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def find(self, name: str | None, *, tasks: Collection[Task], api: str) -> ServedModel:
+        """The model that a request means.
+
+        Args:
+            name: What the request calls it; without one, the only model that serves the tasks.
+            tasks: Any of these will do; none asks for nothing in particular.
+            api: What the answer 501 calls the route: ``Embeddings API``.
+
+        Raises:
+            UnknownModelError: No model of that name (404).
+            NotServedError: The model, or every model, serves none of the tasks (501).
+            InvalidRequestError: No name, and several models that serve them (400).
+        """
+        if name:
+            model = self._by_name.get(name)
+            if model is None:
+                raise UnknownModelError(f"The model `{name}` does not exist.")
+            if tasks and not model.engine.tasks & frozenset(tasks):
+                raise NotServedError(f"The model does not support {api}")
+            return model
+        able = [model for model in self._models if not tasks or model.engine.tasks & frozenset(tasks)]
+        if not able:
+            raise NotServedError(f"The model does not support {api}")
+        if len(able) > 1:
+            names = ", ".join(model.name for model in able)
+            raise InvalidRequestError(f"several models serve the {api}; name one as model: {names}")
+        return able[0]
+
+    def close(self) -> None:
+        """Finish what is queued, then stop every engine."""
+        for model in self._models:
+            model.engine.close()
+
+
+def _load(config: ModelConfig) -> ServedModel:
+    options = _options(config)
+    chat_template = _chat_template(config)
+    if chat_template is not None and config.score_template is None:
+        # vLLM's --chat-template of a reranker is the template of its pairs.
+        pairs = describe(EngineConfig(model=config.model, **options)).score_type == "cross-encoder"
+        if pairs and ScoreTemplate(source=chat_template).names_roles:
+            options["score_template"] = chat_template
+    engine = Engine(config.model, cache=config.cache, **options)
+    return ServedModel(
+        names=config.served_names,
+        root=config.model,
+        pooling=PoolingModel(engine, PoolerConfig.of(config.pooler_config), task=config.task),
+        chat_template=chat_template,
+    )
+
+
+def _chat_template(config: ModelConfig) -> str | None:
+    """The template's source; what has no brace and no line break is a file's path."""
+    value = config.chat_template
+    if value is None or "{" in value or "\n" in value:
+        return value
+    try:
+        return Path(value).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise InvalidRequestError(
+            f"chat_template={value!r} cannot be read ({error}); pass the path of a Jinja file, or its source"
+        ) from None
+
+
+def _options(config: ModelConfig) -> dict[str, Any]:
+    """The engine's arguments, which it has in common with its configuration."""
+    return {
+        "revision": config.revision,
+        "device": config.device,
+        "dtype": arguments.dtype(config.dtype),
+        "max_length": config.max_model_len,
+        "pooling": PoolerConfig.of(config.pooler_config).pooling,
+        "convert": arguments.conversion(config.convert, config.task),
+        "hf_overrides": config.hf_overrides,
+        "quantization": config.quantization,
+        "max_batch_tokens": config.max_batch_tokens,
+        "max_queue": config.max_queue,
+        "compile": config.compile,
+        "score_template": config.score_template,
+    }

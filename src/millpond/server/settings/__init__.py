@@ -1,0 +1,1 @@
+"""Settings: options from the command line, the environment and a file."""

@@ -1,0 +1,158 @@
+"""What a server is started with, valid from construction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from millpond.errors import InvalidRequestError
+from millpond.vllm_dialect import arguments
+
+LogFormat = Literal["plain", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+_DTYPES = ("auto", "float32", "float16", "bfloat16")  # what the engine will say too, but after loading other models
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """One model of a server; the arguments are the engine's and vLLM's.
+
+    Attributes:
+        model: Hub id or local folder.
+        names: What clients call it; by default ``model``.
+        revision: Branch, tag or commit of a hub id.
+        runner: ``auto`` or ``pooling``.
+        convert: ``auto``, ``embed``, ``classify`` or ``none``.
+        task: The older word for the conversion, and the default task of ``/pooling``.
+        device: As :class:`millpond.Engine`.
+        dtype: As :class:`millpond.Engine`; also ``half`` and ``float``.
+        max_model_len: Most tokens per prompt.
+        hf_overrides: Merged into config.json.
+        pooler_config: A dict or its JSON.
+        chat_template: Jinja source, or a file of it, in the place of the tokenizer's own. One that renders a query and
+            a document is a reranker's score template, as in vLLM.
+        score_template: Jinja source, or a file of it, for a reranker's pairs.
+        trust_remote_code: Accepted, and never needed: no code of a checkpoint is run.
+        quantization: As :class:`millpond.Engine`.
+        cache: File of vectors to read and fill.
+        compile: As :class:`millpond.Engine`.
+        max_batch_tokens: As :class:`millpond.Engine`.
+        max_queue: Most texts waiting for this model; a request that finds more is answered 429.
+
+    Raises:
+        InvalidRequestError: An option that makes no sense.
+    """
+
+    model: str
+    names: tuple[str, ...] = ()
+    revision: str | None = None
+    runner: str = "auto"
+    convert: str = "auto"
+    task: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    hf_overrides: Mapping[str, Any] | None = None
+    pooler_config: Mapping[str, Any] | str | None = None
+    chat_template: str | None = None
+    score_template: str | None = None
+    trust_remote_code: bool = False
+    quantization: str | None = None
+    cache: Path | None = None
+    compile: bool = False
+    max_batch_tokens: int | None = None
+    max_queue: int = 16384
+
+    def __post_init__(self) -> None:
+        if not self.model or not all(self.names):
+            raise InvalidRequestError(f"model={self.model!r} or one of its names is empty; name a hub id or a folder")
+        arguments.check_flags(runner=self.runner, trust_remote_code=self.trust_remote_code)
+        arguments.conversion(self.convert, self.task)
+        if arguments.dtype(self.dtype) not in _DTYPES:
+            raise InvalidRequestError(f"dtype={self.dtype!r} is unknown; choose {', '.join(_DTYPES)}, half or float")
+        for name in ("max_model_len", "max_batch_tokens", "max_queue"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidRequestError(f"{name}={value} must be 1 or more")
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """What clients call it."""
+        return self.names or (self.model,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """How the server itself behaves.
+
+    Attributes:
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
+        uds: A Unix socket to listen on, in the place of host and port.
+        api_keys: Any of these opens the routes that do work; none leaves them open.
+        root_path: Prefix that a proxy in front strips.
+        max_body_bytes: Largest request body; a larger one is answered 413.
+        max_inputs: Most texts of one request.
+        request_timeout: Seconds until a request is given up (504).
+        drain_timeout: Seconds that running requests have after SIGTERM.
+        cors_origins: Origins that browsers may call from; none by default.
+        trust_request_chat_template: Whether a request may bring a chat template of its own.
+        log_requests: Log a line for each request.
+        log_format: ``plain``, or ``json``: an object a line.
+        log_level: What is logged: ``debug``, ``info``, ``warning`` or ``error``, and what is worse.
+        otlp_traces_endpoint: URL that OpenTelemetry's spans are sent to; none are, unless it or OpenTelemetry's own
+            variables name one.
+        ssl_certfile: PEM file of the certificate; with it the server speaks TLS.
+        ssl_keyfile: PEM file of its key, where the certificate's file does not hold it.
+        ssl_ca_certs: PEM file of authorities; clients must show a certificate that one of them signed.
+
+    Raises:
+        InvalidRequestError: An option that makes no sense.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: Path | None = None
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    root_path: str = ""
+    max_body_bytes: int = 32 << 20
+    max_inputs: int = 2048
+    request_timeout: float = 600.0
+    drain_timeout: float = 30.0
+    cors_origins: tuple[str, ...] = ()
+    trust_request_chat_template: bool = False
+    log_requests: bool = True
+    log_format: LogFormat = "plain"
+    log_level: LogLevel = "info"
+    otlp_traces_endpoint: str | None = None
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    ssl_ca_certs: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise InvalidRequestError(f"port={self.port} must be 0 (any free one) to 65535")
+        if not all(self.api_keys):
+            raise InvalidRequestError("api_key is empty, which would open the server; give one, or leave it out")
+        if self.root_path and not self.root_path.startswith("/"):
+            raise InvalidRequestError(f"root_path={self.root_path!r} must begin with /")
+        for name, least in (("max_body_bytes", 1), ("max_inputs", 1), ("drain_timeout", 0)):
+            if not least <= getattr(self, name) < math.inf:
+                raise InvalidRequestError(f"{name}={getattr(self, name)} must be {least} or more")
+        if not 0 < self.request_timeout < math.inf:
+            raise InvalidRequestError(f"request_timeout={self.request_timeout} must be a number of seconds, above 0")
+        for name, choices in (("log_format", get_args(LogFormat)), ("log_level", get_args(LogLevel))):
+            if getattr(self, name) not in choices:
+                raise InvalidRequestError(f"{name}={getattr(self, name)!r} is unknown; choose {', '.join(choices)}")
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+            raise InvalidRequestError(
+                f"otlp_traces_endpoint={endpoint!r} must be a URL of OTLP over HTTP, such as "
+                "http://localhost:4318/v1/traces; gRPC, which collectors have at port 4317, is not spoken"
+            )
+        if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs):
+            raise InvalidRequestError("ssl_keyfile and ssl_ca_certs are for TLS, which needs an ssl_certfile too")

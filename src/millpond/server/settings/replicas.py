@@ -1,0 +1,133 @@
+"""Replicas: how many copies of the server a cluster runs, and on what."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from millpond.errors import InvalidRequestError
+from millpond.server.settings.values import Values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Autoscaling:
+    """How the number of replicas follows the load.
+
+    Attributes:
+        min_replicas: Fewest; 0 lets all of them go while nobody asks.
+        max_replicas: Most.
+        target_ongoing_requests: Requests under way in each replica that are aimed at: with more of them there will be
+            more replicas. A replica batches across its requests, so that a few dozen short ones are no hardship.
+        upscale_delay: Seconds of too much load before replicas are added.
+        downscale_delay: Seconds of too little before they are taken away.
+
+    Raises:
+        InvalidRequestError: Numbers that make no sense together.
+    """
+
+    min_replicas: int = 1
+    max_replicas: int
+    target_ongoing_requests: float = 32
+    upscale_delay: float = 30
+    downscale_delay: float = 600
+
+    def __post_init__(self) -> None:
+        _check(self, min_replicas=0, max_replicas=1, upscale_delay=0, downscale_delay=0)
+        _check_positive(self, "target_ongoing_requests")
+        if self.min_replicas > self.max_replicas:
+            raise InvalidRequestError(f"min_replicas={self.min_replicas} is more than max_replicas={self.max_replicas}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replicas:
+    """Copies of the server.
+
+    Attributes:
+        replicas: How many; with ``autoscaling`` its numbers say that.
+        autoscaling: How the number follows the load; None keeps it.
+        num_cpus: Cores of each replica; the cluster gives them out, and a replica computes with as many threads.
+        num_gpus: GPUs of each replica, which sees no others; parts of one, as 0.5, let replicas share it.
+        max_ongoing_requests: Requests that a replica takes at once; what comes on top waits before the replicas.
+        health_check_period: Seconds between two questions whether a replica is well.
+        health_check_timeout: Seconds until no answer means that it is not.
+
+    Raises:
+        InvalidRequestError: Numbers that make no sense, alone or together.
+    """
+
+    replicas: int = 1
+    autoscaling: Autoscaling | None = None
+    num_cpus: float = 1
+    num_gpus: float = 0
+    max_ongoing_requests: int = 256
+    health_check_period: float = 10
+    health_check_timeout: float = 30
+
+    def __post_init__(self) -> None:
+        _check(self, replicas=1, num_cpus=0, num_gpus=0, max_ongoing_requests=1)
+        _check_positive(self, "health_check_period", "health_check_timeout")
+        scaling = self.autoscaling
+        if scaling is None:
+            return
+        if self.replicas != 1:
+            raise InvalidRequestError(
+                f"replicas={self.replicas} contradicts autoscaling; give min_replicas and max_replicas alone"
+            )
+        if scaling.target_ongoing_requests > self.max_ongoing_requests:
+            raise InvalidRequestError(
+                f"target_ongoing_requests={scaling.target_ongoing_requests:g} is more than "
+                f"max_ongoing_requests={self.max_ongoing_requests}, so that no load would ever add a replica; lower "
+                "the one or raise the other"
+            )
+
+
+SETTINGS = frozenset(field.name for field in dataclasses.fields(Replicas))
+
+
+def read(values: Mapping[str, Any]) -> Replicas:
+    """Replicas as a command line or a file gives them: numbers may be text, and ``autoscaling`` JSON.
+
+    Args:
+        values: By the names of the fields, which are in ``SETTINGS``.
+
+    Raises:
+        InvalidRequestError: A value that cannot be read, or makes no sense.
+    """
+    given = dict(values)
+    scaled = given.pop("autoscaling", None)
+    numbers = _numbers(Replicas, given, "")
+    if scaled is None:
+        return Replicas(**numbers)
+    scaling = Values(label="autoscaling", value=scaled).read(Mapping[str, Any] | None)
+    if "max_replicas" not in scaling:
+        raise InvalidRequestError('autoscaling needs max_replicas, as {"min_replicas": 1, "max_replicas": 4}')
+    return Replicas(**numbers, autoscaling=Autoscaling(**_numbers(Autoscaling, scaling, "autoscaling: ")))
+
+
+def _numbers(kind: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """``values`` as the numbers that the fields of ``kind`` are."""
+    types = {name: hint for name, hint in get_type_hints(kind).items() if hint in (int, float)}
+    if stranger := next((name for name in values if name not in types), None):
+        raise InvalidRequestError(f"{where}{stranger} is no setting of replicas; there are {', '.join(types)}")
+    return {name: Values(label=f"{where}{name}", value=value).read(types[name]) for name, value in values.items()}
+
+
+def _check(config: Any, **least: float) -> None:
+    """Every number is one of its field's kind, and large enough."""
+    whole = {field.name for field in dataclasses.fields(config) if field.type == "int"}
+    for name, limit in least.items():
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int if name in whole else int | float):
+            raise InvalidRequestError(f"{name}={value!r} must be {'a whole' if name in whole else 'a'} number")
+        if not limit <= value < math.inf:
+            raise InvalidRequestError(f"{name}={value} must be {limit} or more")
+
+
+def _check_positive(config: Any, *names: str) -> None:
+    _check(config, **dict.fromkeys(names, 0))
+    for name in names:
+        if getattr(config, name) <= 0:
+            raise InvalidRequestError(f"{name}={getattr(config, name)} must be above 0")

@@ -1,0 +1,1 @@
+"""Telemetry: metrics, throughput, timings, tracing and access logs."""

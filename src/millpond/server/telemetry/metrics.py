@@ -1,0 +1,224 @@
+"""Metrics: what an application counts, for Prometheus and for the page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    Info,
+    PlatformCollector,
+    ProcessCollector,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from millpond.server.middleware import route_path
+from millpond.server.models import ServedModel, ServedModels
+from millpond.server.telemetry.throughput import Throughput
+from millpond.server.telemetry.timings import work_of
+from millpond.stats import BatchRun, EngineStats
+
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TEXTS = tuple(float(1 << power) for power in range(13))
+_TOKENS = tuple(float(16 << power) for power in range(14))
+
+# What a request to a path that leads nowhere is told under: clients may think of any number of those.
+OTHER = "other"
+# Statuses with a counter of their own.
+_REJECTED, _DISCONNECTED = 429, 499
+
+# Each counter of an engine: its name, what it is, and where it stands.
+_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("waiting_texts", "Texts of calls under way, which max_queue bounds.", lambda stats: stats.waiting_texts),
+    ("running_calls", "Calls under way.", lambda stats: stats.running_calls),
+    ("running_batches", "Batches under way.", lambda stats: stats.running_batches),
+)
+_COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("texts", "Texts answered.", lambda stats: stats.texts_done),
+    ("cache_hits", "Texts that the vector cache had.", lambda stats: stats.cache_hits),
+    ("cache_misses", "Texts that the vector cache had not.", lambda stats: stats.cache_misses),
+)
+_OUTCOMES: tuple[tuple[str, Callable[[EngineStats], float]], ...] = (
+    ("done", lambda stats: stats.calls_done),
+    ("failed", lambda stats: stats.calls_failed),
+    ("cancelled", lambda stats: stats.calls_cancelled),
+    ("rejected", lambda stats: stats.calls_rejected),
+)
+
+
+class Metrics:
+    """The metrics of one application, in a registry of their own, so that several may live in one process.
+
+    Args:
+        models: The models that are served.
+        paths: The paths of all routes; every other path is told as one.
+    """
+
+    def __init__(self, models: ServedModels, *, paths: Collection[str]) -> None:
+        self._models = models
+        self._paths = frozenset(paths)
+        self.registry = CollectorRegistry()
+        Info("millpond_build", "Which millpond this is.", registry=self.registry).info({"version": version("millpond")})
+        self.in_flight = Gauge("millpond_requests_in_flight", "Requests under way.", registry=self.registry)
+        counter = partial(Counter, labelnames=("route", "model"), namespace="millpond", registry=self.registry)
+        histogram = partial(Histogram, namespace="millpond", registry=self.registry)
+        timed = partial(histogram, labelnames=("route", "model"), buckets=_SECONDS)
+        per_model = partial(histogram, labelnames=("model",))
+        self._requests = counter("requests", "Requests answered.", labelnames=("route", "model", "status"))
+        self._durations = timed("request_duration_seconds", "From a request's head to the end of its answer.")
+        self._rejected = counter("requests_rejected", "Requests answered 429 because the queue was full.")
+        self._disconnected = counter("requests_disconnected", "Requests whose client left before the answer.")
+        self._tokens = counter("prompt_tokens", "Tokens of the inputs of requests, cached ones included.")
+        self._tokenization = timed("request_tokenization_seconds", "Tokenizing a request's texts.")
+        self._queue = timed("request_queue_seconds", "From a request's admission to its first batch.")
+        self._inference = timed("request_inference_seconds", "While batches with a request's texts ran.")
+        self._batch_texts = per_model("batch_texts", "Texts of a batch.", buckets=_TEXTS)
+        self._batch_tokens = per_model("batch_tokens", "Tokens of a batch.", buckets=_TOKENS)
+        self._batch_seconds = per_model("batch_duration_seconds", "How long a batch took.", buckets=_SECONDS)
+        self.registry.register(_Engines(models))
+        for process in (ProcessCollector, PlatformCollector, GCCollector):
+            process(registry=self.registry)
+        self._throughput = Throughput()
+        self._throughputs = {model.name: Throughput() for model in models}
+        self._ends = [model.engine.observe(self._observer(model)) for model in models]
+
+    def close(self) -> None:
+        """Stop watching the engines."""
+        for end in self._ends:
+            end()
+
+    def text(self, accept: str | None = None) -> tuple[bytes, str]:
+        """Everything in the text format that an Accept header asks for, and its content type."""
+        encode, content_type = choose_encoder(accept or "")
+        return encode(self.registry), content_type
+
+    def stats(self) -> dict[str, Any]:
+        """What the page at ``/`` shows: queues, and the throughput of the last seconds."""
+        return {
+            "models": [self._told(model) for model in self._models],
+            "requests_per_second": self._throughput.rate("requests"),
+            "uptime_seconds": self._throughput.uptime,
+        }
+
+    def count(self, scope: Scope, *, status: int | None, seconds: float) -> None:
+        """A request is over; without a status nothing was answered."""
+        state = scope.get("state", {})
+        labels = {"route": self.route(scope), "model": state.get("model", "")}
+        self._requests.labels(**labels, status=status or "none").inc()
+        self._durations.labels(**labels).observe(seconds)
+        if scope["method"] == "POST":
+            self._throughput.add(requests=1)
+        if status == _REJECTED:
+            self._rejected.labels(**labels).inc()
+        if status == _DISCONNECTED:
+            self._disconnected.labels(**labels).inc()
+        work = work_of(scope)
+        if work is not None:
+            self._tokens.labels(**labels).inc(work.tokens)
+            self._tokenization.labels(**labels).observe(work.timings.tokenization)
+            self._queue.labels(**labels).observe(work.timings.queue)
+            self._inference.labels(**labels).observe(work.timings.inference)
+
+    def route(self, scope: Scope) -> str:
+        """What a request's route is called: its path as it was declared, or ``other``."""
+        declared = getattr(scope.get("route"), "path", None) or route_path(scope)
+        return declared if declared in self._paths else OTHER
+
+    def _observer(self, model: ServedModel) -> Callable[[BatchRun], None]:
+        texts, tokens = self._batch_texts.labels(model=model.name), self._batch_tokens.labels(model=model.name)
+        seconds, throughput = self._batch_seconds.labels(model=model.name), self._throughputs[model.name]
+
+        def ran(batch: BatchRun) -> None:
+            texts.observe(batch.texts)
+            tokens.observe(batch.tokens)
+            seconds.observe(batch.seconds)
+            throughput.add(texts=batch.texts, tokens=batch.tokens)
+
+        return ran
+
+    def _told(self, model: ServedModel) -> dict[str, Any]:
+        stats, throughput = model.engine.stats(), self._throughputs[model.name]
+        return {
+            "name": model.name,
+            "tasks": sorted(model.engine.tasks),
+            "waiting_texts": stats.waiting_texts,
+            "running_calls": stats.running_calls,
+            "tokens_per_second": throughput.rate("tokens"),
+            "texts_per_second": throughput.rate("texts"),
+            "batches": stats.batches,
+            "cache": None if model.engine.cache is None else {"hits": stats.cache_hits, "misses": stats.cache_misses},
+        }
+
+
+class Measured:
+    """ASGI middleware: counts every request, whatever answers it."""
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        began = time.perf_counter()
+        status: int | None = None
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        with self._metrics.in_flight.track_inprogress():
+            try:
+                await self._app(scope, receive, answer)
+            finally:
+                self._metrics.count(scope, status=status, seconds=time.perf_counter() - began)
+
+
+class _Engines(Collector):
+    """The engines' own counters, read when somebody asks."""
+
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
+
+    def describe(self) -> list[Metric]:
+        """Nothing: their names are no one else's."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Each counter of each engine, at this moment."""
+        read = [(model.name, model.engine.stats()) for model in self._models]
+        model_info = GaugeMetricFamily("millpond_model_info", "The models.", labels=("model", "device", "dtype"))
+        for model in self._models:
+            model_info.add_metric((model.name, model.engine.device, model.engine.dtype), 1)
+        yield model_info
+        for name, told, value in _GAUGES:
+            gauge = GaugeMetricFamily(f"millpond_{name}", told, labels=("model",))
+            for model_name, stats in read:
+                gauge.add_metric((model_name,), value(stats))
+            yield gauge
+        for name, told, value in _COUNTERS:
+            counter = CounterMetricFamily(f"millpond_{name}", told, labels=("model",))
+            for model_name, stats in read:
+                counter.add_metric((model_name,), value(stats))
+            yield counter
+        calls = CounterMetricFamily(
+            "millpond_calls", "Calls of the engine, by how they ended.", labels=("model", "outcome")
+        )
+        for outcome, value in _OUTCOMES:
+            for model_name, stats in read:
+                calls.add_metric((model_name, outcome), value(stats))
+        yield calls

@@ -1,0 +1,134 @@
+"""The arguments of :class:`millpond.LLM` that take reading: conversions, tasks, and vLLM's resource knobs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from millpond.errors import InvalidRequestError, UnsupportedTaskError
+from millpond.tasks import Task
+
+# vLLM's arguments about memory, parallelism and compilation: nothing here depends on them.
+IGNORED_ARGS = frozenset(
+    "block_size compilation_config cpu_offload_gb disable_custom_all_reduce disable_log_requests disable_log_stats "
+    "distributed_executor_backend enable_chunked_prefill enable_prefix_caching enforce_eager gpu_memory_utilization "
+    "kv_cache_dtype load_format max_num_batched_tokens max_num_seqs max_seq_len_to_capture model_impl "
+    "pipeline_parallel_size seed swap_space tensor_parallel_size tokenizer_mode".split()
+)
+# The same of its server's.
+SERVER_KNOBS = IGNORED_ARGS | frozenset(
+    "api_server_count data_parallel_size disable_uvicorn_access_log generation_config max_log_len "
+    "uvicorn_log_level".split()
+)
+# Those that its command line gives without a value.
+SWITCHES = frozenset(
+    "disable_custom_all_reduce disable_log_stats disable_uvicorn_access_log enable_chunked_prefill "
+    "enable_prefix_caching enforce_eager".split()
+)
+_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "api_server_count")
+_DTYPES = {"half": "float16", "float": "float32"}
+_CONVERSIONS = {"auto": "auto", "embed": "embed", "classify": "classify", "none": "auto", "reward": "auto"}
+# ``task=`` of older versions: what it converted to.
+_TASKS = {
+    "auto": "auto",
+    "embed": "embed",
+    "embedding": "embed",
+    "token_embed": "embed",
+    "encode": "auto",
+    "classify": "classify",
+    "score": "classify",
+    "reward": "auto",
+    "token_classify": "auto",
+}
+_PREFERENCE: tuple[Task, ...] = ("embed", "classify", "token_embed", "token_classify", "reward")
+# Of a checkpoint with a head for rewards: it embeds, too, which is not what it is for.
+_OF_REWARDS: tuple[Task, ...] = ("classify", "token_classify", "reward")
+# Tasks of ``encode``, by every name they have had: the first that the model serves.
+POOLING_TASKS: dict[str, tuple[Task, ...]] = {
+    "embed": ("embed",),
+    "classify": ("classify",),
+    "token_embed": ("token_embed",),
+    "token_classify": ("token_classify",),
+    "reward": ("reward",),
+    "embedding": ("embed",),
+    "score": ("classify",),
+    "encode": ("token_embed", "token_classify"),
+}
+
+
+def conversion(convert: str, task: str | None) -> str:
+    """The engine's ``convert``, by vLLM's present or its older argument.
+
+    Raises:
+        InvalidRequestError: One that is unknown.
+    """
+    if convert not in _CONVERSIONS:
+        raise InvalidRequestError(f"convert={convert!r} is unknown; choose auto, embed, classify or none")
+    if task is not None and task not in _TASKS:
+        raise InvalidRequestError(f"task={task!r} is unknown; choose one of {', '.join(_TASKS)}")
+    return _TASKS[task] if convert == "auto" and task is not None else _CONVERSIONS[convert]
+
+
+def dtype(name: str) -> str:
+    """The engine's name for a precision."""
+    return _DTYPES.get(name, name)
+
+
+def check_flags(*, runner: str, trust_remote_code: bool) -> None:
+    """Refuse what cannot be meant.
+
+    Raises:
+        InvalidRequestError: A runner that generates, or a flag that is none.
+    """
+    if runner not in ("auto", "pooling"):
+        raise InvalidRequestError(f"runner={runner!r}: millpond pools; choose auto or pooling")
+    if not isinstance(trust_remote_code, bool):
+        raise InvalidRequestError(f"trust_remote_code={trust_remote_code!r} must be True or False")
+
+
+def check_parallel(ignored_args: Mapping[str, Any]) -> None:
+    """Refuse to spread one model over several devices.
+
+    Raises:
+        InvalidRequestError: Several devices for one model.
+    """
+    for name in _PARALLEL:
+        if ignored_args.get(name, 1) not in (1, "1"):
+            raise InvalidRequestError(
+                f"{name}={ignored_args[name]!r} is not available: one process runs a model; pass 1"
+            )
+
+
+def check_ignored_args(ignored_args: Mapping[str, Any]) -> None:
+    """One warning that names the resource knobs among ``ignored_args``.
+
+    Raises:
+        TypeError: Any other argument.
+        InvalidRequestError: Several devices for one model.
+    """
+    unknown = sorted(ignored_args.keys() - IGNORED_ARGS)
+    if unknown:
+        raise TypeError(f"LLM has no argument {unknown[0]!r}")
+    check_parallel(ignored_args)
+    if ignored_args:
+        warnings.warn(f"no meaning here, and ignored: {', '.join(sorted(ignored_args))}", UserWarning, stacklevel=3)
+
+
+def pooling_task(name: str | None, served: frozenset[Task], *, model: str) -> Task:
+    """The task of an ``encode`` call by vLLM's present or older name; without a name, the model's first.
+
+    Raises:
+        InvalidRequestError: No such task.
+        UnsupportedTaskError: The model serves none of them.
+    """
+    if name is not None and name not in POOLING_TASKS:
+        raise InvalidRequestError(f"pooling_task={name!r} is unknown; choose one of {', '.join(POOLING_TASKS)}")
+    default = _OF_REWARDS if "reward" in served else _PREFERENCE
+    choices = default if name is None else POOLING_TASKS[name]
+    chosen = next((task for task in choices if task in served), None)
+    if chosen is None and name is None:
+        raise UnsupportedTaskError(
+            f"{model} serves {', '.join(sorted(served))}, none of which vLLM has; use millpond.Engine"
+        )
+    return chosen or choices[0]  # the engine refuses it, and says what it serves instead

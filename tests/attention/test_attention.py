@@ -1,0 +1,335 @@
+"""Every packed attention kernel against attention written out naively, one segment at a time."""
+
+import inspect
+
+import pytest
+import torch
+
+from millpond.attention import flex, interface, matmul_attention, native, sdpa, segments, varlen
+from millpond.attention.segments import Joined, Run, Segments
+from millpond.attention.select import select
+from millpond.attention.signature import Masking
+from millpond.native.library import library
+
+LENGTHS = [7, 1, 13, 13, 30, 4]
+
+
+def naive(query, key, value, lengths, masking, keys=None):
+    """Scores, weights and sums in plain loops over segments and heads: [tokens, heads, dim]."""
+    out, start = torch.empty_like(query), 0
+    groups = query.shape[1] // key.shape[1]
+    for length, usable in zip(lengths, keys or lengths, strict=True):
+        for head in range(query.shape[1]):
+            q = query[start : start + length, head]
+            k, v = (states[start : start + length, head // groups] for states in (key, value))
+            scores = (q @ k.T) * masking.scale
+            if masking.softcap is not None:
+                scores = masking.softcap * torch.tanh(scores / masking.softcap)
+            if masking.bias is not None:
+                scores = scores + masking.bias[head, :length, :length]
+            for i in range(length):
+                for j in range(length):
+                    outside = masking.window is not None and abs(i - j) >= masking.window
+                    if outside or (masking.causal and j > i) or j >= usable:
+                        scores[i, j] = float("-inf")
+            out[start : start + length, head] = scores.softmax(-1).nan_to_num(nan=0.0) @ v
+        start += length
+    return out
+
+
+def states(dtype=torch.float32, kv_heads=4, lengths=LENGTHS):
+    generator = torch.Generator().manual_seed(0)
+    total = sum(lengths)
+    shapes = [(total, 4, 16), (total, kv_heads, 16), (total, kv_heads, 16)]
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+MASKINGS = {
+    "full": Masking(scale=0.25, causal=False),
+    "causal": Masking(scale=0.25, causal=True),
+    "window": Masking(scale=0.25, causal=False, window=5),
+    "causal window": Masking(scale=0.25, causal=True, window=5),
+    "softcap": Masking(scale=0.25, causal=True, softcap=0.5),
+    "softcap window": Masking(scale=0.25, causal=True, softcap=0.5, window=5),
+    "softcap bidirectional": Masking(scale=0.3, causal=False, softcap=0.5),
+    "causal bias": Masking(
+        scale=0.25, causal=True, window=6, bias=torch.randn(4, 30, 30, generator=torch.Generator().manual_seed(3))
+    ),
+    "bias": Masking(scale=0.25, causal=False, bias=torch.randn(4, 30, 30, generator=torch.Generator().manual_seed(2))),
+}
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("masking", MASKINGS.values(), ids=MASKINGS.keys())
+def test_sdpa_equals_naive(masking, kv_heads):
+    q, k, v = states(kv_heads=kv_heads)
+    out = sdpa.attend(q, k, v, Segments.of(LENGTHS), masking)
+    torch.testing.assert_close(out, naive(q, k, v, LENGTHS, masking), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("masking", MASKINGS.values(), ids=MASKINGS.keys())
+def test_the_explicit_path_equals_naive_in_blocks(masking, monkeypatch):
+    monkeypatch.setattr(sdpa, "_SCORE_BLOCK", 256)  # several blocks of query rows per run
+    monkeypatch.setattr(sdpa, "is_plain", lambda masking: False)
+    q, k, v = states(kv_heads=2)
+    out = sdpa.attend(q, k, v, Segments.of(LENGTHS), masking)
+    torch.testing.assert_close(out, naive(q, k, v, LENGTHS, masking), atol=2e-6, rtol=1e-5)
+
+
+# Of runs none are joined, a few, or all that have a longer neighbour.
+@pytest.mark.parametrize(("blocks", "start"), [("one", 0), ("many", 70), ("one", 1000)])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("masking", MASKINGS.values(), ids=MASKINGS.keys())
+def test_products_equal_naive(masking, kv_heads, blocks, start, monkeypatch):
+    monkeypatch.setattr(segments, "_START", start)
+    if blocks == "many":  # several blocks of rows, and of texts
+        monkeypatch.setattr(matmul_attention, "_BLOCK", 256)
+        monkeypatch.setattr(matmul_attention, "_TEXT_BLOCK", 256)
+        monkeypatch.setattr(matmul_attention, "_LEAST_ROWS", 3)
+    monkeypatch.setattr(matmul_attention, "_FEW_SCORES", 0)
+    monkeypatch.setattr(matmul_attention, "_WHOLLY", (torch.float32, torch.bfloat16))
+    q, k, v = states(kv_heads=kv_heads)
+    expected = naive(q, k, v, LENGTHS, masking)
+    # Nothing in it depends on the precision, and float32 shows every slip.
+    torch.testing.assert_close(
+        matmul_attention.attend(q, k, v, Segments.of(LENGTHS), masking), expected, atol=2e-6, rtol=1e-5
+    )
+    out = matmul_attention.attend(*(part.bfloat16() for part in (q, k, v)), Segments.of(LENGTHS), masking)
+    torch.testing.assert_close(out.float(), expected, atol=0.05, rtol=0.05)
+    shifted = [LENGTHS[0] - 1, LENGTHS[1] + 1, *LENGTHS[2:]]
+    assert not torch.allclose(matmul_attention.attend(q, k, v, Segments.of(shifted), masking), expected, atol=0.05)
+
+
+@pytest.mark.parametrize("size", [1.0, 40.0, 400.0])
+def test_products_survive_scores_of_any_size(size, monkeypatch):
+    """exp2 of the largest would overflow, and of the smallest vanish: then the careful way is taken."""
+    monkeypatch.setattr(matmul_attention, "_FEW_SCORES", 0)
+    q, k, v = states(torch.bfloat16)
+    careful = []
+    run = sdpa.attend_run
+    monkeypatch.setattr(sdpa, "attend_run", lambda *arguments: careful.append(arguments[4]) or run(*arguments))
+    for sign in (size, -size):  # equal signs overflow, opposite ones underflow
+        own, theirs = q.abs() * size, k.abs() * sign
+        masking = Masking(scale=0.25, causal=False)
+        out = matmul_attention.attend(own, theirs, v, Segments.of(LENGTHS), masking)
+        expected = naive(own.float(), theirs.float(), v.float(), LENGTHS, masking)
+        assert torch.isfinite(out).all()
+        if size == 1.0:
+            torch.testing.assert_close(out.float(), expected, atol=0.05, rtol=0.05)
+    assert bool(careful) == (size > 1)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_products_take_narrow_windows_in_float32(causal, monkeypatch):
+    lengths = [9, 40, 41, 300]
+    q, k, v = states(lengths=lengths)
+    masking = Masking(scale=0.25, causal=causal, window=8)
+    assert select(q, masking) is matmul_attention.attend
+    assert select(q, Masking(scale=0.25, causal=causal)) is sdpa.attend
+    taken = []
+    run = sdpa.attend_run
+    monkeypatch.setattr(sdpa, "attend_run", lambda *arguments: taken.append(arguments[4].length) or run(*arguments))
+    out = matmul_attention.attend(q, k, v, Segments.of(lengths), masking)
+    assert taken == [9]
+    torch.testing.assert_close(out, sdpa.attend(q, k, v, Segments.of(lengths), masking), atol=2e-6, rtol=1e-5)
+    wider = Masking(scale=0.25, causal=causal, window=9)
+    assert not torch.allclose(matmul_attention.attend(q, k, v, Segments.of(lengths), wider), out, atol=1e-3)
+
+
+def test_neighbours_of_nearly_equal_length_are_joined():
+    one, two, far = Segments.of([30, 31, 33, 200]).parts, Segments.of([40, 40, 41]).parts, Segments.of([5]).parts
+    assert [part.length for part in one] == [33, 200]
+    assert isinstance(one[0], Joined)
+    assert one[0].valid.sum(1).tolist() == [30, 31, 33]
+    assert one[0].rows[:33].tolist() == [*range(30), 29, 29, 29]
+    assert one[0].rows[-33:].tolist() == [*range(61, 94)]
+    assert [part.count for part in two] == [3]
+    assert far == Segments.of([5]).runs
+    for keys in ([3, 31], [30, 3]):
+        limited = Segments.of([30, 31], keys=keys)
+        assert limited.parts == limited.runs
+
+
+def test_tiny_runs_are_left_to_torchs_kernel(monkeypatch):
+    taken = []
+    monkeypatch.setattr(matmul_attention, "_attend", lambda out, *rest, **options: taken.append(out.shape[3]) or True)
+    q, k, v = states(torch.bfloat16, lengths=[100, 4, 4, 4, 4, 4, 4, 4])
+    matmul_attention.attend(q, k, v, Segments.of([100, *[4] * 7]), Masking(scale=0.25, causal=False))
+    assert taken == [100, 4]  # one of a hundred tokens, and seven texts of four: 28 heads
+
+
+# A query of three real tokens and its expansion, as many keys as tokens, neighbours that differ only in their keys.
+KEYS = [3, 1, 13, 5, 30, 1]
+KEY_LENGTHS = [7, 1, 13, 13, 30, 4]
+
+
+@pytest.mark.parametrize("short", [False, True], ids=["fused", "explicit"])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("masking", MASKINGS.values(), ids=MASKINGS.keys())
+def test_fewer_keys_than_queries(masking, kv_heads, short, monkeypatch):
+    if short:
+        monkeypatch.setattr(sdpa, "is_plain", lambda masking: False)
+    monkeypatch.setattr(sdpa, "_SCORE_BLOCK", 256)
+    q, k, v = states(kv_heads=kv_heads, lengths=KEY_LENGTHS)
+    out = sdpa.attend(q, k, v, Segments.of(KEY_LENGTHS, keys=KEYS), masking)
+    monkeypatch.setattr(matmul_attention, "_WHOLLY", (torch.float32,))
+    torch.testing.assert_close(
+        matmul_attention.attend(q, k, v, Segments.of(KEY_LENGTHS, keys=KEYS), masking), out, atol=2e-6, rtol=1e-5
+    )
+    expected = naive(q, k, v, KEY_LENGTHS, masking, KEYS)
+    torch.testing.assert_close(out, expected, atol=2e-6, rtol=1e-5)
+    forgotten = sdpa.attend(q, k, v, Segments.of(KEY_LENGTHS), masking)
+    assert (forgotten - expected).abs().max() > 1e-2
+
+
+def test_what_is_no_key_does_not_matter():
+    q, k, v = states(lengths=KEY_LENGTHS)
+    segments = Segments.of(KEY_LENGTHS, keys=KEYS)
+    out = sdpa.attend(q, k, v, segments, MASKINGS["full"])
+    for states_ in (k, v):
+        states_[3:7] = float("nan")
+    torch.testing.assert_close(sdpa.attend(q, k, v, segments, MASKINGS["full"])[:7], out[:7], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "softcap", "bias"])
+def test_a_dropped_mask_is_seen(name):
+    """The negative control: the comparison above fails when a kernel forgets the option."""
+    q, k, v = states()
+    forgotten = sdpa.attend(q, k, v, Segments.of(LENGTHS), MASKINGS["full"])
+    assert (forgotten - naive(q, k, v, LENGTHS, MASKINGS[name])).abs().max() > 1e-2
+
+
+def test_window_off_by_one_is_seen():
+    q, k, v = states()
+    wider = sdpa.attend(q, k, v, Segments.of(LENGTHS), Masking(scale=0.25, causal=True, window=6))
+    assert (wider - naive(q, k, v, LENGTHS, MASKINGS["causal window"])).abs().max() > 1e-2
+
+
+def test_bfloat16_is_near():
+    q, k, v = states(torch.bfloat16)
+    out = sdpa.attend(q, k, v, Segments.of(LENGTHS), MASKINGS["full"])
+    reference = naive(q.float(), k.float(), v.float(), LENGTHS, MASKINGS["full"])
+    assert torch.nn.functional.cosine_similarity(out.float().flatten(), reference.flatten(), dim=0) > 0.9999
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns that the uncompiled function is slow, which is why it is here only
+@pytest.mark.parametrize("name", ["softcap", "softcap window", "softcap bidirectional"])
+def test_flex_modifiers_equal_naive(name):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q, k, v = states(kv_heads=2)
+    out = flex.attend(q, k, v, Segments.of(LENGTHS), MASKINGS[name], flex=flex_attention)
+    torch.testing.assert_close(out, naive(q, k, v, LENGTHS, MASKINGS[name]), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["softcap", "softcap window", "softcap bidirectional"])
+def test_flex_limits_the_keys(name):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q, k, v = states(kv_heads=2, lengths=KEY_LENGTHS)
+    out = flex.attend(q, k, v, Segments.of(KEY_LENGTHS, keys=KEYS), MASKINGS[name], flex=flex_attention)
+    torch.testing.assert_close(out, naive(q, k, v, KEY_LENGTHS, MASKINGS[name], KEYS), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "causal window"])
+def test_varlen_leaves_limited_keys_under_causality_and_windows_to_the_reference(name):
+    """Its kernel would lay both along the last key; this runs on a CPU because the kernel is not called."""
+    q, k, v = states(lengths=KEY_LENGTHS)
+    out = varlen.attend(q, k, v, Segments.of(KEY_LENGTHS, keys=KEYS), MASKINGS[name])
+    torch.testing.assert_close(out, naive(q, k, v, KEY_LENGTHS, MASKINGS[name], KEYS), atol=2e-6, rtol=1e-5)
+
+
+def test_varlen_without_the_argument_leaves_limited_keys_to_the_reference(monkeypatch):
+    monkeypatch.setattr(varlen, "abilities", lambda: frozenset({"scale", "window_size"}))
+    q, k, v = states(lengths=KEY_LENGTHS)
+    out = varlen.attend(q, k, v, Segments.of(KEY_LENGTHS, keys=KEYS), MASKINGS["full"])
+    torch.testing.assert_close(out, naive(q, k, v, KEY_LENGTHS, MASKINGS["full"], KEYS), atol=2e-6, rtol=1e-5)
+
+
+def test_varlen_windows_are_inclusive_tuples():
+    def window(causal, width):
+        return varlen.window_size(Masking(scale=1.0, causal=causal, window=width), max_seqlen=100)
+
+    assert window(False, None) == (-1, -1)
+    assert window(True, None) == (-1, 0)
+    assert window(True, 5) == (4, 0)
+    assert window(False, 65) == (64, 64)
+    assert window(True, 100) == (-1, 0)  # wider than the longest segment: no bound
+    assert isinstance(window(True, 5), tuple)
+
+
+def test_varlen_reads_its_signature():
+    from torch.nn.attention.varlen import varlen_attn
+
+    assert varlen.abilities() == set(inspect.signature(varlen_attn).parameters)
+
+
+def test_what_the_cpu_takes():
+    for masking in MASKINGS.values():
+        single = matmul_attention.attend if masking.window is not None else sdpa.attend
+        # The compiled kernel wants a bias in its own precision.
+        half = native.attend if library() is not None and masking.bias is None else matmul_attention.attend
+        kernels = {torch.float32: single, torch.bfloat16: half, torch.float16: sdpa.attend}
+        for dtype, kernel in kernels.items():
+            assert select(torch.empty(3, 4, 16, dtype=dtype), masking) is kernel
+
+
+def test_runs_group_neighbours():
+    segments = Segments.of([3, 3, 2, 3])
+    assert segments.runs == (
+        Run(start=0, count=2, length=3),
+        Run(start=6, count=1, length=2),
+        Run(start=8, count=1, length=3),
+    )
+    assert segments.total == 11 and segments.max_seqlen == 3
+    assert segments.cu_seqlens.tolist() == [0, 3, 6, 8, 11] and segments.cu_seqlens.dtype == torch.int32
+
+
+def test_runs_part_where_the_keys_differ():
+    segments = Segments.of([3, 3, 3, 2], keys=[2, 2, 3, 2])
+    assert segments.runs == (
+        Run(start=0, count=2, length=3, keys=2),
+        Run(start=6, count=1, length=3),
+        Run(start=9, count=1, length=2),
+    )
+    assert segments.keys == (2, 2, 3, 2)
+    assert segments.seqused_k.tolist() == [2, 2, 3, 2] and segments.seqused_k.dtype == torch.int32
+
+
+def test_keys_that_limit_nothing_are_none():
+    segments = Segments.of([3, 3, 2], keys=[3, 3, 2])
+    assert segments.keys is None and segments.seqused_k is None
+    assert segments.runs == Segments.of([3, 3, 2]).runs
+
+
+@pytest.mark.parametrize("keys", [[0, 2], [3, 3], [3], [4, 2]])
+def test_impossible_keys_are_refused(keys):
+    with pytest.raises(ValueError, match="at least one and at most all"):
+        Segments.of([3, 2], keys=keys)
+
+
+@pytest.mark.parametrize("lengths", [[], [3, 0, 2]])
+def test_empty_sequences_are_refused(lengths):
+    with pytest.raises(ValueError, match="at least one token"):
+        Segments.of(lengths)
+
+
+def test_the_interface_refuses_a_padded_batch():
+    q = torch.zeros(1, 4, 3, 16)
+    with pytest.raises(RuntimeError, match="packed row"):
+        interface.packed_attention(torch.nn.Identity(), q, q, q, None)
+    mask = torch.ones(1, 3)
+    with pytest.raises(RuntimeError, match="packed row"):
+        interface.packed_attention(torch.nn.Identity(), q, q, q, mask, segments=Segments.of([3]))
+
+
+def test_is_causal_as_an_argument_wins_over_the_module():
+    module = torch.nn.Identity()
+    module.is_causal = True
+    q, k, v = (x.transpose(0, 1)[None] for x in states())
+    out, _ = interface.packed_attention(
+        module, q, k, v, None, scaling=0.25, is_causal=False, segments=Segments.of(LENGTHS)
+    )
+    expected = naive(*states(), LENGTHS, MASKINGS["full"])
+    torch.testing.assert_close(out[0], expected, atol=2e-6, rtol=1e-5)

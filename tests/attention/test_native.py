@@ -1,0 +1,493 @@
+"""The compiled kernels against the references in float32, over the same numbers; and what builds them."""
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from millpond.attention import matmul_attention, native, sdpa
+from millpond.attention.segments import Segments
+from millpond.attention.select import select
+from millpond.attention.signature import Masking
+from millpond.models.add_norm import AddNorm
+from millpond.models.rms_norm import RMSNorm
+from millpond.models.rotary import apply_rotary
+from millpond.native import library as place
+from millpond.native.library import library
+
+ROOT = Path(__file__).parents[2]
+built = pytest.mark.skipif(library() is None, reason="no compiled kernel: no C++ compiler, or no AVX512-BF16")
+# A weight and a value lose at most 2^-9 of themselves each, and the sum is rounded once more.
+TOLERANCE = {"atol": 0.02, "rtol": 0.01}
+LENGTHS = [[7], [1, 1, 2], [15, 16, 17, 31, 32, 33], [5, 6, 6, 7, 12, 13, 64, 65], [1030, 3, 511, 512, 513]]
+SHAPES = [(4, 4, 32), (4, 2, 16), (3, 1, 48), (2, 2, 64), (2, 1, 80), (2, 1, 96), (4, 2, 128), (1, 1, 256)]
+
+
+@pytest.fixture
+def fresh():
+    """The library is looked for anew, and again by those who come after."""
+    library.cache_clear()
+    yield
+    library.cache_clear()
+
+
+def states(lengths, heads, kv_heads, dim, *, size=1.0):
+    """Query, key and value as a fused product gives them: views of one tensor."""
+    generator = torch.Generator().manual_seed(sum(lengths) + dim)
+    fused = size * torch.randn(sum(lengths), heads + 2 * kv_heads, dim, generator=generator)
+    query, key, value = fused.bfloat16().split([heads, kv_heads, kv_heads], 1)
+    return query, key, value / size
+
+
+def reference(query, key, value, segments, masking):
+    if masking.bias is not None:
+        masking = replace(masking, bias=masking.bias.float())
+    return sdpa.attend(query.float(), key.float(), value.float(), segments, masking)
+
+
+def assert_equal(given, segments, masking):
+    found = native.attend(*given, segments, masking)
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found.float(), reference(*given, segments, masking), **TOLERANCE)
+
+
+@built
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_it_equals_the_reference(lengths, shape, causal):
+    given = states(lengths, *shape)
+    assert_equal(given, Segments.of(lengths), Masking(scale=shape[2] ** -0.5, causal=causal))
+
+
+@built
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [1, 2, 9, 16, 17, 65, 600])
+@pytest.mark.parametrize("lengths", LENGTHS[2:], ids=str)
+def test_windows(lengths, window, causal):
+    given = states(lengths, 4, 2, 32)
+    masking = Masking(scale=0.2, causal=causal, window=window)
+    assert_equal(given, Segments.of(lengths), masking)
+    off_by_one = reference(*given, Segments.of(lengths), replace(masking, window=window + 1))
+    if window < 60:
+        assert (native.attend(*given, Segments.of(lengths), masking) - off_by_one).abs().max() > 0.05
+
+
+@built
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_softcaps(softcap, causal, window):
+    lengths = [33, 5, 48, 1]
+    given = states(lengths, 4, 2, 32, size=4.0)
+    assert_equal(given, Segments.of(lengths), Masking(scale=0.3, causal=causal, softcap=softcap, window=window))
+
+
+@built
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_a_bias(lengths):
+    given = states(lengths, 4, 4, 32)
+    bias = torch.randn(4, max(lengths), max(lengths), generator=torch.Generator().manual_seed(5)).bfloat16()
+    assert_equal(given, Segments.of(lengths), Masking(scale=0.2, causal=False, bias=bias))
+    # MPNet's is a view whose rows are not dense.
+    assert_equal(
+        given, Segments.of(lengths), Masking(scale=0.2, causal=False, bias=bias.permute(1, 2, 0).permute(2, 0, 1))
+    )
+
+
+@built
+@pytest.mark.parametrize(
+    "masking", [Masking(scale=0.2, causal=False), Masking(scale=0.2, causal=False, window=4)], ids=["full", "window"]
+)
+def test_fewer_keys_than_queries(masking):
+    lengths, keys = [32, 40, 7, 33], [5, 40, 1, 17]
+    given = states(lengths, 4, 2, 32)
+    segments = Segments.of(lengths, keys=keys)
+    assert_equal(given, segments, masking)  # a window beyond the keys leaves rows that look at nothing: zeros
+    value = given[2].clone()
+    value[5:32] = float("nan")  # no key: never read
+    found = native.attend(*given[:2], value, segments, masking)
+    assert not found.isnan().any()
+
+
+@built
+@pytest.mark.parametrize("causal", [False, True])
+def test_sequences_that_continue_another(causal):
+    lengths, prefixes = [19, 5, 40, 1, 16], [-1, 0, 0, -1, 0]
+    given = states(lengths, 4, 2, 64)
+    assert_equal(given, Segments.of(lengths, prefixes=prefixes), Masking(scale=0.125, causal=causal))
+
+
+@built
+@pytest.mark.parametrize(
+    "masking",
+    [Masking(scale=0.2, causal=True), Masking(scale=0.2, causal=True, softcap=5.0, window=3)],
+    ids=["causal", "window"],
+)
+def test_sequences_that_continue_another_with_fewer_keys(masking):
+    lengths = [3, 8, 8]
+    given = states(lengths, 4, 2, 32)
+    # As many keys in all as the second has rows; and of the third a window that ends before its last rows.
+    assert_equal(given, Segments.of(lengths, keys=[3, 5, 2], prefixes=[-1, 0, 0]), masking)
+
+
+@built
+@pytest.mark.parametrize("size", [1.0, 8.0, 60.0, 1e4])
+def test_scores_of_any_size(size):
+    lengths = [50, 3, 200]
+    given = states(lengths, 4, 4, 32, size=size)
+    assert_equal(given, Segments.of(lengths), Masking(scale=32**-0.5, causal=False))
+
+
+@built
+def test_strides_of_all_kinds():
+    lengths = [20, 9]
+    query, key, value = states(lengths, 4, 4, 32)
+    segments, masking = Segments.of(lengths), Masking(scale=0.2, causal=False)
+    apart = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (query, key, value)]  # no dense columns
+    assert apart[0].stride(2) != 1
+    by_head = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (query, key, value)]
+    expected = native.attend(query, key, value, segments, masking)
+    assert torch.equal(native.attend(*by_head, segments, masking), expected)
+    assert not native.fits(apart[0], masking)
+    assert_equal(apart, segments, masking)  # by others
+
+
+@built
+@pytest.mark.parametrize(
+    "masking",
+    [Masking(scale=0.2, causal=False), Masking(scale=0.2, causal=True, window=70)],
+    ids=["full", "causal window"],
+)
+def test_threads_change_nothing(masking):
+    lengths = [1200, 3, 40, 40, 700]
+    given, segments = states(lengths, 4, 2, 32), Segments.of(lengths)
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append(native.attend(*given, segments, masking))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@built
+def test_callers_do_not_disturb_each_other():
+    lengths = [[50] * 20, [3, 700], [17] * 60, [260, 1]]
+    calls = [(states(one, 4, 4, 32), Segments.of(one)) for one in lengths]
+    masking = Masking(scale=0.2, causal=False)
+    expected = [native.attend(*given, segments, masking) for given, segments in calls]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: native.attend(*calls[i % 4][0], calls[i % 4][1], masking), range(200)))
+    assert all(torch.equal(out, expected[i % 4]) for i, out in enumerate(found))
+
+
+@built
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_that_are_none_stay_in_their_text(bad):
+    lengths = [18, 33, 5]
+    query, key, value = (x.clone() for x in states(lengths, 4, 4, 32))
+    segments, masking = Segments.of(lengths), Masking(scale=0.2, causal=False)
+    good = native.attend(query, key, value, segments, masking)
+    for states_of in (query, key, value):
+        states_of[18:51, 1] = bad
+    found = native.attend(query, key, value, segments, masking)
+    assert found[18:51, 1].isnan().all() or not found[18:51, 1].isfinite().any()
+    found[18:51, 1] = good[18:51, 1]
+    assert torch.equal(found, good)
+
+
+@built
+def test_who_takes_a_call():
+    query = states([4], 2, 2, 32)[0]
+    assert select(query, Masking(scale=1.0, causal=True)) is native.attend
+    odd = torch.zeros(4, 2, 24, dtype=torch.bfloat16)
+    assert select(odd, Masking(scale=1.0, causal=True)) is matmul_attention.attend
+    assert select(query.float(), Masking(scale=1.0, causal=True)) is sdpa.attend
+    assert select(query, Masking(scale=1.0, causal=True, bias=torch.zeros(2, 4, 4))) is matmul_attention.attend
+
+
+def test_without_the_library_others_do_the_work(fresh, monkeypatch, tmp_path):
+    query = states([4], 2, 2, 32)[0]
+    monkeypatch.setattr(place, "LIBRARY", tmp_path / "none.so")
+    assert library() is None
+    assert select(query, Masking(scale=1.0, causal=True)) is matmul_attention.attend
+    (tmp_path / "none.so").write_bytes(b"not a library")
+    library.cache_clear()
+    assert library() is None
+
+
+def test_it_can_be_switched_off(fresh, monkeypatch):
+    monkeypatch.setenv("MILLPOND_NATIVE", "0")
+    assert library() is None
+
+
+@built
+def test_a_library_of_another_version_is_left_alone(fresh, monkeypatch, caplog):
+    monkeypatch.setattr(place, "sources", lambda: 1)
+    assert library() is None
+    assert "install millpond again" in caplog.text
+
+
+@built
+def test_both_sides_agree_on_a_call():
+    assert ctypes.sizeof(native._Call) == library().millpond_attention_bytes()
+
+
+@built
+def test_what_does_not_suit_is_left_to_others(monkeypatch):
+    lengths = [20, 9]
+    query, key, value = states(lengths, 4, 2, 32)
+    segments, masking = Segments.of(lengths), Masking(scale=0.2, causal=False)
+    for bias in (torch.zeros(1, 20, 20), torch.zeros(4, 19, 19)):
+        assert not native._suits(query, key, value, segments, bias.bfloat16())
+    assert not native._suits(query, key, value[:, :, :16], segments, None)
+    assert not native._suits(query[:, :3], key, value, segments, None)
+    assert not native._suits(query[:28], key[:28], value[:28], segments, None)
+    assert native._suits(query, key, value, segments, None)
+    called = []
+    monkeypatch.setattr(matmul_attention, "attend", lambda *given: called.append(given))
+    native.attend(query, key.float(), value.float(), segments, masking)
+    assert called
+    assert not native.fits(query.float().bfloat16().requires_grad_(), masking)
+
+
+@built
+def test_norms_of_what_does_not_suit():
+    norm = AddNorm(norms(384).bfloat16())
+    wide, row = torch.randn(5, 384), torch.randn(1, 384)
+    with torch.inference_mode():
+        one_row = norm(wide.bfloat16(), row.bfloat16())  # a residual that is broadcast
+        torch.testing.assert_close(one_row.float(), norms(384)(wide + row), atol=0.1, rtol=0.05)
+        both = AddNorm(norms(384).bfloat16()).float()(wide.clone(), wide)
+        torch.testing.assert_close(both, norms(384)(2 * wide))
+        changed = AddNorm(norms(384).bfloat16())
+        changed.norm.load_state_dict({"weight": torch.ones(384), "bias": torch.zeros(384)})
+        found = changed(wide.bfloat16(), wide.bfloat16())
+        expected = torch.nn.functional.layer_norm(2 * wide.bfloat16().float(), (384,))
+        torch.testing.assert_close(found.float(), expected, atol=1e-3, rtol=2**-7)
+    rms = RMSNorm(torch.ones(2, 64).bfloat16(), 1e-6)
+    assert not rms._suits(torch.ones(3, 5, 64).bfloat16())
+    assert not RMSNorm(torch.ones(64).bfloat16(), 1e-6)._suits(torch.ones(3, 4096).bfloat16())
+    assert not rms._suits(torch.ones(3, 64).bfloat16())
+
+
+# --- Sums and norms ---------------------------------------------------------------------------------------------------
+
+
+def norms(dim, *, eps=1e-5):
+    generator = torch.Generator().manual_seed(dim)
+    norm = torch.nn.LayerNorm(dim, eps=eps)
+    with torch.inference_mode():
+        norm.weight.copy_(torch.randn(dim, generator=generator).bfloat16())
+        norm.bias.copy_(torch.randn(dim, generator=generator).bfloat16())
+    return norm
+
+
+@built
+@pytest.mark.parametrize("rows", [1, 2, 63, 64, 65, 700])
+@pytest.mark.parametrize("dim", [16, 48, 384, 4096])
+def test_a_sum_and_its_norm(dim, rows):
+    generator = torch.Generator().manual_seed(rows)
+    states, residual = (3 + torch.randn(rows, dim, generator=generator).bfloat16() for _ in range(2))
+    norm = norms(dim)
+    expected = norm(states.float() + residual.float())
+    kept = residual.clone()
+    with torch.inference_mode():
+        found = AddNorm(norms(dim).bfloat16())(states, residual)
+    assert found.data_ptr() == states.data_ptr()  # in place
+    torch.testing.assert_close(found.float(), expected, atol=1e-3, rtol=2**-7)
+    assert torch.equal(residual, kept)
+
+
+@built
+def test_rows_of_a_wider_tensor():
+    wide = torch.randn(20, 96, generator=torch.Generator().manual_seed(0)).bfloat16()
+    expected = norms(32)(wide[:, :32].float() + wide[:, 64:].float())
+    middle = wide[:, 32:64].clone()
+    with torch.inference_mode():
+        found = AddNorm(norms(32).bfloat16())(wide[:, :32], wide[:, 64:])
+    torch.testing.assert_close(found.float(), expected, atol=1e-3, rtol=2**-7)
+    assert torch.equal(wide[:, 32:64], middle)
+
+
+@built
+def test_a_norm_of_many_threads():
+    generator = torch.Generator().manual_seed(0)
+    states, residual = (torch.randn(999, 384, generator=generator).bfloat16() for _ in range(2))
+    add_norm = AddNorm(norms(384).bfloat16().requires_grad_(False))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = add_norm(states.clone(), residual)
+        torch.set_num_threads(3)
+        assert torch.equal(add_norm(states.clone(), residual), one)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("norm", [norms(384), norms(24).bfloat16(), torch.nn.LayerNorm(32, bias=False).bfloat16()])
+def test_other_norms_are_torchs(norm, monkeypatch):
+    (dim,) = norm.normalized_shape
+    states, residual = (torch.randn(5, dim).to(norm.weight.dtype) for _ in range(2))
+    expected = norm(states + residual)
+    monkeypatch.setattr("millpond.native.operands.library", None)  # not asked
+    torch.testing.assert_close(AddNorm(norm)(states, residual), expected)
+
+
+# --- Norms of heads, and turns ----------------------------------------------------------------------------------------
+
+
+@built
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("shape", [(1, 16), (65, 48), (700, 1024), (3, 5, 16), (130, 4, 128)], ids=str)
+def test_an_rms_norm(shape, centred):
+    generator = torch.Generator().manual_seed(sum(shape))
+    rows = 3 * torch.randn(shape, generator=generator).bfloat16()
+    weight = torch.randn(shape[-1] if len(shape) == 2 else shape[1:], generator=generator).bfloat16()
+    wide = rows.float()
+    expected = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * (weight.float() + float(centred))
+    norm = RMSNorm(weight, 1e-6, centred=centred)
+    assert norm._suits(rows)
+    torch.testing.assert_close(norm(rows).float(), expected, atol=1e-3, rtol=2**-7)
+
+
+@built
+def test_an_rms_norm_of_heads_between_others():
+    fused = torch.randn(70, 6, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
+    norm = RMSNorm(torch.rand(4, 32).bfloat16(), 1e-6)
+    assert norm._suits(fused[:, 1:5])
+    assert torch.equal(norm(fused[:, 1:5]), norm(fused[:, 1:5].contiguous()))
+
+
+@built
+@pytest.mark.parametrize("shape", [(1, 1, 32), (33, 6, 64), (200, 3, 128), (5, 2, 96)], ids=str)
+def test_turns(shape, monkeypatch):
+    generator = torch.Generator().manual_seed(sum(shape))
+    fused = torch.randn(shape[0], shape[1] + 2, shape[2], generator=generator).bfloat16()
+    states = fused[:, 1 : 1 + shape[1]]
+    angles = torch.rand(shape[0], 1, shape[2] // 2, generator=generator).repeat(1, 1, 2) * 6
+    cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
+    kept = fused.clone()
+    found = apply_rotary(states, cos, sin)
+    expected = apply_rotary(states.float(), cos.float(), sin.float())
+    torch.testing.assert_close(found.float(), expected, atol=1e-3, rtol=2**-7)
+    assert torch.equal(fused, kept)
+    monkeypatch.setattr("millpond.native.operands.library", lambda: None)
+    assert (apply_rotary(states, cos, sin) - found).abs().max() < 0.06  # three roundings more
+    assert (apply_rotary(states, cos, -sin) - found).abs().max() > 0.1 or shape[0] == 1
+
+
+@built
+def test_norms_and_turns_of_many_threads():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(999, 4, 64, generator=generator).bfloat16()
+    angles = torch.rand(999, 1, 64, generator=generator).bfloat16()
+    norm = RMSNorm(torch.rand(4, 64).bfloat16(), 1e-6)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = apply_rotary(norm(rows), angles.cos(), angles.sin())
+        torch.set_num_threads(3)
+        assert torch.equal(apply_rotary(norm(rows), angles.cos(), angles.sin()), one)
+    finally:
+        torch.set_num_threads(before)
+
+
+# --- The build --------------------------------------------------------------------------------------------------------
+
+
+def build(tmp_path, monkeypatch, **environment):
+    """The hook over a copy of the sources: what it put into the build, what it warned of, and where the library is."""
+    pytest.importorskip("hatchling")
+    monkeypatch.syspath_prepend(str(ROOT))
+    import hatch_build
+
+    folder = tmp_path / "src/millpond/native"
+    shutil.copytree(ROOT / "src/millpond/native", folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for name in ("CXX", "MILLPOND_NATIVE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    warnings: list[str] = []
+
+    class App:
+        display_warning = staticmethod(warnings.append)
+
+    hook = hatch_build.KernelsBuildHook(str(tmp_path), {}, None, None, str(tmp_path), "wheel", App())
+    data = {"artifacts": []}
+    hook.initialize("standard", data)
+    return data, warnings, folder / "libmillpond.so"
+
+
+@built
+def test_the_hook_builds_a_wheel_of_this_platform(tmp_path, monkeypatch):
+    data, warnings, made = build(tmp_path, monkeypatch)
+    assert not warnings
+    assert data["pure_python"] is False
+    assert data["tag"] == "py3-none-linux_x86_64"
+    assert data["artifacts"] == ["/src/millpond/native/libmillpond.so"]
+    assert list(made.parent.glob("*.so")) == [made]
+    assert ctypes.CDLL(str(made)).millpond_fits() == 1
+
+
+def test_where_it_can_be_built_and_run_it_is_there(tmp_path, monkeypatch):
+    """Every test of the kernels skips without the library: that must not hide one that no longer builds or loads."""
+    if os.environ.get("MILLPOND_NATIVE") == "0":
+        pytest.skip("switched off")
+    _, _, made = build(tmp_path, monkeypatch)
+    can_be_built = sys.platform == "linux" and platform.machine() == "x86_64" and shutil.which("g++") is not None
+    assert made.is_file() or not can_be_built
+    if made.is_file() and ctypes.CDLL(str(made)).millpond_fits():
+        assert library() is not None, "install millpond again: its kernels are missing, or of other sources"
+
+
+@built
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf")
+def test_the_library_needs_nothing_that_a_bare_system_has_not():
+    """torch's own thread pool is looked up, not linked."""
+    listed = subprocess.run(["readelf", "-d", place.LIBRARY], capture_output=True, text=True, check=True).stdout
+    assert [line.partition("[")[2] for line in listed.splitlines() if "NEEDED" in line] in (["libc.so.6]"], [])
+
+
+@built
+def test_a_tree_that_cannot_be_written_gives_a_pure_package(tmp_path, monkeypatch):
+    def refuse(self, *, missing_ok=False):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    data, warnings, _ = build(tmp_path, monkeypatch, CXX="false")
+    assert len(warnings) == 1
+    assert data == {"artifacts": []}
+
+
+@pytest.mark.parametrize("environment", [{"CXX": "/nowhere/c++"}, {"CXX": "false"}, {"MILLPOND_NATIVE": "0"}])
+def test_without_a_compiler_the_package_is_pure(tmp_path, monkeypatch, environment):
+    data, warnings, made = build(tmp_path, monkeypatch, **environment)
+    assert len(warnings) == 1
+    assert not made.exists()
+    assert data == {"artifacts": []}
+
+
+def test_a_release_insists(tmp_path, monkeypatch):
+    with pytest.raises(RuntimeError, match="could not be built"):
+        build(tmp_path, monkeypatch, CXX="/nowhere/c++", MILLPOND_NATIVE="1")
+
+
+@built
+def test_a_process_without_torchs_threads_can_load_it():
+    """The thread pool is a weak symbol: where torch has brought none, one thread does the work."""
+    code = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).millpond_fits())"
+    run = subprocess.run([sys.executable, "-c", code, place.LIBRARY], capture_output=True, text=True)
+    assert run.stdout.strip() == "1", run.stderr

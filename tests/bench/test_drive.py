@@ -1,0 +1,429 @@
+"""The load generator: what it sends, what it counts, and what it makes of servers that misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millpond.bench.drive import run
+from millpond.bench.plan import LoadPlan
+from millpond.bench.report import LoadReport, Sample
+from millpond.bench.target import Target, UnusableAnswerError, tokens_of
+from millpond.errors import InvalidRequestError
+
+TEXTS = ["still water", "a mill", "the wheel turns", "grain", "flour, and bread of it"]
+
+
+class BrokenError(Exception):
+    """An answer that breaks off."""
+
+
+@dataclass
+class Peer:
+    """Another server, whose manners a test chooses."""
+
+    answer: Callable[[int, dict[str, Any]], tuple[int, Any]]
+    close: bool = False
+    early: bool = False
+    certificate: tuple[Path, Path] | None = None
+    chunked: bool = False
+    url: str = ""
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    connections: int = 0
+
+
+@contextlib.contextmanager
+def serving(peer: Peer) -> Iterator[Peer]:
+    numbers = itertools.count()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            peer.connections += 1
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.send({"object": "list", "data": [{"id": "the-only-one"}]}, 200)
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            peer.asked.append(body)
+            peer.paths.append(self.path)
+            peer.headers.append({key.lower(): value for key, value in self.headers.items()})
+            try:
+                status, content = peer.answer(next(numbers), body)
+            except BrokenError:
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
+                self.wfile.flush()
+                self.connection.shutdown(socket.SHUT_RDWR)
+                self.close_connection = True
+                return
+            self.send(content, status)
+
+        def send(self, content: Any, status: int) -> None:
+            data = content if isinstance(content, bytes) else json.dumps(content).encode()
+            if peer.early:
+                self.send_response_only(103)
+                self.end_headers()
+            self.send_response(status)
+            if peer.close:
+                self.send_header("Connection", "close")
+            if peer.chunked:
+                self.send_header("Transfer-Encoding", "chunked")
+                parts = [data[: len(data) // 2], data[len(data) // 2 :], b""]
+                data = b"".join(f"{len(part):x}\r\n".encode() + part + b"\r\n" for part in parts)
+            else:
+                self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    peer.url = f"http://127.0.0.1:{server.server_address[1]}"
+    if peer.certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*peer.certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        peer.url = peer.url.replace("http:", "https:")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield peer
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def embeddings(number: int, body: dict[str, Any]) -> tuple[int, Any]:
+    rows = [{"index": i, "embedding": [0.5, 0.5]} for i in range(len(body["input"]))]
+    return 200, {"data": rows, "usage": {"prompt_tokens": 7, "total_tokens": 7}}
+
+
+def refusing_after(count: int, status: int) -> Callable[[int, dict[str, Any]], tuple[int, Any]]:
+    """An answerer that is well for ``count`` requests, and answers every later one with ``status``."""
+
+    def answer(number: int, body: dict[str, Any]) -> tuple[int, Any]:
+        return embeddings(number, body) if number < count else (status, {"error": {"message": "no more room"}})
+
+    return answer
+
+
+def loaded(peer: Peer, target: dict[str, Any] | None = None, **plan: Any) -> LoadReport:
+    plan = {"texts_per_request": 2, "connections": 2, "warm_up": 0, "timeout": 30, **plan}
+    if "requests" in plan:
+        plan["duration"] = None
+    return run(Target(url=peer.url, **(target or {})), LoadPlan(**plan), TEXTS)
+
+
+# What is sent
+
+
+def test_requests_hold_the_texts_in_turn_and_the_only_model():
+    with serving(Peer(embeddings)) as peer:
+        report = loaded(peer, {"api_key": "secret", "dimensions": 2, "encoding_format": "float"}, requests=6)
+    assert len(peer.asked) == 7  # the first one is the look at the endpoint
+    sent = [body["input"] for body in peer.asked[1:]]
+    assert all(body["model"] == "the-only-one" and body["dimensions"] == 2 for body in peer.asked)
+    assert peer.asked[0] == {
+        "model": "the-only-one", "encoding_format": "float", "dimensions": 2, "input": ["still water", "a mill"]
+    }  # fmt: skip
+    assert sorted(map(tuple, sent)) == 3 * [("still water", "a mill")] + 3 * [("the wheel turns", "grain")]
+    assert {header["authorization"] for header in peer.headers} == {"Bearer secret"}
+    assert report.target.model == "the-only-one"
+
+
+@pytest.mark.parametrize(
+    ("api", "path", "body", "answer"),
+    [
+        ("embeddings", "/v1/embeddings", {"input": TEXTS[:2]}, {"data": [1, 2]}),
+        ("rerank", "/rerank", {"query": TEXTS[0], "documents": TEXTS[:2]}, {"results": [1, 2]}),
+        ("score", "/score", {"text_1": TEXTS[0], "text_2": TEXTS[:2]}, {"data": [1, 2]}),
+        ("tei-embed", "/embed", {"inputs": TEXTS[:2]}, [[1.0], [2.0]]),
+        ("tei-rerank", "/rerank", {"query": TEXTS[0], "texts": TEXTS[:2]}, [{"index": 0}, {"index": 1}]),
+    ],
+)
+def test_every_api_has_its_route_and_its_body(api: str, path: str, body: dict[str, Any], answer: Any):
+    with serving(Peer(lambda number, body: (200, answer))) as peer:
+        report = loaded(peer, {"api": api, "model": "m"}, requests=1)
+    assert peer.paths == [path, path] and peer.asked[0] == {"model": "m", **body}
+    assert report.failed == 0 and report.as_dict()["tokens_per_second"] is None
+
+
+def test_a_prefix_and_a_path_are_taken_over():
+    with serving(Peer(embeddings)) as peer:
+        peer.url += "/behind/"
+        loaded(peer, {"path": "/openai/embeddings", "model": "m"}, requests=1)
+    assert set(peer.paths) == {"/behind/openai/embeddings"}
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_a_server_with_a_certificate_is_asked_over_tls(tmp_path: Path):
+    certificate, key = tmp_path / "server.crt", tmp_path / "server.key"
+    words = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=mill"]
+    words += ["-addext", "subjectAltName=IP:127.0.0.1", "-days", "2", "-out", str(certificate), "-keyout", str(key)]
+    subprocess.run(["openssl", "req", *words], check=True, capture_output=True)
+    with serving(Peer(embeddings, certificate=(certificate, key))) as peer:
+        assert loaded(peer, {"ca_file": certificate}, requests=4).failed == 0
+        with pytest.raises(UnusableAnswerError, match="certificate verify failed"):
+            loaded(peer, requests=4)
+
+
+# What is counted
+
+
+def test_a_closed_loop_sends_as_many_as_are_asked_for_over_few_connections():
+    with serving(Peer(embeddings)) as peer:
+        report = loaded(peer, requests=40, connections=3)
+    found = report.as_dict()
+    assert (found["requests"], found["failed"], found["loop"]) == (40, 0, "closed")
+    assert found["statuses"].keys() == {"200"} and found["statuses"]["200"]["requests"] == 40
+    assert peer.connections <= 3
+    assert found["texts_per_second"] == pytest.approx(80 / report.seconds, rel=0.01)
+    assert found["tokens_per_second"] == pytest.approx(280 / report.seconds, rel=0.01)
+    assert found["distinct_requests"] == 2
+    assert 0 < found["latency_ms"]["p50"] <= found["latency_ms"]["p99"] <= found["latency_ms"]["max"]
+
+
+def test_a_closed_loop_ends_with_its_time():
+    with serving(Peer(embeddings)) as peer:
+        report = loaded(peer, duration=0.2, warm_up=0.1)
+    assert report.failed == 0 and 0 < len(report.samples) < len(peer.asked) - 1  # the warm-up does not count
+    assert all(sample.sent < 0.2 for sample in report.samples)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("plan", [{"requests": 20}, {"duration": 0.3}], ids=["requests", "duration"])
+def test_a_bar_is_drawn_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, plan: dict[str, Any]):
+    drawn = {}
+    for stream in (Terminal(), io.StringIO()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with serving(Peer(embeddings)) as peer:
+            fields = {"duration": None, "warm_up": 0, "texts_per_request": 2, **plan}
+            run(Target(url=peer.url), LoadPlan(**fields), TEXTS, show_progress=True)
+        drawn[type(stream)] = stream.getvalue()
+    assert "failed=0" in drawn[Terminal] and not drawn[io.StringIO]
+
+
+def test_an_open_loop_sends_at_its_times():
+    plan = LoadPlan(rate=400, requests=30, duration=None, seed=5)
+    due = list(plan.arrivals())
+    assert len(due) == 30 and due == sorted(due) and due == list(plan.arrivals())
+    assert due != list(LoadPlan(rate=400, requests=30, duration=None, seed=6).arrivals())
+    assert all(at < 0.5 for at in LoadPlan(rate=400, duration=0.5).arrivals())
+    with serving(Peer(embeddings)) as peer:
+        report = loaded(peer, rate=400, requests=30, seed=5, connections=8)
+    assert sorted(sample.due for sample in report.samples) == pytest.approx(due)
+    assert all(sample.due <= sample.sent <= sample.done for sample in report.samples)
+
+
+def test_what_waits_for_a_busy_server_has_waited():
+    """A server takes 20 ms for each of 20 requests that are due within moments: the last one waits for them all."""
+    busy = threading.Event()
+
+    def slow(number: int, body: dict[str, Any]) -> tuple[int, Any]:
+        busy.wait(0.02)
+        return embeddings(number, body)
+
+    plan = {"rate": 2000.0, "requests": 20, "connections": 1}
+    with serving(Peer(slow)) as peer:
+        report = loaded(peer, **plan)
+    last_due = max(sample.due for sample in report.samples)
+    assert max(sample.done - sample.due for sample in report.samples) >= 20 * 0.02 - last_due
+
+
+def test_answers_other_than_200_are_counted_by_status():
+    with serving(Peer(refusing_after(5, 429))) as peer:
+        report = loaded(peer, requests=10)
+    found = report.as_dict()
+    assert {status: row["requests"] for status, row in found["statuses"].items()} == {"200": 4, "429": 6}
+    assert found["failed"] == 6 and "no more room" in found["messages"]["429"]
+    assert found["texts_per_second"] == pytest.approx(8 / report.seconds, rel=0.01)
+    assert "429" in report.table() and "no more room" in report.table()
+
+
+def test_percentiles_are_those_of_the_samples():
+    samples = [Sample(0.0, 0.0, (i + 1) / 1000, "200", 0) for i in range(101)]
+    report = LoadReport(
+        target=Target(url="http://x"), plan=LoadPlan(), samples=samples, messages={}, distinct=1, cpu_seconds=0.0
+    )
+    assert report.as_dict()["latency_ms"] == {"p50": 51.0, "p95": 96.0, "p99": 100.0, "mean": 51.0, "max": 101.0}
+
+
+def test_a_generator_that_is_the_bottleneck_says_so():
+    samples = [Sample(0.0, 0.0, 1.0, "200", 0)]
+    kept = {"target": Target(url="http://x"), "plan": LoadPlan(), "samples": samples, "messages": {}, "distinct": 1}
+    assert "generator itself" in LoadReport(**kept, cpu_seconds=0.95).table()
+    assert "generator itself" not in LoadReport(**kept, cpu_seconds=0.1).table()
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [
+        (b'{"data": [], "usage": {"prompt_tokens": 12, "total_tokens": 12}}', 12),
+        (b'{"usage":{"total_tokens":3},"data":[' + b"0.25, " * 1000 + b"1]}", 3),
+        (b'{"results": [{"text": "\\"usage\\": {\\"total_tokens\\": 9}"}], "usage": {"total_tokens": 4}}', 4),
+        (b'{"results": [{"text": "\\"usage\\": {\\"total_tokens\\": 9}"}]}', None),
+        (b"[[0.5, 0.25]]", None),
+    ],
+)
+def test_tokens_are_read_off_the_usage(body: bytes, tokens: int | None):
+    assert tokens_of(body) == tokens
+
+
+# Servers that misbehave
+
+
+@pytest.mark.parametrize(
+    "manners", [{"close": True}, {"chunked": True}, {"close": True, "chunked": True}, {"early": True}]
+)
+def test_any_framing_of_answers_will_do(manners: dict[str, bool]):
+    with serving(Peer(embeddings, **manners)) as peer:
+        report = loaded(peer, requests=10)
+    assert report.failed == 0 and len(report.samples) == 10
+    assert (peer.connections > 10) == ("close" in manners)
+
+
+def test_an_answer_that_breaks_off_is_a_failure_of_its_own():
+    def answer(number: int, body: dict[str, Any]) -> tuple[int, Any]:
+        if number == 3:
+            raise BrokenError
+        return embeddings(number, body)
+
+    with serving(Peer(answer)) as peer:
+        report = loaded(peer, requests=10)
+    assert {status: row["requests"] for status, row in report.as_dict()["statuses"].items()} == {
+        "200": 9,
+        "connection": 1,
+    }
+
+
+def test_a_request_without_an_answer_is_given_up():
+    over = threading.Event()
+
+    def answer(number: int, body: dict[str, Any]) -> tuple[int, Any]:
+        if number == 2:
+            over.wait(60)
+        return embeddings(number, body)
+
+    with serving(Peer(answer)) as peer:
+        try:
+            report = loaded(peer, requests=6, timeout=2, connections=1)
+        finally:
+            over.set()
+    statuses = [sample.status for sample in report.samples]
+    assert statuses.count("timeout") == 1 and statuses.count("200") == 5
+    assert report.messages == {"timeout": "no answer within 2 s"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((404, {"error": {"message": "no such model"}}), "answers 404: .*no such model"),
+        ((200, {"data": [1]}), "answers 2 texts with 1 rows"),
+        ((200, b"<html>hello</html>"), "nothing with rows: <html>hello</html>"),
+        ((200, {"results": [1, 2]}), "nothing with rows"),
+        ((503, b""), "answers 503: an empty body"),
+    ],
+)
+def test_an_endpoint_that_does_not_do_what_is_asked_is_told_at_once(answer: tuple[int, Any], message: str):
+    with serving(Peer(lambda number, body: answer)) as peer, pytest.raises(UnusableAnswerError, match=message):
+        loaded(peer, requests=5)
+    assert len(peer.asked) == 1
+
+
+def test_a_server_that_is_not_there_is_named():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(UnusableAnswerError, match=f"{url} does not answer"):
+            run(Target(url=url), LoadPlan(), TEXTS)
+
+
+def test_what_is_no_http_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"220 mail.example.org ESMTP\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(UnusableAnswerError, match="not HTTP"):
+            run(Target(url=f"http://127.0.0.1:{server.getsockname()[1]}", model="m"), LoadPlan(), TEXTS)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"url": "localhost:8000"}, "is no address"),
+        ({"url": "ftp://localhost"}, "is no address"),
+        ({"url": "http://"}, "is no address"),
+        ({"url": "http://localhost:99999"}, "is no address"),
+        ({"api": "chat"}, "choose of embeddings, rerank"),
+        ({"api": "rerank", "dimensions": 3}, "no dimensions"),
+        ({"api_key": "a\r\nX: y"}, "printable"),
+        ({"url": "https://localhost", "ca_file": Path("nowhere.pem")}, "nowhere.pem"),
+    ],
+)
+def test_a_target_that_is_none_is_refused(fields: dict[str, Any], message: str):
+    with pytest.raises(InvalidRequestError, match=message):
+        Target(**{"url": "http://localhost:8000", **fields}).tls()
+
+
+def test_a_key_is_in_no_report():
+    target = Target(url="http://x", api_key="do-not-tell")
+    report = LoadReport(target=target, plan=LoadPlan(), samples=[], messages={}, distinct=1, cpu_seconds=0.0)
+    assert "do-not-tell" not in f"{target!r} {report!r} {json.dumps(report.as_dict())} {report.table()}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"connections": 0}, "connections=0"),
+        ({"texts_per_request": 0}, "texts_per_request=0"),
+        ({"rate": -1.0}, "rate=-1.0"),
+        ({"rate": float("nan")}, "rate=nan"),
+        ({"duration": 0.0}, "duration=0.0"),
+        ({"timeout": float("inf")}, "timeout=inf"),
+        ({"warm_up": -1.0}, "warm_up=-1.0"),
+        ({"requests": 5}, "either duration or requests"),
+        ({"duration": None}, "either duration or requests"),
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_refused(fields: dict[str, Any], message: str):
+    with pytest.raises(InvalidRequestError, match=message):
+        LoadPlan(**fields)
+
+
+def test_no_texts_are_refused():
+    with serving(Peer(embeddings)) as peer, pytest.raises(InvalidRequestError, match="no texts"):
+        run(Target(url=peer.url), LoadPlan(), [])

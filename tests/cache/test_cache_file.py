@@ -1,0 +1,299 @@
+"""The cache's file: private, recognized, migrated; what is foreign or damaged is named, never read as vectors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import shutil
+import sqlite3
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.cached import WIDTH, kept, names, store, vector
+
+from millpond import blob_store
+from millpond.cache import VectorCache
+from millpond.errors import CacheError, MillpondError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "cache.db"
+
+
+def test_file_is_private_and_holds_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folders" / "cache.db"
+    with VectorCache(path) as cache:
+        cache.put(
+            VectorCache.keys("a secret namespace", ["a secret text"]), np.ones((1, 8)), tokens=[3], truncated=[False]
+        )
+        files = sorted(path.parent.iterdir())
+        assert [file.name for file in files] == ["cache.db", "cache.db-shm", "cache.db-wal"]
+        for file in files:
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+            assert b"secret" not in file.read_bytes()
+        assert cache.path == path
+    assert [file.name for file in path.parent.iterdir()] == ["cache.db"]
+    header = path.read_bytes()[:100]
+    assert int.from_bytes(header[68:72], "big") == blob_store.APPLICATION_ID
+    assert int.from_bytes(header[60:64], "big") == len(blob_store.MIGRATIONS)
+
+
+def test_an_empty_file_is_taken_and_made_private(path: Path) -> None:
+    path.touch(mode=0o644)
+    with VectorCache(path) as cache:
+        store(cache, 1)
+        assert kept(cache, 1) == [1]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_permissions_given_by_the_owner_stay(path: Path) -> None:
+    VectorCache(path).close()
+    path.chmod(0o660)
+    VectorCache(path).close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
+
+
+@pytest.mark.parametrize("name", ["with space", "100%", "what?#x", "ümlaut"])
+def test_any_name_will_do(tmp_path: Path, name: str) -> None:
+    with VectorCache(str(tmp_path / name)) as cache:
+        store(cache, 1)
+    assert (tmp_path / name).is_file()
+    with VectorCache(tmp_path / name) as cache:
+        assert kept(cache, 1) == [1]
+
+
+def foreign_text(path: Path) -> None:
+    path.write_text("id,text\n1,not a database\n" * 200)
+
+
+def foreign_short(path: Path) -> None:
+    path.write_bytes(b"x")
+
+
+def foreign_database(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE rows (id INTEGER PRIMARY KEY, key BLOB)")
+    connection.close()
+
+
+def foreign_wal_database(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("CREATE TABLE other (id INTEGER PRIMARY KEY)")
+    connection.close()
+
+
+@pytest.mark.parametrize("make", [foreign_text, foreign_short, foreign_database, foreign_wal_database])
+def test_a_foreign_file_is_refused_and_left_alone(path: Path, make: Any) -> None:
+    make(path)
+    path.chmod(0o644)
+    before = path.read_bytes()
+    with pytest.raises(CacheError, match="choose another path") as caught:
+        VectorCache(path)
+    assert str(path) in str(caught.value)
+    assert isinstance(caught.value, MillpondError)
+    assert path.read_bytes() == before
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    before = tmp_path.stat().st_mode
+    with pytest.raises(CacheError, match="not a file"):
+        VectorCache(tmp_path)
+    assert tmp_path.stat().st_mode == before
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheError, match=r"cannot be opened.*choose another path"):
+        VectorCache(tmp_path / "file" / "cache.db")
+
+
+def test_a_newer_schema_is_refused(path: Path) -> None:
+    VectorCache(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version=99")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(CacheError, match=r"schema version 99.*upgrade millpond") as caught:
+        VectorCache(path)
+    assert str(path) in str(caught.value)
+    assert path.read_bytes() == before
+
+
+def test_an_older_schema_is_brought_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with VectorCache(path) as cache:
+        store(cache, 1, 2, 3)
+    monkeypatch.setattr(
+        blob_store,
+        "MIGRATIONS",
+        (*blob_store.MIGRATIONS, ("CREATE TABLE later (id INTEGER)", "INSERT INTO later VALUES (7)")),
+    )
+    for _ in range(2):  # the second time there is nothing to do
+        with VectorCache(path) as cache:
+            assert kept(cache, 1, 2, 3) == [1, 2, 3]
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+    assert connection.execute("SELECT * FROM later").fetchall() == [(7,)]
+    connection.close()
+
+
+def test_a_migration_that_fails_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with VectorCache(path) as cache:
+        store(cache, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            blob_store, "MIGRATIONS", (*blob_store.MIGRATIONS, ("CREATE TABLE later (id INTEGER)", "NONSENSE"))
+        )
+        with pytest.raises(CacheError):
+            VectorCache(path)
+    with VectorCache(path) as cache:
+        assert kept(cache, 1) == [1]
+
+
+@pytest.mark.parametrize("left", [1, 99, 100, 4095, 4096, 4097, 0.25, 0.5, 0.9, -4096])
+def test_a_truncated_file_is_an_error(path: Path, left: float) -> None:
+    with VectorCache(path) as cache:
+        store(cache, *range(600))
+    size = path.stat().st_size
+    os.truncate(path, int(size * left) if 0 < left < 1 else int(left % size))
+    with pytest.raises(CacheError, match="delete it") as caught:
+        VectorCache(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_cut_within_its_last_page_gives_no_wrong_vector(path: Path) -> None:
+    with VectorCache(path) as cache:
+        store(cache, *range(600))
+    os.truncate(path, path.stat().st_size - 1000)
+    with VectorCache(path) as cache:
+        right = []
+        for number in range(600):
+            with contextlib.suppress(CacheError):
+                right += kept(cache, number)
+        assert len(right) > 500
+
+
+def places(data: bytes, part: bytes) -> list[int]:
+    """Where ``part`` lies in the file; once in a live page, and perhaps in what sqlite left of moved ones."""
+    return [match.start() for match in re.finditer(re.escape(part), data)]
+
+
+@pytest.mark.parametrize("part", ["vector", "metadata"])
+def test_a_damaged_row_is_an_error(path: Path, part: str) -> None:
+    number = 58  # meta is 58 << 1, not truncated: one byte, then five of the checksum at most, then the vector
+    with VectorCache(path) as cache:
+        store(cache, *range(64))
+    data = bytearray(path.read_bytes())
+    found = places(bytes(data), vector(number).tobytes())
+    assert found
+    for place in found:
+        if part == "vector":
+            data[place + 17] ^= 1  # one bit amid a mantissa
+        else:
+            meta = data.rfind(bytes([number << 1]), place - 7, place)
+            assert meta > 0
+            data[meta] ^= 2  # another number of tokens
+    path.write_bytes(data)
+    with VectorCache(path) as cache:
+        with pytest.raises(CacheError, match=r"damaged.*delete it") as caught:
+            cache.get(names(*range(64)), width=WIDTH)
+        assert str(path) in str(caught.value)
+        assert kept(cache, *range(20, 30)) == list(range(20, 30))  # the others are as good as ever
+
+
+def test_swapped_rows_are_an_error(path: Path) -> None:
+    """Sound vectors under the wrong keys: only a checksum that covers the key can tell."""
+    with VectorCache(path) as cache:
+        store(cache, 1, 2)
+    connection = sqlite3.connect(path, isolation_level=None)
+    rows = dict(connection.execute("SELECT id, key FROM rows"))
+    first, second = rows
+    connection.execute("UPDATE rows SET key = x'00' WHERE id = ?", (first,))
+    connection.execute("UPDATE rows SET key = ? WHERE id = ?", (rows[first], second))
+    connection.execute("UPDATE rows SET key = ? WHERE id = ?", (rows[second], first))
+    connection.close()
+    with VectorCache(path) as cache, pytest.raises(CacheError, match="damaged"):
+        cache.get(names(1, 2), width=WIDTH)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "meta = NULL",
+        "meta = 'x'",
+        "meta = meta + 4294967296",
+        "meta = meta - 4294967296",
+        "checksum = NULL",
+        "checksum = -1",
+        "value = 'text'",
+        "value = CAST(x'ff' AS TEXT)",
+        "value = 1.5",
+    ],
+)
+def test_columns_of_another_type_are_an_error(path: Path, change: str) -> None:
+    with VectorCache(path) as cache:
+        store(cache, 1)
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA writable_schema=ON")
+    connection.execute("UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '')")
+    connection.close()
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(f"UPDATE rows SET {change}")
+    connection.close()
+    with VectorCache(path) as cache, pytest.raises(CacheError, match="damaged"):
+        cache.get(names(1), width=WIDTH)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_damage_never_gives_a_wrong_vector(tmp_path: Path, seed: int) -> None:
+    """Bytes overwritten anywhere: rows come back right, or not, or the file is called damaged. Nothing else."""
+    chance = random.Random(seed)
+    path = tmp_path / "cache.db"
+    with VectorCache(path) as cache:
+        store(cache, *range(200))
+    data = bytearray(path.read_bytes())
+    for _ in range(chance.choice([1, 3, 30])):
+        start = chance.randrange(len(data))
+        for place in range(start, min(len(data), start + chance.choice([1, 8, 512, 4096]))):
+            data[place] = chance.randrange(256)
+    path.write_bytes(data)
+    with contextlib.suppress(CacheError), VectorCache(path, max_bytes=1 << 20) as cache:
+        for number in range(200):
+            with contextlib.suppress(CacheError):
+                kept(cache, number)
+        store(cache, *range(100, 300))
+        kept(cache, *range(300))
+        cache.stats()
+        cache.clear()
+
+
+def test_clear_empties_the_file(path: Path) -> None:
+    with VectorCache(path) as cache:
+        empty = cache.stats().bytes
+        store(cache, *range(500))
+        full = path.stat().st_size + Path(f"{path}-wal").stat().st_size
+        cache.clear()
+        assert len(cache) == 0
+        assert kept(cache, *range(500)) == []
+        assert cache.stats().bytes == empty
+        assert path.stat().st_size + Path(f"{path}-wal").stat().st_size < full / 4
+        for file in path.parent.iterdir():
+            assert vector(3).tobytes() not in file.read_bytes()
+        store(cache, 1)
+        assert kept(cache, 1) == [1]
+
+
+def test_a_file_copied_elsewhere_is_the_same_cache(path: Path, tmp_path: Path) -> None:
+    with VectorCache(path) as cache:
+        store(cache, *range(50))
+    shutil.copy(path, tmp_path / "copy.db")
+    with VectorCache(tmp_path / "copy.db") as cache:
+        assert kept(cache, *range(50)) == list(range(50))

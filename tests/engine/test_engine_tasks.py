@@ -1,0 +1,728 @@
+"""Every task through every door of the engine, with any company, and what each refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.tiny import MAX_TOKENS, SENTENCES, TEXTS, Layout, Normalize, Pooling, write_checkpoint
+from tests.tiny_cross_encoder import write_cross_encoder
+from tests.tiny_late import write_pylate, write_stanford
+from tests.tiny_rewards import STEP, token_id, write_reward
+from tests.tiny_sparse import write_m3, write_splade
+
+from millpond.engine.async_engine import AsyncEngine
+from millpond.engine.engine import Engine
+from millpond.engine.execute.runner import Runner
+from millpond.errors import (
+    EngineClosedError,
+    EngineOverloadedError,
+    InputTooLongError,
+    InvalidRequestError,
+    UnsupportedTaskError,
+)
+from millpond.inputs import TokenIds
+from millpond.late_interaction.maxsim import maxsim
+from millpond.params import PoolingParams
+from millpond.ragged import Ragged
+from millpond.tasks import TASKS
+
+LONG = " ".join(SENTENCES)
+DOCUMENTS = (SENTENCES[0], SENTENCES[1], "a", SENTENCES[0], "", "How deep is it?")
+QUERY = "How deep is the mill pond?"
+SHORT_QUERY = "mill"  # fits a late-interaction checkpoint's queries
+PROMPTS = {"query": "find: ", "document": "keep: "}
+
+
+def _embedder(folder: Path) -> Path:
+    layout = Layout(modules=(Pooling(modes=("mean",)), Normalize()), prompts=PROMPTS)
+    return write_checkpoint(folder, "bert", sentence_transformers=layout)
+
+
+WRITERS: dict[str, Callable[[Path], Path]] = {
+    "embedder": _embedder,
+    "jina": lambda folder: write_checkpoint(folder, "jina"),
+    "classifier": lambda folder: write_checkpoint(folder, "bert", head="SequenceClassification"),
+    "ner": lambda folder: write_checkpoint(folder, "bert", head="TokenClassification"),
+    "reranker": write_cross_encoder,
+    "colbert": write_stanford,
+    "steps": lambda folder: write_reward(folder, "Qwen2ForProcessRewardModel"),
+    "rewarder": lambda folder: write_reward(folder, "InternLM2ForRewardModel"),
+    "language": lambda folder: write_checkpoint(folder, "mistral", wrapped=True),
+    "splade": write_splade,
+    "m3": write_m3,
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    root = tmp_path_factory.mktemp("tasks")
+
+    def folder(name: str) -> Path:
+        place = root / name
+        return place if place.exists() else WRITERS[name](place)
+
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engines(folders: Callable[[str], Path]) -> Iterator[Callable[[str], Engine]]:
+    made: dict[str, Engine] = {}
+
+    def engine(name: str) -> Engine:
+        if name not in made:
+            made[name] = Engine(folders(name), dtype="float32", device="cpu", hf_overrides={"is_matryoshka": True})
+        return made[name]
+
+    yield engine
+    for each in made.values():
+        each.close()
+
+
+def pairs_of(documents: Sequence[str] = DOCUMENTS) -> list[tuple[str, str]]:
+    return [(QUERY, document) for document in documents]
+
+
+def rows(output: Any) -> list[np.ndarray]:
+    """Any task's result as one array for each item."""
+    for name in ("embeddings", "probs", "scores", "rewards"):
+        found = getattr(output, name, None)
+        if isinstance(found, list):  # sparse: a fixed order
+            return [np.array(sorted(row.items()), dtype=np.float32).reshape(-1, 2) for row in found]
+        if found is not None:
+            return list(found)
+    raise AssertionError(f"{output} has no rows")
+
+
+def same(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    assert type(found) is type(expected)
+    left, right = rows(found), rows(expected)
+    assert [a.shape for a in left] == [b.shape for b in right]
+    for a, b in zip(left, right, strict=True):
+        np.testing.assert_allclose(a, b, atol=tolerance, rtol=tolerance)
+    assert found.truncated.tolist() == expected.truncated.tolist()
+    assert found.usage == expected.usage
+    if hasattr(found, "entities"):
+        assert [[e.label for e in each] for each in found] == [[e.label for e in each] for each in expected]
+
+
+# checkpoint, task, items, options of its method
+CASES: list[tuple[str, str, Sequence[Any], Mapping[str, Any]]] = [
+    ("embedder", "embed", TEXTS, {"role": "query", "dimensions": 16}),
+    ("embedder", "token_embed", TEXTS, {"normalize": False}),
+    ("embedder", "score", pairs_of(), {}),
+    ("jina", "embed", TEXTS, {"adapter": "classification"}),
+    ("jina", "token_embed", TEXTS, {"role": "document"}),
+    ("classifier", "classify", TEXTS, {"activation": False}),
+    ("classifier", "token_classify", TEXTS, {}),
+    ("ner", "token_classify", TEXTS, {"aggregation": "simple", "activation": "sigmoid"}),
+    ("reranker", "score", pairs_of(), {"activation": "sigmoid"}),
+    ("reranker", "classify", TEXTS, {}),
+    ("colbert", "token_embed", TEXTS, {"role": "query"}),
+    ("colbert", "score", pairs_of(), {}),
+    ("steps", "reward", [f"{text}{STEP} so{STEP}" for text in TEXTS[:2]], {"activation": True}),
+    ("rewarder", "reward", TEXTS, {}),
+    ("rewarder", "embed", TEXTS, {}),
+    ("language", "reward", TEXTS, {"returned_token_ids": (5, 9)}),
+    ("language", "embed", TEXTS, {}),
+    ("splade", "sparse_embed", TEXTS, {}),
+    ("m3", "sparse_embed", TEXTS, {}),
+    ("m3", "token_embed", TEXTS, {}),
+    ("m3", "embed", TEXTS, {}),
+]
+each_case = pytest.mark.parametrize(
+    ("name", "task", "items", "options"), CASES, ids=[f"{name}-{task}" for name, task, *_ in CASES]
+)
+
+
+def call(engine: Any, task: str, items: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """The task's own method (of an AsyncEngine a coroutine)."""
+    if task == "score":
+        return engine.score([query for query, _ in items], [document for _, document in items], **options)
+    return getattr(engine, task)(items, **options)
+
+
+# --- Doors ----------------------------------------------------------------------------------------------------------
+
+
+@each_case
+def test_all_doors_lead_to_one_room(engines: Any, name: str, task: Any, items: Any, options: Any) -> None:
+    engine = engines(name)
+    expected, params = call(engine, task, items, options), PoolingParams(**options)
+    assert len(rows(expected)) == len(items)
+    same(engine.encode(items, task=task, params=params), expected)
+    same(engine.encode(items, task=task, params=PoolingParams(task=task, **options)), expected)
+    same(engine.submit(task, items, params).result(), expected)
+    same(call(engine, task, items, {**options, "show_progress": True}), expected)
+
+    async def awaited() -> list[Any]:
+        pool = AsyncEngine(engine)
+        return [
+            await call(pool, task, items, options),
+            await pool.encode(items, task=task, params=params),
+            await pool.submit(task, items, params),
+            await call(pool, task, items, {**options, "show_progress": True}),
+        ]
+
+    for found in asyncio.run(awaited()):
+        same(found, expected)
+
+
+@each_case
+def test_each_item_is_what_it_is_alone(engines: Any, name: str, task: Any, items: Any, options: Any) -> None:
+    """Also of duplicates, which are run once, and of items in another order."""
+    engine, params = engines(name), PoolingParams(**options)
+    expected = engine.encode(items, task=task, params=params)
+    mixed = [*reversed(items), items[0], items[-1]]
+    found = rows(engine.encode(mixed, task=task, params=params))
+    for row, item in zip(found, mixed, strict=True):
+        np.testing.assert_allclose(row, rows(expected)[list(items).index(item)], atol=1e-5, rtol=1e-5)
+        np.testing.assert_allclose(row, rows(engine.encode([item], task=task, params=params))[0], atol=1e-5, rtol=1e-5)
+    assert len({row.tobytes() for row in rows(expected)}) > 1  # constants would pass, too
+
+
+@each_case
+def test_nothing_has_the_right_shape(engines: Any, name: str, task: Any, items: Any, options: Any) -> None:
+    engine = engines(name)
+    whole, empty = call(engine, task, items, options), call(engine, task, [], options)
+    assert type(empty) is type(whole)
+    assert rows(empty) == []
+    assert empty.truncated.shape == (0,)
+    assert empty.usage.prompt_tokens == 0
+    for field in ("embeddings", "probs", "scores", "rewards"):
+        held = getattr(whole, field, None)
+        if isinstance(held, Ragged):
+            assert getattr(empty, field).flat.shape == (0, held.flat.shape[1])
+        elif isinstance(held, np.ndarray):
+            assert getattr(empty, field).shape == (0, *held.shape[1:])
+
+
+@pytest.mark.parametrize("name", ["embedder", "reranker", "colbert"])
+def test_one_query_without_documents(engines: Any, name: str) -> None:
+    engine = engines(name)
+    assert engine.score("q", []).scores.shape == (0,)
+    assert engine.score([], []).scores.dtype == np.float32
+    ranked = engine.rerank("q", [], top_n=3)
+    assert len(ranked) == 0
+    assert ranked.truncated.shape == (0,)
+
+
+# --- Many callers ---------------------------------------------------------------------------------------------------
+
+
+def together(
+    engine: Engine, jobs: Sequence[tuple[Any, Any, Mapping[str, Any]]], monkeypatch: Any
+) -> tuple[list[Any], list[set[Any]]]:
+    """The jobs' results, from as many threads at once, and the calls of each batch, as (call, task)."""
+    gate, right, mixed = threading.Event(), Runner.run, []
+    running: set[Any] = set()
+
+    def gated(self: Runner, requests: Any) -> Any:
+        running.update(request.call for request in requests)
+        gate.wait(timeout=30)
+        mixed.append({(id(request.call), request.call.plan.task) for request in requests})
+        return right(self, requests)
+
+    monkeypatch.setattr(Runner, "run", gated)
+    before, scheduler = len(engine._dispatcher._waiting), engine._dispatcher._scheduler
+
+    def in_line() -> bool:
+        """Every job's call is there, in line or running, or waiting to be tokenized with others."""
+        waiting = list(engine._dispatcher._waiting)
+        lined = {*running, *scheduler._deferred, *scheduler._lines.copy()}
+        return len(waiting) >= before + len(jobs) and lined.issuperset(waiting)
+
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        futures = [threads.submit(call, engine, *job) for job in jobs]
+        while not in_line() and not any(future.done() for future in futures):
+            threading.Event().wait(0.001)
+        gate.set()
+        found = [future.result(timeout=60) for future in futures]
+    return found, mixed
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        (
+            "reranker",
+            [
+                ("classify", {"activation": False}),
+                ("classify", {}),
+                ("token_classify", {"aggregation": "max"}),
+                ("score", {"activation": "sigmoid"}),
+                ("score", {}),
+            ],
+        ),
+        ("ner", [("token_classify", {"aggregation": how}) for how in ("none", "simple", "first", "average", "max")]),
+        (
+            "jina",
+            [
+                ("embed", {"role": "query"}),
+                ("embed", {"adapter": "separation", "dimensions": 16}),
+                ("token_embed", {"role": "document"}),
+                ("embed", {"chunking": "mean"}),
+                ("token_embed", {"adapter": "classification", "normalize": False}),
+            ],
+        ),
+        ("m3", [("sparse_embed", {}), ("embed", {}), ("token_embed", {}), ("sparse_embed", {"truncate": "start"})]),
+        ("splade", [("sparse_embed", {}), ("sparse_embed", {"truncate": "start"})]),
+    ],
+)
+def test_callers_share_batches_and_get_what_is_theirs(engines: Any, monkeypatch: Any, name: str, kinds: Any) -> None:
+    engine, jobs = engines(name), []
+    for i in range(32):
+        task, options = kinds[i % len(kinds)]
+        texts = [f"{text} {i % 7}" for text in TEXTS[i % 4 :: 2]]
+        jobs.append((task, [(QUERY, text) for text in texts] if task == "score" else texts, options))
+    expected = [call(engine, *job) for job in jobs]
+    results, batches = together(engine, jobs, monkeypatch)
+    assert max(map(len, batches)) > 1, "no batch was shared"
+    shared = max(len({task for _, task in batch}) for batch in batches)
+    assert (shared > 1) == (len({task for task, _ in kinds}) > 1)
+    for found, alone in zip(results, expected, strict=True):
+        same(found, alone)
+
+
+def test_a_bad_item_is_its_callers_trouble(engines: Any, monkeypatch: Any) -> None:
+    engine, right = engines("reranker"), Runner.run
+    bad = engine.token_ids("classify", SENTENCES[3], PoolingParams())
+
+    def explode(self: Runner, requests: Any) -> Any:
+        if any(request.ids.tolist() == bad for request in requests):
+            raise RuntimeError("this text is poison")
+        return right(self, requests)
+
+    expected = engine.classify(TEXTS)
+    monkeypatch.setattr(Runner, "run", explode)
+    futures = [engine.submit("classify", TEXTS) for _ in range(4)]
+    poisoned = engine.submit("classify", [TEXTS[1], SENTENCES[3], TEXTS[2]])
+    futures += [engine.submit("classify", TEXTS) for _ in range(4)]
+    with pytest.raises(RuntimeError, match="poison"):
+        poisoned.result(timeout=30)
+    for future in futures:
+        same(future.result(timeout=30), expected)
+
+
+# --- Scores ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_embedder_scores_by_the_cosine_of_its_roles(engines: Any) -> None:
+    engine = engines("embedder")
+    assert engine.spec.score_type == "bi-encoder"
+    found = engine.score(QUERY, DOCUMENTS)
+    query = engine.embed([QUERY], prompt="find: ").embeddings[0]
+    documents = engine.embed(DOCUMENTS, prompt="keep: ")
+    np.testing.assert_allclose(found.scores, documents.embeddings @ query, atol=1e-6)
+    assert np.abs(found.scores - engine.embed(DOCUMENTS).embeddings @ query).max() > 1e-3
+    assert np.abs(found.scores - documents.embeddings @ engine.embed([QUERY]).embeddings[0]).max() > 1e-3
+    assert (np.abs(found.scores) <= 1 + 1e-6).all()
+    # One query for all documents is read once; a document counts as often as it stands there.
+    once = engine.embed([QUERY], role="query").usage.prompt_tokens
+    assert found.usage.prompt_tokens == once + documents.usage.prompt_tokens
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_a_late_interaction_checkpoint_scores_by_maxsim(tmp_path: Path, mean: bool) -> None:
+    folder = tmp_path / "model"
+    written = write_pylate(folder, similarity_fn_name="MeanMaxSim") if mean else write_stanford(folder)
+    with Engine(written, dtype="float32", device="cpu") as engine:
+        assert engine.spec.score_type == "late-interaction"
+        queries = [QUERY, "wheel", QUERY]
+        found = engine.score(queries, DOCUMENTS[:3]).scores
+        left = engine.token_embed(queries, role="query").embeddings
+        right = engine.token_embed(DOCUMENTS[:3], role="document").embeddings
+        best = [(a @ b.T).max(axis=1) for a, b in zip(left, right, strict=True)]
+        expected = [row.mean() if mean else row.sum() for row in best]
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        ranked = engine.rerank(QUERY, DOCUMENTS)
+        query = Ragged.from_matrices([left[0]], width=left[0].shape[1])
+        whole = maxsim(query, engine.token_embed(DOCUMENTS, role="document").embeddings)[0]
+        whole = whole / len(left[0]) if mean else whole
+        assert [hit.index for hit in ranked] == np.argsort(-whole, kind="stable").tolist()
+        np.testing.assert_allclose([hit.relevance_score for hit in ranked], -np.sort(-whole), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["embedder", "reranker", "colbert"])
+def test_one_to_one_one_to_many_and_many_to_many(engines: Any, name: str) -> None:
+    engine = engines(name)
+    many = engine.score(QUERY, DOCUMENTS).scores
+    np.testing.assert_allclose(engine.score([QUERY], DOCUMENTS).scores, many, rtol=1e-5)
+    np.testing.assert_allclose(engine.score([QUERY] * len(DOCUMENTS), DOCUMENTS).scores, many, rtol=1e-5)
+    np.testing.assert_allclose(engine.encode(pairs_of(), task="score").scores, many, rtol=1e-5)
+    assert engine.score(QUERY, DOCUMENTS[0]).scores.shape == (1,)
+    assert many[0] == many[3]
+    turned = engine.score(DOCUMENTS, [QUERY] * len(DOCUMENTS)).scores
+    assert np.abs(turned - many).max() > 1e-4
+    for queries, documents in [(["a", "b"], ["c"]), (["a", "b"], ["c"] * 3), ([], ["c"]), (["a", "b"], [])]:
+        with pytest.raises(InvalidRequestError, match=f"{len(queries)} queries and {len(documents)} documents"):
+            engine.score(queries, documents)
+
+
+@pytest.mark.parametrize("name", ["embedder", "reranker", "colbert"])
+def test_a_ranking(engines: Any, name: str) -> None:
+    engine = engines(name)
+    scores = engine.score(QUERY, DOCUMENTS).scores
+    ranked = engine.rerank(QUERY, DOCUMENTS)
+    assert [hit.index for hit in ranked] == np.argsort(-scores, kind="stable").tolist()
+    for hit in ranked:
+        assert hit.document == DOCUMENTS[hit.index]
+        assert hit.relevance_score == pytest.approx(scores[hit.index], rel=1e-5)
+    order = [hit.index for hit in ranked]
+    assert order.index(0) + 1 == order.index(3)  # equal texts, in the caller's order
+    best = engine.rerank(QUERY, DOCUMENTS, top_n=2)
+    assert [hit.index for hit in best] == order[:2]
+    assert best.truncated.shape == (len(DOCUMENTS),)
+    assert len(engine.rerank(QUERY, DOCUMENTS, top_n=99)) == len(DOCUMENTS)
+    awaited = asyncio.run(AsyncEngine(engine).rerank(QUERY, DOCUMENTS, top_n=2))
+    assert [hit.index for hit in awaited] == order[:2]
+    for wrong in (0, -1, True, 1.5, "2"):
+        with pytest.raises(InvalidRequestError, match="top_n="):
+            engine.rerank(QUERY, DOCUMENTS, top_n=wrong)
+
+
+@pytest.mark.parametrize(("name", "noun"), [("embedder", "document"), ("reranker", "pair"), ("colbert", "document")])
+def test_pairs_that_are_too_long(engines: Any, name: str, noun: str) -> None:
+    engine, documents = engines(name), ["a", "b", "a", LONG]
+    cut = engine.score(SHORT_QUERY, documents)
+    assert cut.truncated.tolist() == [False, False, False, True]
+    with pytest.raises(InputTooLongError, match=f"the {noun} at index 3 has"):
+        engine.score(SHORT_QUERY, documents, truncate="error")
+    with pytest.raises(InputTooLongError, match=f"the {noun} at index 3 has"):
+        engine.rerank(SHORT_QUERY, documents, truncate="error")
+    noun = "query" if noun == "document" else noun
+    if name != "colbert":  # its queries are of one length
+        with pytest.raises(InputTooLongError, match=f"the {noun} at index 2 has"):
+            engine.score(["a", "b", LONG, "a"], ["a", "b", "c", "d"], truncate="error")
+
+
+@pytest.mark.parametrize("name", ["embedder", "reranker", "colbert"])
+def test_what_is_no_pair_is_refused(engines: Any, name: str) -> None:
+    engine = engines(name)
+    for call, message in [
+        (lambda: engine.encode([("a", "b"), ["c", "d"]], task="score"), "index 1 is a list, not a .query, document."),
+        (lambda: engine.encode(["a"], task="score"), r"score takes a \(query, document\) pair at index 0, not a str"),
+        (lambda: engine.encode([("a", 3)], task="score"), "the document at index 0 is a int, not a str"),
+        (lambda: engine.score(["a", None], ["c", "d"]), "the query at index 1 is a NoneType, not a str"),
+        (lambda: engine.rerank("q", ["a", 3]), "the document at index 1 is a int, not a str"),
+        (lambda: engine.rerank("q\udfff", ["a"]), r"the query at index 0 holds a lone surrogate \(U\+DFFF at 1\)"),
+        (lambda: engine.score("q", ["a", "b\ud800"]), "the document at index 1 holds a lone surrogate"),
+        (lambda: engine.encode([("a", "b")], task="score", params=PoolingParams(task="classify")), "contradicts"),
+    ]:
+        with pytest.raises(InvalidRequestError, match=message):
+            call()
+    for call in [
+        lambda: engine.rerank("q", "one document"),
+        lambda: engine.rerank("q", {"a": 1}),
+        lambda: engine.rerank(["q"], ["a"]),
+        lambda: engine.score(b"q", ["a"]),
+        lambda: engine.score("q", {"a": 1}),
+        lambda: engine.score(3, ["a"]),
+        lambda: engine.encode("qd", task="score"),
+    ]:
+        with pytest.raises(TypeError):
+            call()
+
+
+@pytest.mark.parametrize("name", ["embedder", "colbert"])
+def test_token_ids_are_no_pair(engines: Any, name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="pair at index 1, not token ids"):
+        engines(name).encode([("a", "b"), TokenIds((5, 6))], task="score")
+
+
+def test_token_ids_of_a_cross_encoder_are(engines: Any) -> None:
+    engine = engines("reranker")
+    ids = TokenIds(tuple(engine.token_ids("classify", "a b", PoolingParams())))
+    assert engine.encode([("a", "b"), ids], task="score").scores.shape == (2,)
+
+
+# --- Composite calls ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def held(folders: Any, monkeypatch: Any) -> Iterator[Callable[[str], tuple[Engine, threading.Event]]]:
+    """Engines that run nothing before the event is set."""
+    gate, right, made = threading.Event(), Runner.run, []
+
+    def run(self: Runner, requests: Any) -> Any:
+        gate.wait(timeout=30)
+        return right(self, requests)
+
+    monkeypatch.setattr(Runner, "run", run)
+
+    def hold(name: str) -> tuple[Engine, threading.Event]:
+        made.append(Engine(folders(name), dtype="float32", device="cpu", max_queue=8))
+        return made[-1], gate
+
+    yield hold
+    gate.set()
+    for engine in made:
+        engine.close()
+
+
+@pytest.mark.parametrize("name", ["embedder", "colbert"])
+def test_a_cancelled_score_cancels_both_sides(held: Any, name: str) -> None:
+    engine, _ = held(name)
+    future = engine.submit("score", pairs_of())
+    assert len(engine._dispatcher._waiting) == 2
+    assert future.cancel()
+    assert future.cancelled()
+    assert not engine._dispatcher._waiting
+
+    async def awaited() -> None:
+        task = asyncio.create_task(AsyncEngine(engine).score(QUERY, DOCUMENTS))
+        await asyncio.sleep(0)
+        assert len(engine._dispatcher._waiting) == 2
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(awaited())
+    assert not engine._dispatcher._waiting
+
+
+@pytest.mark.parametrize("name", ["embedder", "colbert", "reranker"])
+def test_close_waits_for_scores(held: Any, name: str) -> None:
+    engine, gate = held(name)
+    future = engine.submit("score", pairs_of())
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    gate.set()
+    closing.join(timeout=30)
+    assert not closing.is_alive()
+    assert future.result(timeout=0).scores.shape == (len(DOCUMENTS),)
+    for late in (lambda: engine.score("q", "d"), lambda: engine.rerank("q", ["d"]), lambda: engine.submit("embed", [])):
+        with pytest.raises((EngineClosedError, UnsupportedTaskError)):
+            late()
+
+
+@pytest.mark.parametrize("name", ["embedder", "colbert", "reranker"])
+def test_a_score_alone_may_be_of_any_size(held: Any, name: str) -> None:
+    engine, gate = held(name)
+    future = engine.submit("score", [(f"q {i}", f"d {i}") for i in range(20)])
+    with pytest.raises(EngineOverloadedError, match="max_queue=8"):
+        engine.submit("score", pairs_of())
+    gate.set()
+    assert future.result(timeout=30).scores.shape == (20,)
+
+
+# --- Rewards --------------------------------------------------------------------------------------------------------
+
+
+def test_conversations_by_any_door(engines: Any) -> None:
+    engine = engines("steps")
+    talk = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": f"4{STEP} done{STEP}"}]
+    items = [talk, f"as a text{STEP}"]
+    expected = engine.reward(items)
+    assert expected.rewards.lengths.tolist() == [2, 1]
+    same(engine.encode(items, task="reward"), expected)
+    same(engine.submit("reward", items).result(), expected)
+    same(asyncio.run(AsyncEngine(engine).reward(items)), expected)
+    same(asyncio.run(AsyncEngine(engine).submit("reward", items)), expected)
+    with pytest.raises(InvalidRequestError, match="conversation at index 1"):
+        engine.reward([talk, [{"role": "user", "content": "\ud800"}]])
+    with pytest.raises(InvalidRequestError, match="conversation at index 0"):
+        engine.reward([["no message"]])
+    with pytest.raises(InvalidRequestError, match="needs a chat template"):
+        engines("language").reward([talk], returned_token_ids=[1])
+
+
+def test_steps_and_columns_of_a_request(engines: Any, folders: Any) -> None:
+    engine, language = engines("steps"), engines("language")
+    step = token_id(folders("steps"), STEP)
+    texts = [f"one{STEP} two{STEP}", "none"]
+    raw = engine.reward(texts)
+    assert raw.rewards.lengths.tolist() == [2, 0]
+    assert raw.rewards.flat.shape == (2, 2)
+    same(engine.reward(texts, step_tag_id=step), raw)
+    second = engine.reward(texts, returned_token_ids=[1]).rewards.flat
+    np.testing.assert_allclose(second, raw.rewards.flat[:, 1:], atol=1e-6)
+    shares = engine.reward(texts, activation=True).rewards.flat
+    np.testing.assert_allclose(shares.sum(axis=1), 1, atol=1e-6)
+    first, both = (language.reward(["a b c"], returned_token_ids=ids).rewards for ids in ([5], [9, 5]))
+    np.testing.assert_allclose(both.flat[:, 1:], first.flat, atol=1e-5)
+    for wrong, message in [
+        ({"returned_token_ids": [2]}, "holds 2; the columns of .* run from 0 to 1"),
+        ({"step_tag_id": 10**6}, "step_tag_id=1000000 is no token"),
+        ({"step_tag_id": -1}, "step_tag_id=-1 must be a token id"),
+        ({"returned_token_ids": []}, "must hold token ids"),
+    ]:
+        with pytest.raises(InvalidRequestError, match=message):
+            engine.reward(texts, **wrong)
+    with pytest.raises(InvalidRequestError, match="holds 1000000; this model's ids run from 0"):
+        language.reward(["a"], returned_token_ids=[10**6])
+    with pytest.raises(UnsupportedTaskError, match="or pass returned_token_ids"):
+        language.reward(["a"])
+    with pytest.raises(UnsupportedTaskError, match="not reward"):
+        engines("embedder").reward(["a"], returned_token_ids=[1])
+    with pytest.raises(InvalidRequestError, match="step_tag_id=5 means nothing to .*rewards whole texts"):
+        engines("reranker").reward(["a"], step_tag_id=5)
+
+
+# --- Sparse ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["splade", "m3"])
+def test_sparse_weights(engines: Any, name: str) -> None:
+    engine = engines(name)
+    assert "sparse_embed" in engine.tasks
+    found = engine.sparse_embed([*TEXTS, TEXTS[1]])
+    for row in found:
+        assert all(type(token) is int and type(weight) is float and weight > 0 for token, weight in row.items())
+    assert any(len(row) for row in found)
+    assert found[1] == pytest.approx(found[-1])
+    if name == "m3":  # a token of the text, and no other, has a weight
+        for text, row in zip(TEXTS, found, strict=False):
+            assert set(row) <= set(engine.tokenize([text])[0])
+    with pytest.raises(InvalidRequestError, match="activation=False means nothing to sparse_embed"):
+        engine.encode(["a"], task="sparse_embed", params=PoolingParams(activation=False))
+
+
+# --- Refusals -------------------------------------------------------------------------------------------------------
+
+
+@each_case
+def test_a_bare_string_is_a_type_error(engines: Any, name: str, task: Any, items: Any, options: Any) -> None:
+    engine = engines(name)
+    if task != "score":
+        with pytest.raises(TypeError, match=rf"{task}\(\[text\]\)"):
+            getattr(engine, task)("a bare text", **options)
+        with pytest.raises(TypeError, match="bytes"):
+            getattr(engine, task)(b"a bare text", **options)
+        with pytest.raises(TypeError):
+            asyncio.run(getattr(AsyncEngine(engine), task)("a bare text", **options))
+    for wrong in ("a bare text", {"a": "b"}, 3, None):
+        with pytest.raises(TypeError):
+            engine.submit(task, wrong, PoolingParams(**options))
+    with pytest.raises(TypeError, match="params is a dict"):
+        engine.submit(task, items, {"role": "query"})
+
+
+@each_case
+def test_what_is_no_text_is_named(engines: Any, name: str, task: Any, items: Any, options: Any) -> None:
+    engine, params = engines(name), PoolingParams(**options)
+    for wrong in (3, None, b"a", "lone \udc00 half"):
+        bad = ("a", wrong) if task == "score" else wrong
+        with pytest.raises(InvalidRequestError, match="at index 1 "):
+            engine.submit(task, [items[0], bad, items[0]], params)
+    if task != "score":
+        with pytest.raises(InvalidRequestError, match="at index 1"):
+            engine.submit(task, [items[0], ("a", "pair")], params)
+
+
+OPTIONS: dict[str, Any] = {
+    "dimensions": 16,
+    "normalize": True,
+    "activation": True,
+    "use_activation": True,
+    "step_tag_id": 3,
+    "returned_token_ids": (1,),
+    "role": "query",
+    "prompt": "p",
+    "prompt_name": "query",
+    "instruction": "find it",
+    "aggregation": "first",
+    "adapter": "separation",
+    "chunking": "mean",
+    "output_dtype": "int8",
+}
+_TEXT = {"role", "prompt", "prompt_name", "adapter"}
+_VECTORS = _TEXT | {"dimensions", "normalize", "use_activation"}
+_LOGITS = {"activation", "use_activation"}
+READ: dict[tuple[str, str], set[str]] = {
+    ("embedder", "embed"): _VECTORS | {"output_dtype", "chunking"},
+    ("embedder", "token_embed"): _VECTORS,
+    ("embedder", "score"): set(),
+    ("colbert", "score"): set(),
+    ("m3", "sparse_embed"): _TEXT,
+    ("classifier", "classify"): _LOGITS | {"prompt", "prompt_name"},
+    ("ner", "token_classify"): _LOGITS | {"aggregation", "step_tag_id", "returned_token_ids"},
+    ("reranker", "score"): _LOGITS | {"instruction"},
+    ("steps", "reward"): _LOGITS | {"step_tag_id", "returned_token_ids"},
+}
+ABSENT = {
+    **{(name, task, "adapter"): "it has none" for name, task in READ},
+    ("m3", "sparse_embed", "prompt_name"): "is no prompt of",
+    ("classifier", "classify", "prompt_name"): "is no prompt of",
+    ("reranker", "score", "instruction"): "has no place in this cross-encoder",
+}
+
+
+@pytest.mark.parametrize(("name", "task"), list(READ))
+@pytest.mark.parametrize("option", list(OPTIONS))
+def test_an_option_that_a_task_does_not_read_is_refused(engines: Any, name: str, task: Any, option: str) -> None:
+    engine, params = engines(name), PoolingParams(**{option: OPTIONS[option]})
+    items = pairs_of() if task == "score" else TEXTS
+    if option not in READ[name, task]:
+        with pytest.raises(InvalidRequestError, match=rf"^{option}=.* means nothing to "):
+            engine.submit(task, items, params)
+        return
+    if (name, task, option) in ABSENT:  # read, and found to ask for what the checkpoint has not
+        with pytest.raises(InvalidRequestError, match=ABSENT[name, task, option]):
+            engine.submit(task, items, params).result(timeout=30)
+    else:
+        assert len(rows(engine.encode(items, task=task, params=params))) == len(items)
+
+
+def test_names_that_are_none_are_told_with_those_that_are(engines: Any) -> None:
+    jina, embedder = engines("jina"), engines("embedder")
+    with pytest.raises(InvalidRequestError, match=r"adapter='poems' is none of .*; it has retrieval.query, "):
+        jina.embed(["a"], adapter="poems")
+    with pytest.raises(InvalidRequestError, match="adapter='poems' is none of .*; it has none"):
+        embedder.token_embed(["a"], adapter="poems")
+    with pytest.raises(InvalidRequestError, match="prompt_name='poems' is no prompt of .*; it has document, query"):
+        embedder.embed(["a"], prompt_name="poems")
+    with pytest.raises(InvalidRequestError, match="task='poems' is unknown; choose one of embed"):
+        embedder.encode(["a"], task="poems")
+    with pytest.raises(InvalidRequestError, match="instruction='find' has no place in this cross-encoder"):
+        engines("reranker").rerank("q", ["d"], instruction="find")
+    with pytest.raises(InvalidRequestError, match="instruction holds a lone surrogate"):
+        engines("reranker").rerank("q", ["d"], instruction="\ud800")
+    params = PoolingParams(activation=False, use_activation=True)
+    with pytest.raises(InvalidRequestError, match="use_activation=True are one thing; pass one"):
+        engines("classifier").encode(["a"], task="classify", params=params)
+
+
+@pytest.mark.parametrize("name", list(WRITERS))
+def test_a_task_that_is_not_served_is_refused_by_name(engines: Any, name: str) -> None:
+    engine = engines(name)
+    for task in set(TASKS) - engine.tasks:
+        if task == "score" and engine.spec.score_type is not None:
+            continue
+        item: Any = ("q", "d") if task == "score" else "a"
+        with pytest.raises(UnsupportedTaskError, match=f"serves .*, not {task}"):
+            engine.encode([item], task=task)
+
+
+def test_streams_take_the_options_of_vectors(engines: Any) -> None:
+    engine = engines("jina")
+    for options in ({"adapter": "separation"}, {"chunking": "mean"}, {"role": "query", "dimensions": 16}):
+        expected = engine.embed(TEXTS, **options).embeddings
+        np.testing.assert_allclose(np.stack(list(engine.embed_iter(TEXTS, **options))), expected, atol=1e-6)
+    with pytest.raises(InvalidRequestError, match="adapter='poems'"):
+        engine.embed_iter(TEXTS, adapter="poems")
+
+
+def test_texts_at_the_limit_are_the_tiny_models(engines: Any) -> None:
+    """What the cases above rely on: some of their texts are cut, and some fill the model."""
+    for name in ("classifier", "ner", "m3"):
+        engine = engines(name)
+        lengths = [len(ids) for ids in engine.tokenize(TEXTS)]
+        assert min(lengths) < 5
+        assert max(lengths) > MAX_TOKENS == engine.spec.max_length
+
+
+def test_the_tokens_of_a_classifier_may_be_those_of_a_step(engines: Any) -> None:
+    """Its head gives every token logits, though ``reward`` and ``classify`` read one row of a text."""
+    engine = engines("reranker")
+    ids = engine.tokenizer(SENTENCES[0])["input_ids"]
+    every = engine.encode([SENTENCES[0]], task="token_classify").probs[0]
+    some = engine.encode([SENTENCES[0]], task="token_classify", params=PoolingParams(step_tag_id=ids[1])).probs[0]
+    np.testing.assert_array_equal(some, every[[token == ids[1] for token in ids]])
+    assert 0 < len(some) < len(every)

@@ -1,0 +1,120 @@
+"""What is held of texts and vectors, and how often."""
+
+import gc
+import tracemalloc
+from collections import deque
+
+import numpy as np
+import pytest
+from tests.tiny import SENTENCES, Layout, write_checkpoint
+
+from millpond import Engine
+from millpond.engine.input.plan import Plan
+from millpond.engine.schedule.call import Call
+from millpond.matryoshka import cut
+from millpond.pooling.pooler import Readout
+
+WIDTH = 48
+READ_AHEAD = 4096
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    folder = write_checkpoint(tmp_path_factory.mktemp("memory") / "model", sentence_transformers=Layout())
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+@pytest.fixture
+def no_collector():
+    """A reference cycle around a call would be found by the collector sooner or later; here it is not to be there."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def short_texts(count, read=None):
+    words = sorted({word for sentence in SENTENCES for word in sentence.split()})
+    for i in range(count):
+        if read is not None:
+            read.append(i)
+        yield f"{words[i % len(words)]} {words[i // len(words) % len(words)]} {words[i // 7 % len(words)]}"
+
+
+def test_embed_iter_reads_a_bounded_stretch_ahead(engine):
+    read = deque(maxlen=1)
+    ahead = [read[0] - i for i, _ in enumerate(engine.embed_iter(short_texts(12_000, read)))]
+    assert len(ahead) == 12_000
+    assert max(ahead) < READ_AHEAD
+
+
+def growth(engine, keep):
+    """Bytes that Python and numpy hold more of after 12,000 texts than after 4,000."""
+    kept, sizes = [], []
+    tracemalloc.start()
+    try:
+        for i, row in enumerate(engine.embed_iter(short_texts(16_384))):
+            if keep:
+                kept.append(row)
+            if i in (4_000, 12_000):
+                sizes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    return sizes[1] - sizes[0]
+
+
+def test_memory_does_not_grow_with_the_number_of_texts(engine, no_collector):
+    vectors = 8_000 * WIDTH * 4
+    assert growth(engine, keep=False) < vectors / 2
+    assert growth(engine, keep=True) > vectors / 2  # what it would be if they stayed
+
+
+def rows(count=6):
+    return np.random.default_rng(0).normal(size=(count, 8)).astype(np.float32)
+
+
+def test_rows_that_nobody_else_reads_are_normalized_in_place():
+    expected = cut(rows(), 8, normalize=True)
+    given = rows()
+    result = cut(given, 8, normalize=True, own=True)
+    assert np.shares_memory(result, given)
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize(("dimensions", "own"), [(8, False), (4, True), (4, False)])
+def test_other_rows_stay_as_they_are(dimensions, own):
+    given = rows()
+    result = cut(given, dimensions, normalize=True, own=own)
+    assert not np.shares_memory(result, given)
+    np.testing.assert_array_equal(given, rows())
+    np.testing.assert_allclose(np.linalg.norm(result, axis=1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_call_hands_its_own_rows_over_unless_a_cache_is_going_to_read_them(cached):
+    plan = Plan(task="embed", readout=Readout(kind="pooled"), limit=9, truncate="end", width=8, normalize=True)
+    committed = []
+
+    def commit(call, slots, last):
+        committed.append(call.rows[slots].copy())
+        if last:
+            call.finish()
+
+    call = Call(
+        list("abcdef"),
+        plan,
+        native_width=8,
+        labels=(),
+        commit=commit if cached else None,
+        progress=None,
+        refill=lambda call, left: None,
+    )
+    call.deliver([4, 2], list(rows()[[4, 2]]))
+    call.deliver([0, 1, 3, 5], list(rows()[[0, 1, 3, 5]]))
+    result = call.future.result().embeddings
+    np.testing.assert_array_equal(result, cut(rows(), 8, normalize=True))
+    assert np.shares_memory(result, call.rows) is not cached
+    if cached:
+        np.testing.assert_array_equal(call.rows, rows())
+        np.testing.assert_array_equal(np.concatenate(committed), rows()[[4, 2, 0, 1, 3, 5]])

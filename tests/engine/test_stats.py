@@ -1,0 +1,327 @@
+"""What an engine tells about its work: the times of a call, the counters, and who watches batches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.recording import Recording
+from tests.tiny import TEXTS, Layout, Normalize, Pooling, write_checkpoint
+from tests.tiny_late import write_stanford
+
+from millpond import BatchRun, Engine, EngineStats, Timings
+from millpond.engine import loading
+from millpond.engine.execute.runner import Runner
+from millpond.engine.input.plan import Plan
+from millpond.engine.schedule import timing
+from millpond.engine.schedule.call import Call
+from millpond.engine.schedule.counters import Counters
+from millpond.engine.schedule.request import Request
+from millpond.engine.schedule.scheduler import Scheduler
+from millpond.engine.schedule.timing import CallTimer
+from millpond.errors import EngineOverloadedError
+from millpond.params import PoolingParams
+from millpond.pooling.pooler import Readout
+from tests import recording
+
+MANY = [f"{text} {i}" for i, text in enumerate(TEXTS * 4)]
+PLAN = Plan(task="embed", readout=Readout(kind="pooled"), limit=512, truncate="end", width=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    layout = Layout(modules=(Pooling(), Normalize()))
+    return write_checkpoint(tmp_path_factory.mktemp("stats") / "model", "bert", sentence_transformers=layout)
+
+
+@pytest.fixture(params=["cpu", "streams"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A CPU, or a device whose batches are sent before their turn."""
+    if request.param == "streams":
+        recording.pretend_varlen(monkeypatch)
+        monkeypatch.setattr(loading, "_backend", lambda device: Recording())
+    return str(request.param)
+
+
+@pytest.fixture
+def engine(folder: Path, device: str) -> Iterator[Engine]:
+    with Engine(folder, device="cpu", dtype="float32", max_batch_tokens=128) as engine:
+        yield engine
+
+
+class Hands:
+    """A clock's hands, which stand still unless they are moved."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(timing, "perf_counter", lambda: self.now)
+
+
+@pytest.fixture
+def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
+    return Hands(monkeypatch)
+
+
+def timings_of(engine: Engine, task: Any, inputs: Sequence[Any], **params: Any) -> Timings:
+    future = engine.submit(task, inputs, PoolingParams(**params))
+    future.result(timeout=60)
+    assert future.timings is not None
+    return future.timings
+
+
+# The times of a call.
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_the_parts_of_a_call_are_no_more_than_the_whole(engine: Engine, count: int):
+    timings = timings_of(engine, "embed", MANY[:count])
+    parts = timings.tokenization, timings.queue, timings.inference
+    assert all(part > 0 for part in parts)
+    assert sum(parts) <= timings.total
+
+
+def test_a_score_of_two_calls_has_one_clock(engine: Engine):
+    timings = timings_of(engine, "score", [("a", text) for text in TEXTS])
+    assert min(timings.tokenization, timings.queue, timings.inference) > 0
+    assert timings.queue + timings.inference <= timings.total
+
+
+def test_windows_have_one_clock(engine: Engine):
+    timings = timings_of(engine, "embed", [" ".join(TEXTS) * 4, "short"], chunking="mean")
+    assert min(timings.tokenization, timings.queue, timings.inference) > 0
+    assert timings.queue + timings.inference <= timings.total
+
+
+def test_a_late_interaction_score_has_one_clock(tmp_path: Path):
+    with Engine(write_stanford(tmp_path / "colbert"), device="cpu", dtype="float32") as engine:
+        timings = timings_of(engine, "score", [("a", text) for text in TEXTS])
+    assert min(timings.tokenization, timings.queue, timings.inference) > 0
+    assert timings.queue + timings.inference <= timings.total
+
+
+def test_what_the_cache_had_was_never_in_line(folder: Path, tmp_path: Path):
+    with Engine(folder, device="cpu", dtype="float32", cache=tmp_path / "v.db") as engine:
+        assert timings_of(engine, "embed", TEXTS).inference > 0
+        again = timings_of(engine, "embed", TEXTS)
+    assert (again.tokenization, again.queue, again.inference) == (0, 0, 0)
+    assert again.total > 0
+
+
+def test_an_empty_call_took_no_work(engine: Engine):
+    timings = timings_of(engine, "embed", [])
+    assert (timings.tokenization, timings.queue, timings.inference) == (0, 0, 0)
+
+
+def test_calls_of_a_crowd_know_how_long_they_were_tokenized(engine: Engine):
+    with ThreadPoolExecutor(16) as threads:
+        futures = list(threads.map(lambda text: engine.submit("embed", [text]), MANY))
+    wait(futures)
+    for future in futures:
+        assert future.timings is not None
+        assert 0 < future.timings.tokenization < future.timings.total
+
+
+def test_there_are_no_timings_before_the_result_or_behind_a_failure(engine: Engine, monkeypatch: pytest.MonkeyPatch):
+    gate, entered = threading.Event(), threading.Event()
+
+    def refuse(runner: Runner, requests: Sequence[Request]) -> Any:
+        entered.set()
+        assert gate.wait(timeout=60)
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(Runner, "run", refuse)
+    monkeypatch.setattr(Runner, "start", refuse)
+    future = engine.submit("embed", ["a"])
+    assert entered.wait(timeout=60)
+    assert future.timings is None
+    gate.set()
+    with pytest.raises(RuntimeError, match="no"):
+        future.result(timeout=60)
+    assert future.timings is None
+
+
+def test_the_queue_is_what_was_no_tokenization(hands: Hands):
+    timer = CallTimer()
+    hands.now = 103
+    timer.tokenized(2)
+    hands.now = 107
+    timer.picked()
+    assert timer.read() == Timings(tokenization=2, queue=5, inference=0, total=7)
+
+
+def test_batches_side_by_side_count_once(hands: Hands):
+    timer = CallTimer()
+    for now, step in [(101, timer.picked), (103, timer.picked), (106, timer.returned), (109, timer.returned)]:
+        hands.now = now
+        step()
+    hands.now = 120
+    assert timer.read() == Timings(tokenization=0, queue=1, inference=8, total=20)
+
+
+def test_time_between_batches_is_no_inference(hands: Hands):
+    timer = CallTimer()
+    for now, step in [(101, timer.picked), (102, timer.returned), (110, timer.picked), (113, timer.returned)]:
+        hands.now = now
+        step()
+    assert timer.read() == Timings(tokenization=0, queue=1, inference=4, total=13)
+
+
+def test_a_batch_that_was_put_back_does_not_run_meanwhile(hands: Hands):
+    call = Call(["a"], PLAN, native_width=2, labels=(), commit=None, progress=None, refill=lambda call, left: None)
+    scheduler = Scheduler(100)
+    scheduler.put(call, [Request(call=call, slot=0, ids=np.zeros(3, dtype=np.int32))])
+    picked = scheduler.pick()
+    hands.now += 1
+    scheduler.put_back(picked)
+    hands.now += 10
+    (request,) = scheduler.pick()
+    hands.now += 2
+    call.deliver([request.slot], [np.zeros(2, dtype=np.float32)])
+    assert call.future.timings == Timings(tokenization=0, queue=0, inference=3, total=13)
+
+
+# The counters.
+
+
+def balanced(stats: EngineStats) -> None:
+    assert (stats.waiting_texts, stats.running_calls, stats.running_batches) == (0, 0, 0)
+
+
+def test_counters_add_up_to_what_was_asked(engine: Engine):
+    output = engine.embed([*MANY, MANY[0]])
+    engine.close()
+    stats = engine.stats()
+    balanced(stats)
+    assert (stats.calls_done, stats.texts_done) == (1, len(MANY) + 1)
+    assert stats.batch_texts == len(MANY)  # a duplicate runs once
+    twice = len(engine.token_ids("embed", MANY[0], PoolingParams()))
+    assert stats.batch_tokens == output.usage.prompt_tokens - twice
+    assert stats.batches > 1 and stats.batch_seconds > 0
+    assert (stats.calls_failed, stats.calls_cancelled, stats.calls_rejected) == (0, 0, 0)
+    assert (stats.cache_hits, stats.cache_misses) == (0, 0)
+
+
+def test_counters_balance_behind_failures_cancellations_and_refusals(
+    folder: Path, device: str, monkeypatch: pytest.MonkeyPatch
+):
+    gate, entered = threading.Event(), threading.Event()
+    method = "start" if device == "streams" else "run"
+    right: dict[str, Callable[..., Any]] = {name: getattr(Runner, name) for name in ("start", "run")}
+
+    def gated(name: str) -> Callable[..., Any]:
+        def run(runner: Runner, requests: Sequence[Request]) -> Any:
+            entered.set()
+            assert gate.wait(timeout=60)
+            if any(request.call.items[request.slot] == "poison" for request in requests):
+                raise RuntimeError("poisoned")
+            return right[name](runner, requests)
+
+        return run
+
+    for name in {method, "run"}:
+        monkeypatch.setattr(Runner, name, gated(name))
+    engine = Engine(folder, device="cpu", dtype="float32", max_queue=100)
+    first = engine.submit("embed", ["first"])
+    assert entered.wait(timeout=60)
+    running = engine.stats()
+    assert (running.waiting_texts, running.running_calls) == (1, 1) and running.running_batches >= 1
+    poisoned = engine.submit("embed", ["poison", "fine"])
+    cancelled = engine.submit("embed", TEXTS[:5])
+    behind = engine.submit("embed", TEXTS[:3])
+    with pytest.raises(EngineOverloadedError):
+        engine.submit("embed", [f"{i}" for i in range(100)])
+    assert cancelled.cancel()
+    gate.set()
+    wait([first, poisoned, behind])
+    engine.close()
+    stats = engine.stats()
+    balanced(stats)
+    assert (stats.calls_done, stats.texts_done) == (2, 4)
+    assert (stats.calls_failed, stats.calls_cancelled, stats.calls_rejected) == (1, 1, 1)
+    assert 4 <= stats.batch_texts <= 5  # "poison" never ran
+
+
+def test_the_cache_counts_distinct_texts(folder: Path, tmp_path: Path):
+    with Engine(folder, device="cpu", dtype="float32", cache=tmp_path / "v.db") as engine:
+        engine.embed(["a", "b", "b"])
+        engine.embed(["a", "c"])
+        engine.token_embed(["a"])  # which no cache holds
+        engine.close()
+        stats = engine.stats()
+    assert (stats.cache_hits, stats.cache_misses) == (1, 3)
+    assert stats.batch_texts == 4
+    assert stats.texts_done == 6
+
+
+def test_notes_of_many_threads_are_all_added_up():
+    counters = Counters()
+
+    def work(_: int) -> None:
+        for _ in range(1000):
+            begun = counters.begin()
+            counters.ran(begun, 2, 30)
+            counters.end(begun)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
+    stats = counters.read(waiting_texts=0, running_calls=0)
+    assert (stats.batches, stats.batch_texts, stats.batch_tokens) == (8000, 16000, 240000)
+    assert stats.running_batches == 0
+
+
+def test_notes_are_added_up_though_nobody_asks():
+    counters = Counters()
+    for _ in range(1000):
+        begun = counters.begin()
+        counters.ran(begun, 1, 1)
+        counters.end(begun)
+    assert len(counters._notes) < 300
+
+
+# Those who watch.
+
+
+def test_an_observer_hears_of_every_batch_before_its_callers(engine: Engine):
+    batches: list[BatchRun] = []
+    end = engine.observe(batches.append)
+    engine.embed(MANY)
+    stats = engine.stats()
+    assert len(batches) == stats.batches > 1
+    assert sum(batch.texts for batch in batches) == stats.batch_texts == len(MANY)
+    assert sum(batch.tokens for batch in batches) == stats.batch_tokens
+    assert sum(batch.seconds for batch in batches) == pytest.approx(stats.batch_seconds)
+    assert all(batch.seconds > 0 for batch in batches)
+    end()
+    engine.embed(["nobody hears of this"])
+    assert len(batches) == stats.batches
+
+
+@pytest.mark.parametrize("device", ["streams"], indirect=True)  # lanes of a CPU do run side by side
+def test_batches_of_a_stream_do_not_overlap_in_the_count(engine: Engine):
+    timings = timings_of(engine, "embed", MANY)
+    assert engine.stats().batch_seconds <= timings.total
+
+
+def test_an_observer_that_fails_harms_nobody(engine: Engine, caplog: pytest.LogCaptureFixture):
+    expected = engine.embed(MANY).embeddings
+    batches: list[BatchRun] = []
+
+    class Broken:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self, batch: BatchRun) -> None:
+            raise RuntimeError("broken observer")
+
+    engine.observe(Broken())
+    engine.observe(batches.append)
+    before = engine.stats()
+    np.testing.assert_allclose(engine.embed(MANY).embeddings, expected, atol=1e-6)
+    after = engine.stats()
+    assert len(batches) == after.batches - before.batches > 1
+    assert [record.getMessage() for record in caplog.records if "observer" in record.getMessage()][1:] == []
+    assert "broken observer" in caplog.text

@@ -1,0 +1,172 @@
+"""LangChain's and LlamaIndex's clients of OpenAI against a server on a port."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import tiktoken
+from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_openai import OpenAIEmbeddings
+from llama_index.core import Document, VectorStoreIndex
+from llama_index.embeddings.openai_like import OpenAILikeEmbedding
+from tests.server.conftest import running
+from tests.tiny import SENTENCES
+
+from millpond.engine.engine import Engine
+from millpond.server.models import ServedModels
+from millpond.server.settings.config import ModelConfig, ServerConfig
+
+TEXTS = ["", "a", *SENTENCES[:4]]
+LONG = " ".join(SENTENCES)
+KEY = "sk-of-the-mill"
+PATIENCE = 300.0
+
+
+@pytest.fixture(scope="module")
+def models(embedder: Path) -> ServedModels:
+    overrides = {"is_matryoshka": True}
+    return ServedModels.load(
+        [ModelConfig(model=str(embedder), names=("mill/vectors",), dtype="float32", hf_overrides=overrides)]
+    )
+
+
+@pytest.fixture(scope="module")
+def address(models: ServedModels) -> Iterator[str]:
+    with running(models, ServerConfig(api_keys=(KEY,))) as address:
+        yield address
+
+
+@pytest.fixture
+def engine(models: ServedModels) -> Engine:
+    return next(iter(models)).engine
+
+
+# --- LangChain ------------------------------------------------------------------------------------------------------
+
+
+def langchain(address: str, **options: Any) -> OpenAIEmbeddings:
+    """As docs/server.md says: texts are sent as they are."""
+    given = {"check_embedding_ctx_length": False, "max_retries": 0, "timeout": PATIENCE, **options}
+    return OpenAIEmbeddings(model="mill/vectors", base_url=f"{address}/v1", api_key=KEY, **given)
+
+
+@pytest.mark.parametrize("chunk_size", [1000, 4])
+def test_langchain(address: str, engine: Engine, chunk_size: int) -> None:
+    embeddings = langchain(address, chunk_size=chunk_size)
+    expected = engine.embed(TEXTS).embeddings
+    np.testing.assert_allclose(embeddings.embed_documents(TEXTS), expected, atol=1e-6)
+    np.testing.assert_allclose(embeddings.embed_query(TEXTS[2]), expected[2], atol=1e-6)
+
+
+async def test_langchain_with_asyncio(address: str, engine: Engine) -> None:
+    embeddings = langchain(address)
+    expected = engine.embed(TEXTS).embeddings
+    np.testing.assert_allclose(await embeddings.aembed_documents(TEXTS), expected, atol=1e-6)
+    np.testing.assert_allclose(await embeddings.aembed_query(TEXTS[2]), expected[2], atol=1e-6)
+    await embeddings.async_client._client.close()
+
+
+def test_langchain_with_options(address: str, engine: Engine) -> None:
+    cut = langchain(address, dimensions=16, model_kwargs={"extra_body": {"truncate_prompt_tokens": -1}})
+    expected = engine.embed([LONG], dimensions=16).embeddings
+    assert expected.shape == (1, 16)
+    np.testing.assert_allclose(cut.embed_documents([LONG]), expected, atol=1e-6)
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 64 tokens"):
+        langchain(address).embed_documents(["a", LONG])
+
+
+def test_langchain_finds_what_the_engine_finds(address: str, engine: Engine) -> None:
+    store = InMemoryVectorStore.from_texts(list(SENTENCES), langchain(address))
+    found = store.similarity_search_with_score(SENTENCES[3], k=4)
+    scores = engine.embed(list(SENTENCES)).embeddings @ engine.embed([SENTENCES[3]]).embeddings[0]
+    best = np.argsort(-scores, kind="stable")[:4]
+    assert [document.page_content for document, _ in found] == [SENTENCES[i] for i in best]
+    assert [score for _, score in found] == pytest.approx(scores[best].tolist(), abs=1e-5)
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> tiktoken.Encoding:
+    """What tiktoken would fetch: an encoding whose ids are bytes, the last ones above any vocabulary here."""
+    ranks = {bytes([byte]): byte + (byte == ord("z")) * 100_000 for byte in range(256)}
+    encoding = tiktoken.Encoding("cl100k_base", pat_str=r"(?s).", mergeable_ranks=ranks, special_tokens={})
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: {"cl100k_base": encoding}[name])
+    return encoding
+
+
+def test_langchain_left_to_itself_sends_the_ids_of_another_vocabulary(
+    address: str, engine: Engine, offline: tiktoken.Encoding
+) -> None:
+    """Why docs/server.md asks for check_embedding_ctx_length=False: these are vectors of other texts, or of none."""
+    embeddings = langchain(address, check_embedding_ctx_length=True)
+    with pytest.raises(openai.BadRequestError, match="index 1 .* out of vocabulary"):
+        embeddings.embed_documents(["mill", "buzz"])
+    (found,), (expected,) = embeddings.embed_documents(["mill"]), engine.embed(["mill"]).embeddings
+    assert float(np.dot(found, expected)) < 0.99
+    assert offline.encode_ordinary("mill") == list(b"mill")
+
+
+def test_langchain_may_cut_texts_with_the_models_tokenizer(address: str, engine: Engine, embedder: Path) -> None:
+    """Pieces of a long text are embedded by themselves and averaged, which is LangChain's arithmetic."""
+    embeddings = langchain(
+        address,
+        check_embedding_ctx_length=True,
+        tiktoken_enabled=False,
+        tiktoken_model_name=str(embedder),
+        embedding_ctx_length=30,
+    )
+    short = "the mill stands by the pond"
+    np.testing.assert_allclose(embeddings.embed_documents([short]), engine.embed([short]).embeddings, atol=1e-6)
+    (found,) = embeddings.embed_documents([LONG])
+    assert np.linalg.norm(found) == pytest.approx(1, abs=1e-5)
+
+
+# --- LlamaIndex -----------------------------------------------------------------------------------------------------
+
+
+def llama_index(address: str, **options: Any) -> OpenAILikeEmbedding:
+    given = {"max_retries": 0, "timeout": PATIENCE, **options}
+    return OpenAILikeEmbedding(model_name="mill/vectors", api_base=f"{address}/v1", api_key=KEY, **given)
+
+
+@pytest.mark.parametrize("size", [2, 100])
+def test_llama_index(address: str, engine: Engine, size: int) -> None:
+    model = llama_index(address, embed_batch_size=size)
+    expected = engine.embed(TEXTS[1:]).embeddings
+    np.testing.assert_allclose(model.get_text_embedding_batch(TEXTS[1:]), expected, atol=1e-6)
+    np.testing.assert_allclose(model.get_text_embedding(TEXTS[2]), expected[1], atol=1e-6)
+    np.testing.assert_allclose(model.get_query_embedding(TEXTS[2]), expected[1], atol=1e-6)
+
+
+async def test_llama_index_with_asyncio(address: str, engine: Engine) -> None:
+    model = llama_index(address)
+    expected = engine.embed(TEXTS[1:]).embeddings
+    np.testing.assert_allclose(await model.aget_text_embedding_batch(TEXTS[1:]), expected, atol=1e-6)
+    np.testing.assert_allclose(await model.aget_query_embedding(TEXTS[2]), expected[1], atol=1e-6)
+    await model._get_aclient().close()
+
+
+def test_llama_index_with_options(address: str, engine: Engine) -> None:
+    kwargs = {"extra_body": {"truncate_prompt_tokens": -1}}
+    model = llama_index(address, dimensions=16, additional_kwargs=kwargs)
+    np.testing.assert_allclose(
+        model.get_text_embedding(LONG), engine.embed([LONG], dimensions=16).embeddings[0], atol=1e-6
+    )
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 64 tokens"):
+        llama_index(address).get_text_embedding(LONG)
+
+
+def test_llama_index_finds_what_the_engine_finds(address: str, engine: Engine) -> None:
+    model = llama_index(address, embed_batch_size=5)
+    index = VectorStoreIndex.from_documents(
+        [Document(text=text) for text in SENTENCES], embed_model=model, transformations=[]
+    )
+    found = index.as_retriever(similarity_top_k=4).retrieve(SENTENCES[3])
+    scores = engine.embed(list(SENTENCES)).embeddings @ engine.embed([SENTENCES[3]]).embeddings[0]
+    best = np.argsort(-scores, kind="stable")[:4]
+    assert [node.get_content() for node in found] == [SENTENCES[i] for i in best]
+    assert [node.score for node in found] == pytest.approx(scores[best].tolist(), abs=1e-5)

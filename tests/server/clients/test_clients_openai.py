@@ -1,0 +1,240 @@
+"""OpenAI's own client, with and without asyncio, against a server on a port."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from tests.server.conftest import running
+from tests.tiny import SENTENCES
+
+from millpond.engine.engine import Engine
+from millpond.engine.execute.runner import Runner
+from millpond.server.models import ServedModels
+from millpond.server.settings.config import ModelConfig, ServerConfig
+
+TEXTS = list(SENTENCES[:4])
+LONG = " ".join(SENTENCES)
+KEY = "sk-of-the-mill"
+PATIENCE = 300.0  # seconds; whatever takes longer has failed
+
+
+@pytest.fixture(scope="module")
+def models(embedder: Path, classifier: Path) -> ServedModels:
+    return ServedModels.load(
+        [
+            ModelConfig(model=str(embedder), names=("mill/plain",), dtype="float32"),
+            ModelConfig(
+                model=str(embedder), names=("cut",), dtype="float32", hf_overrides={"matryoshka_dimensions": [8, 24]}
+            ),
+            ModelConfig(model=str(classifier), names=("classes",), dtype="float32"),
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def address(models: ServedModels) -> Iterator[str]:
+    with running(models, ServerConfig(api_keys=(KEY,))) as address:
+        yield address
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE) as client:
+        yield client
+
+
+@pytest.fixture
+def engine(models: ServedModels) -> Engine:
+    return models.find("mill/plain", tasks=(), api="").engine
+
+
+def vectors(answer: openai.types.CreateEmbeddingResponse) -> Any:
+    assert [each.index for each in answer.data] == list(range(len(answer.data)))
+    return np.array([each.embedding for each in answer.data], dtype=np.float32)
+
+
+# --- Vectors --------------------------------------------------------------------------------------------------------
+
+
+def test_it_asks_for_base64_and_gets_the_engines_vectors(client: openai.OpenAI, engine: Engine) -> None:
+    raw = client.embeddings.with_raw_response.create(model="mill/plain", input=TEXTS)
+    assert all(isinstance(each["embedding"], str) for each in raw.http_response.json()["data"])
+    answer, expected = raw.parse(), engine.embed(TEXTS)
+    np.testing.assert_allclose(vectors(answer), expected.embeddings, atol=1e-6)
+    assert answer.model == "mill/plain"
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == expected.usage.prompt_tokens
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_the_encodings_that_it_may_name(client: openai.OpenAI, engine: Engine, encoding: Any) -> None:
+    answer = client.embeddings.create(model="mill/plain", input=TEXTS, encoding_format=encoding)
+    expected = engine.embed(TEXTS).embeddings
+    if encoding == "float":
+        return np.testing.assert_allclose(vectors(answer), expected, atol=1e-6)
+    for each, row in zip(answer.data, expected, strict=True):  # asked for by name, base64 stays what it is
+        assert isinstance(each.embedding, str)
+        np.testing.assert_allclose(np.frombuffer(base64.b64decode(each.embedding), dtype="<f4"), row, atol=1e-6)
+
+
+def test_a_text_and_token_ids(client: openai.OpenAI, engine: Engine) -> None:
+    ids, expected = engine.tokenize(TEXTS), engine.embed(TEXTS).embeddings
+    for given, rows in ((TEXTS[0], expected[:1]), (ids[1], expected[1:2]), (ids, expected)):
+        answer = client.embeddings.create(model="mill/plain", input=given)
+        np.testing.assert_allclose(vectors(answer), rows, atol=1e-6)
+
+
+def test_many_texts(client: openai.OpenAI, engine: Engine) -> None:
+    texts = [f"{i} {SENTENCES[i % len(SENTENCES)]}" for i in range(600)]
+    answer = client.embeddings.create(model="mill/plain", input=texts)
+    np.testing.assert_allclose(vectors(answer), engine.embed(texts).embeddings, atol=1e-6)
+
+
+def test_dimensions(client: openai.OpenAI, models: ServedModels) -> None:
+    answer = client.embeddings.create(model="cut", input=TEXTS, dimensions=8)
+    expected = models.find("cut", tasks=(), api="").engine.embed(TEXTS, dimensions=8).embeddings
+    assert expected.shape == (4, 8)
+    np.testing.assert_allclose(vectors(answer), expected, atol=1e-6)
+
+
+def test_what_openai_does_not_know_goes_into_the_extra_body(client: openai.OpenAI, engine: Engine) -> None:
+    answer = client.embeddings.create(model="mill/plain", input=LONG, extra_body={"truncate_prompt_tokens": -1})
+    np.testing.assert_allclose(vectors(answer), engine.embed([LONG]).embeddings, atol=1e-6)
+    assert answer.usage.prompt_tokens == 64
+
+
+def test_the_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["mill/plain", "cut", "classes"]
+    one = client.models.retrieve("mill/plain")
+    assert (one.id, one.object, one.owned_by) == ("mill/plain", "model", "millpond")
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("mill/other")
+
+
+async def test_many_at_once(address: str, engine: Engine) -> None:
+    calls = [[f"{i} {j} {SENTENCES[(i + j) % len(SENTENCES)]}" for j in range(1 + i % 5)] for i in range(40)]
+    async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE) as client:
+        answers = await asyncio.gather(*(client.embeddings.create(model="mill/plain", input=texts) for texts in calls))
+    expected = engine.embed([text for texts in calls for text in texts]).embeddings
+    np.testing.assert_allclose(np.concatenate([vectors(answer) for answer in answers]), expected, atol=1e-6)
+
+
+# --- Errors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "status", "message", "param"),
+    [
+        ({"input": LONG}, openai.BadRequestError, 400, "maximum context length is 64 tokens", "input_tokens"),
+        ({"input": ["a", LONG]}, openai.BadRequestError, 400, "one at index 1", "input_tokens"),
+        ({"input": []}, openai.BadRequestError, 400, "at least one prompt", "input"),
+        ({"dimensions": 8}, openai.BadRequestError, 400, "does not support Matryoshka", "dimensions"),
+        ({"model": "cut", "dimensions": 9}, openai.BadRequestError, 400, "[8, 24], got 9", "dimensions"),
+        ({"input": [[5, 1 << 20]]}, openai.BadRequestError, 400, "out of vocabulary", None),
+        ({"encoding_format": "hex"}, openai.BadRequestError, 400, "hex", "encoding_format"),
+        ({"model": "gpt-4"}, openai.NotFoundError, 404, "The model `gpt-4` does not exist.", None),
+        ({"model": "classes"}, openai.InternalServerError, 501, "does not support Embeddings API", None),
+    ],
+)
+def test_refusals_are_the_clients_own_exceptions(
+    client: openai.OpenAI, asked: dict[str, Any], kind: type[Exception], status: int, message: str, param: str | None
+) -> None:
+    with pytest.raises(kind) as caught:
+        client.embeddings.create(**{"model": "mill/plain", "input": "a", **asked})
+    error = caught.value
+    assert isinstance(error, openai.APIStatusError)
+    assert type(error) is kind
+    assert (error.status_code, error.param) == (status, param)
+    assert message in error.message
+    assert error.request_id == error.response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("key", ["sk-of-another-mill", KEY[:-1], f"{KEY}x"])
+def test_a_wrong_key(address: str, key: str) -> None:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0, timeout=PATIENCE) as client:
+        with pytest.raises(openai.AuthenticationError) as caught:
+            client.embeddings.create(model="mill/plain", input="a")
+        with pytest.raises(openai.AuthenticationError):
+            client.models.list()
+    assert key not in str(caught.value)
+
+
+# --- A server that has too much to do -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """No forward runs before it is set."""
+    gate, run = threading.Event(), Runner.states
+
+    def states(self: Runner, *args: Any, **kwargs: Any) -> Any:
+        assert gate.wait(PATIENCE)
+        return run(self, *args, **kwargs)
+
+    monkeypatch.setattr(Runner, "states", states)
+    yield gate
+    gate.set()
+
+
+@pytest.fixture
+def busy(embedder: Path, gate: threading.Event) -> Iterator[tuple[str, Engine]]:
+    """A server that lets two texts wait, and its engine."""
+    models = ServedModels.load([ModelConfig(model=str(embedder), names=("busy",), dtype="float32", max_queue=2)])
+    with running(models) as address:
+        yield address, next(iter(models)).engine
+        gate.set()
+
+
+def until(fact: Callable[[], bool]) -> None:
+    """Wait for what another thread is about to bring about."""
+    end = time.monotonic() + PATIENCE
+    while not fact():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_full_queue_is_a_rate_limit(busy: tuple[str, Engine], gate: threading.Event) -> None:
+    address, engine = busy
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
+        waiting = engine.submit("embed", ["a", "b"])
+        with pytest.raises(openai.RateLimitError) as caught:
+            client.embeddings.create(model="busy", input="c")
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+        assert caught.value.type == "TooManyRequestsError"
+        gate.set()
+        waiting.result(PATIENCE)
+        assert len(client.embeddings.create(model="busy", input="c").data) == 1
+
+
+def test_the_client_comes_back_when_there_is_room(busy: tuple[str, Engine], gate: threading.Event) -> None:
+    address, engine = busy
+    with (
+        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=5, timeout=PATIENCE) as client,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        waiting = engine.submit("embed", ["a", "b"])
+        answer = threads.submit(client.embeddings.create, model="busy", input="c")
+        until(lambda: engine.stats().calls_rejected > 0)
+        gate.set()
+        waiting.result(PATIENCE)
+        found = vectors(answer.result(PATIENCE))
+    np.testing.assert_allclose(found, engine.embed(["c"]).embeddings, atol=1e-6)
+
+
+async def test_what_a_client_does_not_wait_for_is_dropped(busy: tuple[str, Engine]) -> None:
+    address, engine = busy
+    async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
+        asked = asyncio.create_task(client.embeddings.create(model="busy", input=["a", "b"]))
+        await asyncio.to_thread(until, lambda: engine.stats().waiting_texts == 2)
+        asked.cancel()
+        await asyncio.to_thread(until, lambda: engine.stats().waiting_texts == 0)  # though nothing ran
+    assert engine.stats().calls_cancelled == 1

@@ -1,0 +1,233 @@
+"""HTTP itself, bent and broken: whatever comes in at the socket is answered or closed, and the next one is served."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+from tests.server.conftest import running
+
+from millpond.engine.engine import Engine
+from millpond.server.models import ServedModels
+from millpond.server.settings.config import ModelConfig, ServerConfig
+
+PATIENCE = 300.0  # seconds; whatever takes longer hangs
+MOST = 1 << 16  # bytes of a body
+BODY = b'{"input": "How deep is the mill pond?"}'
+POST = b"POST /v1/embeddings HTTP/1.1\r\nHost: pond\r\nContent-Type: application/json\r\n"
+GET = b"GET /health HTTP/1.1\r\nHost: pond\r\n\r\n"
+LAST = b"GET /version HTTP/1.1\r\nHost: pond\r\nConnection: close\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def models(embedder: Path) -> ServedModels:
+    return ServedModels.load([ModelConfig(model=str(embedder), names=("embedder",), dtype="float32")])
+
+
+@pytest.fixture(scope="module")
+def address(models: ServedModels) -> Iterator[str]:
+    with running(models, ServerConfig(max_body_bytes=MOST)) as address:
+        yield address
+
+
+@pytest.fixture
+def engine(models: ServedModels) -> Engine:
+    return next(iter(models)).engine
+
+
+def talk(address: str, *parts: bytes, leave: bool = False) -> bytes:
+    """All that the server says to what is sent, until it hangs up.
+
+    Args:
+        address: Where it is.
+        parts: What is sent, each part by itself.
+        leave: Whether it is told that nothing more will come, which it takes for a client that is gone.
+    """
+    split = urlsplit(address)
+    said = b""
+    with socket.create_connection((str(split.hostname), int(split.port or 0)), timeout=PATIENCE) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # it does not listen any more
+            for part in parts:
+                connection.sendall(part)
+            if leave:
+                connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(1 << 16):
+                said += part
+    return said
+
+
+def statuses(said: bytes) -> list[int]:
+    """The statuses of the answers, one behind the other."""
+    found, rest = [], said
+    while rest:
+        head, _, rest = rest.partition(b"\r\n\r\n")
+        first, *lines = head.split(b"\r\n")
+        assert first.startswith(b"HTTP/1."), said
+        found.append(int(first.split()[1]))
+        headers = dict(line.lower().split(b": ", 1) for line in lines)
+        rest = rest[int(headers.get(b"content-length", b"0")) :]
+    return found
+
+
+def still_well(address: str, engine: Engine) -> None:
+    answer = httpx.post(f"{address}/v1/embeddings", content=BODY, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 200, answer.text
+    expected = engine.embed([json.loads(BODY)["input"]]).embeddings
+    np.testing.assert_allclose([answer.json()["data"][0]["embedding"]], expected, atol=1e-6)
+    assert engine.stats().waiting_texts == 0
+
+
+def failures(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log has of exceptions: a client is not to fill it with them."""
+    return [record.getMessage() for record in caplog.records if record.exc_info]
+
+
+def sized(body: bytes, *, head: bytes = POST, said: int | None = None) -> bytes:
+    return head + b"Content-Length: %d\r\n\r\n" % (len(body) if said is None else said) + body
+
+
+def chunked(*chunks: bytes) -> bytes:
+    return b"Transfer-Encoding: chunked\r\n\r\n" + b"".join(b"%x\r\n%s\r\n" % (len(each), each) for each in chunks)
+
+
+@pytest.mark.parametrize(
+    ("parts", "wanted"),
+    [
+        pytest.param([sized(BODY)], [200], id="as it should be"),
+        pytest.param([bytes([byte]) for byte in sized(BODY)], [200], id="byte by byte"),
+        pytest.param([POST + chunked(BODY, b"")], [200], id="chunked"),
+        pytest.param([POST + chunked(*(bytes([byte]) for byte in BODY), b"")], [200], id="chunks of a byte"),
+        pytest.param([POST + chunked(BODY[:9], b""), GET], [400, 200], id="half of a body in chunks"),
+        pytest.param([POST + chunked(b"")], [400], id="no chunk"),
+        pytest.param([POST + b"\r\n"], [400], id="no body at all"),
+        pytest.param([sized(b"")], [400], id="a body of no bytes"),
+        pytest.param([sized(BODY), sized(BODY), GET], [200, 200, 200], id="several, without waiting"),
+        pytest.param([sized(BODY) + GET + sized(b"{") + GET], [200, 200, 400, 200], id="several in one piece"),
+        pytest.param([sized(b" " * (MOST + 1)), GET], [413, 200], id="too large"),
+        pytest.param([POST + chunked(*[b" " * 999] * 99, b""), GET], [413, 200], id="too large, in chunks"),
+        pytest.param([POST + b"Expect: 100-continue\r\n" + chunked(BODY, b"")], [100, 200], id="asking first"),
+        pytest.param([GET.replace(b"/health", b"http://pond/health")], [200], id="the whole URL"),
+        pytest.param([GET.replace(b"/health", b"//health")], [404], id="two slashes"),
+        pytest.param([GET.replace(b"/health", b"/%ff%00%zz")], [404], id="escapes that are none"),
+        pytest.param([GET.replace(b"/health", b"/v1/models/%2e%2e%2f%2e%2e%2fetc")], [404], id="a way out"),
+        pytest.param([GET.replace(b"/health", b"/page/..%2fapp.py")], [404], id="a way out of the page"),
+        pytest.param([GET.replace(b"/health", b"/embed?model=%ff&model=")], [405], id="a query that is no text"),
+        pytest.param([GET.replace(b"GET", b"DELETE")], [405], id="another method"),
+        pytest.param([GET.replace(b"GET", b"OPTIONS")], [405], id="what may be asked"),
+        pytest.param(
+            [sized(b'{"inputs": "a"}', head=POST.replace(b"v1/embeddings", b"embed?model=%ff"))],
+            [404],
+            id="no such model",
+        ),
+    ],
+)
+def test_what_is_odd_and_allowed(address: str, engine: Engine, parts: list[bytes], wanted: list[int]) -> None:
+    said = talk(address, *parts, LAST)
+    assert statuses(said) == [*wanted, 200], said
+    still_well(address, engine)
+
+
+@pytest.mark.parametrize("method", [b"HEAD", b"GET"])
+def test_the_older_protocol_closes(address: str, method: bytes) -> None:
+    assert talk(address, GET.replace(b"GET", method).replace(b"1.1", b"1.0")).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param([sized(BODY, said=len(BODY) - 9)], id="more than it says"),
+        pytest.param([sized(BODY, said=len(BODY) + 9)], id="less than it says"),
+        pytest.param([sized(BODY, said=10**30)], id="a length of thirty digits"),
+        pytest.param([POST + b"Content-Length: -1\r\n\r\n" + BODY], id="a negative length"),
+        pytest.param([POST + b"Content-Length: many\r\n\r\n" + BODY], id="no length"),
+        pytest.param([POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n" + BODY], id="two lengths"),
+        pytest.param([POST + b"Content-Length: 5\r\n" + chunked(BODY, b"")], id="a length, and chunks"),
+        pytest.param([POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + BODY], id="a chunk of no size"),
+        pytest.param([POST + b"Transfer-Encoding: chunked\r\n\r\n-5\r\n" + BODY], id="a chunk of a negative size"),
+        pytest.param([POST + chunked(BODY)], id="chunks without an end"),
+        pytest.param([POST + b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n"], id="a chunk of all"),
+        pytest.param([POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n5\r\nabcde\r\n0\r\n\r\n"], id="packed chunks"),
+        pytest.param([POST[:30]], id="half a head"),
+        pytest.param([POST], id="a head without its end"),
+        pytest.param([b"\r\n" * 999], id="empty lines"),
+        pytest.param([b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256))], id="TLS"),
+        pytest.param([b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"], id="HTTP/2"),
+        pytest.param([b"GET /health\r\n\r\n"], id="HTTP/0.9"),
+        pytest.param([b"GET /health HTTP/9.9\r\n\r\n"], id="HTTP/9.9"),
+        pytest.param([GET.replace(b"pond", b"po\x00nd")], id="a null in a header"),
+        pytest.param([GET.replace(b"Host: pond", b"Host : pond")], id="a space before the colon"),
+        pytest.param([GET.replace(b"Host: pond", b"X-Request-Id: a\x7fb")], id="a control character in a header"),
+        pytest.param([GET.replace(b"/health", b"/hea lth")], id="a space in the path"),
+        pytest.param([GET.replace(b"/health", b"/\xff\xfe")], id="a path of other bytes"),
+        pytest.param([GET.replace(b"/health", b"/" + b"a" * 300_000)], id="a long path"),
+        pytest.param([GET[:-2] + b"X: " + b"a" * 1_000_000 + b"\r\n\r\n"], id="a long header"),
+        pytest.param([GET[:-2] + b"X-Y: z\r\n" * 20_000 + b"\r\n"], id="many headers"),
+        pytest.param([GET[:-2] + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"], id="an upgrade"),
+        pytest.param([GET[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"], id="a websocket"),
+        pytest.param([b"CONNECT pond:80 HTTP/1.1\r\nHost: pond\r\n\r\n"], id="a tunnel"),
+    ],
+)
+@pytest.mark.parametrize("reading", [True, False], ids=["read", "unread"])
+def test_what_is_wrong(
+    address: str, engine: Engine, parts: list[bytes], reading: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Answered or not, as the protocol has it: but no 500, nothing that stays open or queued, and nobody else hurt."""
+    if reading:
+        said = talk(address, *parts, leave=True)
+        assert all(100 <= status < 500 for status in statuses(said)), said
+    else:
+        split = urlsplit(address)
+        with (
+            socket.create_connection((str(split.hostname), int(split.port or 0)), timeout=PATIENCE) as connection,
+            contextlib.suppress(OSError),
+        ):
+            for part in parts:
+                connection.sendall(part)
+    still_well(address, engine)
+    assert failures(caplog) == []
+
+
+def bent(count: int) -> Iterator[list[bytes]]:
+    """Whole requests with some of their bytes changed, cut anywhere into parts; the same ones each time."""
+    requests = (sized(BODY), POST + chunked(BODY[:7], BODY[7:], b""), GET, sized(BODY) + GET)
+    for number in range(count):
+        chance = random.Random(number)
+        message = bytearray(chance.choice(requests))
+        for _ in range(chance.choice((0, 1, 2, 8))):
+            at = chance.randrange(len(message))
+            kind = chance.randrange(4)
+            if kind == 0:
+                message[at] ^= 1 << chance.randrange(8)
+            elif kind == 1:
+                del message[at : at + chance.randint(1, 20)]
+            elif kind == 2:
+                message[at:at] = chance.choice((b"\r\n", b"\r\n\r\n", b"\x00", b": ", chance.randbytes(5), b"0\r\n"))
+            else:
+                message[at:at] = message[at : at + 40]
+            if not message:
+                break
+        cuts = sorted(chance.sample(range(len(message) + 1), min(3, len(message))))
+        yield [bytes(message[i:j]) for i, j in zip([0, *cuts], [*cuts, len(message)], strict=True)]
+
+
+@pytest.mark.parametrize("count", [50, pytest.param(5000, marks=pytest.mark.slow)])
+def test_bent_requests(address: str, engine: Engine, count: int, caplog: pytest.LogCaptureFixture) -> None:
+    seen: set[int] = set()
+    for parts in bent(count):
+        said = talk(address, *parts, LAST, leave=True)
+        found = statuses(said)
+        assert all(status < 500 for status in found), (parts, said)
+        seen.update(found)
+    assert {200, 400} <= seen
+    still_well(address, engine)
+    assert failures(caplog) == []

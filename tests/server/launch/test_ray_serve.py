@@ -1,0 +1,324 @@
+"""The deployment on Ray Serve: its settings, one replica in this process, and a local cluster that answers requests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from millpond import Engine
+from millpond.errors import EngineClosedError, InvalidRequestError, ModelLoadError
+from millpond.server.settings.config import ModelConfig, ServerConfig
+from millpond.server.settings.replicas import Autoscaling, Replicas, read
+
+TEXTS = ["still water", "a mill by the water", "grain"]
+CLUSTER = Path(__file__).with_name("ray_cluster.py")
+
+# Settings, which need no cluster
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"replicas": 0}, "replicas=0 must be 1 or more"),
+        ({"replicas": 1.5}, "replicas=1.5 must be a whole number"),
+        ({"replicas": True}, "replicas=True must be a whole number"),
+        ({"num_cpus": -1}, "num_cpus=-1 must be 0 or more"),
+        ({"num_gpus": float("nan")}, "num_gpus=nan must be 0 or more"),
+        ({"max_ongoing_requests": 0}, "max_ongoing_requests=0"),
+        ({"health_check_period": 0}, "health_check_period=0 must be above 0"),
+        ({"replicas": 2, "autoscaling": Autoscaling(max_replicas=3)}, "contradicts autoscaling"),
+        ({"max_ongoing_requests": 8, "autoscaling": Autoscaling(max_replicas=3)}, "no load would ever add a replica"),
+    ],
+)
+def test_replicas_that_make_no_sense_are_refused(fields: dict[str, Any], message: str):
+    with pytest.raises(InvalidRequestError, match=re.escape(message)):
+        Replicas(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_replicas": 0}, "max_replicas=0 must be 1 or more"),
+        ({"max_replicas": 2, "min_replicas": 3}, "min_replicas=3 is more than max_replicas=2"),
+        ({"max_replicas": 2, "min_replicas": -1}, "min_replicas=-1"),
+        ({"max_replicas": 2, "target_ongoing_requests": 0}, "target_ongoing_requests=0 must be above 0"),
+        ({"max_replicas": 2, "upscale_delay": -1.0}, "upscale_delay=-1.0"),
+    ],
+)
+def test_autoscaling_that_makes_no_sense_is_refused(fields: dict[str, Any], message: str):
+    with pytest.raises(InvalidRequestError, match=re.escape(message)):
+        Autoscaling(**fields)
+
+
+def test_settings_are_read_as_a_command_line_and_a_file_give_them():
+    said = read({"num_cpus": "0.5", "autoscaling": '{"max_replicas": 4, "upscale_delay": "2.5"}'})
+    assert said == Replicas(num_cpus=0.5, autoscaling=Autoscaling(max_replicas=4, upscale_delay=2.5))
+    assert read({"replicas": 3, "autoscaling": None}) == Replicas(replicas=3)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"replicas": "many"}, "replicas='many' must be a whole number"),
+        ({"autoscaling": "4"}, "autoscaling='4' must be an object"),
+        ({"autoscaling": {"min_replicas": 1}}, "needs max_replicas"),
+        ({"autoscaling": {"max_replicas": 1, "most": 2}}, "autoscaling: most is no setting"),
+    ],
+)
+def test_settings_that_cannot_be_read_are_refused(values: dict[str, Any], message: str):
+    with pytest.raises(InvalidRequestError, match=re.escape(message)):
+        read(values)
+
+
+# The application, which is bound without a cluster
+
+ray_serve = pytest.importorskip("millpond.server.ray_serve", exc_type=ImportError)
+
+
+def options(app: Any) -> Any:
+    """What Ray was told of the deployment."""
+    return app._bound_deployment._deployment_config
+
+
+def arguments(app: Any) -> tuple[tuple[ModelConfig, ...], ServerConfig]:
+    return app._bound_deployment.init_args  # type: ignore[no-any-return]
+
+
+MODELS = [ModelConfig(model="a/model")]
+
+
+def test_a_deployment_takes_its_options_over():
+    app = ray_serve.deployment(
+        MODELS,
+        ServerConfig(drain_timeout=7),
+        replicas=2,
+        num_cpus=3,
+        num_gpus=0.5,
+        max_ongoing_requests=9,
+        health_check_period=4,
+        health_check_timeout=5,
+    )
+    told = options(app)
+    assert (told.num_replicas, told.max_ongoing_requests, told.graceful_shutdown_timeout_s) == (2, 9, 7)
+    assert (told.health_check_period_s, told.health_check_timeout_s, told.autoscaling_config) == (4, 5, None)
+    assert app._bound_deployment.ray_actor_options.items() >= {"num_cpus": 3, "num_gpus": 0.5}.items()
+    assert arguments(app) == ((ModelConfig(model="a/model"),), ServerConfig(drain_timeout=7))
+
+
+def test_autoscaling_is_taken_over():
+    scaling = Autoscaling(
+        min_replicas=2, max_replicas=5, target_ongoing_requests=11, upscale_delay=3, downscale_delay=4
+    )
+    told = options(ray_serve.deployment(MODELS, autoscaling=scaling)).autoscaling_config
+    assert (told.min_replicas, told.max_replicas, told.target_ongoing_requests) == (2, 5, 11)
+    assert (told.upscale_delay_s, told.downscale_delay_s) == (3, 4)
+
+
+def test_only_names_and_settings_travel():
+    given = arguments(ray_serve.deployment(MODELS, ServerConfig(api_keys=("k",))))
+    assert pickle.loads(pickle.dumps(given)) == given
+
+
+def test_an_app_is_built_of_the_words_of_serve_run(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MILLPOND_API_KEY", "k")
+    monkeypatch.setenv("MILLPOND_PORT", "9000")  # of an image that is made for a single server
+    app = ray_serve.build_app(
+        {"model": "a/b, c/d", "served-model-name": "b,d", "max_inputs": "5", "replicas": "2", "name": "pool"}
+    )
+    models, config = arguments(app)
+    assert [(model.model, model.names) for model in models] == [("a/b", ("b",)), ("c/d", ("d",))]
+    assert config == ServerConfig(max_inputs=5, api_keys=("k",))
+    assert options(app).num_replicas == 2 and app._bound_deployment.name == "pool"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({}, "no model to serve"),
+        ({"model": "a/b", "port": "8000"}, "its proxies listen"),
+        ({"model": "a/b", "modle": "c"}, "is no setting of the server"),
+        ({"model": "a/b", "replicas": "0"}, "replicas=0"),
+    ],
+)
+def test_an_app_that_makes_no_sense_is_refused(args: dict[str, str], message: str):
+    with pytest.raises(InvalidRequestError, match=message):
+        ray_serve.build_app(args)
+
+
+def test_a_deployment_listens_nowhere_and_needs_a_model():
+    with pytest.raises(InvalidRequestError, match="ssl_certfile: on Ray Serve its proxies listen"):
+        ray_serve.deployment(MODELS, ServerConfig(ssl_certfile=Path("x.pem")))
+    with pytest.raises(InvalidRequestError, match="name at least one"):
+        ray_serve.deployment([])
+
+
+# One replica, in this process
+
+
+async def test_a_replica_answers_and_is_well_until_it_is_shut_down(embedder: Path):
+    replica = ray_serve.Replica([ModelConfig(model=str(embedder), names=("tiny",))], ServerConfig(api_keys=("k",)))
+    app = replica.__serve_build_asgi_app__()
+    async with app.router.lifespan_context(app):
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://replica")
+        async with client:
+            body = {"model": "tiny", "input": TEXTS}
+            assert (await client.post("/v1/embeddings", json=body)).status_code == 401
+            answer = await client.post("/v1/embeddings", json=body, headers={"Authorization": "Bearer k"})
+        assert answer.status_code == 200 and len(answer.json()["data"]) == 3
+        replica.check_health()
+    with pytest.raises(EngineClosedError, match="tiny"):
+        replica.check_health()
+
+
+def test_a_replica_of_a_wrong_model_does_not_come_up(tmp_path: Path):
+    with pytest.raises(ModelLoadError, match="nowhere"):
+        ray_serve.Replica([ModelConfig(model=str(tmp_path / "nowhere"))], ServerConfig())
+
+
+def test_without_ray_the_extra_is_named():
+    code = "import sys; sys.modules['ray'] = None; import millpond.server.ray_serve"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "MissingExtraError" in done.stderr and "pip install 'millpond[ray]'" in done.stderr
+
+
+# A local cluster
+
+
+class Cluster:
+    """The process of ``ray_cluster.py``."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = folder / "cluster.log"
+        environ = {
+            **os.environ,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "disabled",  # else Ray writes a token into the user's home
+            "OMP_NUM_THREADS": "1",
+        }
+        with self.log.open("w", encoding="utf-8") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(CLUSTER), str(folder), str(port)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environ,
+                start_new_session=True,
+            )
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.log.read_text(encoding="utf-8")[-3000:]
+        return json.loads(line)  # type: ignore[no-any-return]
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def embed(self, texts: list[str]) -> httpx.Response:
+        body = {"model": "tiny", "input": texts}
+        headers = {"Authorization": "Bearer k"}
+        return httpx.post(f"{self.url}/v1/embeddings", json=body, headers=headers, timeout=120)
+
+    def close(self) -> None:
+        """End it, and whatever it has left."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    folder = Path(tempfile.mkdtemp(prefix="ray"))  # a short path: Ray's sockets are in it
+    cluster = Cluster(folder)
+    try:
+        assert cluster.answer() == {"ready": True}
+        yield cluster
+    finally:
+        cluster.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_replicas_answer_as_the_engine_does(cluster: Cluster, embedder: Path):
+    args = {"model": str(embedder), "served_model_name": "tiny", "api_key": "k", "replicas": "2", "num_cpus": "0.5"}
+    deployed = cluster.ask("deploy", args=args)
+    assert deployed == {"millpond": {"status": "HEALTHY", "replicas": {"RUNNING": 2}}}
+    with Engine(str(embedder)) as engine:
+        wanted = engine.embed(TEXTS).embeddings
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(cluster.embed, [TEXTS] * 24))
+    for answer in answers:
+        assert answer.status_code == 200, answer.text
+        found = np.array([row["embedding"] for row in answer.json()["data"]], dtype=np.float32)
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+    refused = httpx.post(f"{cluster.url}/v1/embeddings", json={"model": "tiny", "input": TEXTS})
+    assert refused.status_code == 401 and httpx.get(f"{cluster.url}/health").status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_runs_is_finished_before_a_replica_goes(cluster: Cluster, embedder: Path):
+    scaling = {"min_replicas": 1, "max_replicas": 2}
+    args = {"model": str(embedder), "served_model_name": "tiny", "api_key": "k", "num_cpus": 1, "autoscaling": scaling}
+    deployed = cluster.ask("deploy", args=args)
+    assert deployed == {"millpond": {"status": "HEALTHY", "replicas": {"RUNNING": 1}}}
+    texts = [f"{i} {TEXTS[1]}" for i in range(2000)]
+    answers: list[httpx.Response] = []
+    callers = [threading.Thread(target=lambda: answers.append(cluster.embed(texts))) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    try:
+        while True:
+            said = httpx.get(f"{cluster.url}/metrics", timeout=60).text
+            under_way = re.search(r"^millpond_requests_in_flight (\d+)", said, re.MULTILINE)
+            assert under_way is not None, said
+            # The question is a request, too.
+            if int(float(under_way[1])) >= 4 or len(answers) == 4:
+                break
+        assert cluster.ask("remove") == {}
+    finally:
+        for caller in callers:
+            caller.join()
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert {len(answer.json()["data"]) for answer in answers} == {2000}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_wrong_model_fails_with_a_message(cluster: Cluster):
+    failed = cluster.ask("deploy", args={"model": "./nowhere-at-all", "num_cpus": 0.5})
+    assert "ModelLoadError" in failed["error"] and "nowhere-at-all" in failed["error"]

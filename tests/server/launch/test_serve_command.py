@@ -1,0 +1,543 @@
+"""``millpond serve``, as a user starts and stops it: real processes, sockets and signals."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from typer.main import get_command
+
+import millpond
+from millpond.cli.app import app, main
+from millpond.cli.serve_words import read
+from millpond.errors import InvalidRequestError, MissingExtraError, ModelLoadError
+from millpond.server.launch import run, sockets
+from millpond.server.settings.config import ModelConfig, ServerConfig
+
+DOCKERFILE = Path(__file__).parents[3] / "Dockerfile"
+SECONDS = 120  # how long anything may take before the test gives up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A server that said that it is ready."""
+
+    process: subprocess.Popen[str]
+    address: str
+    told: tuple[str, ...]
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def end(self, *signals: int) -> tuple[int, str]:
+        """Exit code and log."""
+        for each in signals:
+            self.process.send_signal(each)
+        _, log = self.process.communicate(timeout=SECONDS)
+        return self.process.returncode, log
+
+
+def start(*words: object, environ: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MILLPOND_", "VLLM_"))}
+    return subprocess.Popen(
+        [sys.executable, "-m", "millpond", "serve", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**clean, "OMP_NUM_THREADS": "1", **(environ or {})},
+    )
+
+
+@contextmanager
+def served(*words: object, environ: dict[str, str] | None = None) -> Iterator[Process]:
+    process = start(*words, environ=environ)
+    assert process.stdout is not None
+    try:
+        told = []
+        for line in process.stdout:
+            told.append(line.rstrip())
+            if line.startswith("every route"):
+                break
+        else:
+            pytest.fail(f"the server ended: {process.communicate()[1]}")
+        yield Process(process=process, address=told[0].split()[2], told=tuple(told))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory, embedder: Path, cross_encoder: Path) -> Iterator[Process]:
+    """Two models of a file, a key of the environment, a log in JSON."""
+    path = tmp_path_factory.mktemp("serve") / "server.yaml"
+    models = {
+        "vectors": {"model": str(embedder), "max_model_len": 32},
+        "ranks": {"model": str(cross_encoder), "served_model_name": "judge"},
+    }
+    path.write_text(
+        yaml.safe_dump({"port": 1, "dtype": "float32", "enforce-eager": True, "models": models}, sort_keys=False)
+    )
+    environ = {"MILLPOND_CONFIG": str(path), "VLLM_API_KEY": "token-abc123"}
+    with served("--port", 0, "--log-format", "json", "-tp", 1, environ=environ) as process:
+        yield process
+
+
+def ask(process: Process, path: str, body: object = None, *, key: str | None = "token-abc123") -> httpx.Response:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    method = "GET" if body is None else "POST"
+    return httpx.request(method, process.address + path, json=body, headers=headers, timeout=SECONDS, trust_env=False)
+
+
+def test_it_says_what_it_serves_and_where(two: Process):
+    head, *models, last = two.told
+    assert head == f"serving at http://127.0.0.1:{two.port} (millpond {millpond.__version__})"
+    assert models == [
+        "  vectors: embed, token_embed",
+        "  ranks (also judge): classify, reward, score, token_classify",
+    ]
+    assert last == f"every route: {two.address}/docs"
+
+
+def test_it_answers_for_every_model(two: Process):
+    assert ask(two, "/health", key=None).status_code == 200
+    assert [card["id"] for card in ask(two, "/v1/models").json()["data"]] == ["vectors", "ranks", "judge"]
+    vectors = ask(two, "/v1/embeddings", {"model": "vectors", "input": ["one", "two"]}).json()
+    assert len(vectors["data"]) == 2
+    scores = ask(two, "/score", {"model": "judge", "text_1": "one", "text_2": ["two", "three"]}).json()
+    assert len(scores["data"]) == 2
+
+
+def test_the_key_of_the_environment_guards(two: Process):
+    for key in (None, "token-abc124"):
+        assert ask(two, "/v1/models", key=key).status_code == 401
+
+
+def test_the_options_of_one_model_are_its_own(two: Process):
+    too_long = ask(two, "/v1/embeddings", {"model": "vectors", "input": "mill " * 40})
+    assert too_long.status_code == 400
+    assert "32" in too_long.json()["error"]["message"]
+
+
+def test_the_check_of_the_container(two: Process):
+    (check,) = re.findall(r"^HEALTHCHECK .*\\\n\s+CMD (.*)$", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
+    _, *words = json.loads(check)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        for port, alive in ((two.port, True), (closed.getsockname()[1], False)):
+            environ = {**os.environ, "MILLPOND_PORT": str(port), "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+            ended = subprocess.run([sys.executable, *words], env=environ, capture_output=True, timeout=SECONDS)
+            assert (ended.returncode == 0) is alive, ended.stderr
+
+
+def test_the_container_has_what_it_copies():
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
+    kept = (DOCKERFILE.parent / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    names = " ".join(copied).split()
+    for name in names:
+        assert (DOCKERFILE.parent / name).exists()
+        assert f"!{name}" in kept
+    project = tomllib.loads((DOCKERFILE.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    assert set(project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]) <= set(names), "what a build needs"
+
+
+def half_a_request(process: Process) -> tuple[socket.socket, bytes]:
+    """A request whose route waits for the second half of its body: (the connection, the half)."""
+    body = json.dumps({"input": "the mill stands by the pond"}).encode()
+    connection = socket.create_connection(("127.0.0.1", process.port), timeout=SECONDS)
+    connection.sendall(
+        b"POST /v1/embeddings HTTP/1.1\r\nHost: millpond\r\nContent-Type: application/json\r\n"
+        b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
+    )
+    assert connection.recv(1024).startswith(b"HTTP/1.1 100"), "asked for when the route reads the body"
+    connection.sendall(body[:10])
+    return connection, body[10:]
+
+
+def wait_until_refused(process: Process) -> None:
+    """New connections are taken until the server has heard of the signal."""
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", process.port), timeout=SECONDS).close()
+        except ConnectionError:
+            return
+
+
+def read_all(connection: socket.socket) -> bytes:
+    parts = []
+    while part := connection.recv(1 << 16):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def test_a_running_request_is_finished_while_new_ones_are_refused(embedder: Path):
+    with served(embedder, "--port", 0, "--drain-timeout", SECONDS) as process:
+        connection, rest = half_a_request(process)
+        with connection:
+            process.process.send_signal(signal.SIGTERM)
+            wait_until_refused(process)
+            assert process.process.poll() is None
+            connection.sendall(rest)
+            answer = read_all(connection)
+        code, log = process.end()
+    assert answer.startswith(b"HTTP/1.1 200"), answer
+    assert b'"embedding":[' in answer
+    assert code == 0, log
+    assert "stopping: requests that run have 120 s" in log
+
+
+def test_a_request_that_does_not_end_is_given_up(embedder: Path):
+    with served(embedder, "--port", 0, "--drain-timeout", "0") as process:
+        connection, _ = half_a_request(process)
+        with connection:
+            code, log = process.end(signal.SIGTERM)
+            answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 503"), answer
+    assert b"ServiceUnavailableError" in answer
+    assert code == 0, log
+    assert "Traceback" not in log
+
+
+def test_a_second_signal_ends_it_at_once(embedder: Path):
+    with served(embedder, "--port", 0, "--drain-timeout", SECONDS) as process:
+        connection, _ = half_a_request(process)
+        with connection:
+            process.process.send_signal(signal.SIGTERM)
+            wait_until_refused(process)
+            code, _ = process.end(signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM
+
+
+@pytest.fixture
+def reserved() -> Iterator[int]:
+    """A port that nobody else gets, and that a server may listen on."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+def test_nobody_is_answered_before_the_models_are_loaded(tmp_path: Path, embedder: Path, reserved: int):
+    template = tmp_path / "template.jinja"
+    os.mkfifo(template)  # read while the model is loaded, which waits for what never comes
+    process = start(embedder, "--port", reserved, "--chat-template", template)
+    try:
+        with template.open("wb"):  # opens when the other side does
+            with pytest.raises(ConnectionError):
+                socket.create_connection(("127.0.0.1", reserved), timeout=SECONDS)
+            process.send_signal(signal.SIGTERM)
+        # The end of the file wakes a reader that was about to sleep when the signal came.
+        out, log = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM, log
+    assert out == ""
+    assert "Traceback" not in log
+
+
+def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(tmp_path: Path, embedder: Path, reserved: int):
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    process = start(embedder, tmp_path, "--port", reserved)
+    out, log = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert out == ""
+    (line,) = log.splitlines()
+    assert line.startswith("millpond: ")
+    assert str(tmp_path) in line
+    with pytest.raises(ConnectionError):
+        socket.create_connection(("127.0.0.1", reserved), timeout=SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["m", "--port", "abc"], "--port='abc' must be a whole number"),
+        (["m", "--prot", "1"], "serve has no flag --prot; did you mean --port?"),
+        (["m", "-x"], "serve has no flag -x"),
+        (["m", "--port"], "--port needs a value behind it"),
+        (["m", "--compile=3"], "--compile takes no value"),
+        (["m", "--tensor-parallel-size", "2"], "tensor_parallel_size='2' is not available"),
+        (["m", "--served-model-name"], "--served-model-name needs a name"),
+        (["m", "n", "--served-model-name", "a"], "--served-model-name=a: 1 names for 2 models"),
+        (["m", "m"], "m and m are both called 'm'"),
+        ([], "there is no model to serve"),
+        (["m", "--config", "none.yaml"], "config='none.yaml' is not there"),
+        (["m", "--runner", "generate"], "runner='generate'"),
+        (["m", "--dtype", "float8"], "dtype='float8' is unknown; choose auto, float32"),
+        (["m", "--ssl-certfile", "none.pem"], "ssl_certfile='none.pem' is not there"),
+        (["m", "--host", "host.invalid"], "host='host.invalid', port=8000 cannot be listened on"),
+    ],
+)
+def test_wrong_flags_end_with_2_and_one_line(
+    words: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    unlogged: None,
+):
+    monkeypatch.setattr(sys, "argv", ["millpond", "serve", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    out, err = capsys.readouterr()
+    assert end.value.code == 2
+    assert out == ""
+    (line,) = err.splitlines()
+    assert line.startswith(f"millpond: {message}")
+
+
+@pytest.fixture
+def unlogged() -> Iterator[None]:
+    """The log's settings as they were."""
+    root, ours = logging.getLogger(), logging.getLogger("millpond")
+    before = root.handlers[:], root.level, ours.level
+    yield
+    root.handlers[:] = before[0]
+    root.setLevel(before[1])
+    ours.setLevel(before[2])
+    logging.captureWarnings(False)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "level"),
+    [
+        ([], [], logging.INFO),
+        (["--log-level", "debug"], [], logging.DEBUG),
+        (["--log-level", "debug"], ["--log-level", "error"], logging.ERROR),
+    ],
+)
+def test_the_programs_own_log_level_counts(
+    before: list[str],
+    after: list[str],
+    level: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    unlogged: None,
+):
+    monkeypatch.setattr(sys, "argv", ["millpond", *before, "serve", str(tmp_path), "--port", "0", *after])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    assert logging.getLogger("millpond").level == level
+
+
+@pytest.mark.parametrize("name", ["uvicorn", "fastapi", "yaml"])
+def test_a_missing_package_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    command = get_command(app)
+    with pytest.raises(MissingExtraError, match=rf"needs {name}: pip install 'millpond\[server\]'"):
+        command(["serve", "m"], standalone_mode=False)
+
+
+def test_the_help_spells_every_flag_out_in_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["millpond", "serve", "--help"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    out = capsys.readouterr().out
+    assert end.value.code == 0
+    command = get_command(app).get_command(None, "serve")
+    flags = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts) if flag.startswith("--")}
+    assert [flag for flag in sorted(flags) if not re.search(rf"{flag}(?![\w-])", out)] == []
+
+
+OPTIONS = {
+    "--port": True,
+    "--compile": False,
+    "--served-model-name": True,
+    "--hf-overrides": True,
+    "--quantization": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("typed", "words", "ignored_args"),
+    [
+        ("m --port=1 --compile", "m --port 1 --compile", {}),
+        ("m --served-model-name a b --port 1", "m --served-model-name a --served-model-name b --port 1", {}),
+        ("m --served_model_name a", "m --served-model-name a", {}),
+        ("-q int8 m", "--quantization int8 m", {}),
+        ("-tp 1 m", "m", {"tensor_parallel_size": "1"}),
+        ("--enforce-eager m", "m", {"enforce_eager": "true"}),
+        ("--no-enable-prefix-caching m", "m", {"enable_prefix_caching": "false"}),
+        (
+            "--gpu-memory-utilization 0.5 --max_num_seqs=3 m",
+            "m",
+            {"gpu_memory_utilization": "0.5", "max_num_seqs": "3"},
+        ),
+        ("m --hf-overrides.a.b 1 --hf-overrides.c=d", 'm --hf-overrides {"a":{"b":1},"c":"d"}', {}),
+        ("m -- --port", "m -- --port", {}),
+    ],
+)
+def test_words_as_vllm_takes_them(typed: str, words: str, ignored_args: dict[str, str]):
+    assert read(typed.split(), OPTIONS) == (
+        [json.dumps(json.loads(word)) if word.startswith("{") else word for word in words.split()],
+        ignored_args,
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("--served-model-name a m --served-model-name b n", "would make names of n; put the models first"),
+        ("--hf-overrides {} --hf-overrides.a 1", "as JSON and key by key"),
+        ("--hf-overrides.a 1 --hf-overrides.a.b 1", "contradicts an earlier flag"),
+        ("--port.a 1", "serve has no flag --port.a"),
+    ],
+)
+def test_words_that_contradict(typed: str, message: str):
+    with pytest.raises(InvalidRequestError, match=message):
+        read(typed.split(), OPTIONS)
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_loaded(embedder: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidRequestError, match=f"port={port} cannot be listened on .*choose another port"):
+            run.serve([ModelConfig(model="nowhere")], ServerConfig(port=port), ready=lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("config", "warned"),
+    [
+        (ServerConfig(host="0.0.0.0", port=0), True),
+        (ServerConfig(host="0.0.0.0", port=0, api_keys=("key",)), False),
+        (ServerConfig(port=0), False),
+        (ServerConfig(host="localhost", port=0), False),
+    ],
+)
+def test_an_open_server_beyond_this_machine_is_warned_of(
+    config: ServerConfig, warned: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
+):
+    with pytest.raises(ModelLoadError):
+        run.serve([ModelConfig(model=str(tmp_path))], config, ready=lambda *_: None)
+    assert ("asks for no API key" in caplog.text) is warned
+
+
+def test_a_name_of_several_addresses_gets_one_port_on_all():
+    config = ServerConfig(host="localhost", port=0)
+    bound = sockets.bind(config)
+    try:
+        assert len({each.getsockname()[1] for each in bound}) == 1
+        families = {family for family, *_ in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)}
+        assert {each.family for each in bound} <= families
+        assert socket.AF_INET in {each.family for each in bound}
+        with pytest.raises(ConnectionError):  # bound, and open to nobody yet
+            socket.create_connection(("127.0.0.1", bound[0].getsockname()[1]), timeout=SECONDS)
+    finally:
+        sockets.close(bound, config)
+
+
+def test_a_unix_socket(embedder: Path, tmp_path: Path):
+    path = tmp_path / "millpond.sock"
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(path))  # what a server that was killed leaves behind
+    with served(embedder, "--uds", path) as process:
+        assert process.address == f"unix:{path}"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url="http://millpond", timeout=SECONDS) as client:
+            assert client.get("/health").status_code == 200
+            assert client.post("/v1/embeddings", json={"input": "one"}).status_code == 200
+        with pytest.raises(InvalidRequestError, match="belongs to a server that runs"):
+            sockets.bind(ServerConfig(uds=path))
+        assert process.end(signal.SIGTERM)[0] == 0
+    assert not path.exists()
+
+
+def test_a_unix_socket_does_not_replace_a_file(tmp_path: Path):
+    path = tmp_path / "notes.txt"
+    path.write_text("mine")
+    with pytest.raises(InvalidRequestError, match="is a file of another kind"):
+        sockets.bind(ServerConfig(uds=path))
+    with pytest.raises(InvalidRequestError, match="cannot be listened on"):
+        sockets.bind(ServerConfig(uds=tmp_path / "none" / "a.sock"))
+    assert path.read_text() == "mine"
+
+
+Certify = Callable[[str], tuple[Path, Path]]
+
+
+@pytest.fixture
+def certify(tmp_path: Path) -> Certify:
+    """Writes a certificate that its own key signed, for 127.0.0.1, and the key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    def certify(name: str) -> tuple[Path, Path]:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        now = datetime.datetime.now(datetime.UTC)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+            .sign(key, hashes.SHA256())
+        )
+        files = tmp_path / f"{name}.crt", tmp_path / f"{name}.key"
+        files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        plain = serialization.NoEncryption()
+        files[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
+        return files
+
+    return certify
+
+
+def test_tls_and_certificates_of_clients_and_keys_that_are_not_logged(embedder: Path, certify: Certify):
+    certificate, key = certify("server")
+    client, client_key = certify("client")
+    flags = ["--ssl-certfile", certificate, "--ssl-keyfile", key, "--ssl-ca-certs", client]
+    flags += ["--api-key", "s3cr3t", "--log-format", "json"]
+    with served(embedder, "--port", 0, *flags) as process:
+        assert process.address == f"https://127.0.0.1:{process.port}"
+        trusting = ssl.create_default_context(cafile=certificate)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{process.address}/health", verify=trusting, timeout=SECONDS, trust_env=False)
+        trusting.load_cert_chain(client, client_key)
+        url = f"{process.address}/v1/models"
+        for given, status in (("s3cr3t", 200), ("wr0ng", 401)):
+            sent = {"Authorization": f"Bearer {given}"}
+            answer = httpx.get(url, headers=sent, verify=trusting, timeout=SECONDS, trust_env=False)
+            assert answer.status_code == status
+        code, log = process.end(signal.SIGINT)
+    assert code == 0
+    assert "s3cr3t" not in log
+    assert "wr0ng" not in log
+    assert any(json.loads(line).get("route") == "/v1/models" for line in log.splitlines())
+
+
+def test_tls_of_files_that_do_not_belong_together(certify: Certify):
+    certificate, _ = certify("one")
+    _, key = certify("two")
+    with pytest.raises(InvalidRequestError, match="do not work together"):
+        sockets.check_certificates(ServerConfig(ssl_certfile=certificate, ssl_keyfile=key))
+    with pytest.raises(InvalidRequestError, match="do not work together"):
+        sockets.check_certificates(ServerConfig(ssl_certfile=certificate, ssl_keyfile=certificate))
+    sockets.check_certificates(ServerConfig(ssl_certfile=certificate, ssl_keyfile=certify("one")[1].rename(key)))

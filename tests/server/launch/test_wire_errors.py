@@ -1,0 +1,232 @@
+"""Errors as clients get them: one object, vLLM's words, nothing of the inside."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import Request
+
+from millpond import errors as tree
+from millpond.server.app import create_app
+from millpond.server.errors import INTERNAL, NotServedError, RequestError
+from millpond.server.models import ServedModels
+from millpond.server.settings.config import ModelConfig
+
+Ask = Callable[..., httpx.Response]
+PATH = "/v1/embeddings"
+
+
+@pytest.fixture(scope="module")
+def models(embedder: Path) -> Iterator[ServedModels]:
+    loaded = ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",))])
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture
+def ask(models: ServedModels) -> Ask:
+    """One request to an application in this process, on which ``/fail`` raises ``error``."""
+
+    def send(method: str, path: str, error: BaseException | None = None, **options: Any) -> httpx.Response:
+        app = create_app(models)
+
+        @app.get("/fail")
+        async def fail(request: Request, number: int = 0) -> None:
+            request.state.texts, request.state.model = 1, "tiny"
+            if error is not None:
+                raise error
+
+        async def once() -> httpx.Response:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://pond") as client:
+                return await client.request(method, path, **options)
+
+        return asyncio.run(once())
+
+    return send
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (tree.InvalidRequestError("no: 5 is more than 4"), 400, "BadRequestError"),
+        (tree.UnsupportedTaskError("no: 5 is more than 4"), 400, "BadRequestError"),
+        (tree.InvalidDimensionsError("no: 5 is more than 4"), 400, "BadRequestError"),
+        (tree.InputTooLongError("no: 5 is more than 4"), 400, "BadRequestError"),
+        (tree.UnknownModelError("no: 5 is more than 4"), 404, "NotFoundError"),
+        (tree.EngineOverloadedError("no: 5 is more than 4", retry_after=2.5), 429, "TooManyRequestsError"),
+        (RequestError("no: 5 is more than 4"), 400, "BadRequestError"),
+        (NotServedError("no: 5 is more than 4"), 501, "NotImplementedError"),
+    ],
+)
+def test_what_a_client_can_mend_is_told(ask: Ask, error: Exception, status: int, kind: str) -> None:
+    found = ask("GET", "/fail", error)
+    told = found.json()["error"]
+    assert (found.status_code, told["code"], told["type"]) == (status, status, kind)
+    assert told["message"] == "no: 5 is more than 4"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("secret"),
+        TypeError("secret"),
+        ValueError("secret"),
+        KeyError("secret"),
+        OSError("/secret"),
+        tree.MillpondError("secret"),
+        tree.ModelLoadError("secret"),
+        tree.CacheError("secret"),
+        ExceptionGroup("secret", [ValueError("secret")]),
+    ],
+)
+def test_of_anything_else_only_the_log_knows(ask: Ask, error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, logger="millpond.server.errors"):
+        found = ask("GET", "/fail", error)
+    assert (found.status_code, found.json()["error"]["message"]) == (500, INTERNAL)
+    assert "secret" not in found.text and type(error).__name__ not in found.text
+    (record,) = [record for record in caplog.records if record.name == "millpond.server.errors"]
+    assert record.exc_info is not None and record.exc_info[1] is error
+    assert found.headers["x-request-id"]
+
+
+def test_a_retry_is_told_in_whole_seconds(ask: Ask) -> None:
+    for seconds, expected in ((0.1, "1"), (1.0, "1"), (2.2, "3"), (60.0, "60")):
+        found = ask("GET", "/fail", tree.EngineOverloadedError("full", retry_after=seconds))
+        assert found.headers["retry-after"] == expected
+
+
+def test_a_request_error_brings_its_field_and_its_headers(ask: Ask) -> None:
+    error = RequestError("no", status=418, type="Teapot", param="pot", headers={"X-Pot": "short"})
+    found = ask("GET", "/fail", error)
+    assert found.json() == {"error": {"message": "no", "type": "Teapot", "param": "pot", "code": 418}}
+    assert (found.status_code, found.headers["x-pot"]) == (418, "short")
+
+
+def test_half_a_character_is_replaced(ask: Ask) -> None:
+    assert ask("GET", "/fail", RequestError("a\ud800b")).json()["error"]["message"] == "a?b"
+
+
+def test_the_folder_of_a_model_stays_inside(ask: Ask, embedder: Path) -> None:
+    found = ask("GET", "/fail", tree.UnsupportedTaskError(f"{embedder} serves embed, not classify"))
+    assert found.json()["error"]["message"] == "tiny serves embed, not classify"
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/nowhere"), ("POST", "/v1/embedding"), ("GET", "/v1/models/no")])
+def test_an_unknown_path_is_404(ask: Ask, method: str, path: str) -> None:
+    found = ask(method, path)
+    assert (found.status_code, found.json()["error"]["code"]) == (404, 404)
+    assert found.json()["error"]["type"] in ("Not Found", "NotFoundError")
+
+
+def test_an_unknown_method_is_405_and_says_which_are_known(ask: Ask) -> None:
+    found = ask("GET", PATH)
+    assert (found.status_code, found.headers["allow"]) == (405, "POST")
+    assert found.json()["error"]["type"] == "Method Not Allowed"
+
+
+def test_a_bad_query_is_400_and_never_422(ask: Ask) -> None:
+    found = ask("GET", "/fail?number=many")
+    assert found.status_code == 400
+    assert found.json()["error"]["message"].startswith("1 validation error: query.number: ")
+
+
+# --- vLLM's words ---------------------------------------------------------------------------------------------------
+
+LONG = "a " * 100
+
+
+@pytest.mark.parametrize(
+    ("given", "where"), [(LONG, ""), ([LONG], ""), (["a", "b", LONG, "c"], " It is the one at index 2.")]
+)
+def test_an_over_long_input(ask: Ask, given: Any, where: str) -> None:
+    error = ask("POST", PATH, json={"input": given}).json()["error"]
+    assert error["message"] == (
+        "This model's maximum context length is 64 tokens. However, your prompt contains 102 input tokens, which "
+        "exceeds this limit even without any output tokens. Please reduce the length of the input prompt." + where
+    )
+    assert (error["param"], error["type"], error["code"]) == ("input_tokens", "BadRequestError", 400)
+
+
+@pytest.mark.parametrize(("texts", "where"), [(1, ""), (2, " It is the one at index 0.")])
+def test_an_input_that_is_too_long_by_far(ask: Ask, texts: int, where: str) -> None:
+    error = ask("POST", PATH, json={"input": ["a " * 200_000] * texts}).json()["error"]
+    assert error["message"].startswith(
+        "This model's maximum context length is 64 tokens. However, your prompt contains at least "
+    )
+    assert error["message"].endswith("Please reduce the length of the input prompt." + where)
+    assert (error["param"], error["code"]) == ("input_tokens", 400)
+    cut = {"input": ["a " * 200_000] * texts, "truncate_prompt_tokens": -1}
+    assert ask("POST", PATH, json=cut).json()["usage"]["prompt_tokens"] == 64 * texts
+
+
+def test_spaces_are_not_too_long(ask: Ask) -> None:
+    assert ask("POST", PATH, json={"input": " " * 400_000 + "pond"}).json()["usage"]["prompt_tokens"] == 3
+
+
+def test_a_text_of_which_every_token_is_made_has_its_limit(ask: Ask) -> None:
+    error = ask("POST", PATH, json={"input": "a " * 1_100_000, "add_special_tokens": False}).json()["error"]
+    assert error["message"].startswith("a text has 2200000 characters; 2097152 are the most")
+
+
+def test_over_long_token_ids(ask: Ask) -> None:
+    error = ask("POST", PATH, json={"input": [[5] * 65, [5]]}).json()["error"]
+    assert "maximum context length is 64 tokens. However, your prompt contains 65 input tokens" in error["message"]
+    assert error["message"].endswith("It is the one at index 0.")
+
+
+@pytest.mark.parametrize("token", [10**6, -1])
+def test_a_token_id_out_of_the_vocabulary(ask: Ask, token: int) -> None:
+    found = ask("POST", PATH, json={"input": [[5], [5, token]]})
+    assert found.status_code == 400
+    message = found.json()["error"]["message"]
+    assert "out of vocabulary" in message and str(token) in message and "index 1" in message
+
+
+def test_no_input_at_all(ask: Ask) -> None:
+    found = ask("POST", PATH, json={"input": []})
+    assert (found.status_code, "You must pass at least one prompt" in found.text) == (400, True)
+
+
+def test_an_unknown_model(ask: Ask) -> None:
+    found = ask("POST", PATH, json={"input": "a", "model": "other"})
+    assert found.json()["error"] == {
+        "message": "The model `other` does not exist.",
+        "type": "NotFoundError",
+        "param": None,
+        "code": 404,
+    }
+
+
+def test_truncation_to_more_than_the_model_reads(ask: Ask) -> None:
+    error = ask("POST", PATH, json={"input": "a", "truncate_prompt_tokens": 65}).json()["error"]
+    assert error["message"] == (
+        "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size."
+    )
+
+
+@pytest.mark.parametrize(
+    ("details", "expected"),
+    [
+        (
+            {"trained": False, "native": 48},
+            "Model 'tiny' does not support Matryoshka embeddings; dimensions must be unset (received dimensions=5).",
+        ),
+        (
+            {"trained": True, "native": 48, "declared": (8, 16)},
+            "Model 'tiny' only supports Matryoshka dimensions [8, 16], got 5.",
+        ),
+        (
+            {"trained": True, "native": 48, "smallest": 32},
+            "Model 'tiny' only supports dimensions in range [32, 48], got 5.",
+        ),
+    ],
+)
+def test_a_width_that_there_is_not(ask: Ask, details: dict[str, Any], expected: str) -> None:
+    error = ask("GET", "/fail", tree.InvalidDimensionsError("no", dimensions=5, **details)).json()["error"]
+    assert (error["message"], error["param"]) == (expected, "dimensions")

@@ -1,0 +1,377 @@
+"""Request bodies: what is refused, with what words, and before how much of it was read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from pydantic import BaseModel, ValidationError
+from tests.server.conftest import running
+
+from millpond.server.admission import body_budget
+from millpond.server.app import create_app
+from millpond.server.models import ServedModels
+from millpond.server.settings.config import ModelConfig, ServerConfig
+from millpond.server.violations import violation
+
+MOST = 100_000
+PATH = "/v1/embeddings"
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def address(embedder: Path) -> Iterator[str]:
+    """A server that reads no more than ``MOST`` bytes, and 5 inputs."""
+    models = ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",))])
+    with running(models, ServerConfig(max_body_bytes=MOST, max_inputs=5)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(address: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=address, timeout=300) as found:
+        yield found
+
+
+def error_of(found: httpx.Response, status: int) -> dict[str, Any]:
+    """The error object, which has OpenAI's fields and is strict JSON."""
+    assert found.status_code == status, found.text
+    assert found.headers["content-type"] == "application/json"
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    error: dict[str, Any] = json.loads(found.text, parse_constant=refuse)["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["code"] == status
+    return error
+
+
+# --- Types of content -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json", "application/json; charset=utf-8", "Application/JSON", "application/json ;a=b"]
+)
+def test_json_is_read(client: httpx.Client, kind: str) -> None:
+    assert client.post(PATH, content=b'{"input": "a"}', headers={"Content-Type": kind}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Content-Type": ""},
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "application/jsonl"},
+        {"Content-Type": "x"},
+    ],
+)
+def test_nothing_else_is(client: httpx.Client, headers: dict[str, str]) -> None:
+    error = error_of(client.post(PATH, content=b'{"input": "a"}', headers=headers), 400)
+    assert error["message"] == "Unsupported Media Type: Only 'application/json' is allowed"
+
+
+def test_a_compressed_body_is_refused_by_name(client: httpx.Client) -> None:
+    error = error_of(client.post(PATH, content=b"\x1f\x8b", headers={**JSON, "Content-Encoding": "gzip"}), 415)
+    assert "'gzip'" in error["message"]
+
+
+# --- JSON -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"input": "a"',
+        b"input=a",
+        b'{"input": "a"} {}',
+        b"{'input': 'a'}",
+        b'{"input": "\xff\xfe"}',
+        b'{"input": "\xed\xa0\x80"}',
+        b'{"input": "\\ud800"}',
+        b'{"input": "\\udc00x"}',
+        b'{"input": "a", "seed": NaN}',
+        b'{"input": "a", "seed": [1, -Infinity]}',
+        b'{"input": "a", "deep": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+        b'{"input": "a", "deep": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}",
+        b'{"input": "a", "n": ' + b"9" * 5000 + b"}",
+        b'{"input": "a\x00b"}',
+        '{"input": "a"}'.encode("utf-16"),
+    ],
+)
+def test_what_is_no_json_is_a_bad_request(client: httpx.Client, body: bytes) -> None:
+    error = error_of(client.post(PATH, content=body, headers=JSON), 400)
+    assert error["message"].startswith("1 validation error: body: Invalid JSON: ")
+    assert "[type=json_invalid]" in error["message"]
+    assert error["type"] == "Bad Request"
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity and NaN", "\\u0000", "\\ud83d\\ude00"])
+def test_texts_may_say_anything(client: httpx.Client, text: str) -> None:
+    assert client.post(PATH, content=f'{{"input": "{text}"}}'.encode(), headers=JSON).status_code == 200
+
+
+def test_of_a_key_that_comes_twice_the_last_counts(client: httpx.Client) -> None:
+    body = b'{"input": ["a", "b"], "input": ["c"]}'
+    assert len(client.post(PATH, content=body, headers=JSON).json()["data"]) == 1
+
+
+@pytest.mark.parametrize("body", [b"[]", b"1", b'"input"', b"null", b"true", b'[{"input": "a"}]'])
+def test_a_body_is_an_object(client: httpx.Client, body: bytes) -> None:
+    error = error_of(client.post(PATH, content=body, headers=JSON), 400)
+    assert error["message"].startswith("1 validation error: body: ")
+    assert error["param"] is None
+
+
+# --- Shapes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_value_is_named_with_its_field_and_its_kind(client: httpx.Client) -> None:
+    found = client.post(PATH, json={"input": "a", "encoding_format": "octal"})
+    error = error_of(found, 400)
+    assert (error["type"], error["param"]) == ("Bad Request", "encoding_format")
+    assert error["message"].startswith("1 validation error: encoding_format: Input should be 'float', ")
+    assert error["message"].endswith("[type=literal_error, input='octal']")
+
+
+def test_several_wrong_values_are_counted(client: httpx.Client) -> None:
+    error = error_of(client.post(PATH, json={"input": "a", "user": 5, "truncate_prompt_tokens": -2}), 400)
+    assert error["message"].startswith("2 validation errors: ")
+    assert "truncate_prompt_tokens: " in error["message"] and "user: " in error["message"]
+    assert "[type=greater_than_equal, input=-2]" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '"' + "x" * 40_000 + '"',
+        "[" + ",".join(["1"] * 20_000) + "]",
+        '{"a": "' + "y" * 40_000 + '"}',
+        "9" * 4000,
+        "1e999",
+    ],
+)
+def test_a_message_is_short_whatever_was_sent(client: httpx.Client, value: str) -> None:
+    error = error_of(
+        client.post(PATH, content=f'{{"input": "a", "user": {value}, "priority": {value}}}', headers=JSON), 400
+    )
+    assert "user" in error["message"] or "priority" in error["message"]
+    assert len(error["message"]) < 1000
+
+
+class Numbers(BaseModel):
+    numbers: list[int]
+
+
+def found_in(body: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        Numbers.model_validate(body)
+    return str(violation(caught.value.errors(include_url=False, include_context=False)))
+
+
+def test_of_many_violations_the_first_are_told() -> None:
+    message = found_in({"numbers": ["x"] * 20})
+    assert message.startswith("20 validation errors: numbers.0: ")
+    assert "numbers.7: " in message and "numbers.8: " not in message
+    assert message.endswith("; and 12 more")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ([1, 2], "list of 2"),
+        ({"a": 1}, "dict of 1"),
+        ("it's", '"it\'s"'),
+        ("x" * 101, f"'{'x' * 100}…'"),
+        (float("nan"), "a number that is not finite"),
+        (1.5, "1.5"),
+    ],
+)
+def test_a_value_is_shown_in_few_characters(value: Any, shown: str) -> None:
+    assert found_in({"numbers": [value]}).endswith(f", input={shown}]")
+
+
+def test_a_long_name_of_a_model_is_cut(client: httpx.Client) -> None:
+    error = error_of(client.post(PATH, json={"input": "a", "model": "m" * 50_000}), 404)
+    assert error["message"].startswith("The model `mmm")
+    assert len(error["message"]) < 2100
+
+
+# --- Sizes ----------------------------------------------------------------------------------------------------------
+
+
+def sized(size: int) -> bytes:
+    head, tail = b'{"input": "a", "user": "', b'"}'
+    return head + b"u" * (size - len(head) - len(tail)) + tail
+
+
+def chunks(body: bytes) -> Iterator[bytes]:
+    for start in range(0, len(body), 10_000):
+        yield body[start : start + 10_000]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_body_may_have_as_many_bytes_as_the_server_says(client: httpx.Client, streamed: bool) -> None:
+    body = sized(MOST)
+    assert client.post(PATH, content=chunks(body) if streamed else body, headers=JSON).status_code == 200
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("size", [MOST + 1, 2 * MOST, 2 * MOST + 50_000])
+def test_a_larger_body_is_refused(client: httpx.Client, size: int, streamed: bool) -> None:
+    body = sized(size)
+    found = client.post(PATH, content=chunks(body) if streamed else body, headers=JSON)
+    error = error_of(found, 413)
+    assert str(MOST) in error["message"]
+
+
+def raw(address: str, head: str, body: bytes = b"") -> tuple[str, bytes]:
+    """The answer to bytes on a socket: its head and its body, until the server closes the connection."""
+    split = urlsplit(address)
+    with socket.create_connection((str(split.hostname), int(split.port or 0)), timeout=300) as connection:
+        connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode() + body)
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+    told, _, rest = received.partition(b"\r\n\r\n")
+    return told.decode().lower(), rest
+
+
+def test_a_body_that_announces_itself_as_far_too_large_is_not_waited_for(address: str) -> None:
+    head = f"Content-Type: application/json\r\nContent-Length: {100 * MOST}\r\n"
+    told, _ = raw(address, head, b'{"input"')  # and no more: the answer comes all the same
+    assert told.startswith("http/1.1 413 ")
+    assert "connection: close" in told
+
+
+def test_a_stream_without_an_end_is_not_read_to_it(address: str) -> None:
+    head = "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+    size = 2 * MOST + 1
+    told, _ = raw(address, head, f"{size:x}\r\n".encode() + b"x" * size)
+    assert told.startswith("http/1.1 413 ")
+    assert "connection: close" in told
+
+
+def test_a_body_that_is_longer_than_it_says_is_another_request(address: str) -> None:
+    """The bytes behind the announced ones cannot be smuggled past the limit: they are no part of the body."""
+    head = "Content-Type: application/json\r\nContent-Length: 14\r\nConnection: close\r\n"
+    told, body = raw(address, head, b'{"input": "a"}' + b"x" * MOST)
+    assert told.startswith("http/1.1 200 ")
+    assert len(json.loads(body)["data"]) == 1
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_does_no_harm(address: str, client: httpx.Client) -> None:
+    split = urlsplit(address)
+    with socket.create_connection((str(split.hostname), int(split.port or 0)), timeout=300) as connection:
+        connection.sendall(
+            f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            "Content-Length: 1000\r\n\r\n{".encode()
+        )
+    assert client.post(PATH, json={"input": "a"}).status_code == 200
+
+
+def test_a_body_that_does_not_come_is_given_up(embedder: Path) -> None:
+    models = ServedModels.load([ModelConfig(model=str(embedder))])
+    with running(models, ServerConfig(request_timeout=0.2)) as address:
+        told, body = raw(address, "Content-Type: application/json\r\nContent-Length: 20\r\n", b'{"inp')
+    assert told.startswith("http/1.1 408 ")
+    assert "connection: close" in told
+    assert "0.2 s" in json.loads(body)["error"]["message"]
+
+
+def test_a_large_body_is_read_as_a_small_one_is(client: httpx.Client) -> None:
+    """Beyond 64 KiB it is parsed in a thread."""
+    found = client.post(PATH, json={"input": ["a", "b"], "user": "u" * 80_000}).json()
+    small = client.post(PATH, json={"input": ["a", "b"]}).json()
+    assert [row["embedding"] for row in found["data"]] == [
+        pytest.approx(row["embedding"], abs=1e-6) for row in small["data"]
+    ]
+    error = error_of(client.post(PATH, json={"input": "a", "user": ["u" * 80_000]}), 400)
+    assert "[type=string_type" in error["message"]
+
+
+# --- Numbers of inputs ----------------------------------------------------------------------------------------------
+
+
+def test_a_request_may_have_as_many_inputs_as_the_server_says(client: httpx.Client) -> None:
+    assert len(client.post(PATH, json={"input": ["a"] * 5}).json()["data"]) == 5
+    error = error_of(client.post(PATH, json={"input": ["a"] * 6}), 400)
+    assert "6 input" in error["message"] and "5" in error["message"]
+    assert error["param"] == "input"
+
+
+# --- Many of them at once -------------------------------------------------------------------------------------------
+
+
+def test_bodies_under_way_have_room_together(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_budget, "_LEAST", 3000)  # and four of the largest bodies: 4000
+    models = ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",))])
+    app = create_app(models, ServerConfig(max_body_bytes=1000))
+    body = json.dumps({"input": "a"}).encode().ljust(900)
+
+    async def talk() -> None:
+        first, rest = [asyncio.Event() for _ in range(4)], asyncio.Event()
+
+        async def slow(i: int) -> AsyncIterator[bytes]:
+            yield body
+            first[i].set()  # asked for more, so the first part was taken
+            await rest.wait()
+            yield b" "
+
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://pond", headers=JSON) as client:
+            others = [asyncio.ensure_future(client.post(PATH, content=slow(i))) for i in range(4)]
+            for event in first:
+                await event.wait()
+            found = await client.post(PATH, content=body)
+            assert "3600 bytes, and 4000 is the most" in error_of(found, 429)["message"]
+            assert found.headers["retry-after"] == "1"
+            assert (await client.post(PATH, json={"input": "a"})).status_code == 200  # a small one finds room
+            rest.set()
+            assert [(await other).status_code for other in others] == [200] * 4
+            assert (await client.post(PATH, content=body)).status_code == 200
+        assert app.state.body_budget.count == 0
+
+    asyncio.run(talk())
+    models.close()
+
+
+# --- What takes the interpreter long --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def roomy(embedder: Path) -> Iterator[httpx.Client]:
+    """A client of a server with the limits that it has by default."""
+    models = ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",))])
+    with running(models) as address, httpx.Client(base_url=address, timeout=300) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    "given", ["[[1]]", "[]", "[{}]", '"a\\"", []'], ids=["ids", "empty", "objects", "behind a quote"]
+)
+def test_lists_without_number_are_refused_before_they_are_made(roomy: httpx.Client, given: str) -> None:
+    body = f'{{"input": [{", ".join([given] * 66_000)}]}}'
+    error = error_of(roomy.post(PATH, content=body, headers=JSON), 400)
+    assert "lists and objects; this server reads 65536" in error["message"]
+
+
+@pytest.mark.parametrize("text", ["[" * 70_000, '{"a": [1]}' * 10_000, '\\" [' * 70_000], ids=["[", "json", "quotes"])
+def test_a_text_may_have_any_number_of_brackets(roomy: httpx.Client, text: str) -> None:
+    found = roomy.post(PATH, json={"input": [text], "truncate_prompt_tokens": 8})
+    assert found.status_code == 200 and found.json()["usage"]["prompt_tokens"] == 8
+
+
+@pytest.mark.parametrize("body", [b'{"input": "' + b'\\"[' * 70_000, b'"\\' + b"[" * 70_000 + b"\\"])
+def test_a_string_without_an_end_is_no_json(roomy: httpx.Client, body: bytes) -> None:
+    assert "Invalid JSON" in error_of(roomy.post(PATH, content=body, headers=JSON), 400)["message"]

@@ -1,0 +1,342 @@
+"""Calls that nobody waits for, that take too long, or that find no room."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from tests.server.conftest import address_of, running, serving
+
+from millpond.engine.execute.runner import Runner
+from millpond.errors import EngineOverloadedError
+from millpond.server.app import create_app
+from millpond.server.models import ServedModels
+from millpond.server.requests import calls
+from millpond.server.settings.config import ModelConfig, ServerConfig
+
+PATH = "/v1/embeddings"
+
+
+class Held:
+    """A model whose forwards wait until :meth:`release`."""
+
+    def __init__(self, models: ServedModels, gate: threading.Event) -> None:
+        self.models = models
+        self._gate = gate
+
+    @property
+    def waiting(self) -> int:
+        """Texts under way."""
+        return next(iter(self.models)).engine.stats().waiting_texts
+
+    @property
+    def cancelled(self) -> int:
+        """Calls that were given up."""
+        return next(iter(self.models)).engine.stats().calls_cancelled
+
+    def release(self) -> None:
+        self._gate.set()
+
+
+@pytest.fixture
+def held(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Held]]:
+    """Models that run nothing before they are released."""
+    gate, run = threading.Event(), Runner.states
+
+    def states(self: Runner, *args: Any, **kwargs: Any) -> Any:
+        assert gate.wait(timeout=300)
+        return run(self, *args, **kwargs)
+
+    monkeypatch.setattr(Runner, "states", states)
+
+    def load(**options: Any) -> Held:
+        config = ModelConfig(model=str(embedder), names=("tiny",), **options)
+        return Held(ServedModels.load([config]), gate)
+
+    yield load
+    gate.set()
+
+
+def until(fact: Callable[[], bool]) -> None:
+    """Wait for what another thread is about to bring about."""
+    for _ in range(6000):
+        if fact():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came about")
+
+
+def send(address: str, body: bytes) -> socket.socket:
+    """A request on a socket of its own, whose answer nobody has read yet."""
+    split = urlsplit(address)
+    connection = socket.create_connection((str(split.hostname), int(split.port or 0)), timeout=300)
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+# --- Clients that leave ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("api_keys", [(), ("key",)])
+@pytest.mark.parametrize("origins", [(), ("https://app.example",)])
+def test_the_work_of_a_client_that_leaves_is_dropped(held: Any, api_keys: Any, origins: Any) -> None:
+    """Behind every middleware that there can be."""
+    pond = held()
+    config = ServerConfig(api_keys=api_keys, cors_origins=origins)
+    with running(pond.models, config) as address:
+        split = urlsplit(address)
+        body = b'{"input": ["a", "b", "c"]}'
+        with socket.create_connection((str(split.hostname), int(split.port or 0)), timeout=300) as connection:
+            connection.sendall(
+                f"POST {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key\r\nOrigin: https://app.example\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+                + body
+            )
+            until(lambda: pond.waiting == 3)
+        until(lambda: pond.waiting == 0)  # though nothing was released
+        assert pond.cancelled == 1
+        pond.release()
+        assert (
+            httpx.post(address + PATH, json={"input": "a"}, headers={"Authorization": "Bearer key"}).status_code == 200
+        )
+
+
+def test_the_log_calls_a_client_that_leaves_by_nginx_s_number(held: Any, caplog: pytest.LogCaptureFixture) -> None:
+    pond = held()
+    with caplog.at_level(logging.INFO, logger="millpond.access"), running(pond.models) as address:
+        connection = send(address, b'{"input": "a"}')
+        until(lambda: pond.waiting == 1)
+        connection.close()
+        until(lambda: any("status=499" in record.getMessage() for record in caplog.records))
+        pond.release()
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+def test_one_that_stays_is_answered_beside_one_that_leaves(held: Any) -> None:
+    pond = held()
+    with running(pond.models) as address, ThreadPoolExecutor(1) as threads:
+        stays = threads.submit(httpx.post, address + PATH, json={"input": ["a", "b"]}, timeout=300)
+        until(lambda: pond.waiting == 2)
+        leaves = send(address, b'{"input": ["c", "d", "e"]}')
+        until(lambda: pond.waiting == 5)
+        leaves.close()
+        until(lambda: pond.waiting == 2)
+        pond.release()
+        assert len(stays.result(timeout=300).json()["data"]) == 2
+
+
+def test_a_client_that_leaves_while_its_call_is_checked_leaves_nothing_behind(
+    held: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that checks cannot be stopped; what it then queues is cancelled."""
+    pond, entered, go = held(), threading.Event(), threading.Event()
+    engine = next(iter(pond.models)).engine
+    submit = type(engine).submit
+
+    def slow(self: Any, *args: Any) -> Any:
+        entered.set()
+        assert go.wait(timeout=300)
+        return submit(self, *args)
+
+    monkeypatch.setattr(type(engine), "submit", slow)
+    gone = threading.Event()
+    cancel = calls._cancel
+    monkeypatch.setattr(calls, "_cancel", lambda submitted: (cancel(submitted), gone.set()))
+    app = create_app(pond.models)
+    with serving(app) as server:
+        connection = send(address_of(server), b'{"input": ["a", "b"]}')
+        assert entered.wait(timeout=300)
+        connection.close()
+        until(lambda: not any(_busy(connection) for connection in server.server_state.connections))
+        go.set()
+        assert gone.wait(timeout=300)
+        until(lambda: pond.waiting == 0)
+        assert pond.cancelled == 1
+        pond.release()
+
+
+def _busy(connection: Any) -> bool:
+    cycle = getattr(connection, "cycle", None)
+    return cycle is not None and not (cycle.response_complete or cycle.disconnected)
+
+
+# --- Requests that take too long ------------------------------------------------------------------------------------
+
+
+def test_a_request_that_takes_too_long_is_given_up(held: Any) -> None:
+    pond = held()
+    with running(pond.models, ServerConfig(request_timeout=0.3)) as address:
+        found = httpx.post(address + PATH, json={"input": ["a", "b"]}, timeout=300)
+        error = found.json()["error"]
+        assert (found.status_code, error["code"], error["type"]) == (504, 504, "Gateway Timeout")
+        assert "0.3 s" in error["message"]
+        until(lambda: pond.waiting == 0)
+        assert pond.cancelled == 1
+        pond.release()
+
+
+def test_an_engine_that_is_stopped_answers(held: Any) -> None:
+    """Its futures are cancelled, which is no reason to cancel the request."""
+    pond = held()
+    app = create_app(pond.models)
+    with serving(app) as server, ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(httpx.post, address_of(server) + PATH, json={"input": "a"}, timeout=300)
+        until(lambda: pond.waiting == 1)
+        for call in list(next(iter(pond.models)).engine._dispatcher._waiting):
+            call.future.cancel()
+        assert answer.result(timeout=300).status_code == 503
+        pond.release()
+
+
+# --- A full queue ---------------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_is_429_and_health_answers(held: Any) -> None:
+    pond = held(max_queue=4)
+    with running(pond.models) as address, ThreadPoolExecutor(2) as threads:
+        first = threads.submit(httpx.post, address + PATH, json={"input": ["a", "b", "c"]}, timeout=300)
+        until(lambda: pond.waiting == 3)
+        found = httpx.post(address + PATH, json={"input": ["d", "e"]}, timeout=300)
+        error = found.json()["error"]
+        assert (found.status_code, error["code"], error["type"]) == (429, 429, "TooManyRequestsError")
+        assert int(found.headers["retry-after"]) >= 1
+        assert "max_queue=4" in error["message"]
+        for path in ("/health", "/ready", "/ping", "/version", "/v1/models"):
+            assert httpx.get(address + path, timeout=300).status_code == 200
+        assert httpx.get(address + "/load", timeout=300).json() == {"server_load": 1}
+        second = threads.submit(
+            httpx.post, address + PATH, json={"input": ["d"]}, timeout=300
+        )  # for which there is room
+        until(lambda: pond.waiting == 4)
+        pond.release()
+        assert len(first.result(timeout=300).json()["data"]) == 3
+        assert len(second.result(timeout=300).json()["data"]) == 1
+
+
+def test_a_full_queue_is_noticed_while_every_thread_is_busy(held: Any) -> None:
+    """Behind calls whose texts take long to check, nobody waits to hear that there is no room."""
+    pond, go = held(max_queue=2), threading.Event()
+    blocking = next(iter(pond.models)).engine.submit("embed", ["a", "b"])
+    app = create_app(pond.models)
+    with serving(app) as server:
+        busy = [app.state.desk.submit(lambda: go.wait(timeout=300)) for _ in range(calls._THREADS)]
+        assert httpx.post(address_of(server) + PATH, json={"input": "c"}, timeout=300).status_code == 429
+        assert not any(future.done() for future in busy)
+        go.set()
+        pond.release()
+        blocking.result(timeout=300)
+
+
+def test_where_no_text_finds_room_no_body_is_waited_for(held: Any) -> None:
+    pond = held(max_queue=2)
+    blocking = next(iter(pond.models)).engine.submit("embed", ["a", "b"])
+    with running(pond.models) as address:
+        split = urlsplit(address)
+        connection = http.client.HTTPConnection(str(split.hostname), int(split.port or 0), timeout=300)
+        connection.putrequest("POST", PATH)
+        for name, value in (("Content-Type", "application/json"), ("Content-Length", "1000")):
+            connection.putheader(name, value)
+        connection.endheaders()  # and no body
+        found = connection.getresponse()
+        assert (found.status, found.headers["retry-after"]) == (429, "1")
+        assert "max_queue=2" in json.loads(found.read())["error"]["message"]
+        connection.close()
+        assert httpx.post(address + "/tokenize", json={"prompt": "a"}, timeout=300).status_code == 200
+        told = httpx.get(address + "/metrics", timeout=300).text
+        assert f'millpond_requests_rejected_total{{model="tiny",route="{PATH}"}} 1.0' in told
+        pond.release()
+        blocking.result(timeout=300)
+
+
+def test_a_desk_takes_no_more_than_it_can_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_MOST_PREPARING", 2)
+    desk, go = calls.PrepareExecutor(), threading.Event()
+    kept = [desk.submit(lambda: go.wait(timeout=300)) for _ in range(2)]
+    with pytest.raises(EngineOverloadedError) as caught:
+        desk.submit(lambda: True)
+    assert caught.value.retry_after > 0
+    go.set()
+    assert all(future.result(timeout=300) for future in kept)
+    until(lambda: desk._preparing == 0)
+    assert desk.submit(lambda: True).result(timeout=300)
+    desk.close()
+
+
+def test_the_loop_is_free_while_a_call_is_checked(held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pond, entered, go = held(), threading.Event(), threading.Event()
+    engine = next(iter(pond.models)).engine
+    submit = type(engine).submit
+
+    def slow(self: Any, *args: Any) -> Any:
+        entered.set()
+        assert go.wait(timeout=300)
+        return submit(self, *args)
+
+    monkeypatch.setattr(type(engine), "submit", slow)
+    pond.release()
+    with running(pond.models) as address, ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(httpx.post, address + PATH, json={"input": "a"}, timeout=300)
+        assert entered.wait(timeout=300)
+        assert httpx.get(address + "/health", timeout=300).status_code == 200
+        go.set()
+        assert answer.result(timeout=300).status_code == 200
+
+
+# --- The end --------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_about_to_stop_says_so_and_answers(held: Any) -> None:
+    pond = held()
+    app = create_app(pond.models)
+    with serving(app) as server, ThreadPoolExecutor(1) as threads:
+        address = address_of(server)
+        before = httpx.get(address + "/ready", timeout=300)
+        assert (before.status_code, before.headers.get("connection")) == (200, None)
+        under_way = threads.submit(httpx.post, address + PATH, json={"input": "a"}, timeout=300)
+        until(lambda: pond.waiting == 1)
+        app.state.drain.begin()
+        after = httpx.get(address + "/ready", timeout=300)
+        assert (after.status_code, after.headers["connection"]) == (503, "close")
+        assert after.json()["error"]["type"] == "ServiceUnavailableError"
+        assert httpx.get(address + "/health", timeout=300).status_code == 200  # a restart would not help
+        server.should_exit = True
+        pond.release()
+        found = under_way.result(timeout=300)
+        assert (found.status_code, found.headers["connection"]) == (200, "close")
+    assert next(iter(pond.models)).engine.closed
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(address + "/health", timeout=300)
+
+
+def test_a_closed_model_is_unhealthy(embedder: Path) -> None:
+    models = ServedModels.load([ModelConfig(model=str(embedder))])
+    app = create_app(models)
+
+    async def ask(method: str, path: str, **options: Any) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://pond") as client:
+            return await client.request(method, path, **options)
+
+    assert asyncio.run(ask("GET", "/health")).status_code == 200
+    models.close()
+    for method, path, options in (
+        ("GET", "/health", {}),
+        ("HEAD", "/health", {}),
+        ("GET", "/ready", {}),
+        ("POST", "/ping", {}),
+        ("POST", PATH, {"json": {"input": "a"}}),
+    ):
+        found = asyncio.run(ask(method, path, **options))
+        assert (found.status_code, found.headers["retry-after"]) == (503, "1")

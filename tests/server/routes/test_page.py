@@ -1,0 +1,564 @@
+"""The page at /, in a real browser that talks to a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from tests.server.conftest import running
+from tests.tiny import write_checkpoint
+
+from millpond import Engine
+from millpond.server.models import ServedModels
+from millpond.server.settings.config import ModelConfig, ServerConfig
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
+
+TEXTS = ["The pond is still.", "A wheel turns in the stream.", "How deep is it?"]
+QUERY = "What turns the wheel?"
+HOSTILE = (
+    "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>",
+    "'\"`$(touch owned) \\ </style>{{7*7}}\t%00 &amp; \u2028 🌊",
+    "\u202etxet desrever\u202c שלום עולם مرحبا",
+    "x" * 3000,
+)
+# Kept by the page about itself: what it asked for, and what the policy stopped.
+WATCH = """
+  window.violations = [];
+  document.addEventListener('securitypolicyviolation', (event) => violations.push(event.violatedDirective));
+"""
+PATIENCE = 60_000  # milliseconds; the machine may be busy with something else
+
+
+@dataclass(kw_only=True)
+class Visit:
+    """What a page did while it was looked at."""
+
+    page: Page
+    address: str
+    errors: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def count(self, path: str) -> int:
+        return self.requests.count(f"{self.address}/{path}")
+
+    def run(self, tool: str) -> None:
+        """Press the button of ``tool``, and wait for what comes of it."""
+        self.page.locator(f"#tab-{tool}").click()
+        self.page.locator(f"#{tool} .primary").click()
+        expect(self.page.locator(f"#{tool} .answer[aria-busy=false]")).to_have_attribute("data-state", "done")
+
+    def write(self, tool: str, texts: list[str]) -> None:
+        """Write ``texts`` into the list of ``tool``, a field for each."""
+        self.page.locator(f"#tab-{tool}").click()
+        panel = self.page.locator(f"#{tool} .texts")
+        panel.get_by_role("button", name="Clear").click()
+        for i, text in enumerate(texts):
+            if i:
+                panel.get_by_role("button", name="Add").click()
+            panel.locator("textarea").nth(i).fill(text)
+
+    def values(self, selector: str) -> list[float]:
+        """All digits of the numbers drawn there."""
+        found = self.page.locator(f"{selector} data")
+        return [float(value) for value in found.evaluate_all("nodes => nodes.map((node) => node.value)")]
+
+    def texts(self, selector: str) -> list[str]:
+        return self.page.locator(selector).all_text_contents()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def models(
+    embedder: Path,
+    cross_encoder: Path,
+    colbert: Path,
+    classifier: Path,
+    token_classifier: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, Engine]]:
+    """The engines behind ``site``, by the names of their models."""
+    folders = {
+        "embedder": embedder,
+        "cross-encoder": cross_encoder,
+        "colbert": colbert,
+        "classifier": classifier,
+        "tagger": token_classifier,
+        "byte tagger": write_checkpoint(
+            tmp_path_factory.mktemp("page") / "tagger", "roberta", head="TokenClassification"
+        ),
+    }
+    engines = {name: Engine(folder, dtype="float32") for name, folder in folders.items()}
+    yield engines
+    for engine in engines.values():
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def site(models: dict[str, Engine]) -> Iterator[str]:
+    """The address of a server of every kind of model; the embedder has two names."""
+    configs = [
+        ModelConfig(
+            model=engine.spec.name, dtype="float32", names=(name, "other name") if name == "embedder" else (name,)
+        )
+        for name, engine in models.items()
+    ]
+    with running(ServedModels.load(configs)) as address:
+        yield address
+
+
+@pytest.fixture
+def visit(chromium: Browser) -> Iterator[Callable[..., Visit]]:
+    """Opens pages; none may run into an error, break its policy or ask anybody else."""
+    visits: list[Visit] = []
+    with ExitStack() as stack:
+
+        def opened(address: str, *, clock: bool = False, path: str = "/", **options: Any) -> Visit:
+            context = stack.enter_context(_context(chromium, **options))
+            page = context.new_page()
+            page.set_default_timeout(PATIENCE)
+            seen = Visit(page=page, address=address)
+            visits.append(seen)
+            page.on("pageerror", lambda error: seen.errors.append(str(error)))
+            page.on(
+                "console", lambda line: seen.errors.append(line.text) if line.type in ("error", "warning") else None
+            )
+            page.on("request", lambda request: seen.requests.append(request.url))
+            page.add_init_script(WATCH)
+            if clock:
+                page.clock.install()
+            page.goto(address + path)
+            return seen
+
+        expect.set_options(timeout=PATIENCE)
+        yield opened
+        for seen in visits:
+            # A refusal that the page puts into words stands in the console, too: Chromium writes it there.
+            assert [line for line in seen.errors if not line.startswith("Failed to load resource")] == []
+            assert seen.page.evaluate("violations") == []
+            assert [url for url in seen.requests if not url.startswith(f"{seen.address}/")] == []
+
+
+@contextmanager
+def _context(chromium: Browser, **options: Any) -> Iterator[BrowserContext]:
+    context = chromium.new_context(**options)
+    yield context
+    context.close()
+
+
+def test_models_are_shown_with_what_they_can_do(visit: Any, site: str, models: dict[str, Engine]) -> None:
+    page = visit(site).page
+    expect(page.locator(".model-card:visible")).to_have_count(len(models))
+    expect(page.locator("#models-note")).to_have_text("6 models")
+    for name, engine in models.items():
+        card = page.locator(f"[data-model='{name}']")
+        assert sorted(card.locator(".tasks li").all_text_contents()) == sorted(engine.tasks)
+        expect(card).to_contain_text(f"{engine.spec.max_length} tokens")
+    expect(page.locator("[data-model=embedder]")).to_contain_text("48 dimensions")
+    expect(page.locator("[data-model=embedder]")).to_contain_text("also called other name")
+    expect(page.locator("#pulse-dot")).to_have_attribute("data-state", "on")
+
+
+def test_cosines_are_those_of_the_engine(visit: Any, site: str, models: dict[str, Engine]) -> None:
+    seen = visit(site)
+    seen.write("similarity", TEXTS)
+    seen.run("similarity")
+    vectors = models["embedder"].embed(TEXTS).embeddings.astype(np.float64)
+    expected = vectors @ vectors.T
+    drawn = np.reshape(seen.values("#similarity .matrix"), (3, 3))
+    np.testing.assert_allclose(drawn, expected, atol=1e-6)
+    i, j = max(((0, 1), (0, 2), (1, 2)), key=lambda pair: expected[pair])
+    assert seen.texts("#similarity blockquote") == [TEXTS[i], TEXTS[j]]  # the closest two
+
+
+def test_a_cell_tells_both_texts_by_mouse_and_by_keys(visit: Any, site: str) -> None:
+    seen = visit(site)
+    seen.write("similarity", TEXTS)
+    seen.run("similarity")
+    seen.page.locator("td[data-i='0'][data-j='2']").hover()
+    assert seen.texts("#similarity blockquote") == [TEXTS[0], TEXTS[2]]
+    seen.page.locator("td[data-i='2'][data-j='0']").focus()
+    seen.page.keyboard.press("ArrowRight")
+    assert seen.texts("#similarity blockquote") == [TEXTS[2], TEXTS[1]]
+    seen.page.keyboard.press("ArrowUp")
+    assert seen.texts("#similarity blockquote") == [TEXTS[1]]
+    assert seen.page.locator("#similarity [role=gridcell][tabindex='0']").count() == 1
+
+
+@pytest.mark.parametrize("name", ["embedder", "cross-encoder", "colbert"])
+def test_documents_are_ranked_as_the_engine_ranks_them(
+    visit: Any, site: str, models: dict[str, Engine], name: str
+) -> None:
+    seen = visit(site, path="/#/rerank")
+    seen.write("rerank", TEXTS)
+    seen.page.get_by_label("Query").fill(QUERY)
+    seen.page.locator("#rerank-model").select_option(name)
+    seen.run("rerank")
+    expected = models[name].rerank(QUERY, TEXTS)
+    np.testing.assert_allclose(
+        seen.values("#rerank .ranking"), [row.relevance_score for row in expected], atol=1e-5, rtol=1e-5
+    )
+    assert seen.texts("#rerank .bar-text") == [row.document for row in expected]
+    seen.page.get_by_label("Keep the best").fill("1")
+    seen.run("rerank")
+    expect(seen.page.locator("#rerank .bar-text")).to_have_text([expected[0].document])
+    expect(seen.page.locator("#rerank .answer")).to_contain_text("2 more scored lower")
+
+
+def test_a_bar_is_as_long_as_its_number(visit: Any, site: str) -> None:
+    seen = visit(site)
+    seen.page.locator("#tab-rerank").click()
+    seen.page.locator("#rerank-model").select_option("embedder")
+    seen.run("rerank")
+    values = np.array(seen.values("#rerank .ranking"))
+    low, high = min(0.0, values.min()), max(1.0, values.max())
+    measure = "nodes => nodes.map((node) => parseFloat(node.style.getPropertyValue('--width')) / 100)"
+    lengths = seen.page.locator("#rerank .fill").evaluate_all(measure)
+    np.testing.assert_allclose(lengths, np.abs(values) / (high - low), atol=1e-6)
+
+
+def test_classes_have_the_shares_of_the_engine(visit: Any, site: str, models: dict[str, Engine]) -> None:
+    seen = visit(site)
+    seen.write("classify", TEXTS)
+    seen.page.locator("#classify-model").select_option("classifier")
+    seen.run("classify")
+    expected = models["classifier"].classify(TEXTS).top(3)
+    np.testing.assert_allclose(
+        seen.values("#classify .shares"), [row.prob for rows in expected for row in rows], atol=1e-6
+    )
+    assert seen.texts("#classify .bar-label") == [row.label for rows in expected for row in rows]
+
+
+@pytest.mark.parametrize("name", ["tagger", "byte tagger"])
+@pytest.mark.parametrize(
+    "text", ["The wheel turns, the pond is still.", "  Hanna Jørgensen,\n1871: café 池 🌊. ", "..."]
+)
+def test_tokens_have_the_labels_of_the_engine(
+    visit: Any, site: str, models: dict[str, Engine], name: str, text: str
+) -> None:
+    seen = visit(site)
+    seen.page.locator("#tab-tokens").click()
+    seen.page.locator("#tokens-model").select_option(name)
+    seen.page.locator("#tokens-text").fill(text)
+    seen.run("tokens")
+    engine = models[name]
+    rows = engine.token_classify([text]).probs[0][1:-1]  # without [CLS] and [SEP]
+    labels = [engine.spec.labels[best] for best in rows.argmax(axis=1)]
+    runs = [label for i, label in enumerate(labels) if i == 0 or label != labels[i - 1]]
+    assert seen.texts("#tokens mark .tag bdi") == runs
+    gather = "node => { node.querySelectorAll('.tag').forEach((tag) => tag.remove()); return node.textContent }"
+    assert seen.page.locator("#tokens .labelled").evaluate(gather) == text.rstrip()
+
+
+def test_an_answer_has_its_time_and_its_tokens(visit: Any, site: str, models: dict[str, Engine]) -> None:
+    seen = visit(site)
+    seen.write("similarity", TEXTS)
+    seen.run("similarity")
+    tokens = models["embedder"].embed(TEXTS).usage.prompt_tokens
+    expect(seen.page.locator("#similarity .tokens")).to_have_text(f"{tokens} tokens")
+    assert float(seen.texts("#similarity .took")[0].removesuffix(" ms")) > 0
+    expect(seen.page.locator("#similarity .receipt")).to_contain_text("ms of it in the model")
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
+def test_the_command_does_the_same_in_a_terminal(visit: Any, site: str, tmp_path: Path) -> None:
+    seen = visit(site)
+    texts = [TEXTS[0], HOSTILE[0], HOSTILE[1]]
+    seen.write("similarity", texts)
+    seen.page.get_by_label("Cut texts").nth(0).check()
+    seen.run("similarity")
+    (command,) = seen.texts("#similarity pre code")
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], cwd=tmp_path, capture_output=True, check=True, env={**os.environ, "no_proxy": "*"}
+    )
+    rows = np.array([entry["embedding"] for entry in json.loads(done.stdout)["data"]])
+    np.testing.assert_allclose(
+        seen.values("#similarity .matrix"),
+        (rows @ rows.T / np.outer(*[np.linalg.norm(rows, axis=1)] * 2)).ravel(),
+        atol=1e-6,
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_key_is_asked_for_and_stays_in_the_tab(visit: Any, embedder: Path) -> None:
+    models = ServedModels.load([ModelConfig(model=str(embedder), names=("embedder",))])
+    with running(models, ServerConfig(api_keys=("secret",))) as address:
+        seen = visit(address)
+        page = seen.page
+        expect(page.get_by_text("This server wants an API key")).to_be_visible()
+        expect(page.get_by_role("button", name="Compare")).to_be_disabled()
+        expect(page.get_by_label("API key")).to_be_focused()
+        page.get_by_label("API key").fill("wrong")
+        page.keyboard.press("Enter")
+        expect(page.locator("#key-error")).to_have_text("The server does not accept this key.")
+        page.get_by_label("API key").fill("no\u2003ascii")
+        page.keyboard.press("Enter")
+        expect(page.locator("#key-error")).to_contain_text("ASCII only")
+        page.get_by_label("API key").fill("secret")
+        page.keyboard.press("Enter")
+        expect(page.locator("#key-form")).to_be_hidden()
+        seen.run("similarity")
+        assert '-H "Authorization: Bearer $MILLPOND_API_KEY"' in seen.texts("#similarity pre code")[0]
+        assert page.evaluate("Object.keys(localStorage).length") == 0
+        assert "secret" not in page.content() + page.url + "".join(seen.requests)
+        assert page.context.cookies() == []
+        page.reload()
+        expect(page.locator(".model-card")).to_have_count(1)  # the tab still knows it
+        page.get_by_role("button", name="Forget key").click()
+        expect(page.locator("#key-form")).to_be_visible()
+        assert page.evaluate("Object.keys(sessionStorage).length") == 0
+        expect(page.locator(".model-card")).to_have_count(0)
+
+
+def test_what_no_model_does_is_said(visit: Any, embedder: Path) -> None:
+    models = ServedModels.load([ModelConfig(model=str(embedder), names=("embedder",))])
+    with running(models) as address:
+        page = visit(address, path="/#/classify").page
+        expect(page.locator("#classify .answer")).to_contain_text("No model of this server does this.")
+        expect(page.locator("#classify .primary")).to_be_disabled()
+        expect(page.locator("#tab-tokens")).to_be_hidden()
+
+
+def test_hostile_texts_are_only_texts(visit: Any, site: str) -> None:
+    seen = visit(site)
+    for tool in ("similarity", "rerank", "classify"):
+        seen.write(tool, list(HOSTILE))
+        seen.page.locator(f"#{tool} .check input").first.check()
+        if tool == "rerank":
+            seen.page.get_by_label("Query").fill(HOSTILE[0])
+        seen.run(tool)
+        shown = seen.page.locator(f"#{tool} .answer bdi").evaluate_all("nodes => nodes.map((n) => n.textContent)")
+        assert set(HOSTILE) <= set(shown)
+        assert seen.page.locator(f"#{tool} .answer :is(img, script)").count() == 0
+    assert seen.page.title() == "millpond"
+
+
+def test_markup_cannot_be_made_of_texts_at_all(visit: Any, site: str) -> None:
+    seen = visit(site)
+    page = seen.page
+    refused = "try { document.body.insertAdjacentHTML('beforeend', '<b>x</b>') } catch (error) { error.name }"
+    assert page.evaluate(refused) == "TypeError"
+    script = "const s = document.createElement('style'); s.textContent = '*{color:red}'; document.head.append(s)"
+    page.evaluate(script)
+    expect(page.locator("h1")).not_to_have_css("color", "rgb(255, 0, 0)")
+    page.wait_for_function("violations.length >= 2")
+    assert {name.partition("-")[0] for name in page.evaluate("violations.splice(0)")} == {"require", "style"}
+    assert len(seen.errors) == 2
+    seen.errors.clear()
+
+
+@pytest.mark.parametrize("tool", ["similarity", "rerank", "classify", "tokens"])
+def test_an_over_long_text_is_named_and_can_be_cut(visit: Any, site: str, tool: str) -> None:
+    seen = visit(site)
+    page = seen.page
+    page.locator(f"#tab-{tool}").click()
+    long = "the wheel turns and " * 40
+    if tool == "tokens":
+        page.locator("#tokens-text").fill(long)
+    else:
+        seen.write(tool, ["short", long])
+    if tool == "rerank":
+        page.locator("#rerank-model").select_option("cross-encoder")
+    page.locator(f"#{tool} .primary").click()
+    failure = page.locator(f"#{tool} .failure")
+    expect(failure).to_contain_text("maximum context length is 64 tokens")
+    expect(failure).to_contain_text("400 BadRequestError")
+    at_fault = page.locator(f"#{tool} textarea[aria-invalid=true]")
+    expect(at_fault).to_have_value(long)
+    page.locator(f"#{tool} .actions .check input").check()
+    seen.run(tool)
+    expect(failure).to_have_count(0)
+
+
+def test_what_is_missing_is_said_before_anything_is_sent(visit: Any, site: str) -> None:
+    seen = visit(site)
+    seen.write("similarity", ["alone"])
+    seen.page.locator("#similarity .primary").click()
+    expect(seen.page.locator("#similarity .field-error")).to_have_text("Write at least two texts to compare.")
+    seen.write("rerank", TEXTS)
+    seen.page.get_by_label("Query").fill(" ")
+    seen.page.locator("#rerank .primary").click()
+    expect(seen.page.locator("#rerank .field-error")).to_have_text("Write a query first.")
+    expect(seen.page.get_by_label("Query")).to_be_focused()
+    assert seen.count("v1/embeddings") == seen.count("rerank") == 0
+
+
+def test_a_server_that_is_gone_is_said_and_found_again(visit: Any, embedder: Path) -> None:
+    models = ServedModels.load([ModelConfig(model=str(embedder))])
+    with running(models) as address:
+        seen = visit(address, clock=True)
+        expect(seen.page.locator("#pulse-dot")).to_have_attribute("data-state", "on")
+    seen.page.locator("#similarity .primary").click()
+    expect(seen.page.locator("#similarity .failure")).to_contain_text("The server does not answer.")
+    seen.page.clock.run_for(2000)
+    expect(seen.page.locator("#pulse-words")).to_have_text("Not connected")
+    with running(ServedModels.load([ModelConfig(model=str(embedder))]), ServerConfig(port=0)) as other:
+        # Another port is another origin: that one answers here in the place of the first.
+        seen.page.route("**/stats", lambda route: route.continue_(url=f"{other}/stats"))
+        seen.page.clock.run_for(60_000)
+        expect(seen.page.locator("#pulse-dot")).to_have_attribute("data-state", "on")
+
+
+def test_a_busy_server_says_when_to_come_back(visit: Any, site: str) -> None:
+    seen = visit(site)
+    error = {
+        "error": {"message": "16384 texts are waiting", "type": "TooManyRequestsError", "param": None, "code": 429}
+    }
+    seen.page.route("**/rerank", lambda route: route.fulfill(status=429, headers={"Retry-After": "3"}, json=error))
+    seen.page.locator("#tab-rerank").click()
+    seen.page.locator("#rerank .primary").click()
+    failure = seen.page.locator("#rerank .failure")
+    expect(failure).to_contain_text("The server is busy")
+    expect(failure).to_contain_text("16384 texts are waiting Try again in 3 seconds.")
+
+
+def test_a_request_can_be_stopped(visit: Any, site: str) -> None:
+    seen = visit(site)
+    seen.page.route("**/v1/embeddings", lambda _: None)  # never answered
+    with seen.page.expect_request("**/v1/embeddings"):
+        seen.page.locator("#similarity .primary").click()
+    expect(seen.page.locator("#similarity .primary")).to_have_text("Working…")
+    with seen.page.expect_event("requestfailed") as failed:
+        seen.page.get_by_role("button", name="Stop").click()
+    assert failed.value.url == f"{site}/v1/embeddings"
+    expect(seen.page.locator("#similarity .answer")).to_contain_text("Stopped.")
+    expect(seen.page.locator("#similarity .primary")).to_have_text("Compare")
+
+
+def test_numbers_are_live_and_rest_while_nobody_looks(visit: Any, embedder: Path) -> None:
+    with running(ServedModels.load([ModelConfig(model=str(embedder), names=("embedder",))])) as address:
+        seen = visit(address, clock=True)
+        page = seen.page
+        card = page.locator("[data-model=embedder]")
+        expect(card.locator(".tokens-rate")).to_have_text("0")
+        before = card.locator("polyline").get_attribute("points")
+        seen.run("similarity")
+        page.clock.run_for(2000)
+        expect(card.locator(".tokens-rate")).not_to_have_text("0")
+        expect(card.locator("polyline")).not_to_have_attribute("points", before or "")
+        page.evaluate(
+            "Object.defineProperty(document, 'hidden', {configurable: true, value: true});"
+            "document.dispatchEvent(new Event('visibilitychange'))"
+        )
+        asked = seen.count("stats")
+        page.clock.run_for(60_000)
+        page.evaluate("fetch('health').then((response) => response.status)")  # what was sent before is told before
+        assert seen.count("stats") == asked
+        with page.expect_response("**/stats"):
+            page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+            page.clock.run_for(1)
+
+
+def test_texts_are_written_with_the_keys_alone(visit: Any, site: str) -> None:
+    seen = visit(site)
+    page = seen.page
+    seen.write("similarity", ["one"])
+    fields = page.locator("#similarity .rows textarea")
+    fields.first.press("Enter")
+    expect(fields).to_have_count(2)
+    expect(fields.nth(1)).to_be_focused()
+    page.keyboard.type("two")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("lines")
+    expect(fields.nth(1)).to_have_value("two\nlines")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Backspace")
+    expect(fields).to_have_count(2)
+    page.keyboard.press("Enter")
+    paste = """(field) => {
+      const data = new DataTransfer();
+      data.setData('text/plain', 'three\\r\\n\\nfour\\n');
+      field.dispatchEvent(new ClipboardEvent('paste', {clipboardData: data, bubbles: true, cancelable: true}));
+    }"""
+    fields.nth(2).evaluate(paste)
+    assert fields.evaluate_all("nodes => nodes.map((node) => node.value)") == ["one", "two\nlines", "three", "four"]
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#similarity .matrix tbody tr")).to_have_count(4)
+
+
+def test_tabs_are_walked_with_arrows_and_named_by_the_address(visit: Any, site: str) -> None:
+    page = visit(site, path="/#/rerank").page
+    expect(page.locator("#rerank")).to_be_visible()
+    expect(page.locator("#rerank-model option")).not_to_have_count(0)
+    assert page.evaluate("scrollY") == 0  # the browser found no element of the address's name to go to
+    page.locator("#tab-rerank").press("ArrowRight")
+    expect(page.locator("#tab-classify")).to_be_focused()
+    expect(page.locator("#classify")).to_be_visible()
+    expect(page.locator("#rerank")).to_be_hidden()
+    assert page.url.endswith("/#/classify")
+
+
+def test_every_control_has_a_name(visit: Any, site: str) -> None:
+    seen = visit(site)
+    for tool in ("similarity", "rerank", "classify", "tokens"):
+        seen.run(tool)
+        tree = seen.page.locator("body").aria_snapshot()
+        unnamed = ("- button", "- textbox", "- combobox", "- checkbox", "- spinbutton", "- tab", "- link", "- img")
+        bare = [line for line in tree.splitlines() if line.strip().partition(":")[0].partition(" [")[0] in unnamed]
+        assert bare == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_numbers_can_be_read_on_every_colour(visit: Any, site: str, scheme: str) -> None:
+    seen = visit(site, color_scheme=scheme)
+    seen.run("similarity")
+    contrasts = seen.page.locator("td[data-i='0'][data-j='1']").evaluate(CONTRASTS)
+    assert len(contrasts) == 42
+    assert min(contrasts) >= 4.5
+
+
+# Of a cell's ink on its ground, for every depth of both colours, as WCAG counts it.
+CONTRASTS = """(cell) => {
+  const context = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const luminance = (colour) => {
+    context.fillStyle = colour;
+    context.fillRect(0, 0, 1, 1);
+    const [r, g, b] = [...context.getImageData(0, 0, 1, 1).data].slice(0, 3).map((part) => part / 255)
+      .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const found = [];
+  for (const below of [false, true]) for (let i = 0; i <= 20; i++) {
+    cell.classList.toggle('below', below);
+    cell.style.setProperty('--depth', i / 20);
+    const {color, backgroundColor} = getComputedStyle(cell);
+    const [a, b] = [luminance(color), luminance(backgroundColor)];
+    found.push((Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05));
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_narrow_screen_is_never_left_sideways(visit: Any, site: str, scheme: str) -> None:
+    options = {"viewport": {"width": 380, "height": 740}, "color_scheme": scheme, "reduced_motion": "reduce"}
+    seen = visit(site, **options)
+    width = "document.documentElement.scrollWidth"
+    assert seen.page.evaluate(width) <= 380
+    for tool in ("similarity", "rerank", "classify"):
+        seen.write(tool, list(HOSTILE) * 2)
+        seen.page.locator(f"#{tool} .actions .check input").check()
+        seen.run(tool)
+        seen.page.locator(f"#{tool} summary").click()
+        assert seen.page.evaluate(width) <= 380
+        over = "nodes => nodes.filter((node) => node.scrollWidth > node.clientWidth).map((node) => node.className)"
+        assert seen.page.locator(".ask:visible, .answer:visible, .model-card:visible").evaluate_all(over) == []

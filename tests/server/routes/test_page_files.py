@@ -1,0 +1,94 @@
+"""The page's files: how they are sent, what they may do, and that a wheel has them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+
+from millpond.server import app as server
+from millpond.server.models import ServedModels
+from millpond.server.settings.config import ModelConfig, ServerConfig
+
+ROOT = Path(server.__file__).parents[3]
+FOLDER = Path(server.__file__).parent / "page"
+NAMES = sorted(path.name for path in FOLDER.iterdir())
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+@pytest.fixture
+async def client(embedder: Path) -> AsyncIterator[httpx.AsyncClient]:
+    models = ServedModels.load([ModelConfig(model=str(embedder))])
+    app = server.create_app(models, ServerConfig(api_keys=("secret",)))  # which nothing here needs
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        yield client
+    models.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_every_file_is_sent_as_what_it_is(client: httpx.AsyncClient, name: str) -> None:
+    answer = await client.get(f"/page/{name}")
+    assert answer.status_code == 200
+    assert answer.content == (FOLDER / name).read_bytes()
+    assert answer.headers["Content-Type"].partition(";")[0] == TYPES[Path(name).suffix]
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    head = await client.head(f"/page/{name}")
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["Content-Length"] == str(len(answer.content))
+
+
+async def test_the_index_is_the_page(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/")
+    assert answer.content == (FOLDER / "index.html").read_bytes()
+    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+
+
+async def test_a_browser_asks_again_and_is_told_that_nothing_changed(client: httpx.AsyncClient) -> None:
+    first = await client.get("/page/app.js")
+    assert first.headers["Cache-Control"] == "no-cache"
+    tag = first.headers["ETag"]
+    for known in (tag, f"W/{tag}", f'"another", {tag}', "*"):
+        again = await client.get("/page/app.js", headers={"If-None-Match": known})
+        assert (again.status_code, again.content, again.headers["ETag"]) == (304, b"", tag)
+    other = await client.get("/page/app.js", headers={"If-None-Match": '"another"'})
+    assert other.status_code == 200
+    assert (await client.get("/")).headers["ETag"] != tag
+
+
+@pytest.mark.parametrize(
+    "name", ["none.js", "..%2fpage.py", "%2e%2e/app.py", "..%2fapp.py", "%2fetc%2fpasswd", "", "a/b.js"]
+)
+async def test_no_other_file_is_sent(client: httpx.AsyncClient, name: str) -> None:
+    answer = await client.get(f"/page/{name}")
+    assert answer.status_code == 404 or answer.is_redirect
+    assert b"import" not in answer.content
+
+
+async def test_the_policy_allows_this_server_only(client: httpx.AsyncClient) -> None:
+    for path in ("/", "/page/app.js"):
+        policy = dict(
+            part.split(" ", 1) for part in (await client.get(path)).headers["Content-Security-Policy"].split("; ")
+        )
+        assert policy.pop("require-trusted-types-for") == "'script'"
+        assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+        assert set(policy.values()) == {"'none'", "'self'"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_file_asks_another_server_or_makes_markup_of_texts(name: str) -> None:
+    content = (FOLDER / name).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(
+        r"https?://|//cdn|@import|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", content
+    )
+    assert "localStorage" not in content
+    if name.endswith(".html"):
+        assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", content)
+
+
+def test_a_wheel_has_every_file() -> None:
+    packed = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
+    assert {f"millpond/server/page/{name}" for name in NAMES} <= packed

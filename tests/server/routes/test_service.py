@@ -1,0 +1,106 @@
+"""What the server says about itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from millpond.server.app import create_app
+from millpond.server.models import ServedModels
+from millpond.server.settings.config import ModelConfig, ServerConfig
+
+
+@pytest.fixture(scope="module")
+def models(embedder: Path, classifier: Path) -> Iterator[ServedModels]:
+    loaded = ServedModels.load(
+        [
+            ModelConfig(model=str(embedder), names=("org/tiny", "short")),
+            ModelConfig(model=str(classifier), names=("judge",), max_model_len=32),
+        ]
+    )
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture
+def ask(models: ServedModels) -> Any:
+    app = create_app(models, ServerConfig())
+
+    def send(method: str, path: str) -> httpx.Response:
+        async def once() -> httpx.Response:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://pond") as client:
+                return await client.request(method, path)
+
+        return asyncio.run(once())
+
+    return send
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/health"), ("GET", "/ready"), ("GET", "/ping"), ("POST", "/ping")],
+)
+def test_a_server_that_works_says_so(ask: Any, method: str, path: str) -> None:
+    found = ask(method, path)
+    assert (found.status_code, found.json()) == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/ping"])
+def test_a_head_is_enough(ask: Any, path: str) -> None:
+    assert ask("HEAD", path).status_code == 200
+
+
+def test_the_version_is_the_package_s(ask: Any) -> None:
+    assert ask("GET", "/version").json() == {"version": version("millpond")}
+
+
+def test_nothing_is_under_way(ask: Any) -> None:
+    assert ask("GET", "/load").json() == {"server_load": 0}
+
+
+def test_every_name_of_every_model_is_listed(ask: Any, models: ServedModels, embedder: Path) -> None:
+    listed = ask("GET", "/v1/models").json()
+    assert listed["object"] == "list"
+    assert [card["id"] for card in listed["data"]] == ["org/tiny", "short", "judge"]
+    tiny, _, judge = listed["data"]
+    first = next(iter(models))
+    assert tiny == {
+        "id": "org/tiny",
+        "object": "model",
+        "created": first.created,
+        "owned_by": "millpond",
+        "root": str(embedder),
+        "parent": None,
+        "max_model_len": 64,
+        "tasks": sorted(first.engine.tasks),
+        "dimensions": 48,
+        "matryoshka": False,
+        "matryoshka_dimensions": None,
+        "labels": [],
+        "score_type": "bi-encoder",
+    }
+    assert (judge["max_model_len"], judge["dimensions"], len(judge["labels"])) == (32, None, 3)
+    assert "classify" in judge["tasks"]
+
+
+@pytest.mark.parametrize("name", ["org/tiny", "org%2Ftiny", "short", "judge"])
+def test_one_model_by_its_name(ask: Any, name: str) -> None:
+    assert ask("GET", f"/v1/models/{name}").json()["id"] == name.replace("%2F", "/")
+
+
+@pytest.mark.parametrize("name", ["tiny", "org", "org/tiny/", "nobody"])
+def test_a_model_that_there_is_not(ask: Any, name: str) -> None:
+    found = ask("GET", f"/v1/models/{name}")
+    assert found.status_code == 404
+    assert found.json()["error"] == {
+        "message": f"The model `{name}` does not exist.",
+        "type": "NotFoundError",
+        "param": None,
+        "code": 404,
+    }

@@ -1,0 +1,380 @@
+"""What a server counts and tells: /metrics, /stats and the headers of its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from millpond.engine.execute.runner import Runner
+from millpond.server.app import create_app
+from millpond.server.models import ServedModels
+from millpond.server.settings.config import ModelConfig, ServerConfig
+
+HEADERS = (
+    "x-compute-type x-compute-time x-compute-characters x-compute-tokens x-total-time x-tokenization-time "
+    "x-queue-time x-inference-time"
+).split()
+TEXTS = ["a river", "a mill at the river", "stones"]
+
+
+@pytest.fixture(scope="module")
+def models(embedder: Path, cross_encoder: Path) -> Iterator[ServedModels]:
+    models = ServedModels.load(
+        [
+            ModelConfig(model=str(embedder), names=("tiny", "alias"), device="cpu", dtype="float32"),
+            ModelConfig(model=str(cross_encoder), names=("ranker",), device="cpu", dtype="float32"),
+        ]
+    )
+    yield models
+    models.close()
+
+
+@pytest.fixture
+def app(models: ServedModels) -> Iterator[FastAPI]:
+    app = create_app(models)
+    yield app
+    app.state.metrics.close()
+
+
+@asynccontextmanager
+async def client_of(app: FastAPI, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server", **options) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(app) as client:
+        yield client
+
+
+class Scrape:
+    """The samples of one scrape."""
+
+    def __init__(self, text: str) -> None:
+        self.samples = [sample for family in parse_text(text) for sample in family.samples]
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sum of a name's samples that have these labels; 0 where there are none."""
+        return sum(s.value for s in self.samples if s.name == name and labels.items() <= s.labels.items())
+
+    def labels(self, name: str, label: str) -> set[str]:
+        return {s.labels[label] for s in self.samples if s.name == name}
+
+
+async def scrape(client: httpx.AsyncClient) -> Scrape:
+    response = await client.get("/metrics")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain")
+    return Scrape(response.text)
+
+
+async def embed(client: httpx.AsyncClient, texts: Sequence[str] = TEXTS, **fields: Any) -> httpx.Response:
+    return await client.post("/v1/embeddings", json={"model": "tiny", "input": list(texts), **fields})
+
+
+# Headers.
+
+
+async def test_an_answer_tells_where_the_time_went(client: httpx.AsyncClient):
+    response = await embed(client)
+    assert response.status_code == 200
+    told = {name: response.headers[name] for name in HEADERS}
+    assert told.pop("x-compute-type") == "cpu"
+    numbers = {name: int(value) for name, value in told.items()}
+    assert numbers["x-compute-tokens"] == response.json()["usage"]["prompt_tokens"]
+    assert numbers["x-compute-characters"] == sum(map(len, TEXTS))
+    parts = (numbers[f"x-{part}-time"] for part in ("tokenization", "queue", "inference"))
+    assert sum(parts) <= numbers["x-total-time"] == numbers["x-compute-time"]
+
+
+async def test_a_score_tells_too(client: httpx.AsyncClient):
+    response = await client.post("/score", json={"model": "ranker", "text_1": "a", "text_2": ["bc", "d"]})
+    assert response.status_code == 200
+    assert response.headers["x-compute-characters"] == "5"
+    assert int(response.headers["x-compute-tokens"]) == response.json()["usage"]["prompt_tokens"]
+
+
+async def test_token_ids_have_no_characters(client: httpx.AsyncClient):
+    response = await client.post("/v1/embeddings", json={"model": "tiny", "input": [[5, 6, 7]]})
+    assert (response.headers["x-compute-characters"], response.headers["x-compute-tokens"]) == ("0", "3")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/health", None),
+        ("GET", "/v1/models", None),
+        ("POST", "/v1/embeddings", {"model": "unknown", "input": "a"}),
+        ("POST", "/v1/embeddings", {"model": "tiny", "input": "a " * 1000}),
+    ],
+)
+async def test_what_did_no_work_has_no_timings(client: httpx.AsyncClient, method: str, path: str, body: Any):
+    response = await client.request(method, path, json=body)
+    assert not [name for name in HEADERS if name in response.headers]
+
+
+# Counters.
+
+
+async def test_requests_are_counted_by_route_model_and_status(client: httpx.AsyncClient):
+    tokens = (await embed(client)).json()["usage"]["prompt_tokens"]
+    await embed(client, model="alias")
+    await embed(client, ["a " * 1000])
+    found = await scrape(client)
+    labels = {"route": "/v1/embeddings", "model": "tiny"}
+    assert found.value("millpond_requests_total", **labels, status="200") == 2
+    assert found.value("millpond_requests_total", **labels, status="400") == 1
+    assert found.value("millpond_request_duration_seconds_count", **labels) == 3
+    assert found.value("millpond_prompt_tokens_total", **labels) == 2 * tokens
+    for part in ("tokenization", "queue", "inference"):
+        assert found.value(f"millpond_request_{part}_seconds_count", **labels) == 2
+        assert found.value(f"millpond_request_{part}_seconds_sum", **labels) > 0
+    assert found.value("millpond_requests_in_flight") == 1  # the scrape itself
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/tokenize", {"prompt": "a"}, "200"),
+        ("/detokenize", {"tokens": [5]}, "200"),
+        ("/v1/embeddings", {"input": []}, "400"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 7}, "400"),
+        ("/v2/embed", {"texts": []}, "400"),
+        ("/embed", {"inputs": []}, "400"),
+        ("/pooling", {"input": []}, "400"),
+        ("/score", {"text_1": "a", "text_2": []}, "400"),
+        ("/rerank", {"query": "a", "documents": [{"number": 1}]}, "400"),
+        ("/rerank", {"query": "a", "texts": []}, "400"),
+        ("/classify", {"input": []}, "400"),
+        ("/predict", {"inputs": []}, "400"),
+    ],
+)
+@pytest.mark.parametrize("named", [True, False])
+async def test_what_never_reaches_the_engine_is_counted_under_its_model_too(
+    app: FastAPI, client: httpx.AsyncClient, path: str, body: Any, status: str, named: bool
+):
+    """Whether the request names its model, by whichever of its names, or it is the only one for the route."""
+    model = "ranker" if path in ("/score", "/rerank", "/classify", "/predict") else "tiny"
+    if named or path in ("/tokenize", "/detokenize", "/pooling"):
+        body = {**body, "model": "alias" if model == "tiny" else model}
+    answer = await client.post(path, json=body)
+    assert str(answer.status_code) == status, answer.text
+    found = await scrape(client)
+    assert found.value("millpond_requests_total", route=path, model=model, status=status) == 1
+
+
+async def test_batches_are_in_the_histograms(client: httpx.AsyncClient, models: ServedModels):
+    before = {model.name: model.engine.stats() for model in models}
+    await embed(client)
+    found = await scrape(client)
+    after = next(iter(models)).engine.stats()
+    assert found.value("millpond_batch_texts_sum", model="tiny") == len(TEXTS)
+    assert found.value("millpond_batch_texts_count", model="tiny") == after.batches - before["tiny"].batches
+    assert found.value("millpond_batch_tokens_sum", model="tiny") == after.batch_tokens - before["tiny"].batch_tokens
+    assert found.value("millpond_batch_duration_seconds_sum", model="tiny") > 0
+    assert found.value("millpond_batch_texts_count", model="ranker") == 0
+    assert found.labels("millpond_batch_texts_count", "model") == {"tiny", "ranker"}  # from the first scrape on
+    assert found.value("millpond_texts_total", model="tiny") == after.texts_done
+    assert found.value("millpond_calls_total", model="tiny", outcome="done") == after.calls_done
+    assert found.value("millpond_waiting_texts", model="tiny") == found.value("millpond_running_calls") == 0
+
+
+async def test_a_cache_is_counted(embedder: Path, tmp_path: Path):
+    config = ModelConfig(model=str(embedder), names=("tiny",), device="cpu", dtype="float32", cache=tmp_path / "v.db")
+    models = ServedModels.load([config])
+    try:
+        async with client_of(create_app(models)) as client:
+            await embed(client, ["a", "b"])
+            await embed(client, ["a", "c"])
+            found = await scrape(client)
+            told = (await client.get("/stats")).json()
+        assert (found.value("millpond_cache_hits_total"), found.value("millpond_cache_misses_total")) == (1, 3)
+        assert told["models"][0]["cache"] == {"hits": 1, "misses": 3}
+    finally:
+        models.close()
+
+
+async def test_labels_are_bounded(client: httpx.AsyncClient):
+    for i in range(20):
+        await client.get(f"/nowhere/{i}")
+        await client.get(f"/v1/models/{i}")
+        await client.post("/v1/embeddings", json={"model": f"model-{i}", "input": "a"})
+        await client.request(f"ODD{i}", "/v1/embeddings")
+    found = await scrape(client)
+    assert found.labels("millpond_requests_total", "model") == {""}
+    assert found.labels("millpond_requests_total", "route") == {"other", "/v1/models/{name:path}", "/v1/embeddings"}
+    assert found.value("millpond_requests_total", route="other", status="404") == 20
+    assert found.value("millpond_requests_total", route="/v1/embeddings", status="404") == 20
+
+
+async def test_who_has_no_key_is_counted_by_the_route_that_was_meant(models: ServedModels):
+    app = create_app(models, ServerConfig(api_keys=("secret",)))
+    async with client_of(app) as client:
+        assert (await embed(client)).status_code == 401
+        found = await scrape(client)
+    assert found.value("millpond_requests_total", route="/v1/embeddings", model="", status="401") == 1
+
+
+async def test_a_prefix_of_a_proxy_is_no_part_of_a_route(models: ServedModels):
+    app = create_app(models, ServerConfig(root_path="/pond"))
+    async with client_of(app) as client:
+        await client.get("/pond/health")
+        await client.get("/pond/docs")
+        found = await scrape(client)
+    assert found.labels("millpond_requests_total", "route") == {"/health", "/docs"}
+
+
+async def test_two_applications_count_apart(models: ServedModels):
+    async with client_of(create_app(models)) as one, client_of(create_app(models)) as other:
+        await embed(one)
+        assert (await scrape(one)).value("millpond_requests_total", route="/v1/embeddings") == 1
+        assert (await scrape(other)).value("millpond_requests_total", route="/v1/embeddings") == 0
+
+
+async def test_who_asks_for_openmetrics_gets_it(client: httpx.AsyncClient):
+    response = await client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert response.headers["content-type"].startswith("application/openmetrics-text")
+    assert "millpond_requests_in_flight" in {family.name for family in parse_openmetrics(response.text)}
+
+
+async def test_names_are_as_prometheus_asks(client: httpx.AsyncClient):
+    await embed(client)
+    for family in parse_text((await client.get("/metrics")).text):
+        if not family.name.startswith("millpond_"):
+            assert family.name.startswith(("process_", "python_"))
+            continue
+        assert family.documentation.endswith(".")
+        assert not family.name.endswith(("_ms", "_milliseconds", "_count", "_sum"))
+        if family.type == "counter":
+            assert all(sample.name.endswith(("_total", "_created")) for sample in family.samples)
+
+
+class Held:
+    """Batches of every engine, held until they are let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entered, self.gate = threading.Event(), threading.Event()
+        right = Runner.run
+
+        def run(runner: Runner, requests: Any) -> Any:
+            self.entered.set()
+            assert self.gate.wait(timeout=60)
+            return right(runner, requests)
+
+        monkeypatch.setattr(Runner, "run", run)
+
+    async def wait(self) -> None:
+        assert await asyncio.to_thread(self.entered.wait, 60)
+
+
+async def test_refusals_and_departures_are_counted(embedder: Path, monkeypatch: pytest.MonkeyPatch):
+    held = Held(monkeypatch)
+    config = ModelConfig(model=str(embedder), names=("tiny",), device="cpu", dtype="float32", max_queue=2)
+    models = ServedModels.load([config])
+    try:
+        app = create_app(models)
+        left = Left({"model": "tiny", "input": ["a", "b"]})
+        async with client_of(app) as client:
+            leaving = asyncio.create_task(app(left.scope, left.receive, left.send))
+            await held.wait()
+            assert (await embed(client)).status_code == 429
+            running = await scrape(client)
+            told = (await client.get("/stats")).json()["models"][0]
+            left.gone.set()
+            await leaving
+            held.gate.set()
+            models.close()
+            found = await scrape(client)
+    finally:
+        held.gate.set()
+        models.close()
+    assert running.value("millpond_waiting_texts", model="tiny") == told["waiting_texts"] == 2
+    assert running.value("millpond_running_calls", model="tiny") == told["running_calls"] == 1
+    assert running.value("millpond_running_batches", model="tiny") >= 1
+    assert running.value("millpond_requests_in_flight") == 2
+    labels = {"route": "/v1/embeddings", "model": "tiny"}
+    assert found.value("millpond_requests_rejected_total", **labels) == 1
+    assert found.value("millpond_requests_disconnected_total", **labels) == 1
+    assert found.value("millpond_calls_total", outcome="rejected") == 1
+    assert found.value("millpond_calls_total", outcome="cancelled") == 1
+    assert found.value("millpond_waiting_texts") == found.value("millpond_running_calls") == 0
+    assert found.value("millpond_requests_in_flight") == 1
+
+
+class Left:
+    """A client that sends a request, and leaves when ``gone`` is set."""
+
+    def __init__(self, body: Any) -> None:
+        self.gone = asyncio.Event()
+        self._body = httpx.Request("POST", "http://server", json=body).content
+        self._sent = False
+        self.scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": "/v1/embeddings",
+            "raw_path": b"/v1/embeddings",
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"content-type", b"application/json")],
+            "client": ("127.0.0.1", 1),
+            "server": ("server", 80),
+        }
+
+    async def receive(self) -> Any:
+        if not self._sent:
+            self._sent = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        """What is said to somebody who has left."""
+
+
+# The page's numbers.
+
+
+async def test_stats_are_what_the_page_reads(client: httpx.AsyncClient, models: ServedModels):
+    await embed(client)
+    told = (await client.get("/stats")).json()
+    assert set(told) == {"models", "requests_per_second", "uptime_seconds"}
+    assert told["requests_per_second"] > 0 and told["uptime_seconds"] > 0
+    tiny, ranker = told["models"]
+    assert (tiny["name"], tiny["tasks"]) == ("tiny", ["embed", "token_embed"])
+    assert (tiny["waiting_texts"], tiny["running_calls"], tiny["cache"]) == (0, 0, None)
+    assert tiny["tokens_per_second"] > tiny["texts_per_second"] > 0
+    assert tiny["batches"] == next(iter(models)).engine.stats().batches
+    assert (ranker["name"], ranker["tokens_per_second"], ranker["texts_per_second"]) == ("ranker", 0, 0)
+
+
+@pytest.mark.parametrize(("path", "status"), [("/stats", 401), ("/metrics", 200)])
+async def test_the_page_needs_the_key_and_prometheus_does_not(models: ServedModels, path: str, status: int):
+    app = create_app(models, ServerConfig(api_keys=("secret",)))
+    async with client_of(app) as client:
+        assert (await client.get(path)).status_code == status
+        assert (await client.get(path, headers={"Authorization": "Bearer secret"})).status_code == 200
+
+
+async def test_what_the_scrape_tells_holds_no_folder(client: httpx.AsyncClient, embedder: Path):
+    assert str(embedder.parent) not in (await client.get("/metrics")).text
+
+
+def test_a_closed_application_watches_no_engine(models: ServedModels):
+    metrics = create_app(models).state.metrics
+    metrics.close()
+    next(iter(models)).engine.embed(["nobody watches"])
+    assert Scrape(metrics.text()[0].decode()).value("millpond_batch_texts_count") == 0

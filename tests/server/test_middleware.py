@@ -1,0 +1,293 @@
+"""What every request passes: keys, ids, CORS, the log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from millpond.server.app import create_app
+from millpond.server.middleware import Keys, request_id, route_path
+from millpond.server.models import ServedModels
+from millpond.server.settings.config import ModelConfig, ServerConfig
+from millpond.server.telemetry import logs
+
+Ask = Callable[..., httpx.Response]
+KEYS = ("first-key", "zweiter-schlüssel")
+OPEN = ("/", "/docs", "/health", "/metrics", "/openapi.json", "/page/index.html", "/ping", "/ready", "/version")
+
+
+@pytest.fixture(scope="module")
+def models(embedder: Path) -> Iterator[ServedModels]:
+    loaded = ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",))])
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture
+def ask(models: ServedModels) -> Ask:
+    """One request to an application in this process."""
+
+    def send(method: str, path: str, config: ServerConfig | None = None, **options: Any) -> httpx.Response:
+        async def once() -> httpx.Response:
+            transport = httpx.ASGITransport(create_app(models, config), raise_app_exceptions=True)
+            async with httpx.AsyncClient(transport=transport, base_url="http://pond") as client:
+                return await client.request(method, path, **options)
+
+        return asyncio.run(once())
+
+    return send
+
+
+def bearer(key: str, scheme: str = "Bearer") -> dict[str, bytes]:
+    return {"Authorization": f"{scheme} {key}".encode()}
+
+
+# --- Keys -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+def test_any_of_the_keys_opens_a_call(ask: Ask, key: str, scheme: str) -> None:
+    config = ServerConfig(api_keys=KEYS)
+    found = ask("POST", "/v1/embeddings", config, json={"input": "a"}, headers=bearer(key, scheme))
+    assert found.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        bearer("first-key "[:-2]),
+        bearer("first-keyx"),
+        bearer("first-key", "Basic"),
+        {"Authorization": "first-key"},
+        {"Authorization": "Bearer"},
+        {"Authorization": ""},
+        {"Authorization": b"Bearer \xff\xfe"},
+        {"x-api-key": "first-key"},
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/v1/embeddings"), ("GET", "/v1/models"), ("POST", "/"), ("GET", "/no")]
+)
+def test_without_a_key_nothing_is_answered(ask: Ask, headers: Any, method: str, path: str) -> None:
+    found = ask(method, path, ServerConfig(api_keys=KEYS), headers=headers)
+    assert found.status_code == 401
+    assert found.headers["www-authenticate"] == "Bearer"
+    error = found.json()["error"]
+    assert (error["type"], error["code"]) == ("Unauthorized", 401)
+    assert "Authorization: Bearer KEY" in error["message"]
+    assert not any(key in found.text for key in KEYS)
+
+
+@pytest.mark.parametrize("path", OPEN)
+def test_what_an_orchestrator_or_a_browser_asks_for_is_open(ask: Ask, path: str) -> None:
+    assert ask("GET", path, ServerConfig(api_keys=KEYS)).status_code == 200
+
+
+@pytest.mark.parametrize("path", [path for path in OPEN if path != "/ping"])
+def test_what_is_posted_there_is_not(ask: Ask, path: str) -> None:
+    assert ask("POST", path, ServerConfig(api_keys=KEYS)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "path", ["/health/", "//health", "/v1/embeddings", "/pages/x", "/page", "/HEALTH", "/stats", "/load"]
+)
+def test_a_path_that_looks_alike_is_guarded(path: str) -> None:
+    assert Keys(KEYS).guard("GET", path)
+    assert not Keys(()).guard("GET", path)
+
+
+@pytest.mark.parametrize(
+    ("root", "path", "expected"),
+    [
+        ("", "/v1/models", "/v1/models"),
+        ("/pond", "/pond/v1/models", "/v1/models"),
+        ("/pond", "/pond/health", "/health"),
+        ("/pond", "/ponder/health", "/ponder/health"),
+        ("/pond", "/health", "/health"),
+    ],
+)
+def test_the_gate_looks_at_the_path_that_the_router_sees(ask: Ask, root: str, path: str, expected: str) -> None:
+    assert route_path({"path": path, "root_path": root}) == expected
+    guarded = Keys(KEYS).guard("GET", expected)
+    found = ask("GET", path, ServerConfig(api_keys=KEYS, root_path=root))
+    assert found.status_code == (401 if guarded else 200)
+
+
+# --- Request ids ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("abc-123_X.y:z/+=@", "abc-123_X.y:z/+=@"),
+        ("a\nb\r{c}\x1b[0m <d>", "abc0md"),
+        ("x" * 500, "x" * 128),
+    ],
+)
+def test_a_request_id_is_kept_as_far_as_it_is_harmless(given: str, expected: str) -> None:
+    assert request_id(given) == expected
+
+
+@pytest.mark.parametrize("given", [None, "", "\n\t", "§"])
+def test_without_an_id_there_is_a_new_one(given: str | None) -> None:
+    assert len(request_id(given)) == 32
+    assert request_id(given) != request_id(given)
+
+
+@pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/nowhere", 404), ("/v1/models", 401)])
+def test_every_answer_has_the_id(ask: Ask, path: str, status: int) -> None:
+    config = ServerConfig(api_keys=KEYS)
+    headers = {"X-Request-Id": "mine", **({} if status == 401 else bearer(KEYS[0]))}
+    found = ask("GET", path, config, headers=headers)
+    assert (found.status_code, found.headers.get_list("x-request-id")) == (status, ["mine"])
+
+
+def test_the_id_is_the_request_s_alone(models: ServedModels) -> None:
+    """What is logged behind it, in the same task, is about something else."""
+
+    async def once() -> str:
+        transport = httpx.ASGITransport(create_app(models))
+        async with httpx.AsyncClient(transport=transport, base_url="http://pond") as client:
+            await client.get("/health", headers={"X-Request-Id": "mine"})
+        return logs.REQUEST_ID.get()
+
+    assert asyncio.run(once()) == "-"
+
+
+# --- CORS -----------------------------------------------------------------------------------------------------------
+
+
+def test_browsers_of_other_origins_are_not_let_in_by_default(ask: Ask) -> None:
+    found = ask("GET", "/health", headers={"Origin": "https://elsewhere.example"})
+    assert "access-control-allow-origin" not in found.headers
+
+
+def test_browsers_of_configured_origins_are(ask: Ask) -> None:
+    config = ServerConfig(cors_origins=("https://app.example",), api_keys=KEYS)
+    asked = {"Origin": "https://app.example"}
+    before = ask(
+        "OPTIONS",
+        "/v1/embeddings",
+        config,
+        headers={
+            **asked,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization, content-type",
+        },
+    )
+    assert (before.status_code, before.headers["access-control-allow-origin"]) == (200, "https://app.example")
+    refused = ask("POST", "/v1/embeddings", config, headers=asked)  # without a key, which the browser is to be told
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://app.example")
+    other = ask("GET", "/health", config, headers={"Origin": "https://elsewhere.example"})
+    assert "access-control-allow-origin" not in other.headers
+
+
+# --- The log --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def records(caplog: pytest.LogCaptureFixture) -> Iterator[list[logging.LogRecord]]:
+    """What is logged from now on."""
+    caplog.set_level(logging.INFO, logger="millpond")
+    found: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = found.append  # type: ignore[method-assign]  # as a handler may
+    logging.getLogger("millpond").addHandler(handler)
+    yield found
+    logging.getLogger("millpond").removeHandler(handler)
+
+
+def lines(records: list[logging.LogRecord], style: str) -> list[str]:
+    formatter = logs.Formatter(style)
+    return [formatter.format(record) for record in records if record.name == "millpond.access"]
+
+
+def test_a_request_is_one_line_without_its_text_and_its_key(ask: Ask, records: list[logging.LogRecord]) -> None:
+    config = ServerConfig(api_keys=KEYS)
+    headers = {"X-Request-Id": "r-1", **bearer(KEYS[0])}
+    found = ask("POST", "/v1/embeddings?q=whisper", config, json={"input": ["secret words"]}, headers=headers)
+    (line,) = lines(records, "json")
+    told = json.loads(line)
+    assert told["milliseconds"] > 0
+    assert {key: told[key] for key in ("request_id", "method", "route", "model", "status", "tokens", "level")} == {
+        "request_id": "r-1",
+        "method": "POST",
+        "route": "/v1/embeddings",
+        "model": "tiny",
+        "status": 200,
+        "tokens": found.json()["usage"]["prompt_tokens"],
+        "level": "info",
+    }
+    (text,) = lines(records, "plain")
+    assert "[r-1] " in text and "route=/v1/embeddings" in text and "status=200" in text
+    everything = " ".join(record.getMessage() for record in records) + line + text
+    for private in ("secret", "whisper", KEYS[0]):
+        assert private not in everything
+
+
+def test_a_path_that_leads_nowhere_is_not_logged(ask: Ask, records: list[logging.LogRecord]) -> None:
+    ask("GET", "/a%0Aforged%20line")
+    (line,) = lines(records, "json")
+    assert json.loads(line)["status"] == 404
+    assert "forged" not in line
+
+
+def test_refusals_are_logged(ask: Ask, records: list[logging.LogRecord]) -> None:
+    ask("GET", "/v1/models", ServerConfig(api_keys=KEYS), headers=bearer("guess"))
+    (line,) = lines(records, "json")
+    assert json.loads(line)["status"] == 401
+    assert "guess" not in line
+
+
+def test_the_log_can_be_switched_off(ask: Ask, records: list[logging.LogRecord]) -> None:
+    ask("GET", "/health", ServerConfig(log_requests=False))
+    assert lines(records, "json") == []
+
+
+def test_a_traceback_is_part_of_its_line_in_json() -> None:
+    try:
+        raise KeyError("lost")
+    except KeyError as error:
+        record = logging.LogRecord(
+            "millpond", logging.ERROR, "", 0, "failed", (), (KeyError, error, error.__traceback__)
+        )
+    line = logs.Formatter("json").format(record)
+    assert "\n" not in line
+    assert "KeyError: 'lost'" in json.loads(line)["traceback"]
+
+
+@pytest.mark.parametrize(
+    ("words", "gone"),
+    [
+        ("unable to perform operation on <TCPTransport closed=True>; the handler is closed", True),  # uvloop's
+        ("Response content longer than Content-Length", False),  # uvicorn's
+    ],
+)
+async def test_an_answer_that_nobody_can_be_given_is_no_failure(
+    models: ServedModels, records: list[logging.LogRecord], words: str, gone: bool
+) -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        raise RuntimeError(words)
+
+    scope = {"type": "http", "method": "GET", "path": "/health", "query_string": b"", "headers": []}
+    answer = create_app(models)(scope, receive, send)
+    if gone:
+        await answer
+    else:
+        with pytest.raises(RuntimeError, match=words):
+            await answer
+    (line,) = lines(records, "json")
+    assert json.loads(line)["status"] == (499 if gone else 200)
+    assert [record for record in records if record.exc_info] == ([] if gone else [records[0]])
