@@ -1,7 +1,8 @@
-"""README.md: its Python runs, its commands exist, its links lead somewhere."""
+"""README.md: its Python prints what its comments say, its figures are measured; links and commands of every page."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -25,7 +26,29 @@ def test_the_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert HUB_ID in program
     monkeypatch.chdir(tmp_path)
     exec(compile(program.replace(HUB_ID, Path(package.get_model_path()).as_posix()), "README.md", "exec"), {})
-    assert "(2, 384)" in capsys.readouterr().out
+    printed = capsys.readouterr().out.splitlines()
+    expected = re.findall(r"^print\(.*\)  # (.*)$", program, re.MULTILINE)
+    assert expected == ["(2, 384)", "1 Yeast gives off gas.", "32", "bread"]
+    assert [line for line in printed if line in expected] == expected
+
+
+def test_the_figures_are_those_of_the_benchmark():
+    engines = {
+        "**millpond**": "millpond",
+        "vLLM bf16": "vllm",
+        "sentence-transformers OpenVINO": "st-openvino",
+        "sentence-transformers bf16": "st-bf16",
+        "sentence-transformers fp32": "st-fp32",
+    }
+    content = json.loads((ROOT / "benchmarks" / "results" / "embed.json").read_text(encoding="utf-8"))["results"]
+    workloads = [content["workloads"][name] for name in ("short", "docs", "passages", "long")]
+    first, *others = [f"{load['mean_tokens']:.0f}" for load in workloads]
+    table = f"| engine | {first} tokens | {' | '.join(others)} |\n|---|{'---:|' * len(workloads)}\n"
+    for title, name in engines.items():
+        figures = [f"{load['rows'][name]['tokens_per_second'] / 1000:.1f}" for load in workloads]
+        bold = "**" if name == "millpond" else ""
+        table += f"| {title} | {' | '.join(f'{bold}{figure}{bold}' for figure in figures)} |\n"
+    assert table in (ROOT / "README.md").read_text(encoding="utf-8"), f"README.md should have this table:\n{table}"
 
 
 def test_every_architecture_has_its_row():
