@@ -14,7 +14,7 @@ import pytest
 
 from millpond import Engine
 from millpond.ingest import Batch, Record, SinkError, ingest, point_id
-from millpond.ingest.manifest import CollectionMark
+from millpond.ingest.manifest import CollectionManifest
 from millpond_qdrant import QdrantSink
 
 Answer = tuple[int, dict[str, str], bytes]
@@ -25,9 +25,9 @@ class Fake(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, mark: CollectionMark) -> None:
+    def __init__(self, manifest: CollectionManifest) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.mark = mark
+        self.manifest = manifest
         self.upsert: Callable[[], Answer | None] = lambda: ok({"operation_id": 0, "status": "completed"})
         self.upserts: list[dict[str, Any]] = []
         self.queries: list[str] = []
@@ -49,12 +49,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.path.endswith("/exists"):
             self._send(ok({"exists": True}))
             return
-        vectors = {f"d{width}": {"size": width, "distance": "Cosine"} for width in self.server.mark.dimensions}
+        vectors = {f"d{width}": {"size": width, "distance": "Cosine"} for width in self.server.manifest.dimensions}
         config = {
             "params": {"vectors": vectors},
             "hnsw_config": {"m": 16, "ef_construct": 100, "full_scan_threshold": 10000},
             "optimizer_config": {"deleted_threshold": 0.2, "vacuum_min_vector_number": 1, "flush_interval_sec": 5},
-            "metadata": {"millpond": self.server.mark.to_dict()},
+            "metadata": {"millpond": self.server.manifest.to_dict()},
         }
         config["optimizer_config"]["default_segment_number"] = 0
         self._send(ok({"status": "green", "optimizer_status": "ok", "segments_count": 1, "config": config,
@@ -94,7 +94,7 @@ def error(status: int, message: str, **headers: str) -> Answer:
 
 @pytest.fixture
 def server(engine: Engine) -> Iterator[Fake]:
-    fake = Fake(CollectionMark.of(engine.spec, dimensions=(64, 384), payload="plain"))
+    fake = Fake(CollectionManifest.of(engine.spec, dimensions=(64, 384), payload="plain"))
     thread = threading.Thread(target=fake.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield fake

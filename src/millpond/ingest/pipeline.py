@@ -31,9 +31,10 @@ from millpond.errors import (
     ModelLoadError,
     UnsupportedTaskError,
 )
+from millpond.ingest.batch import WriteBatch, storable
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.report import IngestReport
-from millpond.ingest.sink import Batch, Checks, Sink, check_widths, storable
+from millpond.ingest.sink import Checks, Sink, check_widths
 from millpond.ingest.sources import Rejected, read
 from millpond.outputs import EmbeddingOutput
 from millpond.params import PoolingParams
@@ -160,7 +161,7 @@ class _Writer:
     def __init__(self, sink: Sink, tally: _Tally) -> None:
         self._sink = sink
         self._tally = tally
-        self._queue: queue.Queue[Batch | None] = queue.Queue(_QUEUED_BATCHES)
+        self._queue: queue.Queue[WriteBatch | None] = queue.Queue(_QUEUED_BATCHES)
         self._failure: BaseException | None = None
         self._dropping = False
         # A daemon, so that a database that never answers cannot keep the program from ending.
@@ -172,7 +173,7 @@ class _Writer:
         if self._failure is not None:
             raise self._failure
 
-    def put(self, batch: Batch) -> None:
+    def put(self, batch: WriteBatch) -> None:
         """Queue a batch; waits while the queue is full."""
         self.check()
         self._queue.put(batch)
@@ -203,11 +204,9 @@ class _Writer:
                 self._failure = error
 
 
-def _parts(batch: Batch) -> Iterator[Batch]:
+def _parts(batch: WriteBatch) -> Iterator[WriteBatch]:
     for start in range(0, len(batch), _WRITE_RECORDS):
-        rows = slice(start, start + _WRITE_RECORDS)
-        vectors = {width: values[rows] for width, values in batch.vectors.items()}
-        yield Batch(records=batch.records[rows], ids=batch.ids[rows], vectors=vectors)
+        yield batch.part(slice(start, start + _WRITE_RECORDS))
 
 
 class _Run:
@@ -306,7 +305,7 @@ class _Run:
         self._tally.add(cached=hits, embedded=len(records) - hits)
         if records:
             ids = [point_id(record.id) for record in records]
-            self._writer.put(Batch(records=records, ids=ids, vectors=vectors))
+            self._writer.put(WriteBatch(records=records, ids=ids, vectors=vectors))
 
     def _without_culprits(self, records: list[Record], error: Exception) -> None:
         """Of a failed call's records, leave out those that it fails on even alone, and write the others."""

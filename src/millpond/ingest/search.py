@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from millpond import matryoshka
 from millpond.errors import InvalidRequestError
-from millpond.ingest.sink import storable
+from millpond.ingest.batch import storable
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
