@@ -128,7 +128,7 @@ class QdrantSink(CollectionSink[models.Filter]):
         return hits
 
     def _delete(self, which: Sequence[str] | models.Filter, payload: Payload) -> None:
-        selector = which if isinstance(which, models.Filter) else list(which)
+        selector = which if isinstance(which, models.Filter) else models.PointIdsList(points=list(which))
         self._client.delete(self._collection, points_selector=selector, wait=True)
 
     def _count(self) -> int:

@@ -31,6 +31,7 @@ class Fake(ThreadingHTTPServer):
         self.upsert: Callable[[], Answer | None] = lambda: ok({"operation_id": 0, "status": "completed"})
         self.upserts: list[dict[str, Any]] = []
         self.queries: list[str] = []
+        self.deletes: list[tuple[str, dict[str, Any]]] = []  # path and body
         self.keys: set[str | None] = set()
         self.free = threading.Event()  # lets the requests that hang go
 
@@ -71,6 +72,11 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         else:
             self._send(answer)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.deletes.append((self.path, json.loads(body)))
+        self._send(ok({"operation_id": 0, "status": "completed"}))
 
     def _send(self, answer: Answer) -> None:
         status, headers, body = answer
@@ -129,6 +135,18 @@ def test_a_request_is_bounded_by_bytes_too(engine: Engine, server: Fake) -> None
         sink.write(Batch(records=records, ids=[point_id(record.id) for record in records], vectors=vectors))
     sizes = [len(json.dumps(body)) for body in server.upserts]
     assert len(sizes) == 3 and max(sizes) < 17 << 20
+
+
+def test_deletes_are_waited_for_and_bounded_too(server: Fake) -> None:
+    ids = [f"r{i}" for i in range(300)]
+    with QdrantSink(server.url, "docs") as sink:
+        sink.delete(ids)
+        sink.delete(filter={"lang": "en"})
+    assert {path for path, _ in server.deletes} == {"/collections/docs/points/delete?wait=true"}
+    first, second, third = (body for _, body in server.deletes)
+    assert [len(first["points"]), len(second["points"])] == [256, 44]
+    assert first["points"] + second["points"] == [point_id(record_id) for record_id in ids]
+    assert list(third) == ["filter"] and "metadata.lang" in json.dumps(third)
 
 
 def test_a_record_too_large_for_any_request_is_left_out(engine: Engine, server: Fake) -> None:

@@ -66,9 +66,12 @@ def test_a_folder_commits_to_a_journal(engine: Engine, records: list[Record], tm
         other.close()
         # Copied as a crash would leave it: the database file alone has every acknowledged row.
         (tmp_path / "crashed.sqlite").write_bytes(file.read_bytes())
-    crashed = sqlite3.connect(tmp_path / "crashed.sqlite")
-    assert crashed.execute("SELECT count(*) FROM points").fetchone() == (12,)
-    crashed.close()
+        sink.delete(["doc-0", "doc-1"])
+        (tmp_path / "deleted.sqlite").write_bytes(file.read_bytes())
+    for name, count in (("crashed", 12), ("deleted", 10)):
+        copy = sqlite3.connect(tmp_path / f"{name}.sqlite")
+        assert copy.execute("SELECT count(*) FROM points").fetchone() == (count,)
+        copy.close()
 
 
 def test_a_client_without_a_file_keeps_its_own_ways() -> None:
