@@ -29,7 +29,7 @@ def test_the_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_every_architecture_has_its_row():
-    from millpond.models.architectures import ARCHITECTURES
+    from millpond.checkpoints.architectures import ARCHITECTURES
 
     table = (ROOT / "README.md").read_text(encoding="utf-8")
     missing = [row.prefix for row in ARCHITECTURES if not re.search(rf"^\|.*`{row.prefix}Model`", table, re.MULTILINE)]

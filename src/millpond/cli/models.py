@@ -26,7 +26,7 @@ def models(
 ) -> None:
     """List the architectures that millpond runs, or describe one checkpoint; its weights are not loaded."""
     if model is None:
-        from millpond.models.architectures import ARCHITECTURES
+        from millpond.checkpoints.architectures import ARCHITECTURES
 
         heads = ("model_type", "class", "pooling*", "positions", "kind", "example")
         rows = [
