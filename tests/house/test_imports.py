@@ -32,7 +32,7 @@ LIGHT = [
     "ingest.sink",
     "ingest.url",
     "late_interaction",
-    "models.architectures",
+    "checkpoints.architectures",
     "cli.app",
 ]
 

@@ -70,7 +70,7 @@ def test_the_figures_are_those_of_the_benchmark():
 
 
 def test_every_architecture_has_its_row():
-    from millpond.models.architectures import ARCHITECTURES
+    from millpond.checkpoints.architectures import ARCHITECTURES
 
     table = (ROOT / "README.md").read_text(encoding="utf-8")
     missing = [row.prefix for row in ARCHITECTURES if not re.search(rf"^\|.*`{row.prefix}Model`", table, re.MULTILINE)]
