@@ -235,6 +235,6 @@ def test_notices_that_a_bias_is_left_out(bias, folder_of):
 @pytest.mark.parametrize("variant", TURNED)
 def test_notices_a_turn_the_other_way(variant, folder_of, monkeypatch):
     module = TURNED[variant]
-    right = module.turned
-    monkeypatch.setattr(module, "turned", lambda rows, cos, sin: right(rows, cos, -sin))
+    right = module.apply_rotary
+    monkeypatch.setattr(module, "apply_rotary", lambda rows, cos, sin: right(rows, cos, -sin))
     assert moved(folder_of(variant), lambda own: None) > VISIBLE
