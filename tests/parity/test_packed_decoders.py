@@ -143,7 +143,7 @@ def assert_noticed(load: Loader, name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_notices_that_nothing_is_turned(name, load, monkeypatch):
-    monkeypatch.setattr(decoder, "turned", lambda states, cos, sin: states)
+    monkeypatch.setattr(decoder, "apply_rotary", lambda states, cos, sin: states)
     assert_noticed(load, name)
 
 
