@@ -26,7 +26,7 @@ def engine(tmp_path_factory):
 def held(engine, monkeypatch):
     """The engine's forwards wait until the event is set, so that callers come together."""
     go = threading.Event()
-    for runner in engine._loaded.runners:
+    for runner in engine._replicas.runners:
         forward = runner.states
         monkeypatch.setattr(runner, "states", lambda batch, forward=forward: go.wait(60) and forward(batch))
     return go

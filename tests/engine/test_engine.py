@@ -221,12 +221,12 @@ def test_impossible_dimensions(cuttable, width):
 def test_duplicates_are_computed_once(engine):
     """Counted in the runner, not believed: the forward sees each distinct text once."""
     seen = []
-    run = engine._loaded.runner.run
-    engine._loaded.runner.run = lambda requests: seen.extend(requests) or run(requests)
+    run = engine._replicas.runner.run
+    engine._replicas.runner.run = lambda requests: seen.extend(requests) or run(requests)
     try:
         output = engine.embed(["a", "b", "a", "a", "b"])
     finally:
-        engine._loaded.runner.run = run
+        engine._replicas.runner.run = run
     assert len(seen) == 2
     np.testing.assert_array_equal(output.embeddings[[0, 1]], output.embeddings[[2, 4]])
     tokens = engine.token_embed(["a b c", "d", "a b c"]).embeddings
@@ -326,7 +326,7 @@ async def test_a_cancelled_task_leaves_the_others_alone(engine):
 
 def test_embed_and_token_embed_share_batches(engine):
     kinds = []
-    run = engine._loaded.runner.run
+    run = engine._replicas.runner.run
     entered, gate = threading.Semaphore(0), threading.Event()
 
     def gated(requests):
@@ -335,7 +335,7 @@ def test_embed_and_token_embed_share_batches(engine):
         kinds.append({request.call.plan.task for request in requests})
         return run(requests)
 
-    engine._loaded.runner.run = gated
+    engine._replicas.runner.run = gated
     try:
         blockers = []
         for i, _ in enumerate(engine._dispatcher.workers):  # every lane has a batch: the two behind wait together
@@ -350,7 +350,7 @@ def test_embed_and_token_embed_share_batches(engine):
             blocker.result(timeout=30)
         pooled = matrices.result(timeout=30).embeddings
     finally:
-        engine._loaded.runner.run = run
+        engine._replicas.runner.run = run
     assert {"embed", "token_embed"} in kinds
     assert len(pooled) == 1 and vectors.result(timeout=30).embeddings.shape == (1, 384)
 
@@ -479,14 +479,14 @@ def test_a_failing_progress_callback_is_its_callers_trouble(engine):
 def test_what_a_cancelled_call_computed_is_kept(tmp_path):
     with Engine(model, dtype="float32", device="cpu", cache=tmp_path / "v.db", max_batch_tokens=64) as engine:
         entered, gate = threading.Event(), threading.Event()
-        run = engine._loaded.runner.run
+        run = engine._replicas.runner.run
 
         def gated(requests):
             entered.set()
             gate.wait(timeout=30)
             return run(requests)
 
-        engine._loaded.runner.run = gated
+        engine._replicas.runner.run = gated
         future = engine.submit("embed", some_texts(50))
         assert entered.wait(timeout=30)
         assert future.cancel()

@@ -31,13 +31,13 @@ def engine(folder: Path) -> Iterator[Engine]:
 
 def hold(engine: Engine) -> threading.Event:
     """Let no batch run until the returned event is set."""
-    gate, run = threading.Event(), engine._loaded.runner.run
+    gate, run = threading.Event(), engine._replicas.runner.run
 
     def gated(requests):
         gate.wait(timeout=60)
         return run(requests)
 
-    engine._loaded.runner.run = gated
+    engine._replicas.runner.run = gated
     return gate
 
 
@@ -61,7 +61,7 @@ def test_an_interrupted_call_is_not_waited_for(engine, monkeypatch):
         patch.setattr(type(engine._loaded.encoder), "encode", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.embed(["a"])
-    assert not engine._dispatcher._waiting
+    assert not engine._dispatcher._admission.calls()
     assert engine.embed(["a"]).embeddings.shape == (1, 48)
 
 
@@ -74,7 +74,7 @@ def test_what_is_cancelled_while_it_is_tokenized_leaves_nothing_behind(engine):
     # Tokenizing threads may still be on a stretch of a cancelled call; when they are through, it is forgotten.
     engine._dispatcher.threads.submit(lambda: None).result(timeout=60)
     engine._dispatcher.threads.submit(lambda: None).result(timeout=60)
-    assert not engine._dispatcher._waiting
+    assert not engine._dispatcher._admission.calls()
     assert not engine._dispatcher._intake._backlogs
 
 

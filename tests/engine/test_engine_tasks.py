@@ -230,12 +230,12 @@ def together(
         return right(self, requests)
 
     monkeypatch.setattr(Runner, "run", gated)
-    before, scheduler = len(engine._dispatcher._waiting), engine._dispatcher._scheduler
+    before, scheduler = len(engine._dispatcher._admission.calls()), engine._dispatcher._scheduler
 
     def in_line() -> bool:
         """Every job's call is there, in line or running, or waiting to be tokenized with others."""
-        waiting = list(engine._dispatcher._waiting)
-        lined = {*running, *scheduler._deferred, *scheduler._lines.copy()}
+        waiting = list(engine._dispatcher._admission.calls())
+        lined = {*running, *scheduler._deferred, *scheduler._queues.copy()}
         return len(waiting) >= before + len(jobs) and lined.issuperset(waiting)
 
     with ThreadPoolExecutor(len(jobs)) as threads:
@@ -470,21 +470,21 @@ def held(folders: Any, monkeypatch: Any) -> Iterator[Callable[[str], tuple[Engin
 def test_a_cancelled_score_cancels_both_sides(held: Any, name: str) -> None:
     engine, _ = held(name)
     future = engine.submit("score", pairs_of())
-    assert len(engine._dispatcher._waiting) == 2
+    assert len(engine._dispatcher._admission.calls()) == 2
     assert future.cancel()
     assert future.cancelled()
-    assert not engine._dispatcher._waiting
+    assert not engine._dispatcher._admission.calls()
 
     async def awaited() -> None:
         task = asyncio.create_task(AsyncEngine(engine).score(QUERY, DOCUMENTS))
         await asyncio.sleep(0)
-        assert len(engine._dispatcher._waiting) == 2
+        assert len(engine._dispatcher._admission.calls()) == 2
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     asyncio.run(awaited())
-    assert not engine._dispatcher._waiting
+    assert not engine._dispatcher._admission.calls()
 
 
 @pytest.mark.parametrize("name", ["embedder", "colbert", "reranker"])

@@ -106,6 +106,7 @@ def test_a_call_hands_its_own_rows_over_unless_a_cache_is_going_to_read_them(cac
         plan,
         native_width=8,
         labels=(),
+        assemble=assemble,
         commit=commit if cached else None,
         progress=None,
         refill=lambda call, left: None,

@@ -18,6 +18,7 @@ from millpond import BatchRun, Engine, EngineStats, Timings
 from millpond.engine import loading
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.plan import Plan
+from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule import timing
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.counters import Counters
@@ -172,7 +173,9 @@ def test_time_between_batches_is_no_inference(hands: Hands):
 
 
 def test_a_batch_that_was_put_back_does_not_run_meanwhile(hands: Hands):
-    call = Call(["a"], PLAN, native_width=2, labels=(), commit=None, progress=None, refill=lambda call, left: None)
+    call = Call(
+        ["a"], PLAN, native_width=2, labels=(), assemble=assemble, commit=None, progress=None, refill=lambda *_: None
+    )
     scheduler = Scheduler(100)
     scheduler.put(call, [Request(call=call, slot=0, ids=np.zeros(3, dtype=np.int32))])
     picked = scheduler.pick()

@@ -307,7 +307,7 @@ def test_a_cancelled_call_takes_its_windows_along(gated: Any) -> None:
     engine, gate, batches = gated
     future = engine.submit("embed", [*LONG, *SHORT], PoolingParams(chunking="mean"))
     assert future.cancel()
-    assert not engine._dispatcher._waiting
+    assert not engine._dispatcher._admission.calls()
     gate.set()
     engine.embed(["a"])
     assert len(batches) <= 2  # what was under way, and the last one
@@ -337,7 +337,7 @@ def test_a_cancelled_task_takes_its_windows_along(gated: Any, early: bool) -> No
 
     asyncio.run(run(early))
     assert futures[0].cancelled()
-    assert not engine._dispatcher._waiting
+    assert not engine._dispatcher._admission.calls()
     gate.set()
 
 

@@ -158,9 +158,9 @@ def test_spans_of_real_tokens_pool_what_they_hold(tmp_path: Path, family: str, p
     """Words of a real tokenizer: of a partition of the text, each token is in at least one part."""
     tokenizer = TextTokenizer.load(write_checkpoint(tmp_path / family, family), lower=False)
     text = SENTENCES[4] + "  " + SENTENCES[5]
-    [read] = tokenizer.encode([text], prompt=prompt, limit=1000, truncate="end", position=lambda i: i, places=True)
-    assert read.places is not None
-    offsets, special = read.places.offsets, read.places.special
+    [read] = tokenizer.encode([text], prompt=prompt, limit=1000, truncate="end", index_of=lambda i: i, align=True)
+    assert read.alignment is not None
+    offsets, special = read.alignment.offsets, read.alignment.special
     matrix = np.eye(len(read.ids), dtype=np.float32)  # a row says which tokens were pooled
     parts = [(0, len(SENTENCES[4])), (len(SENTENCES[4]), len(text))]
     whole, first, second = span_rows(matrix, offsets, special, [(0, len(text)), *parts])

@@ -6,8 +6,9 @@ import torch
 from tests.tiny import SENTENCES, Layout, write_checkpoint
 
 from millpond import Engine
-from millpond.engine.execute.batch import Packed, rounded_up
+from millpond.engine.execute.packing import PackedRequests, rounded_up
 from millpond.engine.input.plan import Plan
+from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.pooling.pooler import Readout
@@ -22,6 +23,7 @@ def packed(lengths, **fields):
         PLAN,
         native_width=4,
         labels=(),
+        assemble=assemble,
         commit=None,
         progress=None,
         refill=lambda call, left: None,
@@ -29,7 +31,7 @@ def packed(lengths, **fields):
     requests = [
         Request(call=call, slot=i, ids=np.arange(1, n + 1, dtype=np.int32), **fields) for i, n in enumerate(lengths)
     ]
-    return Packed.of(requests, position_offset=2)
+    return PackedRequests.of(requests, position_offset=2)
 
 
 def test_there_are_few_sizes_and_none_much_larger_than_what_is_in_it():
@@ -61,7 +63,7 @@ def test_fields_that_only_some_models_have_are_filled_too():
 
 
 def rounding(engine, rounded):
-    for runner in engine._loaded.runners:
+    for runner in engine._replicas.runners:
         runner._rounded = rounded
 
 
@@ -94,10 +96,10 @@ def test_a_classifier_too(tmp_path):
 def test_only_onednn_needs_it(dtype, expected, tmp_path):
     folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout())
     with Engine(folder, dtype=dtype, device="cpu") as engine:
-        assert engine._loaded.runner._rounded is expected
+        assert engine._replicas.runner._rounded is expected
         sizes = []
-        states = engine._loaded.runner.states
-        engine._loaded.runner.states = lambda batch: sizes.append(batch.input_ids.shape[1]) or states(batch)
+        states = engine._replicas.runner.states
+        engine._replicas.runner.states = lambda batch: sizes.append(batch.input_ids.shape[1]) or states(batch)
         rows = engine.embed(TEXTS * 3).embeddings
     assert torch.from_numpy(rows).isfinite().all()
     assert all(size == rounded_up(size) for size in sizes) or not expected

@@ -14,6 +14,7 @@ from millpond.engine.execute.lanes import MOST_LANES, CpuLanes
 from millpond.engine.execute.threads import Threads
 from millpond.engine.execute.worker import Worker
 from millpond.engine.input.plan import Plan
+from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
@@ -38,7 +39,9 @@ class Runs:
 
 def a_call(lengths):
     texts = [str(i) for i in range(len(lengths))]
-    call = Call(texts, PLAN, native_width=2, labels=(), commit=None, progress=None, refill=lambda call, left: None)
+    call = Call(
+        texts, PLAN, native_width=2, labels=(), assemble=assemble, commit=None, progress=None, refill=lambda *_: None
+    )
     return call, [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
 
 
@@ -163,9 +166,9 @@ def engine():
 
 def test_a_small_call_runs_in_its_callers_thread(engine, monkeypatch):
     ran = []
-    run = engine._loaded.runner.run
+    run = engine._replicas.runner.run
     monkeypatch.setattr(
-        engine._loaded.runner, "run", lambda requests: ran.append(threading.current_thread()) or run(requests)
+        engine._replicas.runner, "run", lambda requests: ran.append(threading.current_thread()) or run(requests)
     )
     engine.embed(["a"])
     assert ran == [threading.current_thread()]
@@ -180,10 +183,10 @@ def test_the_callers_own_modes_change_nothing(engine):
     with torch.device("meta"):
         np.testing.assert_allclose(engine.embed(["a river"]).embeddings, expected, atol=1e-6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert dispatcher._has_modes()
+        assert dispatcher._has_torch_modes()
     with torch.device("meta"):
-        assert dispatcher._has_modes()
-    assert not dispatcher._has_modes()
+        assert dispatcher._has_torch_modes()
+    assert not dispatcher._has_torch_modes()
 
 
 def test_a_callback_may_embed(engine):

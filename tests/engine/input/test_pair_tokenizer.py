@@ -11,7 +11,8 @@ from transformers import AutoTokenizer
 
 from millpond.checkpoints.score_template import ScoreTemplate, plain_template, shipped_template
 from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenizer
-from millpond.engine.input.text_tokenizer import TextTokenizer, Tokenized
+from millpond.engine.input.text_tokenizer import TextTokenizer
+from millpond.engine.input.tokenized import Tokenized
 from millpond.errors import InputTooLongError, InvalidRequestError
 from millpond.inputs import Pair
 
@@ -133,7 +134,7 @@ def test_refusals_name_the_pair_and_the_limit(tokenizers: Any, template: str | N
     ours, _ = tokenizers("bert")
     tokenizer = PairTokenizer(ours) if template is None else TemplateTokenizer(ours, ScoreTemplate(source=template))
     with pytest.raises(InputTooLongError, match=r"pair at index 7 has \d+ tokens, more than max_length=60"):
-        encode(tokenizer, PAIRS[0], PAIRS[3], limit=60, truncate="error", position=lambda i: 6 + i)
+        encode(tokenizer, PAIRS[0], PAIRS[3], limit=60, truncate="error", index_of=lambda i: 6 + i)
     with pytest.raises(InputTooLongError, match=r"of max_length=4 tokens, which leaves [01] for query and document"):
         encode(tokenizer, PAIRS[3], limit=4)
     with pytest.raises(InvalidRequestError, match=r"instruction='Find it' has no place"):

@@ -34,7 +34,7 @@ def words(*numbers):
 
 
 def encode(tok, text, *, limit=100, truncate="end", prompt=""):
-    return tok.encode([text], prompt=prompt, limit=limit, truncate=truncate, position=lambda i: 40 + i)[0]
+    return tok.encode([text], prompt=prompt, limit=limit, truncate=truncate, index_of=lambda i: 40 + i)[0]
 
 
 def test_padding_and_truncation_of_the_file_are_switched_off():
@@ -90,7 +90,7 @@ def test_lower():
 def test_many_texts_at_once_equal_each_alone():
     tok = tokenizer()
     texts = [words(*range(n)) for n in range(1, 20)]
-    together = tok.encode(texts, prompt="w50 ", limit=9, truncate="start", position=lambda i: i)
+    together = tok.encode(texts, prompt="w50 ", limit=9, truncate="start", index_of=lambda i: i)
     for text, out in zip(texts, together, strict=True):
         alone = encode(tok, text, prompt="w50 ", limit=9, truncate="start")
         assert out.ids.tolist() == alone.ids.tolist() and out.truncated == alone.truncated
@@ -108,8 +108,8 @@ def test_places_count_in_the_text_as_it_was_before_its_case_was_folded(tmp_path,
     """The one letter that becomes two in lower case."""
     read = TextTokenizer.load(write_checkpoint(tmp_path / "model", "bert"), lower=True)
     text = "İİ The İold MILL pond"
-    [found] = read.encode([text], prompt=prompt, limit=100, truncate="end", position=lambda i: i, places=True)
-    words = [text[start:end] for start, end in found.places.offsets[~found.places.special]]
+    [found] = read.encode([text], prompt=prompt, limit=100, truncate="end", index_of=lambda i: i, align=True)
+    words = [text[start:end] for start, end in found.alignment.offsets[~found.alignment.special]]
     assert "".join(words) == text.replace(" ", "")
     assert words[-2:] == ["MILL", "pond"]
 

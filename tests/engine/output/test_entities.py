@@ -13,7 +13,8 @@ import pytest
 from tests.tiny import SENTENCES, TEXTS, write_checkpoint
 
 from millpond.engine.engine import Engine
-from millpond.engine.input.text_tokenizer import Places, TextTokenizer
+from millpond.engine.input.text_tokenizer import TextTokenizer
+from millpond.engine.input.tokenized import TokenAlignment
 from millpond.engine.input.word_ids import word_numbers
 from millpond.engine.output.entities import entities
 from millpond.outputs import Entity
@@ -60,14 +61,14 @@ class Case:
 
     text: str
     probs: np.ndarray
-    places: Places
+    alignment: TokenAlignment
     expected: dict[Aggregation, list[dict[str, Any]]]
 
 
 def found(case: Case, aggregation: Aggregation, **changed: Any) -> list[Entity]:
-    places = case.places
-    given = {"offsets": places.offsets, "special": places.special, "words": places.words, **changed}
-    return entities(case.probs, given["offsets"], given["special"], given["words"], case.text, LABELS, aggregation)
+    tokens = case.alignment
+    args = {"offsets": tokens.offsets, "special": tokens.special, "words": tokens.words, **changed}
+    return entities(case.probs, args["offsets"], args["special"], args["words"], case.text, LABELS, aggregation)
 
 
 def same(ours: Sequence[Entity], theirs: Sequence[dict[str, Any]]) -> bool:
@@ -107,13 +108,13 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def read(pipeline: Any, tokenizer: TextTokenizer, texts: Sequence[str]) -> list[Case]:
     import torch
 
-    tokenized = tokenizer.encode(texts, prompt="", limit=64, truncate="end", position=lambda i: i, places=True)
+    tokenized = tokenizer.encode(texts, prompt="", limit=64, truncate="end", index_of=lambda i: i, align=True)
     cases = []
     for text, ours in zip(texts, tokenized, strict=True):
         with torch.inference_mode():
             outputs = [pipeline._forward(inputs) for inputs in pipeline.preprocess(text, is_split_into_words=False)]
         np.testing.assert_array_equal(ours.ids, outputs[0]["input_ids"][0])
-        assert ours.places is not None
+        assert ours.alignment is not None
         expected: dict[Aggregation, list[dict[str, Any]]] = {}
         for name in AGGREGATIONS:
             chosen = pipeline._sanitize_parameters(
@@ -121,7 +122,7 @@ def read(pipeline: Any, tokenizer: TextTokenizer, texts: Sequence[str]) -> list[
             )[2]
             expected[name] = pipeline.postprocess(outputs, **chosen)
         probs = softmax(outputs[0]["logits"][0].numpy())
-        cases.append(Case(text=text, probs=probs, places=ours.places, expected=expected))
+        cases.append(Case(text=text, probs=probs, alignment=ours.alignment, expected=expected))
     return cases
 
 
@@ -170,11 +171,11 @@ def test_a_wrong_input_differs(cases: list[Case], aggregation: Aggregation, wron
             any(not same(found(case, other), case.expected[aggregation]) for case in cases) for other in differing
         )
     elif wrong == "offsets":
-        results = [(found(case, aggregation, offsets=case.places.offsets + 1), case) for case in cases]
+        results = [(found(case, aggregation, offsets=case.alignment.offsets + 1), case) for case in cases]
     elif wrong == "probabilities":
         results = [(found(Case(**{**vars(case), "probs": case.probs[::-1]}), aggregation), case) for case in cases]
     else:
-        results = [(found(case, aggregation, special=np.zeros_like(case.places.special)), case) for case in cases]
+        results = [(found(case, aggregation, special=np.zeros_like(case.alignment.special)), case) for case in cases]
     assert any(not same(ours, case.expected[aggregation]) for ours, case in results)
 
 

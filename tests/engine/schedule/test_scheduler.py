@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.engine.input.plan import Plan
+from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule import scheduler as scheduling
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
@@ -22,7 +23,7 @@ def a_call(lengths, refills=None):
     """A call with a request of each length, and those requests."""
     refill = (lambda call, left: refills.append(left)) if refills is not None else (lambda call, left: None)
     texts = [str(i) for i in range(len(lengths))]
-    call = Call(texts, PLAN, native_width=4, labels=(), commit=None, progress=None, refill=refill)
+    call = Call(texts, PLAN, native_width=4, labels=(), assemble=assemble, commit=None, progress=None, refill=refill)
     return call, [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
 
 

@@ -18,10 +18,10 @@ from millpond import Engine
 from millpond.attention import varlen
 from millpond.config import EngineConfig
 from millpond.engine import loading
-from millpond.engine.execute.batch import Batch
+from millpond.engine.execute.batch import DeviceBatch
 from millpond.engine.execute.cuda import graphs
 from millpond.engine.execute.cuda.buckets import Bucket, Buckets
-from millpond.engine.execute.cuda.layout import Layout as BlockLayout
+from millpond.engine.execute.cuda.layout import BufferLayout
 from millpond.engine.execute.runner import Runner
 from millpond.engine.loading import load
 from millpond.errors import MillpondError
@@ -234,13 +234,13 @@ def test_a_text_without_a_shape_runs_without_a_graph(backends, expected, plain, 
     assert seen == [None] and not captures(backends[0])
 
 
-def on_meta(folder: Path, modes: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Batch]:
+def on_meta(folder: Path, modes: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, DeviceBatch]:
     """A model and a captured graph's input without any data: whoever wants to see some fails, as in a capture."""
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda query, *args, **options: query.clone())
     loaded = load(EngineConfig(model=str(folder), dtype="float32", device="cpu", pooling=modes))
     loaded.runner.backbone.to("meta")
     loaded.runner.pooler.to("meta")
-    layout = BlockLayout(tokens=96, sequences=6, types=True, adapters=True, skip=True)
+    layout = BufferLayout(tokens=96, sequences=6, types=True, adapters=True, skip=True)
     block = torch.zeros(layout.size, dtype=torch.int32, device="meta")
     return loaded.runner, layout.static(block, Bucket(tokens=96, sequences=6, longest=64))
 

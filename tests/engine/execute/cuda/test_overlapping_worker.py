@@ -12,6 +12,7 @@ import torch
 from millpond.engine.execute.cuda import worker as cuda_worker
 from millpond.engine.execute.cuda.worker import OverlappingWorker
 from millpond.engine.input.plan import Plan
+from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
@@ -65,7 +66,16 @@ def drive(device: Device, *lengths_of_calls: list[int], budget: int) -> list[Cal
     scheduler, calls = Scheduler(budget), []
     for lengths in lengths_of_calls:
         texts = [f"{i}" for i in range(len(lengths))]
-        call = Call(texts, PLAN, native_width=2, labels=(), commit=None, progress=None, refill=lambda call, left: None)
+        call = Call(
+            texts,
+            PLAN,
+            native_width=2,
+            labels=(),
+            assemble=assemble,
+            commit=None,
+            progress=None,
+            refill=lambda *_: None,
+        )
         requests = [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
         scheduler.put(call, requests)
         calls.append(call)
@@ -82,7 +92,7 @@ def lengths(call: Call) -> list[float]:
 
 
 def test_the_next_batch_is_sent_before_the_first_is_waited_for(monkeypatch):
-    monkeypatch.setattr(cuda_worker, "_AHEAD", 1)
+    monkeypatch.setattr(cuda_worker, "_AHEAD_TOKENS", 1)
     device = Device()
     (call,) = drive(device, [5, 6, 7, 8], budget=8)
     assert lengths(call) == [5, 6, 7, 8]
@@ -100,7 +110,7 @@ def test_little_that_waits_is_not_sent_ahead():
 
 @pytest.mark.parametrize("stage", ["start", "result"])
 def test_out_of_memory_halves_the_batch_and_bounds_the_next_ones(stage, monkeypatch):
-    monkeypatch.setattr(cuda_worker, "_AHEAD", 1)
+    monkeypatch.setattr(cuda_worker, "_AHEAD_TOKENS", 1)
 
     def refuse(requests: Sequence[Request]) -> BaseException | None:
         return torch.OutOfMemoryError("no") if sum(request.length for request in requests) > 20 else None
@@ -115,7 +125,7 @@ def test_out_of_memory_halves_the_batch_and_bounds_the_next_ones(stage, monkeypa
 
 @pytest.mark.parametrize("stage", ["start", "result"])
 def test_any_error_is_kept_to_the_call_that_caused_it(stage, monkeypatch):
-    monkeypatch.setattr(cuda_worker, "_AHEAD", 1)
+    monkeypatch.setattr(cuda_worker, "_AHEAD_TOKENS", 1)
 
     def refuse(requests: Sequence[Request]) -> BaseException | None:
         return RuntimeError("odd shape") if any(request.length == 13 for request in requests) else None
