@@ -298,25 +298,31 @@ async def test_64_tasks_equal_the_sequential_results(engine):
         np.testing.assert_allclose(got.embeddings, want, atol=1e-6)
 
 
-async def test_the_event_loop_goes_on(engine):
-    ticks = 0
+async def test_the_event_loop_goes_on(engine, monkeypatch):
+    ticked, run, waits = threading.Event(), engine._replicas.runner.run, []
+
+    def held(requests):
+        waits.append(ticked.wait(timeout=30))
+        return run(requests)
 
     async def tick():
-        nonlocal ticks
-        while True:
+        for _ in range(5):
             await asyncio.sleep(0.005)
-            ticks += 1
+        ticked.set()
 
+    monkeypatch.setattr(engine._replicas.runner, "run", held)
     ticker = asyncio.create_task(tick())
     await AsyncEngine(engine).embed(some_texts(600, seed=5))
-    ticker.cancel()
-    assert ticks >= 5
+    await ticker
+    assert waits and all(waits)  # a batch that waits for the loop would wait in vain for a blocked one
 
 
 async def test_a_cancelled_task_leaves_the_others_alone(engine):
     asynchronous = AsyncEngine(engine)
+    batches = engine.stats().batches
     doomed = asyncio.create_task(asynchronous.embed(some_texts(3000, seed=8, longest=20)))
-    await asyncio.sleep(0.05)
+    while engine.stats().batches == batches:  # some of it runs, and most of it waits
+        await asyncio.sleep(0.001)
     doomed.cancel()
     with pytest.raises(asyncio.CancelledError):
         await doomed
@@ -343,7 +349,7 @@ def test_embed_and_token_embed_share_batches(engine):
             assert entered.acquire(timeout=30)
         vectors, matrices = engine.submit("embed", ["mill pond"]), engine.submit("token_embed", ["mill pond"])
         scheduler = engine._dispatcher._scheduler
-        while len(scheduler._lines) + len(scheduler._deferred) < 2:
+        while len(scheduler._queues) + len(scheduler._deferred) < 2:
             pass
         gate.set()
         for blocker in blockers:

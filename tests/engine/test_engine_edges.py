@@ -71,9 +71,11 @@ def test_what_is_cancelled_while_it_is_tokenized_leaves_nothing_behind(engine):
         engine.submit("embed", [f"text {i}" for i in range(3000)]).cancel()
     gate.set()
     engine.embed(["a"])
-    # Tokenizing threads may still be on a stretch of a cancelled call; when they are through, it is forgotten.
-    engine._dispatcher.threads.submit(lambda: None).result(timeout=60)
-    engine._dispatcher.threads.submit(lambda: None).result(timeout=60)
+    # An intake thread may still tokenize a stretch of a cancelled call: wait until all of them have met behind it.
+    threads = engine._dispatcher.threads
+    met = threading.Barrier(threads._max_workers, timeout=60)
+    wait([threads.submit(met.wait) for _ in range(met.parties)], timeout=60)
+    assert not met.broken
     assert not engine._dispatcher._admission.calls()
     assert not engine._dispatcher._intake._backlogs
 

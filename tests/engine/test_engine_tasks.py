@@ -18,8 +18,10 @@ from tests.tiny_rewards import STEP, token_id, write_reward
 from tests.tiny_sparse import write_m3, write_splade
 
 from millpond.engine.async_engine import AsyncEngine
+from millpond.engine.dispatcher import Dispatcher
 from millpond.engine.engine import Engine
 from millpond.engine.execute.runner import Runner
+from millpond.engine.schedule.scheduler import Scheduler
 from millpond.errors import (
     EngineClosedError,
     EngineOverloadedError,
@@ -219,32 +221,48 @@ def test_one_query_without_documents(engines: Any, name: str) -> None:
 def together(
     engine: Engine, jobs: Sequence[tuple[Any, Any, Mapping[str, Any]]], monkeypatch: Any
 ) -> tuple[list[Any], list[set[Any]]]:
-    """The jobs' results, from as many threads at once, and the calls of each batch, as (call, task)."""
-    gate, right, mixed = threading.Event(), Runner.run, []
-    running: set[Any] = set()
+    """The jobs' results, from as many threads at once, and the calls of each batch, as (call, task).
 
-    def gated(self: Runner, requests: Any) -> Any:
-        running.update(request.call for request in requests)
-        gate.wait(timeout=30)
-        mixed.append({(id(request.call), request.call.plan.task) for request in requests})
-        return right(self, requests)
+    No batch is picked before every call is in the scheduler, and the first one takes all that its budget holds.
+    """
+    gate, scheduler, admission = threading.Event(), engine._dispatcher._scheduler, engine._dispatcher._admission
+    pick, submit, run = Scheduler.pick, Dispatcher.submit, Runner.run
+    submitted: list[None] = []
+    batches: list[set[Any]] = []
+    calls = len(jobs) + sum("chunking" in options for _, _, options in jobs)  # windows are a second call
 
-    monkeypatch.setattr(Runner, "run", gated)
-    before, scheduler = len(engine._dispatcher._admission.calls()), engine._dispatcher._scheduler
+    def held(self: Scheduler, lanes: int = 1, *, prepare: bool = True) -> Any:
+        if self is not scheduler:
+            return pick(self, lanes, prepare=prepare)
+        assert gate.wait(timeout=60)
+        return pick(self)
 
-    def in_line() -> bool:
-        """Every job's call is there, in line or running, or waiting to be tokenized with others."""
-        waiting = list(engine._dispatcher._admission.calls())
-        lined = {*running, *scheduler._deferred, *scheduler._queues.copy()}
-        return len(waiting) >= before + len(jobs) and lined.issuperset(waiting)
+    def counted(self: Dispatcher, *args: Any, **options: Any) -> Any:
+        future = submit(self, *args, **options)
+        submitted.append(None)
+        return future
 
+    def recorded(self: Runner, requests: Any) -> Any:
+        batches.append({(id(request.call), request.call.plan.task) for request in requests})
+        return run(self, requests)
+
+    def all_queued() -> bool:
+        """Every call was made, and is tokenized, or left to a worker to be tokenized, or over."""
+        queued = {*scheduler._deferred, *scheduler._queues.copy()}
+        return len(submitted) == calls and queued.issuperset(admission.calls())
+
+    monkeypatch.setattr(Scheduler, "pick", held)
+    monkeypatch.setattr(Dispatcher, "submit", counted)
+    monkeypatch.setattr(Runner, "run", recorded)
     with ThreadPoolExecutor(len(jobs)) as threads:
         futures = [threads.submit(call, engine, *job) for job in jobs]
-        while not in_line() and not any(future.done() for future in futures):
-            threading.Event().wait(0.001)
-        gate.set()
-        found = [future.result(timeout=60) for future in futures]
-    return found, mixed
+        try:
+            while not all_queued() and not any(future.done() for future in futures):
+                threading.Event().wait(0.001)
+        finally:
+            gate.set()
+        results = [future.result(timeout=60) for future in futures]
+    return results, batches
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from tests.tiny import SENTENCES, Layout, write_checkpoint
 
 from millpond import Engine
 from millpond.engine.input.plan import Plan
+from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call
 from millpond.matryoshka import cut
 from millpond.pooling.pooler import Readout

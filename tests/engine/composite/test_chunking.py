@@ -507,10 +507,10 @@ def test_a_span_that_was_cut_off_is_named(engine: Engine) -> None:
     ],
 )
 def test_wrong_spans_are_refused_before_anything_is_queued(engine: Engine, texts: Any, spans: Any, message: str):
-    before = engine._dispatcher._texts
+    before = engine.stats().waiting_texts
     with pytest.raises(InvalidRequestError, match=message):
         engine.token_embed(texts, spans=spans)
-    assert engine._dispatcher._texts == before
+    assert engine.stats().waiting_texts == before
     with pytest.raises(TypeError, match=r"token_embed\(\[text\]\)"):
         engine.token_embed("one text", spans=[[(0, 1)]])
 

@@ -1,4 +1,4 @@
-"""Lanes: batches side by side, callers that work themselves, and a batch whose caller is interrupted."""
+"""Lanes: batches side by side, callers that run batches themselves, and a batch whose caller is interrupted."""
 
 import threading
 from concurrent.futures import Future
@@ -25,7 +25,7 @@ PLAN = Plan(task="embed", readout=Readout(kind="pooled"), limit=512, truncate="e
 
 
 class Runs:
-    """A runner that answers with each text's length, after whatever a test has it do first."""
+    """A runner whose results are the texts' lengths; it calls ``first`` before each batch."""
 
     def __init__(self, first=lambda requests: None):
         self.first = first
@@ -153,7 +153,7 @@ def test_little_work_is_divided_among_the_free_lanes():
     call, requests = a_call([50] * 32)
     scheduler.put(call, requests)
     assert [len(scheduler.pick(2)), len(scheduler.pick(2))] == [16, 8]
-    assert len(scheduler.pick(2)) == 5  # no smaller than a batch that is worth its while
+    assert len(scheduler.pick(2)) == 5  # no smaller than the least batch
     assert len(scheduler.pick(1)) == 3
     assert scheduler.pick(1) == []
 
@@ -166,13 +166,15 @@ def engine():
 
 def test_a_small_call_runs_in_its_callers_thread(engine, monkeypatch):
     ran = []
+    while engine._dispatcher._scheduler._idle < len(engine._dispatcher.workers):  # a worker that starts looks for work
+        threading.Event().wait(0.001)
     run = engine._replicas.runner.run
     monkeypatch.setattr(
         engine._replicas.runner, "run", lambda requests: ran.append(threading.current_thread()) or run(requests)
     )
     engine.embed(["a"])
     assert ran == [threading.current_thread()]
-    engine.submit("embed", ["b"]).result()  # whoever does not wait gets no work
+    engine.submit("embed", ["b"]).result()  # a caller that does not wait yet runs no batch
     assert ran[1] is not threading.current_thread()
 
 

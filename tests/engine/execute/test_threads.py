@@ -24,7 +24,7 @@ def test_more_tokens_more_threads(backbone, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     threads = Threads(backbone)
     assert [threads.count(tokens) for tokens in (1, 999, 1000, 2000, 10**6)] == [1, 1, 2, 3, 4]
-    assert [threads.count(tokens, at_hand=True) for tokens in (1, 24, 25, 10**6)] == [1, 1, 2, 4]
+    assert [threads.count(tokens, awake=True) for tokens in (1, 24, 25, 10**6)] == [1, 1, 2, 4]
 
 
 def test_torchs_number_is_back_afterwards():
