@@ -41,8 +41,8 @@ def expected(folder: Path) -> Iterator[Any]:
 
 @pytest.fixture(params=["cpu", "streams"])
 def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> set[Runner]:
-    """Each replica holds its first batch until the other one has got one: the runners that ran."""
-    # A lane of either replica needs a core while it waits for the other.
+    """Each replica holds its first batch until the other one has a batch; returns the runners that ran."""
+    # A lane of each replica needs a core while it waits for the other one.
     monkeypatch.setattr(dispatcher, "process_cores", lambda: Cores(16))
     if request.param == "streams":
         recording.pretend_varlen(monkeypatch)

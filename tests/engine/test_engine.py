@@ -219,7 +219,7 @@ def test_impossible_dimensions(cuttable, width):
 
 
 def test_duplicates_are_computed_once(engine):
-    """Counted in the runner, not believed: the forward sees each distinct text once."""
+    """Counted in the runner: the forward sees each distinct text once."""
     seen = []
     run = engine._replicas.runner.run
     engine._replicas.runner.run = lambda requests: seen.extend(requests) or run(requests)
@@ -314,15 +314,16 @@ async def test_the_event_loop_goes_on(engine, monkeypatch):
     ticker = asyncio.create_task(tick())
     await AsyncEngine(engine).embed(some_texts(600, seed=5))
     await ticker
-    assert waits and all(waits)  # a batch that waits for the loop would wait in vain for a blocked one
+    assert waits and all(waits)  # a blocked loop would never have ticked
 
 
 async def test_a_cancelled_task_leaves_the_others_alone(engine):
     asynchronous = AsyncEngine(engine)
-    batches = engine.stats().batches
+    loop, began = asyncio.get_running_loop(), asyncio.Event()
+    stop_observing = engine.observe(lambda batch: loop.call_soon_threadsafe(began.set))
     doomed = asyncio.create_task(asynchronous.embed(some_texts(3000, seed=8, longest=20)))
-    while engine.stats().batches == batches:  # some of it runs, and most of it waits
-        await asyncio.sleep(0.001)
+    await began.wait()  # some of it has run, and most of it waits
+    stop_observing()
     doomed.cancel()
     with pytest.raises(asyncio.CancelledError):
         await doomed
@@ -344,7 +345,9 @@ def test_embed_and_token_embed_share_batches(engine):
     engine._replicas.runner.run = gated
     try:
         blockers = []
-        for i, _ in enumerate(engine._dispatcher.workers):  # every lane has a batch: the two behind wait together
+        for i, _ in enumerate(
+            engine._dispatcher.workers
+        ):  # every lane has a batch, so that the next two calls wait together
             blockers.append(engine.submit("embed", [f"blocker {i}"]))
             assert entered.acquire(timeout=30)
         vectors, matrices = engine.submit("embed", ["mill pond"]), engine.submit("token_embed", ["mill pond"])
@@ -363,7 +366,7 @@ def test_embed_and_token_embed_share_batches(engine):
 
 def test_overload_is_refused_with_advice():
     with Engine(model, dtype="float32", device="cpu", max_queue=50) as small:
-        big = small.submit("embed", some_texts(400))  # alone, a call may be of any size
+        big = small.submit("embed", some_texts(400))  # a call alone may be of any size
         with pytest.raises(EngineOverloadedError, match="max_queue=50") as caught:
             small.embed(["one more"])
         assert 0.1 <= caught.value.retry_after <= 60
@@ -386,7 +389,7 @@ def test_a_dropped_engine_stops_its_threads():
     engine.embed(["a"])
     threads, gone = [worker._thread for worker in engine._dispatcher.workers], weakref.ref(engine)
     del engine
-    for _ in range(200):  # the worker lets go of its last batch a moment after the result is out
+    for _ in range(200):  # the worker drops its last batch a moment after the result is set
         gc.collect()
         if gone() is None:
             break
@@ -500,7 +503,7 @@ def test_what_a_cancelled_call_computed_is_kept(tmp_path):
         engine.embed(["a last one"])
         engine.close()
     with VectorCache(tmp_path / "v.db") as cache:
-        assert 2 <= len(cache) < 51  # the batch under way, and the last one
+        assert 2 <= len(cache) < 51  # the running batch and the last one
 
 
 def test_a_process_that_ends_with_work_queued_ends():

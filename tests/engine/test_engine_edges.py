@@ -1,4 +1,4 @@
-"""Cancelled, interrupted, overloaded, closed from the wrong thread: nobody waits for ever, nothing stays behind."""
+"""Calls cancelled, interrupted or refused, engines closed in any thread: no caller waits for ever, nothing leaks."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def test_an_interrupted_call_is_not_waited_for(engine, monkeypatch):
     assert engine.embed(["a"]).embeddings.shape == (1, 48)
 
 
-def test_what_is_cancelled_while_it_is_tokenized_leaves_nothing_behind(engine):
+def test_a_call_cancelled_while_it_is_tokenized_leaves_nothing_behind(engine):
     gate = hold(engine)
     for _ in range(20):
         engine.submit("embed", [f"text {i}" for i in range(3000)]).cancel()
     gate.set()
     engine.embed(["a"])
-    # An intake thread may still tokenize a stretch of a cancelled call: wait until all of them have met behind it.
+    # An intake thread may still tokenize a stretch of a cancelled call: wait until all of them have met.
     threads = engine._dispatcher.threads
     met = threading.Barrier(threads._max_workers, timeout=60)
     wait([threads.submit(met.wait) for _ in range(met.parties)], timeout=60)
@@ -173,7 +173,7 @@ def test_what_a_user_does_with_the_tokenizer_stays_out_of_the_engine(engine):
     before = engine.embed([text])
     assert engine.tokenizer is engine.tokenizer
     cut = engine.tokenizer([text, "a"], truncation=True, max_length=4, padding=True)["input_ids"]
-    assert [len(ids) for ids in cut] == [4, 4]  # its backend keeps both settings until its next call
+    assert [len(ids) for ids in cut] == [4, 4]  # the backend keeps both settings until the next call
     after = engine.embed([text])
     np.testing.assert_array_equal(after.embeddings, before.embeddings)
     assert after.usage == before.usage

@@ -1,4 +1,4 @@
-"""Every task through every door of the engine, with any company, and what each refuses."""
+"""Every task through every method of the engine, alone and beside other calls, and what each refuses."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def pairs_of(documents: Sequence[str] = DOCUMENTS) -> list[tuple[str, str]]:
 
 
 def rows(output: Any) -> list[np.ndarray]:
-    """Any task's result as one array for each item."""
+    """The result of any task as one array per item."""
     for name in ("embeddings", "probs", "scores", "rewards"):
         found = getattr(output, name, None)
-        if isinstance(found, list):  # sparse: a fixed order
+        if isinstance(found, list):  # sparse, in a fixed order
             return [np.array(sorted(row.items()), dtype=np.float32).reshape(-1, 2) for row in found]
         if found is not None:
             return list(found)
@@ -150,7 +150,7 @@ def call(engine: Any, task: str, items: Sequence[Any], options: Mapping[str, Any
     return getattr(engine, task)(items, **options)
 
 
-# --- Doors ----------------------------------------------------------------------------------------------------------
+# --- Methods -------------------------------------------------------------------------------------------------------
 
 
 @each_case
@@ -178,7 +178,7 @@ def test_all_doors_lead_to_one_room(engines: Any, name: str, task: Any, items: A
 
 @each_case
 def test_each_item_is_what_it_is_alone(engines: Any, name: str, task: Any, items: Any, options: Any) -> None:
-    """Also of duplicates, which are run once, and of items in another order."""
+    """Duplicates, which run once, and items in another order too."""
     engine, params = engines(name), PoolingParams(**options)
     expected = engine.encode(items, task=task, params=params)
     mixed = [*reversed(items), items[0], items[-1]]
@@ -186,7 +186,7 @@ def test_each_item_is_what_it_is_alone(engines: Any, name: str, task: Any, items
     for row, item in zip(found, mixed, strict=True):
         np.testing.assert_allclose(row, rows(expected)[list(items).index(item)], atol=1e-5, rtol=1e-5)
         np.testing.assert_allclose(row, rows(engine.encode([item], task=task, params=params))[0], atol=1e-5, rtol=1e-5)
-    assert len({row.tobytes() for row in rows(expected)}) > 1  # constants would pass, too
+    assert len({row.tobytes() for row in rows(expected)}) > 1  # equal rows would pass the test above
 
 
 @each_case
@@ -341,7 +341,7 @@ def test_an_embedder_scores_by_the_cosine_of_its_roles(engines: Any) -> None:
     assert np.abs(found.scores - engine.embed(DOCUMENTS).embeddings @ query).max() > 1e-3
     assert np.abs(found.scores - documents.embeddings @ engine.embed([QUERY]).embeddings[0]).max() > 1e-3
     assert (np.abs(found.scores) <= 1 + 1e-6).all()
-    # One query for all documents is read once; a document counts as often as it stands there.
+    # One query for all documents counts once; a document counts as often as it is in the list.
     once = engine.embed([QUERY], role="query").usage.prompt_tokens
     assert found.usage.prompt_tokens == once + documents.usage.prompt_tokens
 
@@ -415,7 +415,7 @@ def test_pairs_that_are_too_long(engines: Any, name: str, noun: str) -> None:
     with pytest.raises(InputTooLongError, match=f"the {noun} at index 3 has"):
         engine.rerank(SHORT_QUERY, documents, truncate="error")
     noun = "query" if noun == "document" else noun
-    if name != "colbert":  # its queries are of one length
+    if name != "colbert":  # all of its queries have one length
         with pytest.raises(InputTooLongError, match=f"the {noun} at index 2 has"):
             engine.score(["a", "b", LONG, "a"], ["a", "b", "c", "d"], truncate="error")
 
@@ -595,7 +595,7 @@ def test_sparse_weights(engines: Any, name: str) -> None:
         assert all(type(token) is int and type(weight) is float and weight > 0 for token, weight in row.items())
     assert any(len(row) for row in found)
     assert found[1] == pytest.approx(found[-1])
-    if name == "m3":  # a token of the text, and no other, has a weight
+    if name == "m3":  # only a token of the text has a weight
         for text, row in zip(TEXTS, found, strict=False):
             assert set(row) <= set(engine.tokenize([text])[0])
     with pytest.raises(InvalidRequestError, match="activation=False means nothing to sparse_embed"):
@@ -681,7 +681,7 @@ def test_an_option_that_a_task_does_not_read_is_refused(engines: Any, name: str,
         with pytest.raises(InvalidRequestError, match=rf"^{option}=.* means nothing to "):
             engine.submit(task, items, params)
         return
-    if (name, task, option) in ABSENT:  # read, and found to ask for what the checkpoint has not
+    if (name, task, option) in ABSENT:  # the task reads it, but the checkpoint has no such thing
         with pytest.raises(InvalidRequestError, match=ABSENT[name, task, option]):
             engine.submit(task, items, params).result(timeout=30)
     else:
@@ -728,7 +728,7 @@ def test_streams_take_the_options_of_vectors(engines: Any) -> None:
 
 
 def test_texts_at_the_limit_are_the_tiny_models(engines: Any) -> None:
-    """What the cases above rely on: some of their texts are cut, and some fill the model."""
+    """Assumed by the cases above: some texts are cut, and some fill the model."""
     for name in ("classifier", "ner", "m3"):
         engine = engines(name)
         lengths = [len(ids) for ids in engine.tokenize(TEXTS)]
@@ -737,7 +737,7 @@ def test_texts_at_the_limit_are_the_tiny_models(engines: Any) -> None:
 
 
 def test_the_tokens_of_a_classifier_may_be_those_of_a_step(engines: Any) -> None:
-    """Its head gives every token logits, though ``reward`` and ``classify`` read one row of a text."""
+    """Its head computes logits of every token, though ``reward`` and ``classify`` read one row per text."""
     engine = engines("reranker")
     ids = engine.tokenizer(SENTENCES[0])["input_ids"]
     every = engine.encode([SENTENCES[0]], task="token_classify").probs[0]

@@ -1,4 +1,4 @@
-"""Rows filled up to one of few sizes: nobody's tokens behind everybody's."""
+"""Rows of a batch filled up to one of few sizes by tokens that belong to no request."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_there_are_few_sizes_and_none_much_larger_than_what_is_in_it():
     assert max(size / tokens for tokens, size in enumerate(sizes, 1) if tokens > 512) < 1.07
     assert len({size for size in sizes if size > 64}) < 80
     assert sizes == sorted(sizes) and rounded_up(4096) == 4096
-    assert [rounded_up(tokens) for tokens in (1, 7, 64)] == [1, 7, 64]  # a short text alone is not made longer
+    assert [rounded_up(tokens) for tokens in (1, 7, 64)] == [1, 7, 64]  # a single short text is not padded
 
 
 def test_what_is_filled_up_is_as_it_was_and_one_sequence_more():
@@ -51,7 +51,7 @@ def test_what_is_filled_up_is_as_it_was_and_one_sequence_more():
     np.testing.assert_array_equal(filled.ids[:15], plain.ids)
     np.testing.assert_array_equal(filled.positions[:15], plain.positions)
     assert filled.ids[15:].tolist() == [0] * 5
-    assert filled.positions[15:].tolist() == [2] * 5  # a position that every model has
+    assert filled.positions[15:].tolist() == [2] * 5  # a valid position of every model
     assert plain.filled(15, 2) is plain
 
 
@@ -77,7 +77,7 @@ def test_results_do_not_change(family, task, tmp_path):
             rounding(engine, rounded)
             output = engine.submit(task, TEXTS).result().embeddings
             found.append(output if task == "embed" else output.flat)
-    assert sum(len(text.split()) for text in TEXTS) > 64  # else nothing would have been filled up
+    assert sum(len(text.split()) for text in TEXTS) > 64  # fewer would not be rounded
     np.testing.assert_allclose(found[1], found[0], atol=1e-5)
     assert np.abs(np.roll(found[0], 1, axis=0) - found[1]).max() > 1e-2
 

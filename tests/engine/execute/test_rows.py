@@ -1,4 +1,4 @@
-"""A batch of which one row of each text is read: the last layer computes no others, and the answer is the same."""
+"""Batches of which one row per text is read: the last layer computes only these, with the same results."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ FAMILIES = ["bert", "mpnet", "electra", "modernbert", "nomic", "gte", "qwen3", "
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Of each forward, whether it was asked for rows."""
+    """Of each forward, whether it computed some rows only."""
     seen = []
     states = Runner.states
 
@@ -69,7 +69,7 @@ def unit(rows):
 
 
 def a_request(engine, task):
-    """One text's, as the engine would queue it."""
+    """The request of one text, as the engine queues it."""
     loaded = engine._loaded
     plan = resolve.plan(task, PoolingParams(), loaded, count=1)
     call = Call(

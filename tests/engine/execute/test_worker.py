@@ -1,4 +1,4 @@
-"""What happens to a batch that does not run."""
+"""Batches that fail, and what happens to their calls."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ PLAN = Plan(task="embed", readout=Readout(kind="pooled"), limit=512, truncate="e
 
 
 class Recording:
-    """A runner that answers with each text's length, refuses some batches, and remembers what it was asked."""
+    """A runner that answers with each text's length, refuses some batches, and records them all."""
 
     def __init__(self, refuse):
         self.batches = []
@@ -32,7 +32,7 @@ class Recording:
 
 
 def drive(refuse, *lengths_of_calls, budget=1000):
-    """Run calls through a worker to the end; returns the calls and the runner."""
+    """Run calls through a worker; returns the finished calls and the runner."""
     scheduler, runner = Scheduler(budget), Recording(refuse)
     calls = []
     for lengths in lengths_of_calls:

@@ -1,4 +1,4 @@
-"""Entities from token probabilities: what transformers' own pipeline finds, by every strategy."""
+"""Entities from token probabilities: equal to those of transformers' pipeline, by every strategy."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ HARD = (
     "UPPER lower MiXeD 1824 3.14 1,000",
 )
 
-# The heuristic for tokenizers without marked subwords says so each time.
+# transformers warns each time that it uses its heuristic for tokenizers without marked subwords.
 pytestmark = pytest.mark.filterwarnings("ignore:Tokenizer does not support real words:UserWarning")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A text, what the tokenizer and the model make of it, and what the pipeline finds by each strategy."""
+    """A text, its tokens and probabilities, and the pipeline's entities by each strategy."""
 
     text: str
     probs: np.ndarray
@@ -94,13 +94,13 @@ def tagger(folder: Path, case: str) -> Any:
     with torch.no_grad():
         generator = torch.Generator().manual_seed(1)
         head.weight.copy_(torch.randn(head.weight.shape, generator=generator) * 0.6)
-        head.bias.copy_(torch.tensor([0.5, 0.0, 0.5, 0.0, 0.5, 0.0]))  # neighbours agree more often then
+        head.bias.copy_(torch.tensor([0.5, 0.0, 0.5, 0.0, 0.5, 0.0]))  # so that neighbours agree more often
     model.save_pretrained(folder)
     return TokenClassificationPipeline(model=model.eval(), tokenizer=AutoTokenizer.from_pretrained(folder))
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """As the pipeline computes it, to the last bit: two labels may be all but equal."""
+    """As the pipeline computes it, to the last bit: two labels may be nearly equal."""
     exponents = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return exponents / exponents.sum(axis=-1, keepdims=True)  # type: ignore[no-any-return]
 
@@ -180,7 +180,7 @@ def test_a_wrong_input_differs(cases: list[Case], aggregation: Aggregation, wron
 
 
 def test_words_matter_to_the_strategies_of_words(cases: list[Case]):
-    """Every token a word of its own: what a tokenizer's missing word numbers would give."""
+    """Every token a word by itself: the result without word ids."""
     for aggregation in ("first", "average", "max"):
         assert any(
             not same(found(case, aggregation, words=np.arange(len(case.probs))), case.expected[aggregation])
@@ -189,7 +189,7 @@ def test_words_matter_to_the_strategies_of_words(cases: list[Case]):
 
 
 def wnut() -> list[str]:
-    """Sentences with a space between any two tokens, and then as they are written."""
+    """Sentences with a space between any two tokens, and the same as written."""
     data = os.environ.get("MILLPOND_DATA")
     if not data:
         pytest.skip("MILLPOND_DATA is not set")
@@ -275,7 +275,7 @@ def test_an_entitys_score_is_the_mean_of_its_parts():
 
 
 def test_labels_of_other_schemes_lose_what_stands_before_a_hyphen():
-    # As the pipeline does: E-X and S-X are kinds of their own, named X.
+    # Like the pipeline: E-X and S-X are separate kinds, both named X.
     labels = ("O", "B-X", "E-X", "S-X")
     tokens = [("a", "B-X", 0.7), ("b", "E-X", 0.7), ("c", "S-X", 0.7)]
     assert by_hand(tokens, "simple", labels) == [("X", 0.7, "a"), ("X", 0.7, "b"), ("X", 0.7, "c")]

@@ -1,4 +1,4 @@
-"""A device's loop: what is sent when, in what order results come, and what a failure costs."""
+"""The loop of a device: when batches are launched, the order of results, and failures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def agree(requests: Sequence[Request]) -> None:
 
 
 class Device:
-    """A runner with streams: it notes what is started and what is waited for, and how much is under way."""
+    """A runner with streams: it logs what is launched and waited for, and how many batches are running."""
 
     def __init__(self, *, start: Refusal = agree, result: Refusal = agree) -> None:
         self.log: list[tuple[Any, ...]] = []
@@ -62,7 +62,7 @@ class Underway:
 
 
 def drive(device: Device, *lengths_of_calls: list[int], budget: int) -> list[Call]:
-    """Run calls through a worker to the end."""
+    """Run calls through a worker until they are done."""
     scheduler, calls = Scheduler(budget), []
     for lengths in lengths_of_calls:
         texts = [f"{i}" for i in range(len(lengths))]
@@ -118,7 +118,7 @@ def test_out_of_memory_halves_the_batch_and_bounds_the_next_ones(stage, monkeypa
     device = Device(**{stage: refuse})
     (call,) = drive(device, [8] * 12, budget=32)
     assert lengths(call) == [8] * 12
-    assert {entry[1] for entry in device.log if entry[0] == "alone"} == {0}  # nothing else took memory
+    assert {entry[1] for entry in device.log if entry[0] == "alone"} == {0}  # no other batch took memory
     assert [len(entry) - 1 for entry in device.log if entry[0] == "start"][-2:] == [2, 2]
     assert device.under_way == 0 or stage == "start"
 
