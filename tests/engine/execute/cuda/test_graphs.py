@@ -241,8 +241,8 @@ def on_meta(folder: Path, modes: str | None, monkeypatch: pytest.MonkeyPatch) ->
     loaded.runner.backbone.to("meta")
     loaded.runner.pooler.to("meta")
     layout = BufferLayout(tokens=96, sequences=6, types=True, adapters=True, skip=True)
-    block = torch.zeros(layout.size, dtype=torch.int32, device="meta")
-    return loaded.runner, layout.static(block, Bucket(tokens=96, sequences=6, longest=64))
+    buffer = torch.zeros(layout.size, dtype=torch.int32, device="meta")
+    return loaded.runner, layout.static(buffer, Bucket(tokens=96, sequences=6, longest=64))
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in EAGER])

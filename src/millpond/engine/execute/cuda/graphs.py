@@ -137,7 +137,7 @@ class Graphs:
             return None
         host = self._backend.pinned(layout.size)
         layout.fill(host, packed, bucket)
-        buffer = self._backend.block(layout.size) if captured is None else captured.buffer
+        buffer = self._backend.buffer(layout.size) if captured is None else captured.buffer
         self._backend.upload(host, buffer)
         if captured is None:
             captured = self._capture(shape, bucket, buffer)

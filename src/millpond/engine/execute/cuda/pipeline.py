@@ -78,7 +78,7 @@ class Pipeline:
     def _placed(self, packed: PackedRequests) -> DeviceBatch:
         """Copy a batch to the device, at once."""
         layout = BufferLayout.of(packed)
-        host, buffer = self._backend.pinned(layout.size), self._backend.block(layout.size)
+        host, buffer = self._backend.pinned(layout.size), self._backend.buffer(layout.size)
         layout.fill(host, packed)
         self._backend.upload(host, buffer)
         return layout.batch(buffer, packed)

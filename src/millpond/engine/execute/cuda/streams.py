@@ -51,11 +51,11 @@ class Backend(Protocol):
         """int32 ``[size]`` on the host, to be uploaded once; may be dropped right after that."""
         ...
 
-    def block(self, size: int) -> torch.Tensor:
+    def buffer(self, size: int) -> torch.Tensor:
         """A buffer, int32 ``[size]``, on the device."""
         ...
 
-    def upload(self, host: torch.Tensor, block: torch.Tensor) -> None:
+    def upload(self, host: torch.Tensor, buffer: torch.Tensor) -> None:
         """Copy pinned memory to a buffer on the device, on the compute stream."""
         ...
 
@@ -106,15 +106,15 @@ class Cuda:
         """See :class:`Backend`; torch's allocator reuses a pinned block once its copies are done."""
         return torch.empty(size, dtype=torch.int32, pin_memory=True)
 
-    def block(self, size: int) -> torch.Tensor:
+    def buffer(self, size: int) -> torch.Tensor:
         """See :class:`Backend`."""
         with self.computing():
             return torch.empty(size, dtype=torch.int32, device=self._device)
 
-    def upload(self, host: torch.Tensor, block: torch.Tensor) -> None:
+    def upload(self, host: torch.Tensor, buffer: torch.Tensor) -> None:
         """See :class:`Backend`."""
         with self.computing():
-            block.copy_(host, non_blocking=True)
+            buffer.copy_(host, non_blocking=True)
 
     def download(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Event]:
         """See :class:`Backend`."""
