@@ -52,8 +52,12 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file's tests stay in one worker, so that what its fixtures make is made once; the serial files stay together."""
+    """Keep the tests of a file in one worker, so that its fixtures are made once, and the serial files together."""
     from xdist.scheduler import LoadScopeScheduling
+
+    missing = [str(path) for path in SERIAL if not (config.rootpath / path).is_file()]
+    if missing:
+        raise pytest.UsageError(f"conftest.py: SERIAL names files that do not exist: {', '.join(sorted(missing))}")
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
