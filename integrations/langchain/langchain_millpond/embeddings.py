@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from langchain_core.embeddings import Embeddings
 from pydantic import Field
 
 from langchain_millpond.source import EngineSource, PathStr
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-# Rows made into lists before an event loop gets its turn: about a millisecond's work.
-_ROWS_PER_TURN = 128
 
 
 class MillpondEmbeddings(EngineSource, Embeddings):
@@ -63,8 +55,7 @@ class MillpondEmbeddings(EngineSource, Embeddings):
             TypeError: ``texts`` is a bare str.
             MillpondError: The model cannot be loaded, or a text cannot be embedded; the message says which and why.
         """
-        output = self._engine().embed(texts, show_progress=self.show_progress, **self._options("document"))
-        return _lists(output.embeddings)
+        return self._engine().embed(texts, show_progress=self.show_progress, **self._options("document")).tolist()
 
     def embed_query(self, text: str) -> list[float]:
         """The vector of a query.
@@ -72,8 +63,7 @@ class MillpondEmbeddings(EngineSource, Embeddings):
         Raises:
             MillpondError: The model cannot be loaded, or the text cannot be embedded.
         """
-        output = self._engine().embed([text], **self._options("query"))
-        return _lists(output.embeddings)[0]
+        return self._engine().embed([text], **self._options("query")).tolist()[0]
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
         """As :meth:`embed_documents`; cancelling the task drops what is still queued."""
@@ -88,12 +78,7 @@ class MillpondEmbeddings(EngineSource, Embeddings):
         from millpond import AsyncEngine  # after loading: torch is imported by now
 
         output = await AsyncEngine(engine).embed(texts, **self._options(role))
-        rows = output.embeddings  # [n, d]
-        vectors = _lists(rows[:_ROWS_PER_TURN])
-        for first in range(_ROWS_PER_TURN, len(rows), _ROWS_PER_TURN):
-            await asyncio.sleep(0)
-            vectors += _lists(rows[first : first + _ROWS_PER_TURN])
-        return vectors
+        return await output.atolist()
 
     def _options(self, role: Literal["query", "document"]) -> dict[str, Any]:
         prompt = self.query_prompt if role == "query" else self.document_prompt
@@ -104,9 +89,3 @@ class MillpondEmbeddings(EngineSource, Embeddings):
             "normalize": self.normalize,
             "truncate": self.truncate,
         }
-
-
-def _lists(rows: npt.NDArray[np.float32]) -> list[list[float]]:
-    """Rows ``[n, d]`` as the builtin floats that LangChain asks for."""
-    lists: list[list[float]] = rows.tolist()
-    return lists

@@ -20,13 +20,7 @@ from llama_index.embeddings.millpond.source import EngineSource, PathStr
 from millpond.errors import EngineOverloadedError
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from millpond import Engine
-
-# Rows made into lists before an event loop gets its turn: about a millisecond's work.
-_ROWS_PER_TURN = 128
 
 
 class MillpondEmbedding(EngineSource, BaseEmbedding):
@@ -140,19 +134,14 @@ class MillpondEmbedding(EngineSource, BaseEmbedding):
                 await asyncio.sleep(error.retry_after)
 
     def _embed(self, texts: list[str], role: Literal["query", "document"]) -> list[list[float]]:
-        return _lists(self._engine().embed(texts, **self._options(role)).embeddings)
+        return self._engine().embed(texts, **self._options(role)).tolist()
 
     async def _aembed(self, texts: list[str], role: Literal["query", "document"]) -> list[list[float]]:
         engine = await self._aengine()
         from millpond import AsyncEngine  # after loading: torch is imported by now
 
         output = await AsyncEngine(engine).embed(texts, **self._options(role))
-        rows = output.embeddings  # [n, d]
-        vectors = _lists(rows[:_ROWS_PER_TURN])
-        for first in range(_ROWS_PER_TURN, len(rows), _ROWS_PER_TURN):
-            await asyncio.sleep(0)
-            vectors += _lists(rows[first : first + _ROWS_PER_TURN])
-        return vectors
+        return await output.atolist()
 
     def _options(self, role: Literal["query", "document"]) -> dict[str, Any]:
         prompt = self.query_prompt if role == "query" else self.document_prompt
@@ -168,9 +157,3 @@ class MillpondEmbedding(EngineSource, BaseEmbedding):
 def _identity(engine: Engine) -> str:
     """What tells the vectors of two engines apart, without prompts and widths, which are fields here."""
     return f"{engine.spec.fingerprint} {engine.dtype} normalize={engine.spec.normalize}"
-
-
-def _lists(rows: npt.NDArray[np.float32]) -> list[list[float]]:
-    """Rows ``[n, d]`` as the builtin floats that LlamaIndex stores."""
-    lists: list[list[float]] = rows.tolist()
-    return lists
