@@ -11,26 +11,26 @@ from langchain_millpond.source import EngineSource, PathStr
 
 
 class MillpondEmbeddings(EngineSource, Embeddings):
-    """Text embeddings of a model that runs in this process.
+    """Text embeddings by a model that runs in this process.
 
-    Built from ``model=``, it loads on first use, and all objects of one configuration share one engine. Built from
-    ``engine=``, it uses that one. Documents and queries get the checkpoint's own prompts, if it has any; texts are
-    embedded as they are. The async methods wait for the engine without blocking the event loop or taking a thread.
+    With ``model=``, the model is loaded on first use, and all objects of one configuration share one engine. With
+    ``engine=``, that engine is used. Documents and queries get the checkpoint's own prompts, if it has any; the texts
+    themselves are not changed. The async methods neither block the event loop nor occupy a thread.
 
     Attributes:
         model: Hub id or local folder; also accepted as ``model_name``.
-        engine: A loaded engine instead of ``model`` and of every option that loading reads. Never serialized.
-        query_prompt: Put before every query instead of the checkpoint's query prompt; ``""`` for none.
-        document_prompt: Put before every document instead of the checkpoint's document prompt; ``""`` for none.
+        engine: A loaded engine, instead of ``model`` and every option that is read at loading. Never serialized.
+        query_prompt: Prepended to every query instead of the checkpoint's query prompt; ``""`` for none.
+        document_prompt: Prepended to every document instead of the checkpoint's document prompt; ``""`` for none.
         dimensions: Matryoshka width of the vectors.
-        normalize: L2-normalize the vectors; by default as the checkpoint does.
+        normalize: Whether to L2-normalize the vectors; by default as the checkpoint does.
         truncate: Which end of an over-long text is cut, or ``"error"``.
-        show_progress: Draw a progress bar in ``embed_documents``, if this is a terminal.
+        show_progress: Draw a progress bar in ``embed_documents``, if standard error is a terminal.
         revision: Branch, tag or commit of a hub id.
         device: ``auto`` (cuda, then mps, then cpu) or a torch device.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
-        max_length: Most tokens per text; the checkpoint's own by default.
-        pooling: Replaces the checkpoint's pooling.
+        max_length: Most tokens per text; the checkpoint's limit by default.
+        pooling: Replaces the checkpoint's pooling method.
         hf_overrides: Merged into config.json, for example ``{"is_matryoshka": True}``.
         max_batch_tokens: Most tokens per forward.
         cache: Path of a vector cache. To share a ``VectorCache`` object, give it to an engine and pass that.
@@ -66,7 +66,7 @@ class MillpondEmbeddings(EngineSource, Embeddings):
         return self._engine().embed([text], **self._options("query")).tolist()[0]
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
-        """As :meth:`embed_documents`; cancelling the task drops what is still queued."""
+        """As :meth:`embed_documents`; cancelling the task drops the texts still queued."""
         return await self._aembed(texts, "document")
 
     async def aembed_query(self, text: str) -> list[float]:
@@ -75,7 +75,7 @@ class MillpondEmbeddings(EngineSource, Embeddings):
 
     async def _aembed(self, texts: list[str], role: Literal["query", "document"]) -> list[list[float]]:
         engine = await self._aengine()
-        from millpond import AsyncEngine  # after loading: torch is imported by now
+        from millpond import AsyncEngine  # imports torch, which loading has imported already
 
         output = await AsyncEngine(engine).embed(texts, **self._options(role))
         return await output.atolist()
