@@ -54,12 +54,12 @@ def make(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
     return make
 
 
-def parts_of(engine: Engine) -> list[compiled.Part]:
+def parts_of(engine: Engine) -> list[compiled.CompiledPart]:
     found = {
         id(value.func): value.func
         for module in engine._loaded.runners[0].backbone.modules()
         for value in vars(module).values()
-        if isinstance(getattr(value, "func", None), compiled.Part)
+        if isinstance(getattr(value, "func", None), compiled.CompiledPart)
     }
     return list(found.values())
 

@@ -148,7 +148,7 @@ def _backbone_class(architecture: Architecture) -> type[Any]:
 
 
 def _config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json without what must not reach the native class: remote code, and a quantization it would look for."""
+    """config.json without the fields that the native class must not see."""
     return {key: value for key, value in config.items() if key not in ("auto_map", "_attn_implementation")}
 
 
