@@ -10,7 +10,7 @@ from tests.tiny import Dense, Layout, Other, Pooling, edit_json, write_checkpoin
 from tests.tiny_late import DIM, DOCUMENT_LENGTH, QUERY_LENGTH, write_pylate, write_stanford
 
 from millpond.checkpoints.checkpoint import read_checkpoint
-from millpond.checkpoints.late_interaction import LateInteraction, claims
+from millpond.checkpoints.late_interaction import LateInteraction, names_colbert
 from millpond.config import EngineConfig
 from millpond.engine.loading import describe
 from millpond.errors import ModelLoadError, WeightMismatchError
@@ -142,7 +142,7 @@ def test_an_override_of_a_pooled_embedder_is_refused(tmp_path):
 
 @pytest.mark.parametrize("names", [None, [], ["BertModel"]])
 def test_what_claims_nothing(names):
-    assert not claims({"architectures": names})
+    assert not names_colbert({"architectures": names})
 
 
 def test_pylate(tmp_path):

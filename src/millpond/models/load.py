@@ -139,12 +139,13 @@ def _backbone_class(architecture: Architecture) -> type[Any]:
     import transformers
 
     stand_in = getattr(architecture.hooks(), "backbone_class", None)
-    found: type[Any] | None = getattr(transformers, architecture.model_class, None) if stand_in is None else stand_in()
-    if found is None:
+    model_class: type[Any] | None
+    model_class = getattr(transformers, architecture.model_class, None) if stand_in is None else stand_in()
+    if model_class is None:
         raise UnsupportedArchitectureError(
             f"transformers {transformers.__version__} has no {architecture.model_class}; install a newer one"
         )
-    return found
+    return model_class
 
 
 def _config_fields(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from millpond.engine.execute.cuda.graphs import Graphs, Model
 from millpond.engine.execute.cuda.layout import Layout
 from millpond.engine.execute.cuda.streams import Backend, Event
 from millpond.engine.schedule.request import Request
-from millpond.pooling.pooler import Matrix, Readout, Rows
+from millpond.pooling.pooler import Matrix, Readout, ReadoutRows
 
 Result = tuple[Request, Matrix]
 
@@ -61,12 +61,12 @@ class Pipeline:
             raise
         return _Underway(packed=packed, rows=rows, hosts=hosts, done=done)
 
-    def _rows(self, packed: Packed, readouts: frozenset[Readout]) -> dict[Readout, Rows]:
+    def _rows(self, packed: Packed, readouts: frozenset[Readout]) -> dict[Readout, ReadoutRows]:
         """What the batch's calls read, on the device; with a graph, only what the graph does not compute is left."""
         replayed = None if self._graphs is None else self._graphs.run(packed, readouts)
-        rows: dict[Readout, Rows] = {}
+        rows: dict[Readout, ReadoutRows] = {}
         if replayed is not None:
-            rows = {readout: Rows(values=values, counts=None) for readout, values in replayed.rows.items()}
+            rows = {readout: ReadoutRows(values=values, counts=None) for readout, values in replayed.rows.items()}
         left = readouts - rows.keys()
         if left:
             batch = self._placed(packed)
@@ -87,7 +87,7 @@ class Pipeline:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Underway:
     packed: Packed
-    rows: Mapping[Readout, Rows]  # kept until they are downloaded
+    rows: Mapping[Readout, ReadoutRows]  # kept until they are downloaded
     hosts: Sequence[torch.Tensor]
     done: Event
 
