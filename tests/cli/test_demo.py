@@ -1,5 +1,6 @@
 """The demo as a user runs it: the short form, twice, and with a question from the user."""
 
+import functools
 import gc
 import logging
 import re
@@ -12,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from millpond.cli.demo import command
+from millpond.cli.demo import command, questions
 from millpond.cli.demo import run as demo_run
 from millpond.cli.demo.questions import QUESTIONS, SHORT_PASSAGES
 from millpond.cli.demo.report import WIDTH, DemoReport
@@ -20,6 +21,8 @@ from millpond.cli.demo.search import Answer, AnsweredQuestion, answer
 from millpond.engine.engine import Engine
 from millpond.errors import InvalidRequestError, MillpondError, MissingExtraError, SinkError
 from millpond.ingest.search import Hit
+
+PASSAGES = 120
 
 app = typer.Typer()
 app.command()(command.demo)
@@ -30,6 +33,15 @@ def run(*arguments):
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+@pytest.fixture(scope="module", autouse=True)
+def corpus():
+    """A smaller corpus than that of --short, parsed once for all runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(questions, "SHORT_PASSAGES", PASSAGES)
+        patch.setattr(demo_run, "read_stdlib", functools.cache(demo_run.read_stdlib))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +71,19 @@ def answers(output):
 
 
 def test_the_ten_questions_are_answered(first):
-    printed = answers(first)
+    check_answers(first)
+
+
+@pytest.mark.slow
+def test_they_are_answered_among_as_many_passages_as_a_user_has(monkeypatch, tmp_path):
+    monkeypatch.setattr(questions, "SHORT_PASSAGES", SHORT_PASSAGES)
+    output = run("--short", "--state", tmp_path)
+    check_answers(output)
+    assert stages(output)["embed"].startswith(f"{SHORT_PASSAGES} passages embedded")
+
+
+def check_answers(output):
+    printed = answers(output)
     assert list(printed) == [question.text for question in QUESTIONS]
     assert {len(names) for names in printed.values()} == {3}
     right = [question.text for question in QUESTIONS if set(question.answers) & set(printed[question.text])]
@@ -74,16 +98,16 @@ def test_the_databases_agree(first):
 
 def test_the_first_run_embeds_once_and_fills_both_databases(first):
     notes = stages(first)
-    assert notes["embed"] == f"{SHORT_PASSAGES} passages embedded, 0 from the cache"
+    assert notes["embed"] == f"{PASSAGES} passages embedded, 0 from the cache"
     for name in ("fill Qdrant", "fill Milvus Lite"):
-        assert notes[name] == f"{SHORT_PASSAGES} rows, 128 and 384 wide: 0 embedded, {SHORT_PASSAGES} from the cache"
+        assert notes[name] == f"{PASSAGES} rows, 128 and 384 wide: 0 embedded, {PASSAGES} from the cache"
     assert re.search(r"\d tokens, [\d,]+ a second", first)
     assert {"read the docs", "load the model", "search Qdrant", "search Milvus Lite", "rerank"} <= set(notes)
 
 
 def test_the_second_run_embeds_nothing_and_answers_the_same(first, second):
-    assert stages(second)["embed"].startswith(f"0 passages embedded, {SHORT_PASSAGES} from the cache (")
-    assert re.search(rf"look-ups answered, 0 vectors added; it holds {SHORT_PASSAGES + len(QUESTIONS)} in", second)
+    assert stages(second)["embed"].startswith(f"0 passages embedded, {PASSAGES} from the cache (")
+    assert re.search(rf"look-ups answered, 0 vectors added; it holds {PASSAGES + len(QUESTIONS)} in", second)
     assert answers(second) == answers(first)
 
 
