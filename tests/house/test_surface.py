@@ -28,7 +28,7 @@ def public(path: str) -> Any:
 
 
 def members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties that the class itself defines."""
+    """Public methods and properties of its own."""
     for name, member in vars(cls).items():
         plain = getattr(member, "__func__", member)
         if not name.startswith("_") and (inspect.isfunction(plain) or isinstance(member, property | cached_property)):
