@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from millpond.attention import matmul_attention, native, sdpa
+from millpond.attention.kernels import attend, select
 from millpond.attention.segments import Segments
-from millpond.attention.select import select
 from millpond.attention.signature import Masking
 from millpond.models.add_norm import AddNorm
 from millpond.models.rms_norm import RMSNorm
@@ -33,10 +33,15 @@ SHAPES = [(4, 4, 32), (4, 2, 16), (3, 1, 48), (2, 2, 64), (2, 1, 80), (2, 1, 96)
 
 @pytest.fixture
 def fresh():
-    """The library is looked for anew, and again by those who come after."""
-    library.cache_clear()
-    yield
-    library.cache_clear()
+    """Load the library again in this test, and once more after it."""
+
+    def forget():
+        library.cache_clear()
+        place._load.cache_clear()
+
+    forget()
+    yield forget
+    forget()
 
 
 def states(lengths, heads, kv_heads, dim, *, size=1.0):
@@ -157,8 +162,12 @@ def test_strides_of_all_kinds():
     by_head = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (query, key, value)]
     expected = native.attend(query, key, value, segments, masking)
     assert torch.equal(native.attend(*by_head, segments, masking), expected)
-    assert not native.fits(apart[0], masking)
-    assert_equal(apart, segments, masking)  # by others
+    assert native.fits(*by_head, segments, masking)
+    for number in range(3):  # one operand is enough
+        mixed = [*by_head[:number], apart[number], *by_head[number + 1 :]]
+        assert not native.fits(*mixed, segments, masking)
+    other = attend(*apart, segments, masking)
+    torch.testing.assert_close(other.float(), reference(*apart, segments, masking), **TOLERANCE)
 
 
 @built
@@ -209,58 +218,68 @@ def test_numbers_that_are_none_stay_in_their_text(bad):
 
 
 @built
-def test_who_takes_a_call():
-    query = states([4], 2, 2, 32)[0]
-    assert select(query, Masking(scale=1.0, causal=True)) is native.attend
-    odd = torch.zeros(4, 2, 24, dtype=torch.bfloat16)
-    assert select(odd, Masking(scale=1.0, causal=True)) is matmul_attention.attend
-    assert select(query.float(), Masking(scale=1.0, causal=True)) is sdpa.attend
-    assert select(query, Masking(scale=1.0, causal=True, bias=torch.zeros(2, 4, 4))) is matmul_attention.attend
+def test_which_kernel_serves_a_call():
+    segments, causal = Segments.of([4]), Masking(scale=1.0, causal=True)
+    given = states([4], 2, 2, 32)
+    assert select(*given, segments, causal) is native
+    odd = [torch.zeros(4, 2, 24, dtype=torch.bfloat16)] * 3
+    assert select(*odd, segments, causal) is matmul_attention
+    assert select(*(x.float() for x in given), segments, causal) is sdpa
+    assert select(*given, segments, replace(causal, bias=torch.zeros(2, 4, 4))) is matmul_attention
+    assert select(*given, segments, replace(causal, bias=torch.zeros(2, 4, 4).bfloat16())) is native
 
 
 def test_without_the_library_others_do_the_work(fresh, monkeypatch, tmp_path):
-    query = states([4], 2, 2, 32)[0]
+    given = states([4], 2, 2, 32)
     monkeypatch.setattr(place, "LIBRARY", tmp_path / "none.so")
     assert library() is None
-    assert select(query, Masking(scale=1.0, causal=True)) is matmul_attention.attend
+    assert native.unavailable() == "not built: there was no C++ compiler when millpond was installed"
+    assert select(*given, Segments.of([4]), Masking(scale=1.0, causal=True)) is matmul_attention
     (tmp_path / "none.so").write_bytes(b"not a library")
-    library.cache_clear()
+    fresh()
     assert library() is None
+    assert native.unavailable() == "the library cannot be loaded; install millpond again"
 
 
 def test_it_can_be_switched_off(fresh, monkeypatch):
     monkeypatch.setenv("MILLPOND_NATIVE", "0")
     assert library() is None
+    assert native.unavailable() == "switched off by MILLPOND_NATIVE=0"
 
 
 @built
 def test_a_library_of_another_version_is_left_alone(fresh, monkeypatch, caplog):
-    monkeypatch.setattr(place, "sources", lambda: 1)
+    monkeypatch.setattr(place, "source_hash", lambda: 1)
     assert library() is None
     assert "install millpond again" in caplog.text
+    assert native.unavailable() == "built from other sources; install millpond again"
 
 
 @built
 def test_both_sides_agree_on_a_call():
-    assert ctypes.sizeof(native._Call) == library().millpond_attention_bytes()
+    assert ctypes.sizeof(native._AttentionCall) == library().millpond_attention_call_bytes()
 
 
 @built
-def test_what_does_not_suit_is_left_to_others(monkeypatch):
+def test_what_does_not_suit_is_left_to_others():
     lengths = [20, 9]
     query, key, value = states(lengths, 4, 2, 32)
     segments, masking = Segments.of(lengths), Masking(scale=0.2, causal=False)
     for bias in (torch.zeros(1, 20, 20), torch.zeros(4, 19, 19)):
-        assert not native._suits(query, key, value, segments, bias.bfloat16())
-    assert not native._suits(query, key, value[:, :, :16], segments, None)
-    assert not native._suits(query[:, :3], key, value, segments, None)
-    assert not native._suits(query[:28], key[:28], value[:28], segments, None)
-    assert native._suits(query, key, value, segments, None)
-    called = []
-    monkeypatch.setattr(matmul_attention, "attend", lambda *given: called.append(given))
-    native.attend(query, key.float(), value.float(), segments, masking)
-    assert called
-    assert not native.fits(query.float().bfloat16().requires_grad_(), masking)
+        assert not native._shapes_agree(query, key, value, segments, bias.bfloat16())
+    assert not native._shapes_agree(query, key, value[:, :, :16], segments, None)
+    assert not native._shapes_agree(query[:, :3], key, value, segments, None)
+    assert not native._shapes_agree(query[:28], key[:28], value[:28], segments, None)
+    assert native._shapes_agree(query, key, value, segments, None)
+    assert native.fits(query, key, value, segments, masking)
+    for unfit in (
+        (query, key.float(), value.float()),
+        (query, key, value[:, :, :16]),
+        (query[:28], key[:28], value[:28]),
+        (query.float().bfloat16().requires_grad_(), key, value),
+    ):
+        assert not native.fits(*unfit, segments, masking)
+    assert not native.fits(query, key, value, segments, replace(masking, bias=torch.zeros(4, 19, 19).bfloat16()))
 
 
 @built
@@ -439,7 +458,7 @@ def test_the_hook_builds_a_wheel_of_this_platform(tmp_path, monkeypatch):
     assert data["tag"] == "py3-none-linux_x86_64"
     assert data["artifacts"] == ["/src/millpond/native/libmillpond.so"]
     assert list(made.parent.glob("*.so")) == [made]
-    assert ctypes.CDLL(str(made)).millpond_fits() == 1
+    assert ctypes.CDLL(str(made)).millpond_supported() == 1
 
 
 def test_where_it_can_be_built_and_run_it_is_there(tmp_path, monkeypatch):
@@ -449,7 +468,7 @@ def test_where_it_can_be_built_and_run_it_is_there(tmp_path, monkeypatch):
     _, _, made = build(tmp_path, monkeypatch)
     can_be_built = sys.platform == "linux" and platform.machine() == "x86_64" and shutil.which("g++") is not None
     assert made.is_file() or not can_be_built
-    if made.is_file() and ctypes.CDLL(str(made)).millpond_fits():
+    if made.is_file() and ctypes.CDLL(str(made)).millpond_supported():
         assert library() is not None, "install millpond again: its kernels are missing, or of other sources"
 
 
@@ -488,6 +507,6 @@ def test_a_release_insists(tmp_path, monkeypatch):
 @built
 def test_a_process_without_torchs_threads_can_load_it():
     """The thread pool is a weak symbol: where torch has brought none, one thread does the work."""
-    code = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).millpond_fits())"
+    code = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).millpond_supported())"
     run = subprocess.run([sys.executable, "-c", code, place.LIBRARY], capture_output=True, text=True)
     assert run.stdout.strip() == "1", run.stderr
