@@ -347,6 +347,17 @@ def test_the_table_of_kernels():
         assert (kernel.unavailable() == "no CUDA device") == (not torch.cuda.is_available())
 
 
+def test_no_kernel_uses_another():
+    """The table decides: a kernel that calls another one hides which of them ran."""
+    modules = {kernel.__name__ for kernel in kernels.KERNELS}
+    for kernel in kernels.KERNELS:
+        used = {
+            getattr(value, "__module__", None) or getattr(value, "__name__", None) for value in vars(kernel).values()
+        }
+        used |= {value.__name__ for value in vars(kernel).values() if inspect.ismodule(value)}
+        assert used & modules <= {kernel.__name__}
+
+
 def test_the_log_names_the_kernel_once_for_each_kind_of_call(caplog):
     kernels._log_kind.cache_clear()
     q, k, v = states(kv_heads=2)

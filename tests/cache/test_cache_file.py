@@ -128,6 +128,44 @@ def test_a_newer_schema_is_refused(path: Path) -> None:
     assert path.read_bytes() == before
 
 
+# 12 vectors that the code of commit 1f86851 stored: as ``store(cache, *range(12))`` does.
+OLD_FILE = Path(__file__).with_name("written_by_1f86851.cache")
+
+
+def header_and_schema(path: Path) -> list[Any]:
+    connection = sqlite3.connect(path)
+    rows = [connection.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version", "page_size")]
+    rows += connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name").fetchall()
+    connection.close()
+    return rows
+
+
+def test_a_file_of_an_earlier_version_is_read_and_written(path: Path) -> None:
+    """Old caches stay readable: keys, rows, checksums and the schema are theirs."""
+    shutil.copy(OLD_FILE, path)
+    with VectorCache(path, max_bytes=1 << 20) as cache:
+        assert kept(cache, *range(20)) == list(range(12))
+        store(cache, *range(10, 20))
+        assert kept(cache, *range(20)) == list(range(20))
+        assert len(cache) == 20
+
+
+def test_a_file_written_today_is_what_earlier_versions_wrote(path: Path, tmp_path: Path) -> None:
+    shutil.copy(OLD_FILE, path)
+    new = tmp_path / "new.db"
+    with VectorCache(new) as cache:
+        store(cache, *range(12))
+    assert header_and_schema(new) == header_and_schema(path)
+    rows = []
+    for file in (path, new):
+        connection = sqlite3.connect(file)
+        rows.append(connection.execute("SELECT key, id, meta, checksum, value FROM rows ORDER BY key").fetchall())
+        rows[-1] += connection.execute("SELECT id, tick FROM uses ORDER BY id").fetchall()
+        connection.close()
+    assert len(rows[0]) == 24
+    assert rows[0] == rows[1]
+
+
 def test_an_older_schema_is_brought_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with VectorCache(path) as cache:
         store(cache, 1, 2, 3)
