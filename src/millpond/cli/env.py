@@ -34,7 +34,7 @@ _PREFIXES = (
 
 
 def env() -> None:
-    """Print versions, devices, kernels and settings for a bug report. No value of an environment variable is printed."""
+    """Print versions, devices, kernels and settings for a bug report. Values of variables are never printed."""
     import sqlite3
 
     import torch
