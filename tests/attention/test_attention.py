@@ -18,7 +18,7 @@ LENGTHS = [7, 1, 13, 13, 30, 4]
 
 
 def naive(query, key, value, lengths, masking, keys=None):
-    """Scores, weights and sums in plain loops over segments and heads: [tokens, heads, dim]."""
+    """Scores, weights and sums in plain loops over segments and heads; ``[tokens, heads, dim]``."""
     out, start = torch.empty_like(query), 0
     groups = query.shape[1] // key.shape[1]
     for length, usable in zip(lengths, keys or lengths, strict=True):
@@ -79,7 +79,7 @@ def test_the_explicit_path_equals_naive_in_blocks(masking, monkeypatch):
     torch.testing.assert_close(out, naive(q, k, v, LENGTHS, masking), atol=2e-6, rtol=1e-5)
 
 
-# Of runs none are joined, a few, or all that have a longer neighbour.
+# A cost of 0 joins no runs, 70 a few, and 1000 all that have a longer neighbour.
 @pytest.mark.parametrize(("blocks", "start"), [("one", 0), ("many", 70), ("one", 1000)])
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("masking", MASKINGS.values(), ids=MASKINGS.keys())
@@ -93,7 +93,7 @@ def test_products_equal_naive(masking, kv_heads, blocks, start, monkeypatch):
     monkeypatch.setattr(matmul_attention, "_FAST_DTYPES", (torch.float32, torch.bfloat16))
     q, k, v = states(kv_heads=kv_heads)
     expected = naive(q, k, v, LENGTHS, masking)
-    # Nothing in it depends on the precision, and float32 shows every slip.
+    # The computation does not depend on the precision, and float32 shows every mistake.
     torch.testing.assert_close(
         matmul_attention.attend(q, k, v, Segments.of(LENGTHS), masking), expected, atol=2e-6, rtol=1e-5
     )
@@ -105,21 +105,21 @@ def test_products_equal_naive(masking, kv_heads, blocks, start, monkeypatch):
 
 @pytest.mark.parametrize("size", [1.0, 40.0, 400.0])
 def test_products_survive_scores_of_any_size(size, monkeypatch):
-    """exp2 of the largest would overflow, and of the smallest vanish: then the careful way is taken."""
+    """exp2 of the largest would overflow, and of the smallest vanish: then torch's kernel computes the run."""
     monkeypatch.setattr(matmul_attention, "_FEW_SCORES", 0)
     q, k, v = states(torch.bfloat16)
-    careful = []
+    by_torch = []
     run = dense.attend_run
-    monkeypatch.setattr(dense, "attend_run", lambda *arguments: careful.append(arguments[4]) or run(*arguments))
+    monkeypatch.setattr(dense, "attend_run", lambda *arguments: by_torch.append(arguments[4]) or run(*arguments))
     for sign in (size, -size):  # equal signs overflow, opposite ones underflow
-        own, theirs = q.abs() * size, k.abs() * sign
+        large_q, large_k = q.abs() * size, k.abs() * sign
         masking = Masking(scale=0.25, causal=False)
-        out = matmul_attention.attend(own, theirs, v, Segments.of(LENGTHS), masking)
-        expected = naive(own.float(), theirs.float(), v.float(), LENGTHS, masking)
+        out = matmul_attention.attend(large_q, large_k, v, Segments.of(LENGTHS), masking)
+        expected = naive(large_q.float(), large_k.float(), v.float(), LENGTHS, masking)
         assert torch.isfinite(out).all()
         if size == 1.0:
             torch.testing.assert_close(out.float(), expected, atol=0.05, rtol=0.05)
-    assert bool(careful) == (size > 1)
+    assert bool(by_torch) == (size > 1)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -131,11 +131,11 @@ def test_products_take_narrow_windows_in_float32(causal, monkeypatch):
     assert select(q, k, v, packed, masking) is matmul_attention
     assert select(q, k, v, packed, Masking(scale=0.25, causal=causal)) is sdpa
     assert select(q, k, v, packed, Masking(scale=0.25, causal=causal, window=101)) is sdpa  # 300 tokens: not narrow
-    taken = []
+    by_torch = []
     run = dense.attend_run
-    monkeypatch.setattr(dense, "attend_run", lambda *arguments: taken.append(arguments[4].length) or run(*arguments))
+    monkeypatch.setattr(dense, "attend_run", lambda *arguments: by_torch.append(arguments[4].length) or run(*arguments))
     out = matmul_attention.attend(q, k, v, Segments.of(lengths), masking)
-    assert taken == [9]
+    assert by_torch == [9]
     torch.testing.assert_close(out, sdpa.attend(q, k, v, Segments.of(lengths), masking), atol=2e-6, rtol=1e-5)
     wider = Masking(scale=0.25, causal=causal, window=9)
     assert not torch.allclose(matmul_attention.attend(q, k, v, Segments.of(lengths), wider), out, atol=1e-3)
@@ -156,16 +156,16 @@ def test_neighbours_of_nearly_equal_length_are_joined():
 
 
 def test_tiny_runs_are_left_to_torchs_kernel(monkeypatch):
-    taken = []
+    by_products = []
     monkeypatch.setattr(
-        matmul_attention, "_attend_batch", lambda out, *rest, **options: taken.append(out.shape[3]) or True
+        matmul_attention, "_attend_batch", lambda out, *rest, **options: by_products.append(out.shape[3]) or True
     )
     q, k, v = states(torch.bfloat16, lengths=[100, 4, 4, 4, 4, 4, 4, 4])
     matmul_attention.attend(q, k, v, Segments.of([100, *[4] * 7]), Masking(scale=0.25, causal=False))
-    assert taken == [100, 4]  # one of a hundred tokens, and seven texts of four: 28 heads
+    assert by_products == [100, 4]  # one of a hundred tokens, and seven texts of four: 28 heads
 
 
-# A query of three real tokens and its expansion, as many keys as tokens, neighbours that differ only in their keys.
+# A query of three real tokens with expansion, sequences whose tokens all are keys, neighbours that differ in keys only.
 KEYS = [3, 1, 13, 5, 30, 1]
 KEY_LENGTHS = [7, 1, 13, 13, 30, 4]
 
@@ -189,7 +189,7 @@ def test_fewer_keys_than_queries(masking, kv_heads, short, monkeypatch):
     assert (forgotten - expected).abs().max() > 1e-2
 
 
-def test_what_is_no_key_does_not_matter():
+def test_tokens_that_are_no_keys_do_not_matter():
     q, k, v = states(lengths=KEY_LENGTHS)
     segments = Segments.of(KEY_LENGTHS, keys=KEYS)
     out = sdpa.attend(q, k, v, segments, MASKINGS["full"])
@@ -200,7 +200,7 @@ def test_what_is_no_key_does_not_matter():
 
 @pytest.mark.parametrize("name", ["causal", "window", "softcap", "bias"])
 def test_a_dropped_mask_is_seen(name):
-    """The negative control: the comparison above fails when a kernel forgets the option."""
+    """Negative control: the comparisons above fail if a kernel ignores the option."""
     q, k, v = states()
     forgotten = sdpa.attend(q, k, v, Segments.of(LENGTHS), MASKINGS["full"])
     assert (forgotten - naive(q, k, v, LENGTHS, MASKINGS[name])).abs().max() > 1e-2
@@ -219,7 +219,7 @@ def test_bfloat16_is_near():
     assert torch.nn.functional.cosine_similarity(out.float().flatten(), reference.flatten(), dim=0) > 0.9999
 
 
-@pytest.mark.filterwarnings("ignore")  # torch warns that the uncompiled function is slow, which is why it is here only
+@pytest.mark.filterwarnings("ignore")  # torch warns that the uncompiled function is slow; only tests use it
 @pytest.mark.parametrize("name", ["softcap", "softcap window", "softcap bidirectional"])
 def test_flex_modifiers_equal_naive(name):
     from torch.nn.attention.flex_attention import flex_attention
