@@ -314,7 +314,7 @@ def test_a_request_may_have_as_many_inputs_as_the_server_says(client: httpx.Clie
 
 
 def test_bodies_under_way_have_room_together(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_budget, "_LEAST", 3000)  # and four of the largest bodies: 4000
+    monkeypatch.setattr(body_budget, "_MIN_BYTES", 3000)  # and four of the largest bodies: 4000
     models = ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",))])
     app = create_app(models, ServerConfig(max_body_bytes=1000))
     body = json.dumps({"input": "a"}).encode().ljust(900)
@@ -340,7 +340,7 @@ def test_bodies_under_way_have_room_together(embedder: Path, monkeypatch: pytest
             rest.set()
             assert [(await other).status_code for other in others] == [200] * 4
             assert (await client.post(PATH, content=body)).status_code == 200
-        assert app.state.body_budget.count == 0
+        assert app.state.body_budget.used == 0
 
     asyncio.run(talk())
     models.close()
