@@ -147,7 +147,7 @@ def wait_for(address: int | Path) -> None:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory, embedder: Path, cross_encoder: Path) -> Iterator[Process]:
-    """Two models of a file, a key of the environment, a log in JSON."""
+    """Two models from a file, a key from the environment, a log in JSON."""
     path = tmp_path_factory.mktemp("serve") / "server.yaml"
     models = {
         "vectors": {"model": str(embedder), "max_model_len": 32},
@@ -372,7 +372,7 @@ def test_wrong_flags_end_with_2_and_one_line(
 
 @pytest.fixture
 def unlogged() -> Iterator[None]:
-    """The log's settings as they were."""
+    """Restores the configuration of the log."""
     root, ours = logging.getLogger(), logging.getLogger("millpond")
     before = root.handlers[:], root.level, ours.level
     yield
@@ -551,7 +551,7 @@ Certify = Callable[[str], tuple[Path, Path]]
 
 @pytest.fixture
 def certify(tmp_path: Path) -> Certify:
-    """Writes a certificate that its own key signed, for 127.0.0.1, and the key."""
+    """Writes a self-signed certificate for 127.0.0.1, and its key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
