@@ -26,7 +26,7 @@ import numpy.typing as npt
 from record import record
 
 from millpond.engine.engine import Engine
-from millpond.late_interaction.maxsim import maxsim
+from millpond.late_interaction.similarity import maxsim
 from millpond.ragged import Ragged
 
 FloatArray = npt.NDArray[np.float32]

@@ -158,5 +158,5 @@ def test_the_module_does_not_hide_the_function():
 
     import millpond.late_interaction
 
-    module = importlib.import_module("millpond.late_interaction.rerank")
+    module = importlib.import_module("millpond.late_interaction.reranking")
     assert millpond.late_interaction.rerank is module.rerank is rerank

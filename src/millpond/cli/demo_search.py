@@ -65,7 +65,7 @@ class Answered:
 
 def answer(engine: Engine, databases: Mapping[str, Searchable], question: str, *, k: int) -> Answered:
     """Ask every database, then order what they found by MaxSim over normalized token states."""
-    from millpond.late_interaction.maxsim import maxsim
+    from millpond.late_interaction.similarity import maxsim
 
     hits: dict[str, tuple[int, Hit]] = {}
     seconds: dict[str, float] = {}

@@ -19,6 +19,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from millpond.checkpoints.late_interaction import LateInteraction
 from millpond.checkpoints.tokenizer_file import read_as_is
+from millpond.engine.input.chat import render_chat
 from millpond.engine.input.word_ids import word_numbers
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
 from millpond.late_interaction.encode import ColbertEncoder
@@ -222,12 +223,7 @@ class TextTokenizer:
 
     def _conversation_ids(self, conversation: Sequence[Mapping[str, str]], position: int) -> list[int]:
         assert self.transformers is not None
-        try:
-            text = self.transformers.apply_chat_template([dict(message) for message in conversation], tokenize=False)
-        except Exception as error:  # Jinja's own, and whatever the template raises
-            raise InvalidRequestError(
-                f"the conversation at index {position} does not fit the checkpoint's chat template: {error}"
-            ) from error
+        text = render_chat(self.transformers, conversation, index=position, model="the checkpoint")
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         except (TypeError, UnicodeError) as error:
