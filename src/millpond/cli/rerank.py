@@ -14,7 +14,8 @@ import typer
 from millpond.cli import options
 from millpond.cli.texts import read_texts
 from millpond.ingest.record import Record
-from millpond.tasks import Truncate
+from millpond.tasks import ScoreMethod, Truncate
+
 
 if TYPE_CHECKING:
     from millpond.outputs import RerankResult
@@ -26,7 +27,13 @@ _BAR = 20
 _ID = 24
 _WIDTH = 120
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-_MEASURES = {"cross-encoder": "the model's own score", "late-interaction": "MaxSim", "bi-encoder": "cosine"}
+_MEASURES = {
+    "cross-encoder": "the model's own score",
+    "late-interaction": "MaxSim",
+    "bi-encoder": "cosine",
+    "cosine": "cosine",
+    "maxsim": "MaxSim",
+}
 
 
 def rerank(
@@ -38,6 +45,9 @@ def rerank(
     model: options.Model,
     revision: options.Revision = None,
     top_n: Annotated[int | None, typer.Option(help="Print the best only.", metavar="N", min=1)] = None,
+    method: Annotated[
+        ScoreMethod, typer.Option(help="auto is what the checkpoint is; cosine of vectors; maxsim of token vectors.")
+    ] = "auto",
     instruction: Annotated[
         str | None, typer.Option(help="Fills an LLM reranker's template slot.", metavar="TEXT")
     ] = None,
@@ -62,7 +72,8 @@ def rerank(
     """Sort documents by how well they answer QUERY, the best one first.
 
     A cross-encoder reads query and document together, a late-interaction checkpoint compares them token by token, and
-    of an embedding checkpoint the score is the cosine of two vectors.
+    the score of an embedding checkpoint is the cosine of two vectors. --method maxsim compares the token vectors of an
+    embedding checkpoint, too.
 
     Standard input that begins with { is JSONL, and any other is one text a line, with the line's number for an id.
     Blank lines are skipped. A line that holds no text is reported, and the exit code is 1 then.
@@ -93,6 +104,7 @@ def rerank(
             query,
             [record.text for record in records],
             top_n=top_n,
+            method=method,
             instruction=instruction,
             truncate=truncate,
             show_progress=engine.spec.score_type == "cross-encoder",  # the others are two calls
@@ -103,7 +115,7 @@ def rerank(
     if output == "jsonl":
         _write_lines(results, records)
     else:
-        _write_table(results, records, spec)
+        _write_table(results, records, spec, method)
     if failed:
         raise typer.Exit(1)
 
@@ -116,7 +128,9 @@ def _write_lines(results: Sequence[RerankResult], records: Sequence[Record]) -> 
         print(json.dumps(row, ensure_ascii=False))
 
 
-def _write_table(results: Sequence[RerankResult], records: Sequence[Record], spec: ModelSpec) -> None:
+def _write_table(
+    results: Sequence[RerankResult], records: Sequence[Record], spec: ModelSpec, method: ScoreMethod
+) -> None:
     """Columns with bars on a terminal, tab-separated values anywhere else."""
     from rich.console import Console
     from rich.text import Text
@@ -133,7 +147,7 @@ def _write_table(results: Sequence[RerankResult], records: Sequence[Record], spe
     wide = min(_ID, max(map(len, ids), default=0))
     numbers = [f"{score:.4f}" for score in scores]
     digits = max(map(len, numbers), default=0)
-    measure = _MEASURES.get(spec.score_type or "", "score")
+    measure = _MEASURES.get((spec.score_type or "") if method == "auto" else method, "score")
     title = f"{len(results)} of {len(records)} documents by {measure} ({spec.name})"
     console.print(Text(title, style="dim"), soft_wrap=True)
     for place, result in enumerate(results):
