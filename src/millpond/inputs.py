@@ -1,4 +1,4 @@
-"""The kinds of input a call may hold: texts, pairs, token ids. All are hashable: equal inputs are computed once."""
+"""Inputs: the kinds of items in a call. Each is hashable, so that equal items are computed once."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """A text that is already tokenized; it runs as it is, without further special tokens or prompt.
+    """A text that is already tokenized; no special tokens and no prompt are added.
 
     Attributes:
         ids: The token ids.
-        skip: Number of leading tokens that are a prompt, which pooling leaves out.
-        tail: Number of trailing tokens that are never cut, because a reward is read there.
+        skip: Number of leading ids that are a prompt, which pooling leaves out.
+        tail: Number of ids at the end that are never cut: a reward is read there.
     """
 
     ids: tuple[int, ...]
@@ -35,7 +35,7 @@ class TokenIds:
 
 @dataclass(frozen=True, slots=True)
 class SpannedText:
-    """A text with its chunks, as character spans ``(start, end)`` (late chunking)."""
+    """A text and character spans ``(start, end)`` in it, each of which gets a vector (late chunking)."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
@@ -45,19 +45,20 @@ Item = str | Pair | TokenIds | SpannedText
 
 
 def text_of(item: Item) -> str:
-    """The text of an item; ``""`` for token ids and pairs."""
+    """The text of an item; ``""`` for a pair or token ids."""
     if isinstance(item, str):
         return item
     return item.text if isinstance(item, SpannedText) else ""
 
 
 def key_of(item: Item) -> str:
-    """The cache key of an item among items of its kind: the text itself, or the token ids written out."""
+    """Key of an item in a cache, unique among items of its kind: the text, or the token ids written out."""
     return f"{item.skip} {item.ids}" if isinstance(item, TokenIds) else text_of(item)
 
 
 def size_of(item: Item) -> int:
-    """Approximate length of an item in characters; items are sorted by it before they are tokenized."""
+    """Approximate length of an item in characters, to sort items before they are tokenized."""
+
     if isinstance(item, str):
         return len(item)
     if isinstance(item, Pair):

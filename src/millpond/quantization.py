@@ -1,4 +1,4 @@
-"""Output dtypes: float32 rows packed to fewer bits, as sentence-transformers packs them."""
+"""Quantization of outputs: float32 rows packed to fewer bits, as sentence-transformers packs them."""
 
 from __future__ import annotations
 
