@@ -58,7 +58,6 @@ def key_of(item: Item) -> str:
 
 def size_of(item: Item) -> int:
     """Approximate length of an item in characters, to sort items before they are tokenized."""
-
     if isinstance(item, str):
         return len(item)
     if isinstance(item, Pair):

@@ -18,7 +18,7 @@ from millpond.attention import matmul_attention, sdpa
 from millpond.attention.segments import Segments
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.engine.engine import Engine
-from millpond.engine.execute.batch import Batch
+from millpond.engine.execute.batch import DeviceBatch
 from millpond.engine.execute.runner import Runner
 from millpond.models import encoder, load
 from millpond.models.architectures import find
@@ -204,11 +204,11 @@ def masking_mistake(monkeypatch: pytest.MonkeyPatch, change: Callable[..., dict[
         monkeypatch.setattr(kernel, "attend", wrong)
 
 
-def batch_mistake(monkeypatch: pytest.MonkeyPatch, change: Callable[[Batch], dict[str, Any]]) -> None:
-    """Give the forward another Batch: ``change(batch)`` names the fields."""
+def batch_mistake(monkeypatch: pytest.MonkeyPatch, change: Callable[[DeviceBatch], dict[str, Any]]) -> None:
+    """Give the forward another DeviceBatch: ``change(batch)`` names the fields."""
     right = Runner.states
 
-    def wrong(runner: Runner, batch: Batch, rows: torch.Tensor | None = None) -> torch.Tensor:
+    def wrong(runner: Runner, batch: DeviceBatch, rows: torch.Tensor | None = None) -> torch.Tensor:
         return right(runner, replace(batch, **change(batch)), rows)
 
     monkeypatch.setattr(Runner, "states", wrong)

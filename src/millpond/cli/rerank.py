@@ -16,7 +16,6 @@ from millpond.cli.texts import read_texts
 from millpond.ingest.record import Record
 from millpond.tasks import ScoreMethod, Truncate
 
-
 if TYPE_CHECKING:
     from millpond.outputs import RerankResult
     from millpond.spec import ModelSpec

@@ -18,8 +18,8 @@ from millpond.engine.composite.chunking import in_windows
 from millpond.engine.dispatcher import Dispatcher
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.input import resolve, validate
+from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.plan import EncodesPairs, Plan
-from millpond.engine.loading import LoadedModel
 from millpond.engine.progress import Bar, progress_bar
 from millpond.engine.schedule.intake import INLINE_TEXTS
 from millpond.engine.schedule.timing import CallFuture, CallTimer
@@ -190,7 +190,7 @@ class Submission:
         timer: CallTimer | None = None,
     ) -> CallFuture[Any]:
         return self.dispatcher.submit(
-            items, plan, inline=inline, progress=progress, owner=self, first=first, admit=admit, timer=timer
+            items, plan, inline=inline, progress=progress, owner=self, first_index=first, admit=admit, timer=timer
         )
 
     def _score_apart(
