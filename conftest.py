@@ -1,13 +1,40 @@
-"""For the tests of all five packages: the real data, and no internet."""
+"""For the tests of all five packages: the real data, no internet, and who runs what where two processes share them."""
 
 from __future__ import annotations
 
+import gc
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # One core for each worker. torch's and OpenMP's threads would otherwise be as many in each as there are cores, and
+    # wait for each other at every operator. Read when torch is imported; processes that tests start inherit it.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What measures time, counts cores or threads, or fills memory. One worker runs these files, one after the other.
+SERIAL = frozenset(
+    PurePosixPath("tests", path)
+    for path in """
+        engine/execute/test_cores.py
+        engine/execute/test_lanes.py
+        engine/execute/test_threads.py
+        engine/execute/test_worker.py
+        engine/execute/cuda/test_overlapping_worker.py
+        engine/schedule/test_scheduler.py
+        engine/test_callbacks.py
+        engine/test_crowd.py
+        engine/test_devices.py
+        engine/test_memory.py
+        engine/test_stats.py
+        server/fuzz/test_fuzz_sockets.py
+        server/fuzz/test_fuzz_storm.py
+        server/telemetry/test_metrics.py
+    """.split()
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -15,6 +42,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("network"):
             item.add_marker("enable_socket")
+
+
+def pytest_collection_finish() -> None:
+    """What the imports made stays: without it each full garbage collection looks through some millions of objects."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file's tests stay in one worker, so that what its fixtures make is made once; the serial files stay together."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return "serial" if PurePosixPath(path) in SERIAL else path
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,13 @@ from typing import Any, cast
 
 import torch
 
+from millpond.checkpoints.architecture import Architecture
+from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from millpond.checkpoints.modules import Pooling
+from millpond.checkpoints.native_config import translate
 from millpond.checkpoints.score_template import plain_template, read_template
-from millpond.checkpoints.sentence_transformers import Layout
+from millpond.checkpoints.sentence_transformers import PipelineLayout
 from millpond.config import EngineConfig
 from millpond.engine.execute.cuda.buckets import Buckets
 from millpond.engine.execute.cuda.streams import Backend, Cuda
@@ -23,13 +26,12 @@ from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenize
 from millpond.engine.input.plan import EncodesPairs
 from millpond.engine.input.text_tokenizer import TextTokenizer
 from millpond.errors import InvalidRequestError
-from millpond.models.architectures import Architecture, find, translate
-from millpond.models.build_spec import Options, backbone_width, complete, override, specify
+from millpond.models.build_spec import SpecOptions, backbone_width, build_spec, complete_layout, override_head
 from millpond.models.linear import bound_compiled_products
 from millpond.models.load import load_backbone
 from millpond.models.placement import resolve_devices, resolve_dtype
 from millpond.models.quantize import check_quantization
-from millpond.models.task_detection import Purpose, decide
+from millpond.models.task_detection import DetectedTasks, detect_tasks
 from millpond.pooling.classifier import build_classifier
 from millpond.pooling.pooler import Pooler, Readout
 from millpond.pooling.sparse import build_sparse, build_token_vectors
@@ -74,8 +76,8 @@ class _Description:
 
     checkpoint: Checkpoint
     architecture: Architecture
-    layout: Layout
-    purpose: Purpose
+    layout: PipelineLayout
+    purpose: DetectedTasks
     tokenizer: TextTokenizer
     spec: ModelSpec
 
@@ -216,13 +218,12 @@ def _shares_prefixes(description: _Description, device: torch.device) -> bool:
     """
     head, config = description.purpose.classifier, description.checkpoint.config
     causal = description.architecture.decoder and config.get("is_causal", True) is not False
-    attends = description.architecture.model_type != "jamba"  # its recurrent layers carry a state
     bidirectional = bool(config.get("use_bidirectional_attention"))
     last = head is not None and head.pooling == "lasttoken"
-    return device.type == "cpu" and causal and attends and last and not bidirectional
+    return device.type == "cpu" and causal and not description.architecture.recurrent and last and not bidirectional
 
 
-def _readouts(purpose: Purpose) -> dict[Task, Readout]:
+def _readouts(purpose: DetectedTasks) -> dict[Task, Readout]:
     """What each task reads; ``ModelSpec.tasks`` says which of them are served."""
     head = purpose.classifier
     pooled, each = Readout(kind="pooled"), Readout(kind="token_logits")
@@ -243,7 +244,7 @@ def _read(config: EngineConfig) -> _Description:
     checkpoint = read_checkpoint(config.model, revision=config.revision, hf_overrides=config.hf_overrides)
     architecture = find(checkpoint.config, checkpoint.source.name)
     checkpoint = replace(checkpoint, config=translate(architecture, checkpoint.config, checkpoint.source.name))
-    options = Options(
+    options = SpecOptions(
         max_length=config.max_length,
         pooling=config.pooling,
         normalize=config.normalize,
@@ -251,13 +252,13 @@ def _read(config: EngineConfig) -> _Description:
         activation=config.activation,
         quantization=config.quantization,
     )
-    layout = complete(checkpoint, architecture, options)
+    layout = complete_layout(checkpoint, architecture, options)
     tokenizer = TextTokenizer.load(
-        layout.transformer, lower=layout.do_lower_case, reward_token=_reward_token(checkpoint)
+        layout.transformer, lower=layout.do_lower_case, reward_token=_reward_token(checkpoint, architecture)
     )
-    purpose = decide(checkpoint, architecture, convert=config.convert, token_id=tokenizer.token_id)
-    purpose = override(purpose, options)
-    spec = specify(
+    purpose = detect_tasks(checkpoint, architecture, convert=config.convert, token_id=tokenizer.token_id)
+    purpose = override_head(purpose, options)
+    spec = build_spec(
         checkpoint,
         architecture,
         layout,
@@ -276,11 +277,12 @@ def _read(config: EngineConfig) -> _Description:
     )
 
 
-def _reward_token(checkpoint: Checkpoint) -> int | None:
-    """The token that InternLM2's reward models append to a conversation and read their score at."""
-    if not (checkpoint.architecture or "").startswith("InternLM2ForReward"):
+def _reward_token(checkpoint: Checkpoint, architecture: Architecture) -> int | None:
+    """The token behind a conversation at which a reward model reads its score, where the family has one."""
+    token, claimed = architecture.reward_token, checkpoint.architecture or ""
+    if token is None or not claimed.startswith(f"{architecture.prefix}ForReward"):
         return None
-    return int(checkpoint.config.get("reward_token_id", 92527))
+    return int(token.read(checkpoint.config))
 
 
 def _stored_dtype(config: Mapping[str, Any]) -> str | None:

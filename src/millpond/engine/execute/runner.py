@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from millpond.attention.segments import Segments
+from millpond.checkpoints.architecture import Architecture
 from millpond.engine.execute.batch import DeviceBatch
 from millpond.engine.execute.cuda.buckets import Buckets
 from millpond.engine.execute.cuda.graphs import Graphs
@@ -16,7 +17,6 @@ from millpond.engine.execute.cuda.pipeline import PendingBatch, Pipeline
 from millpond.engine.execute.cuda.streams import Backend
 from millpond.engine.execute.results import RequestResult, split_results
 from millpond.engine.schedule.request import Request
-from millpond.models.architectures import Architecture
 from millpond.models.int8 import Int8Linear
 from millpond.models.linear import ReorderedLinear
 from millpond.pooling.pooler import Pooler, Reading, Readout
