@@ -3,9 +3,9 @@
     python benchmarks/quality.py [--smoke] [--data FOLDER] [--set NAME] [--model M] [--dtype auto] [--widths 384,128]
                                  [--quantization int8]
 
-``--data`` holds one folder per set (``corpus.jsonl``, ``queries.jsonl``, ``qrels.tsv``, and a
-optionally ``candidates_bm25_top50.tsv``); the default is the folder in MILLPOND_DATA. The default model is the packaged
-all-MiniLM-L6-v2, which was not trained for Matryoshka widths: its narrow widths show what truncation costs such a model.
+``--data`` holds one folder per set (``corpus.jsonl``, ``queries.jsonl``, ``qrels.tsv`` and, optionally,
+``candidates_bm25_top50.tsv``); the default is the folder in MILLPOND_DATA. The default model is the packaged
+all-MiniLM-L6-v2. It was not trained for Matryoshka widths: its narrow widths show what truncation costs such a model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy.typing as npt
 from record import record
 
 from millpond.engine.engine import Engine
-from millpond.late_interaction.maxsim import maxsim
+from millpond.late_interaction.similarity import maxsim
 from millpond.ragged import Ragged
 
 FloatArray = npt.NDArray[np.float32]

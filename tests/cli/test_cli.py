@@ -277,6 +277,22 @@ class TestRerank:
         np.testing.assert_allclose([row["relevance_score"] for row in result.rows], scores, atol=1e-5)
         assert len(set(scores)) == len(DOCUMENTS)
 
+    @pytest.mark.parametrize(("method", "measure"), [("maxsim", "MaxSim"), ("cosine", "cosine"), ("auto", "cosine")])
+    def test_the_method_is_the_engines(
+        self, run: Run, model: Path, monkeypatch: pytest.MonkeyPatch, method: str, measure: str
+    ):
+        words = ["rerank", QUERY, "-m", model, "--dtype", "float32", "--device", "cpu", "--method", method]
+        rows = run(*words, "--output", "jsonl", stdin="\n".join(DOCUMENTS)).rows
+        with Engine(model, dtype="float32", device="cpu") as engine:
+            expected = engine.rerank(QUERY, DOCUMENTS, method=method)
+            other = engine.rerank(QUERY, DOCUMENTS, method="cosine" if method == "maxsim" else "maxsim")
+        scores = [row["relevance_score"] for row in rows]
+        np.testing.assert_allclose(scores, [result.relevance_score for result in expected], atol=1e-4)
+        assert abs(scores[0] - other[0].relevance_score) > 0.1
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        title = run(*words, stdin="\n".join(DOCUMENTS)).out.splitlines()[0]
+        assert f"4 of 4 documents by {measure} (" in re.sub(r"\x1b\[[0-9;]*m", "", title)
+
     @pytest.mark.parametrize("kind", ["jsonl", "csv", "folder", "lines"])
     def test_files(self, run: Run, cross: Path, tmp_path: Path, kind: str):
         source = tmp_path / {"jsonl": "x.jsonl", "csv": "x.csv", "folder": "x", "lines": "x.txt"}[kind]
@@ -383,6 +399,8 @@ class TestRerank:
             ([QUERY, "--output", "xml"], "xml"),
             ([QUERY, "--truncate", "middle"], "middle"),
             ([QUERY, "--instruction", "be kind"], "instruction='be kind'"),
+            ([QUERY, "--method", "dot"], "dot"),
+            ([QUERY, "--method", "maxsim"], "method='maxsim' compares token vectors"),
             ([QUERY, "--hf-overrides", "{"], "is not JSON"),
             ([QUERY, "--nothing"], "--nothing"),
         ],

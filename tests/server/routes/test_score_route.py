@@ -118,7 +118,7 @@ async def test_tokens_of_either_side_are_limited(models: ServedModels) -> None:
     engine = engine_of(models, "reranker")
     limits = {"max_tokens_per_query": 3, "max_tokens_per_doc": 5}
     response = await post(models, "/score", {"model": "reranker", "text_1": QUERY, "text_2": [LONG, "pond"], **limits})
-    (query,), documents = engine.clip([QUERY], 3), engine.clip([LONG, "pond"], 5)
+    (query,), documents = engine.truncate_texts([QUERY], 3), engine.truncate_texts([LONG, "pond"], 5)
     assert [len(ids) for ids in engine.tokenize([query, *documents], special_tokens=False)][:2] == [3, 5]
     assert documents[1] == "pond"
     assert LONG.startswith(documents[0])
