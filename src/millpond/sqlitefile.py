@@ -1,4 +1,4 @@
-"""SqliteFile: a sqlite database with private permissions, a format check, migrations, pooling and fork safety."""
+"""SqliteFile: one database of ours, opened safely: private, recognized, migrated, shared, and closed around a fork."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _REASONS = {
     sqlite3.SQLITE_LOCKED: "is locked by another process; wait for it or end it, or choose another path",
 }
 _PRAGMAS = (
-    "synchronous=NORMAL",  # with WAL: a crash loses no committed transaction, a power failure at most the last ones
-    "wal_autocheckpoint=4000",  # pages (16 MiB): keys are random, so fewer checkpoints write less
+    "synchronous=NORMAL",  # with the log: a crash loses nothing committed, a power cut at most the last transactions
+    "wal_autocheckpoint=4000",  # 16 MiB: keys are random, so fewer checkpoints write less
     f"journal_size_limit={1 << 26}",
     "secure_delete=OFF",
-    "trusted_schema=OFF",  # views and triggers of a manipulated file cannot call functions
+    "trusted_schema=OFF",  # a doctored file's views and triggers call no functions
 )
 
 
 class SqliteFile:
-    """A pool of connections to one file, which threads and processes can share.
+    """A pool of connections to one file, which threads and processes may share.
 
-    :meth:`connection` turns errors of the file, the disk or another process into a
-    :class:`~millpond.errors.CacheError` that names the path and what to do.
+    Every block of :meth:`connection` turns what the file, the disk or another process does wrong into a
+    :class:`~millpond.errors.CacheError` that names the path and the way out.
 
     Attributes:
         path: The file.
@@ -50,24 +50,22 @@ class SqliteFile:
     busy_timeout: ClassVar[float] = 30.0  # seconds to wait for another process's transaction
 
     def __init__(self, path: Path, *, application_id: int, migrations: Sequence[Sequence[str]]) -> None:
-        """Open ``path``, or create it.
+        """Open ``path``, or make it.
 
         Args:
             path: An absolute path on a local disk.
-            application_id: Number in the file header that identifies our files.
-            migrations: Script ``i`` migrates from schema version ``i`` to ``i + 1``; version 0 is an empty file.
+            application_id: What marks the file as ours, in its header.
+            migrations: Script ``i`` leads from schema version ``i`` to ``i + 1``; version 0 is an empty file.
         """
         self.path = path
         self._pid = os.getpid()
         self._closed = self._forking = False
-        # Pooled instead of one per thread, so that a thread that ends leaves no open connection.
+        # Pooled, not kept per thread: a thread that ends leaves no connection open behind it.
         self._idle: list[sqlite3.Connection] = []
-        self._borrowed = 0
+        self._lent = 0
         self._pool = threading.Condition()
-        self._writing = (
-            threading.Lock()
-        )  # threads of this process queue here, which is fairer and faster than sqlite's polling
-        with _as_cache_errors(path):
+        self._writing = threading.Lock()  # our own threads queue here: fairer and faster than sqlite's polling
+        with _reported(path):
             _create(path)
         with self.connection() as connection:
             _recognize(connection, path, application_id)
@@ -77,11 +75,11 @@ class SqliteFile:
 
     @property
     def open(self) -> bool:
-        """Whether the file is open in this process."""
+        """Whether :meth:`connection` would lend one."""
         return not self._closed and self._pid == os.getpid()
 
     def close(self) -> None:
-        """Close all connections; those in use are closed when they are returned."""
+        """Close the connections, those lent out as they come back."""
         if self.open:
             with self._pool:
                 self._closed = True
@@ -89,9 +87,9 @@ class SqliteFile:
 
     @contextmanager
     def connection(self, *, wait: bool = True) -> Iterator[sqlite3.Connection]:
-        """Borrow a connection from the pool; after an error it is closed instead of returned.
+        """A connection lent from the pool; one that saw an error is closed instead of returned.
 
-        Without ``wait``, a transaction of another process raises at once.
+        Without ``wait`` another process's transaction is an error at once.
         """
         self._check_process()
         with self._pool:
@@ -99,10 +97,10 @@ class SqliteFile:
             if self._closed:
                 raise CacheError(f"the cache {self.path} is closed; open it again")
             connection = self._idle.pop() if self._idle else None
-            self._borrowed += 1
+            self._lent += 1
         healthy = False
         try:
-            with _as_cache_errors(self.path):
+            with _reported(self.path):
                 if connection is None:
                     connection = _connect(self.path)
                 connection.execute(f"PRAGMA busy_timeout={int(self.busy_timeout * 1000) if wait else 0}")
@@ -110,7 +108,7 @@ class SqliteFile:
             healthy = True
         finally:
             with self._pool:
-                self._borrowed -= 1
+                self._lent -= 1
                 if healthy and not self._closed and connection is not None:
                     self._idle.append(connection)
                 elif connection is not None:
@@ -119,8 +117,8 @@ class SqliteFile:
 
     @contextmanager
     def transaction(self, *, wait: bool = True) -> Iterator[sqlite3.Connection]:
-        """Borrow a connection in a write transaction: committed at the end, rolled back after any error."""
-        self._check_process()  # first: after a fork the lock may be held by a thread of the parent
+        """A connection within a write transaction: committed at the end, rolled back by any error."""
+        self._check_process()  # first: after a fork the lock may be held by a thread that is not here
         if not self._writing.acquire(blocking=wait):
             raise CacheError(f"{self.path} is being written by another thread; wait for it")
         try:
@@ -136,13 +134,13 @@ class SqliteFile:
                 f"{os.getpid()}; open it again in the new process"
             )
 
-    # sqlite records locks per process, and a fork copies the record: a child that opens the file again while a
-    # connection was open here would assume locks that it does not hold. So no connection is open during a fork.
+    # sqlite's bookkeeping of locks is per process and copied by a fork: a child that opened the file again while a
+    # connection was open here would believe to hold locks it does not. So none is open while a fork happens.
 
     def _before_fork(self) -> None:
         with self._pool:
             self._forking = True
-            self._pool.wait_for(lambda: self._borrowed == 0, timeout=self.busy_timeout)
+            self._pool.wait_for(lambda: self._lent == 0, timeout=self.busy_timeout)
             self._close_idle()
 
     def _after_fork(self) -> None:
@@ -156,7 +154,7 @@ class SqliteFile:
 
 
 def _hook_fork(file: SqliteFile) -> None:
-    """Register fork hooks, which cannot be removed and therefore hold a weak reference."""
+    """Hooks stay registered for good, so they hold it weakly."""
     reference = weakref.ref(file)
 
     def hook(method: Callable[[SqliteFile], None]) -> Callable[[], None]:
@@ -172,16 +170,16 @@ def _hook_fork(file: SqliteFile) -> None:
 
 
 @contextmanager
-def _as_cache_errors(path: Path) -> Iterator[None]:
-    """Raise errors of sqlite and the system as CacheError, with the path, the problem and what to do."""
+def _reported(path: Path) -> Iterator[None]:
+    """sqlite's and the system's errors as CacheError: the path, what is wrong with it, and the way out."""
     try:
         yield
-    except sqlite3.ProgrammingError:  # a bug of ours
+    except sqlite3.ProgrammingError:  # ours
         raise
     except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code, without extensions
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte: extended codes refine it
         raise CacheError(f"{path} {_REASONS.get(code, f'is damaged; {WAY_OUT}')} ({error})") from error
-    except UnicodeDecodeError as error:  # sqlite quoted damaged data in its message
+    except UnicodeDecodeError as error:  # sqlite quoted damage in its message
         raise CacheError(f"{path} {_REASONS[sqlite3.SQLITE_CORRUPT]}") from error
     except OSError as error:
         raise CacheError(f"{path} {_REASONS[sqlite3.SQLITE_CANTOPEN]} ({error})") from error
@@ -200,10 +198,10 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _create(path: Path) -> None:
-    """Create an empty file with private permissions if there is none.
+    """Where there is no file, an empty one, private from its first moment.
 
-    It is created under another name and linked, because closing any descriptor of a file drops all locks of this
-    process on it, and sqlite in another thread may already hold some.
+    It is made under another name and linked, since closing a descriptor of a file drops the locks that this process
+    has on it, and another thread's sqlite may already have some.
     """
     if path.exists():
         if not path.is_file():
@@ -211,7 +209,7 @@ def _create(path: Path) -> None:
         size = path.stat().st_size
         if size == 0:
             path.chmod(0o600)
-        elif size < 512:  # sqlite's smallest page; sqlite would treat a file of one byte as empty
+        elif size < 512:  # sqlite's smallest page; it takes a file of one byte for an empty one
             raise CacheError(f"{path} {_REASONS[sqlite3.SQLITE_NOTADB]}")
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -221,7 +219,7 @@ def _create(path: Path) -> None:
         os.link(draft, path)
     except FileExistsError:
         pass  # another process was faster
-    except OSError:  # the file system has no hard links
+    except OSError:  # no hard links on this disk
         path.touch(mode=0o600)
     finally:
         os.unlink(draft)
@@ -229,11 +227,11 @@ def _create(path: Path) -> None:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(
-        f"{path.as_uri()}?mode=rw",  # a removed file is an error, instead of a new file without tables
+        f"{path.as_uri()}?mode=rw",  # a file removed meanwhile is an error, not a new file without tables
         uri=True,
         timeout=SqliteFile.busy_timeout,
         isolation_level=None,
-        check_same_thread=False,  # only one thread at a time borrows it
+        check_same_thread=False,  # the pool lends it to one thread at a time
     )
     try:
         for pragma in _PRAGMAS:
@@ -245,19 +243,17 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _recognize(connection: sqlite3.Connection, path: Path, application_id: int) -> None:
-    """Refuse databases of other applications before writing to them; an empty file is accepted."""
-    (pages,) = connection.execute(
-        "PRAGMA page_count"
-    ).fetchone()  # before the id, in case another process is just creating it
-    (file_id,) = connection.execute("PRAGMA application_id").fetchone()
-    if pages > 0 and file_id != application_id:
+    """Refuse what is not ours before anything is written to it. An empty file is nobody's, and taken."""
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()  # before the id, lest a file just made seem foreign
+    (found,) = connection.execute("PRAGMA application_id").fetchone()
+    if pages > 0 and found != application_id:
         raise CacheError(f"{path} is a database of another application; choose another path, or delete it")
 
 
 def _migrate(
     connection: sqlite3.Connection, path: Path, application_id: int, migrations: Sequence[Sequence[str]]
 ) -> None:
-    """Migrate the schema to the newest version, in one transaction."""
+    """Bring the schema to this version, in one transaction."""
     newest = len(migrations)
     if connection.execute("PRAGMA user_version").fetchone()[0] < newest:
         with _transaction(connection):
@@ -276,13 +272,13 @@ def _migrate(
 
 
 def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
-    """Switch to write-ahead logging, where readers and the writer do not block each other. The file stores the mode."""
+    """Write-ahead logging: readers and the writer do not wait for each other. Stored in the file, once."""
     deadline = time.monotonic() + SqliteFile.busy_timeout
     while True:
         try:
             (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
             break
-        except sqlite3.OperationalError as error:  # busy_timeout does not apply to this pragma
+        except sqlite3.OperationalError as error:  # sqlite does not wait by itself for this one
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)

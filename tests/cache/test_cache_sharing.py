@@ -129,17 +129,17 @@ def test_a_transaction_cut_in_the_middle_leaves_nothing(path: Path) -> None:
     """The process dies after some rows of a group were handed to sqlite."""
     body = """
         import signal
-        import millpond.blob_store as blob_store
+        import millpond.blob_store as rowfile
         cache = VectorCache(sys.argv[1])
         store(cache, *range(64))
-        count, original = 0, blob_store.checksum
+        count, original = 0, rowfile.checksum
         def die(*row):
             global count
             count += 1
             if count == 40:
                 os.kill(os.getpid(), signal.SIGKILL)
             return original(*row)
-        blob_store.checksum = die
+        rowfile.checksum = die
         store(cache, *range(64, 128))
     """
     process = script(body, path)

@@ -103,7 +103,7 @@ def test_uses_are_remembered_across_openings(path: Path) -> None:
 
 
 def test_many_uses_are_written_down_on_the_way(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blob_store, "_MAX_PENDING_USES", 8)
+    monkeypatch.setattr(blob_store, "_USES_HELD", 8)
     with VectorCache(path, max_bytes=400_000) as cache:
         store(cache, *range(60), width=384)
         store(cache, *range(100, 160), width=384)
@@ -114,7 +114,7 @@ def test_many_uses_are_written_down_on_the_way(path: Path, monkeypatch: pytest.M
 
 
 def test_readers_do_not_wait_to_write_uses_down(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blob_store, "_MAX_PENDING_USES", 1)
+    monkeypatch.setattr(blob_store, "_USES_HELD", 1)
     with VectorCache(path, max_bytes=400_000) as cache:
         store(cache, 1)
         writer = sqlite3.connect(path, isolation_level=None)
