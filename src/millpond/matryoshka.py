@@ -1,4 +1,4 @@
-"""Matryoshka: check a requested width, and cut vectors to it. No other module does either."""
+"""Matryoshka: the one place that decides which widths a vector may be cut to, and cuts it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millpond.errors import InvalidDimensionsError
 
 
 def widths(native: int, declared: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The widths that a checkpoint declares, ascending, with its native width."""
+    """The widths a checkpoint declares, ascending, its native one always among them."""
     return tuple(sorted({*(declared or ()), native}))
 
 
@@ -26,19 +26,19 @@ def check(
     smallest: int = 1,
     default: int | None = None,
 ) -> int:
-    """Return the width for a request, or raise.
+    """Resolve a requested width, or refuse it.
 
     Args:
-        dimensions: The requested width; ``None``: the default.
-        native: Full width of the checkpoint.
+        dimensions: The requested width; ``None`` is the default one.
+        native: The checkpoint's own width.
         trained: Whether the checkpoint was trained for Matryoshka cuts (or the user forced it).
         declared: The widths it was trained for, or ``None`` if it declares no list.
-        model: Name of the checkpoint, for messages.
-        smallest: Smallest width it was trained for, if it declares no list.
-        default: Default width of the checkpoint; ``None``: the native width.
+        model: The name to print.
+        smallest: The least width it was trained for, where it declares no list.
+        default: The width the checkpoint has cut to where none is requested; ``None`` is the native one.
 
     Raises:
-        InvalidDimensionsError: The width is not a positive int, exceeds the native width, or was not trained for.
+        InvalidDimensionsError: The width is no positive int, wider than the model, or not one it was trained for.
     """
     if dimensions is None:
         return native if default is None else default
@@ -70,10 +70,10 @@ def check(
 def cut(
     rows: npt.NDArray[np.float32], dimensions: int, *, normalize: bool, own: bool = False
 ) -> npt.NDArray[np.float32]:
-    """Cut ``rows [n, d]`` to ``[n, dimensions]``, then divide them by their L2 norms if ``normalize``.
+    """``rows [n, d]`` cut to ``[n, dimensions]``, then divided by their L2 norm if ``normalize``.
 
-    A zero row stays zero. With ``own`` the caller gives up ``rows``, and they may be normalized in place, which saves
-    holding them twice. Otherwise normalized rows are a copy.
+    A zero row stays zero. The result aliases ``rows``' memory when it was normalized only if ``own``: the caller has
+    no other use for them, and a million of them need not be there twice.
     """
     head = rows[:, :dimensions]
     if not normalize:
