@@ -26,7 +26,7 @@ _BAR_WIDTH = 20
 _ID_WIDTH = 24
 _LINE_WIDTH = 120
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-_MEASURES = {"cross-encoder": "the model's own score", "late-interaction": "MaxSim", "bi-encoder": "cosine"}
+_SCORE_NAMES = {"cross-encoder": "the model's own score", "late-interaction": "MaxSim", "bi-encoder": "cosine"}
 
 
 def rerank(
@@ -69,8 +69,8 @@ def rerank(
 ) -> None:
     """Sort documents by their score for QUERY, best first.
 
-    A cross-encoder reads query and document together, a late-interaction checkpoint compares them token by token, and
-    of an embedding checkpoint the score is the cosine of two vectors.
+    A cross-encoder scores query and document together, a late-interaction checkpoint compares them token by token
+    (MaxSim), and an embedding checkpoint compares two vectors (cosine).
 
     Standard input is read as JSONL if it begins with {, else as one text per line with the line number as id.
     Blank lines are skipped. An invalid line is reported, the others are ranked, and the exit code is 1.
@@ -126,7 +126,7 @@ def _write_lines(results: Sequence[RerankResult], records: Sequence[Record]) -> 
 
 
 def _write_table(results: Sequence[RerankResult], records: Sequence[Record], spec: ModelSpec) -> None:
-    """Columns with bars on a terminal, tab-separated values anywhere else."""
+    """Print columns with bars on a terminal, tab-separated values otherwise."""
     from rich.console import Console
     from rich.text import Text
 
@@ -142,8 +142,8 @@ def _write_table(results: Sequence[RerankResult], records: Sequence[Record], spe
     id_width = min(_ID_WIDTH, max(map(len, ids), default=0))
     scores_text = [f"{score:.4f}" for score in scores]
     score_width = max(map(len, scores_text), default=0)
-    measure = _MEASURES.get(spec.score_type or "", "score")
-    title = f"{len(results)} of {len(records)} documents by {measure} ({spec.name})"
+    score_name = _SCORE_NAMES.get(spec.score_type or "", "score")
+    title = f"{len(results)} of {len(records)} documents by {score_name} ({spec.name})"
     console.print(Text(title, style="dim"), soft_wrap=True)
     for rank, result in enumerate(results):
         line = Text.assemble(
