@@ -6,12 +6,14 @@
 #   TORCH_ARGS  more arguments for pip where torch is installed, such as
 #               --index-url https://download.pytorch.org/whl/cpu   (on Linux, without CUDA's gigabytes)
 #   ARGS        passed on: make demo ARGS=--short, make test ARGS="-k cache", make bench ARGS=--smoke
+#   WORKERS     the processes that share the tests; 0 is one process, for a debugger
 #   BENCHMARKS  the scripts of make bench: make bench BENCHMARKS=benchmarks/compare.py ARGS="--only rerank"
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_ARGS ?=
 ARGS ?=
+WORKERS ?= 2
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -26,13 +28,15 @@ RUN = echo "== $(1) $(ARGS)"; $(BIN)/python $(1) $(ARGS)
 # Nothing is timed in earnest: two at once, of one thread each, and each one's output in one piece.
 SMOKE = printf '%s\n' $(BENCHMARKS) | OMP_NUM_THREADS=1 xargs -P 2 -I{} sh -c 'out=$$( ($(call RUN,{})) 2>&1); code=$$?; printf "%s\\n" "$$out"; exit $$code'
 GPU_RESULT ?= benchmarks/results/gpu.json
-COVERAGE = $(if $(ARGS),,--cov --cov-report=) # the floor (in pyproject.toml) is that of all tests
+# A file's tests stay in one process (conftest.py says which files share one).
+PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadscope
+FAST = -m "not slow and not gpu and not network and not service"
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all fuzz check format bench notebooks test-gpu bench-gpu constraints clean
+.PHONY: help install demo test test-integrations test-all coverage fuzz check format bench notebooks test-gpu bench-gpu constraints clean
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## set up .venv with the five packages and every development extra
 
@@ -50,11 +54,17 @@ $(STAMP): $(BIN)/python $(PROJECTS) $(KERNELS) constraints.txt
 demo: $(STAMP) ## answer questions about the Python standard library on this machine
 	$(BIN)/millpond demo $(ARGS)
 
-test: $(STAMP) ## the tests that need no GPU, network or service; the branches they cover
-	$(BIN)/python -m pytest -m "not slow and not gpu and not network and not service" $(COVERAGE) $(ARGS)
+test: $(STAMP) ## the tests of millpond that need no GPU, network or service, and not long
+	$(PYTEST) --override-ini=testpaths=tests $(FAST) $(ARGS)
 
-test-all: $(STAMP) ## every test; those that lack their device, network or service skip themselves
-	$(BIN)/python -m pytest $(ARGS)
+test-integrations: $(STAMP) ## the same of the four packages for databases and frameworks
+	$(PYTEST) --override-ini="testpaths=integrations/*/tests" $(FAST) $(ARGS)
+
+test-all: $(STAMP) ## every test of the five; those that lack their device, network or service skip themselves
+	$(PYTEST) $(ARGS)
+
+coverage: $(STAMP) ## the branches that the fast tests of all five packages cover; the floor is in pyproject.toml
+	$(PYTEST) $(FAST) --cov --cov-report=term $(ARGS)
 
 fuzz: $(STAMP) ## storms of broken and hostile requests on servers of every kind of model, with figures (MILLPOND_STORM=40000)
 	$(BIN)/python -m pytest tests/server/fuzz $(ARGS)

@@ -474,7 +474,7 @@ class TestIngest:
 
 class TestModels:
     def test_every_architecture_has_a_line(self, run: Run):
-        from millpond.models.architectures import ARCHITECTURES
+        from millpond.checkpoints.architectures import ARCHITECTURES
 
         lines = run("models").out.splitlines()
         listed = {line.split()[0]: line for line in lines}

@@ -76,18 +76,19 @@ def test_token_states_equal_sentence_transformers(engine, reference, texts):
     assert worst <= TOLERANCE
 
 
+# Processors without instructions for bfloat16 take several times as long: every fourth text.
 def test_bfloat16_keeps_the_direction(folder, expected, texts):
     with Engine(folder, dtype="bfloat16", device="cpu") as engine:
-        found = engine.embed(texts).embeddings
-    cosine = (found * expected).sum(1)
+        found = engine.embed(texts[::4]).embeddings
+    cosine = (found * expected[::4]).sum(1)
     assert cosine.min() >= 0.999
-    assert np.abs(found - expected).max() > TOLERANCE  # it was bfloat16 that ran
+    assert np.abs(found - expected[::4]).max() > TOLERANCE  # it was bfloat16 that ran
 
 
 def test_the_default_precision_keeps_the_direction(folder, expected, texts):
     with Engine(folder, device="cpu") as engine:
-        found = engine.embed(texts).embeddings
-    assert (found * expected).sum(1).min() >= 0.999
+        found = engine.embed(texts[::4]).embeddings
+    assert (found * expected[::4]).sum(1).min() >= 0.999
 
 
 # --- Finding documents (minutes) ------------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ from tests.tiny import MAX_TOKENS, write_checkpoint
 from torch import nn
 
 from millpond.attention.segments import Segments
+from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
+from millpond.checkpoints.native_config import translate
 from millpond.engine.execute.threads import _multiplied_weights
 from millpond.models import modernbert, rotary_encoder
-from millpond.models.architectures import find, translate
 from millpond.models.int8 import Int8Linear
 from millpond.models.linear import PlainLinear, ReorderedLinear
 from millpond.models.load import load_backbone
@@ -235,6 +236,6 @@ def test_notices_that_a_bias_is_left_out(bias, folder_of):
 @pytest.mark.parametrize("variant", TURNED)
 def test_notices_a_turn_the_other_way(variant, folder_of, monkeypatch):
     module = TURNED[variant]
-    right = module.turned
-    monkeypatch.setattr(module, "turned", lambda rows, cos, sin: right(rows, cos, -sin))
+    right = module.apply_rotary
+    monkeypatch.setattr(module, "apply_rotary", lambda rows, cos, sin: right(rows, cos, -sin))
     assert moved(folder_of(variant), lambda own: None) > VISIBLE

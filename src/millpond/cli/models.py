@@ -26,7 +26,7 @@ def models(
 ) -> None:
     """List the supported architectures, or describe one checkpoint without loading its weights."""
     if model is None:
-        from millpond.models.architectures import ARCHITECTURES
+        from millpond.checkpoints.architectures import ARCHITECTURES
 
         header = ("model_type", "class", "pooling*", "positions", "kind", "example")
         rows = [

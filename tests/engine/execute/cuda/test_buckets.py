@@ -45,8 +45,8 @@ def test_one_more_text_never_needs_a_smaller_shape(lengths: list[int], more: int
         ([50] * 10, 512, (512, 12, 64)),
         ([513], 600, (640, 4, 600)),
         ([512] * 64, 512, (32768, 64, 512)),
-        ([512] * 63 + [500], 512, (32768, 96, 512)),  # the dummy is one sequence more
-        ([1] * 30, 8, (64, 48, 8)),  # 34 dummies in fives of at most 8
+        ([512] * 63 + [500], 512, (32768, 96, 512)),  # and one dummy sequence
+        ([1] * 30, 8, (64, 48, 8)),  # 34 dummy tokens in five sequences of at most 8
         ([5], 5, (64, 16, 5)),
     ],
 )
@@ -60,7 +60,7 @@ def test_a_model_of_short_texts_gets_dummies_that_fit_its_positions() -> None:
 
 
 def test_few_shapes_serve_all_sizes() -> None:
-    shapes = {fit([1] * total).tokens for total in range(1, 32769)}
+    shapes = {fit([total], longest=total).tokens for total in range(1, 32769)}
     assert len(shapes) == 43
     assert max(shapes) == 32768
 
