@@ -476,7 +476,7 @@ def test_a_failing_progress_callback_is_its_callers_trouble(engine):
         raise KeyError("bar")
 
     with pytest.raises(KeyError):
-        engine._start("embed", some_texts(20), PoolingParams(), progress=explode).result(timeout=30)
+        engine._submission.start("embed", some_texts(20), PoolingParams(), progress=explode).result(timeout=30)
     assert engine.embed(["still here"]).embeddings.shape == (1, 384)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from millpond.attention.kernels import attend
 from millpond.attention.segments import Segments
-from millpond.attention.select import select
 from millpond.attention.signature import Masking
 from millpond.checkpoints.architecture import Architecture, DecoderTraits
 from millpond.models.encoder import Output
@@ -131,7 +131,7 @@ class PackedLayer(nn.Module):
                 self._heads(*block) for block in zip(blocks, *(part.split(size) for part in cos_sin), strict=True)
             ]
             query, key, value = (torch.cat(piece) for piece in zip(*pieces, strict=True))
-        mixed = select(query, self.masking)(query, key, value, segments, self.masking).flatten(1)  # [tokens, heads dim]
+        mixed = attend(query, key, value, segments, self.masking).flatten(1)  # [tokens, heads dim]
         if rows is not None:
             hidden, mixed = hidden[rows], mixed[rows]
         for block, states in zip(hidden.split(size), mixed.split(size), strict=True):

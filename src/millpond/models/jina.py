@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from millpond.attention.kernels import attend
 from millpond.attention.segments import Segments
-from millpond.attention.select import select
 from millpond.attention.signature import Masking
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.errors import UnsupportedArchitectureError
@@ -144,6 +144,6 @@ class JinaLayer(nn.Module):
         query, key = apply_rotary(qkv[:, : 2 * self.heads], cos, sin).chunk(2, 1)  # [tokens, heads, dim]
         value = qkv[:, 2 * self.heads :]
         masking = Masking(scale=query.shape[-1] ** -0.5, causal=False)
-        mixed = select(query, masking)(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]
+        mixed = attend(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]
         hidden = self.attention_norm(self.attention_out(mixed, choice), hidden)
         return self.norm(self.down(self.up(hidden, choice), choice), hidden)  # type: ignore[no-any-return]

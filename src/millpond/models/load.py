@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -139,13 +139,12 @@ def _backbone_class(architecture: Architecture) -> type[Any]:
     import transformers
 
     stand_in = getattr(architecture.hooks(), "backbone_class", None)
-    model_class: type[Any] | None
     model_class = getattr(transformers, architecture.model_class, None) if stand_in is None else stand_in()
     if model_class is None:
         raise UnsupportedArchitectureError(
             f"transformers {transformers.__version__} has no {architecture.model_class}; install a newer one"
         )
-    return model_class
+    return cast("type[Any]", model_class)
 
 
 def _config_fields(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from millpond.attention.kernels import attend
 from millpond.attention.segments import Segments
-from millpond.attention.select import select
 from millpond.attention.signature import Masking
 from millpond.checkpoints.architecture import Architecture
 from millpond.models.encoder import Output
@@ -91,7 +91,7 @@ class PackedLayer(nn.Module):
         """``[tokens, hidden]`` in and out; with ``rows [n]`` only these tokens out."""
         query, key, value = self._heads(hidden, *cos_sin)
         masking = Masking(scale=query.shape[-1] ** -0.5, causal=False, window=self.window)
-        mixed = select(query, masking)(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]
+        mixed = attend(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]
         return self._feed(hidden, mixed) if rows is None else self._feed(hidden[rows], mixed[rows])
 
     def _heads(

@@ -43,7 +43,7 @@ def _apply_rotary_by_kernel(
     states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kernels: ctypes.CDLL
 ) -> torch.Tensor:
     out = torch.empty(states.shape, dtype=states.dtype)
-    kernels.millpond_turn(
+    kernels.millpond_apply_rotary(
         states.data_ptr(),
         out.data_ptr(),
         cos.data_ptr(),
