@@ -3,9 +3,9 @@
     python benchmarks/quality.py [--smoke] [--data FOLDER] [--set NAME] [--model M] [--dtype auto] [--widths 384,128]
                                  [--quantization int8]
 
-``--data`` holds one folder per set (``corpus.jsonl``, ``queries.jsonl``, ``qrels.tsv``, and a
+``--data`` holds one folder per set (``corpus.jsonl``, ``queries.jsonl``, ``qrels.tsv``, and
 optionally ``candidates_bm25_top50.tsv``); the default is the folder in MILLPOND_DATA. The default model is the packaged
-all-MiniLM-L6-v2, which was not trained for Matryoshka widths: its narrow widths show what truncation costs such a model.
+all-MiniLM-L6-v2, which was not trained for Matryoshka widths: its narrow widths show what truncation costs it.
 """
 
 from __future__ import annotations
@@ -204,9 +204,7 @@ def main() -> None:
     parser.add_argument("--set", default="cranfield")
     parser.add_argument("--model", default=None)
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument(
-        "--quantization", choices=("int8", "fp8"), help="results are written to quality-int8.json or quality-fp8.json"
-    )
+    parser.add_argument("--quantization", choices=("int8", "fp8"), help="recorded as quality-int8.json and so on")
     parser.add_argument("--widths", default="384,256,128,64")
     arguments = parser.parse_args()
     if arguments.data is None:
