@@ -143,7 +143,7 @@ def assert_noticed(load: Loader, name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_notices_that_nothing_is_turned(name, load, monkeypatch):
-    monkeypatch.setattr(decoder, "turned", lambda states, cos, sin: states)
+    monkeypatch.setattr(decoder, "apply_rotary", lambda states, cos, sin: states)
     assert_noticed(load, name)
 
 
@@ -183,7 +183,7 @@ def test_notices_a_field_of_the_config_unread(name, field, value, load):
     theirs = load(name, packed=False)
     expected = states(theirs)
     setattr(theirs.config, field, value)
-    assert difference(states(PackedDecoder(theirs, "")), expected) > VISIBLE
+    assert difference(states(PackedDecoder(theirs, row_of(theirs.config.model_type))), expected) > VISIBLE
 
 
 @pytest.mark.parametrize(("name", "field"), [("qwen3-windows", "sliding_window"), ("gemma2", "attn_logit_softcapping")])
@@ -192,7 +192,7 @@ def test_notices_a_setting_of_a_layer_unread(name, field, load):
     expected = states(theirs)
     for layer in theirs.layers:
         setattr(layer.self_attn, field, None)
-    assert difference(states(PackedDecoder(theirs, "")), expected) > VISIBLE
+    assert difference(states(PackedDecoder(theirs, row_of(theirs.config.model_type))), expected) > VISIBLE
 
 
 # --- What this forward does not say is left to transformers' class. ---------------------------------------------------
