@@ -139,8 +139,8 @@ def _backbone_class(architecture: Architecture) -> type[Any]:
     import transformers
 
     stand_in = getattr(architecture.hooks(), "backbone_class", None)
-    model_class: type[Any] | None
-    model_class = getattr(transformers, architecture.model_class, None) if stand_in is None else stand_in()
+    named = getattr(transformers, architecture.model_class, None)
+    model_class: type[Any] | None = named if stand_in is None else stand_in()
     if model_class is None:
         raise UnsupportedArchitectureError(
             f"transformers {transformers.__version__} has no {architecture.model_class}; install a newer one"
