@@ -185,6 +185,20 @@ def test_a_collection_left_half_made_is_finished(engine: Engine, uri: str, recor
         assert len(again.search(engine, "anything")) == 10
 
 
+def test_a_collection_that_was_released_is_loaded_again(engine: Engine, uri: str, records: list[Record]) -> None:
+    with MilvusSink(uri, "docs", dimensions=[64]) as sink:
+        fill(engine, sink, records)
+        for use in (
+            lambda other: other.prepare(engine.spec),
+            lambda other: other.search(engine, "anything"),
+            lambda other: other.count(),
+            lambda other: other.delete(["nobody"]),
+        ):
+            sink._client.release_collection("docs")
+            use(MilvusSink(sink._client, "docs", dimensions=[64]))
+            assert len(sink.search(engine, "anything")) == 10
+
+
 @pytest.mark.parametrize("mark", ["not json", "[]", "{}"])
 def test_a_mark_that_cannot_be_read_is_an_error(engine: Engine, uri: str, mark: str) -> None:
     with MilvusSink(uri, "docs") as sink:
