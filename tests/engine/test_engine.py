@@ -60,11 +60,11 @@ def test_what_it_says_of_itself(engine):
 
 
 def test_shapes_and_order(engine):
-    texts = some_texts(300)
+    texts = some_texts(80)
     output = engine.embed(texts)
-    assert output.embeddings.shape == (300, 384) and output.embeddings.dtype == np.float32
+    assert output.embeddings.shape == (80, 384) and output.embeddings.dtype == np.float32
     assert np.allclose(np.linalg.norm(output.embeddings, axis=1), 1, atol=1e-5)
-    for i in (0, 17, 299):
+    for i in (0, 17, 79):
         np.testing.assert_allclose(engine.embed([texts[i]]).embeddings[0], output.embeddings[i], atol=1e-6)
     assert not output.cached.any() and not output.truncated.any()
     assert output.usage.prompt_tokens == sum(engine.token_embed(texts).embeddings.lengths)
@@ -74,7 +74,7 @@ def test_the_same_text_gives_the_same_vector_in_any_company(engine):
     text = "the old mill by the pond"
     alone = engine.embed([text]).embeddings[0]
     for seed in range(5):
-        company = some_texts(40, seed=seed, longest=120)
+        company = some_texts(12, seed=seed, longest=100)
         np.testing.assert_allclose(engine.embed([*company, text]).embeddings[-1], alone, atol=1e-6)
 
 
@@ -219,14 +219,14 @@ def test_impossible_dimensions(cuttable, width):
 
 
 def test_duplicates_are_computed_once(engine):
-    """Counted in the runner, not believed: the forward sees each distinct text once."""
+    """Counted in the runner: the forward sees each distinct text once."""
     seen = []
-    run = engine._loaded.runner.run
-    engine._loaded.runner.run = lambda requests: seen.extend(requests) or run(requests)
+    run = engine._replicas.runner.run
+    engine._replicas.runner.run = lambda requests: seen.extend(requests) or run(requests)
     try:
         output = engine.embed(["a", "b", "a", "a", "b"])
     finally:
-        engine._loaded.runner.run = run
+        engine._replicas.runner.run = run
     assert len(seen) == 2
     np.testing.assert_array_equal(output.embeddings[[0, 1]], output.embeddings[[2, 4]])
     tokens = engine.token_embed(["a b c", "d", "a b c"]).embeddings
@@ -277,7 +277,7 @@ def test_int8_of_one_text_is_refused_before_queueing(engine):
 
 
 def test_64_threads_equal_the_sequential_results(engine):
-    calls = [some_texts(1 + i % 5, seed=i, longest=40) for i in range(64)]
+    calls = [some_texts(1 + i % 5, seed=i, longest=12) for i in range(64)]
     expected = [engine.embed(texts).embeddings for texts in calls]
     barrier = threading.Barrier(64)
 
@@ -291,32 +291,31 @@ def test_64_threads_equal_the_sequential_results(engine):
 
 
 async def test_64_tasks_equal_the_sequential_results(engine):
-    calls = [some_texts(1 + i % 5, seed=100 + i, longest=40) for i in range(64)]
+    calls = [some_texts(1 + i % 5, seed=100 + i, longest=12) for i in range(64)]
     expected = [engine.embed(texts).embeddings for texts in calls]
     outputs = await asyncio.gather(*(AsyncEngine(engine).embed(texts) for texts in calls))
     for got, want in zip(outputs, expected, strict=True):
         np.testing.assert_allclose(got.embeddings, want, atol=1e-6)
 
 
-async def test_the_event_loop_goes_on(engine):
-    ticks = 0
-
-    async def tick():
-        nonlocal ticks
-        while True:
-            await asyncio.sleep(0.005)
-            ticks += 1
-
-    ticker = asyncio.create_task(tick())
-    await AsyncEngine(engine).embed(some_texts(600, seed=5))
-    ticker.cancel()
-    assert ticks >= 5
+async def test_the_event_loop_goes_on(engine, monkeypatch):
+    ticked = threading.Event()  # set by the event loop alone, and the batch waits for it
+    run = engine._replicas.runner.run
+    monkeypatch.setattr(engine._replicas.runner, "run", lambda requests: ticked.wait(timeout=30) and run(requests))
+    call = asyncio.create_task(AsyncEngine(engine).embed(some_texts(3, seed=5)))
+    for _ in range(5):
+        await asyncio.sleep(0.005)
+    ticked.set()
+    assert (await call).embeddings.shape == (3, 384)
 
 
 async def test_a_cancelled_task_leaves_the_others_alone(engine):
     asynchronous = AsyncEngine(engine)
+    loop, began = asyncio.get_running_loop(), asyncio.Event()
+    stop_observing = engine.observe(lambda batch: loop.call_soon_threadsafe(began.set))
     doomed = asyncio.create_task(asynchronous.embed(some_texts(3000, seed=8, longest=20)))
-    await asyncio.sleep(0.05)
+    await began.wait()  # some of it has run, and most of it waits
+    stop_observing()
     doomed.cancel()
     with pytest.raises(asyncio.CancelledError):
         await doomed
@@ -326,7 +325,7 @@ async def test_a_cancelled_task_leaves_the_others_alone(engine):
 
 def test_embed_and_token_embed_share_batches(engine):
     kinds = []
-    run = engine._loaded.runner.run
+    run = engine._replicas.runner.run
     entered, gate = threading.Semaphore(0), threading.Event()
 
     def gated(requests):
@@ -335,39 +334,44 @@ def test_embed_and_token_embed_share_batches(engine):
         kinds.append({request.call.plan.task for request in requests})
         return run(requests)
 
-    engine._loaded.runner.run = gated
+    engine._replicas.runner.run = gated
     try:
         blockers = []
-        for i, _ in enumerate(engine._dispatcher.workers):  # every lane has a batch: the two behind wait together
+        for i, _ in enumerate(
+            engine._dispatcher.workers
+        ):  # every lane has a batch, so that the next two calls wait together
             blockers.append(engine.submit("embed", [f"blocker {i}"]))
             assert entered.acquire(timeout=30)
         vectors, matrices = engine.submit("embed", ["mill pond"]), engine.submit("token_embed", ["mill pond"])
         scheduler = engine._dispatcher._scheduler
-        while len(scheduler._lines) + len(scheduler._deferred) < 2:
+        while len(scheduler._queues) + len(scheduler._deferred) < 2:
             pass
         gate.set()
         for blocker in blockers:
             blocker.result(timeout=30)
         pooled = matrices.result(timeout=30).embeddings
     finally:
-        engine._loaded.runner.run = run
+        engine._replicas.runner.run = run
     assert {"embed", "token_embed"} in kinds
     assert len(pooled) == 1 and vectors.result(timeout=30).embeddings.shape == (1, 384)
 
 
-def test_overload_is_refused_with_advice():
+def test_overload_is_refused_with_advice(monkeypatch):
     with Engine(model, dtype="float32", device="cpu", max_queue=50) as small:
-        big = small.submit("embed", some_texts(400))  # alone, a call may be of any size
+        gate, run = threading.Event(), small._replicas.runner.run
+        monkeypatch.setattr(small._replicas.runner, "run", lambda requests: gate.wait(timeout=30) and run(requests))
+        big = small.submit("embed", some_texts(400, longest=3))  # alone, a call may be of any size
         with pytest.raises(EngineOverloadedError, match="max_queue=50") as caught:
             small.embed(["one more"])
         assert 0.1 <= caught.value.retry_after <= 60
+        gate.set()
         assert big.result().embeddings.shape == (400, 384)
         assert small.embed(["room again"]).embeddings.shape == (1, 384)
 
 
 def test_close_drains_then_refuses():
     engine = Engine(model, dtype="float32", device="cpu")
-    future = engine.submit("embed", some_texts(200))
+    future = engine.submit("embed", some_texts(200, longest=12))
     engine.close()
     assert future.result().embeddings.shape == (200, 384)
     with pytest.raises(EngineClosedError, match="closed"):
@@ -380,7 +384,7 @@ def test_a_dropped_engine_stops_its_threads():
     engine.embed(["a"])
     threads, gone = [worker._thread for worker in engine._dispatcher.workers], weakref.ref(engine)
     del engine
-    for _ in range(200):  # the worker lets go of its last batch a moment after the result is out
+    for _ in range(200):  # the worker drops its last batch a moment after the result is set
         gc.collect()
         if gone() is None:
             break
@@ -462,7 +466,7 @@ def test_a_truncated_text_is_remembered_as_such(tmp_path):
 
 
 def test_a_future_outlives_the_engine_that_made_it():
-    future = Engine(model, dtype="float32", device="cpu").submit("embed", some_texts(100))
+    future = Engine(model, dtype="float32", device="cpu").submit("embed", some_texts(100, longest=12))
     gc.collect()
     assert future.result(timeout=60).embeddings.shape == (100, 384)
 
@@ -472,21 +476,21 @@ def test_a_failing_progress_callback_is_its_callers_trouble(engine):
         raise KeyError("bar")
 
     with pytest.raises(KeyError):
-        engine._start("embed", some_texts(20), PoolingParams(), progress=explode).result(timeout=30)
+        engine._submission.start("embed", some_texts(20), PoolingParams(), progress=explode).result(timeout=30)
     assert engine.embed(["still here"]).embeddings.shape == (1, 384)
 
 
 def test_what_a_cancelled_call_computed_is_kept(tmp_path):
     with Engine(model, dtype="float32", device="cpu", cache=tmp_path / "v.db", max_batch_tokens=64) as engine:
         entered, gate = threading.Event(), threading.Event()
-        run = engine._loaded.runner.run
+        run = engine._replicas.runner.run
 
         def gated(requests):
             entered.set()
             gate.wait(timeout=30)
             return run(requests)
 
-        engine._loaded.runner.run = gated
+        engine._replicas.runner.run = gated
         future = engine.submit("embed", some_texts(50))
         assert entered.wait(timeout=30)
         assert future.cancel()
@@ -494,7 +498,7 @@ def test_what_a_cancelled_call_computed_is_kept(tmp_path):
         engine.embed(["a last one"])
         engine.close()
     with VectorCache(tmp_path / "v.db") as cache:
-        assert 2 <= len(cache) < 51  # the batch under way, and the last one
+        assert 2 <= len(cache) < 51  # the running batch and the last one
 
 
 def test_a_process_that_ends_with_work_queued_ends():
