@@ -1,1 +1,1 @@
-"""Other projects' dialects over the engine."""
+"""Classes of other projects over the engine."""

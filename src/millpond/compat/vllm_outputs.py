@@ -1,4 +1,4 @@
-"""What the methods of :class:`millpond.LLM` return, named as vLLM names it."""
+"""The outputs of the methods of :class:`millpond.LLM`, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-_SHOWN = 4  # numbers of a vector in its repr
+_SHOWN_NUMBERS = 4  # of a vector, in its repr
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -17,14 +17,14 @@ class EmbeddingData:
     """A vector.
 
     Attributes:
-        embedding: Its numbers.
+        embedding: The numbers of the vector.
     """
 
     embedding: list[float]
 
     @property
     def hidden_size(self) -> int:
-        """Its width."""
+        """The width of the vector."""
         return len(self.embedding)
 
     def __repr__(self) -> str:
@@ -36,14 +36,14 @@ class ClassificationData:
     """Probabilities of the classes.
 
     Attributes:
-        probs: One for each class.
+        probs: One probability for each class.
     """
 
     probs: list[float]
 
     @property
     def num_classes(self) -> int:
-        """How many there are."""
+        """The number of classes."""
         return len(self.probs)
 
     def __repr__(self) -> str:
@@ -52,7 +52,7 @@ class ClassificationData:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringData:
-    """A pair's score.
+    """The score of a pair.
 
     Attributes:
         score: The score.
@@ -63,10 +63,10 @@ class ScoringData:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PoolingData:
-    """Whatever the task gives.
+    """The result of any task.
 
     Attributes:
-        data: float32, on the CPU: ``[d]``, or ``[tokens, d]``.
+        data: float32 on the CPU: ``[d]``, or ``[tokens, d]``.
     """
 
     data: torch.Tensor
@@ -74,13 +74,13 @@ class PoolingData:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RequestOutput:
-    """One prompt's result.
+    """The result of one prompt.
 
     Attributes:
         request_id: Unique within the :class:`~millpond.LLM`.
         outputs: The result itself.
         finished: Always True.
-        num_cached_tokens: Always 0: no prompt shares another's computation.
+        num_cached_tokens: Always 0: prompts share no cached prefix.
     """
 
     request_id: str
@@ -91,7 +91,7 @@ class RequestOutput:
 
     @cached_property
     def prompt_token_ids(self) -> list[int]:
-        """The token ids that were run; found when first asked for."""
+        """The token ids that were run; computed at the first access."""
         return self.tokenize()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -100,5 +100,5 @@ class RequestOutput:
 
 
 def _short(numbers: Sequence[float]) -> str:
-    more = ", ..." if len(numbers) > _SHOWN else ""
-    return f"[{', '.join(f'{number:.4g}' for number in numbers[:_SHOWN])}{more}]"
+    more = ", ..." if len(numbers) > _SHOWN_NUMBERS else ""
+    return f"[{', '.join(f'{number:.4g}' for number in numbers[:_SHOWN_NUMBERS])}{more}]"

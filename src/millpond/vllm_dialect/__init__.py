@@ -1,1 +1,1 @@
-"""vLLM's words for what the engine does, for the offline class and for the server."""
+"""vLLM's names and defaults over the engine, for the offline class and for the server."""

@@ -1,4 +1,4 @@
-"""PoolingModel: an engine that answers as vLLM does, by its defaults and a pooler's configuration."""
+"""PoolingModel: an engine with vLLM's defaults and a pooler configuration."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Output = TypeVar("Output")
 
 @dataclass(frozen=True, kw_only=True)
 class Pending(Generic[Output]):
-    """A call that was queued.
+    """A queued call whose output still has to be calibrated.
 
     Attributes:
-        future: The engine's own; cancel it, and what is still queued is dropped.
-        finish: Makes the answer of the future's result: logits are calibrated and activated here.
-        finished: Whether the result is the answer already, and ``finish`` gives it back as it is.
-        items: What it is a call of.
+        future: The engine's future; cancelling it drops what is still queued.
+        finish: Calibrates and activates the logits of the future's result.
+        finished: Whether the result needs no calibration: ``finish`` returns it unchanged.
+        items: The inputs of the call.
     """
 
     future: CallFuture[Output]
@@ -43,17 +43,17 @@ class Pending(Generic[Output]):
     items: Sequence[Item] = ()
 
     def result(self) -> Output:
-        """Wait for the answer."""
+        """Wait for the result, calibrated."""
         return self.finish(self.future.result())
 
 
 class PoolingModel:
-    """One checkpoint with vLLM's manners: over-long prompts are errors, and no prompt of the checkpoint is added.
+    """One checkpoint with vLLM's defaults: over-long prompts are errors, and no prompt of the checkpoint is added.
 
     Args:
-        engine: The engine; it stays the caller's to close.
+        engine: The engine; the caller closes it.
         config: Defaults of every request.
-        task: The older argument that named the default task of ``encode``.
+        task: The default task of ``encode``, by vLLM's older argument.
     """
 
     def __init__(self, engine: Engine, config: PoolerConfig, *, task: str | None = None) -> None:
@@ -65,31 +65,31 @@ class PoolingModel:
         """The task of an ``encode`` call by its present or older name, or by default.
 
         Raises:
-            InvalidRequestError: No such task.
-            UnsupportedTaskError: The model serves none that vLLM has.
+            InvalidRequestError: There is no such task.
+            UnsupportedTaskError: The model serves no task that vLLM has.
         """
-        wanted = name or self.config.task or self._task
-        if wanted is None and self.config.returned_token_ids is not None:
-            wanted = "token_classify"  # STEP pooling over a vocabulary: who configures it wants no vectors
-        return arguments.pooling_task(wanted, self.engine.tasks, model=self.engine.spec.name)
+        chosen = name or self.config.task or self._task
+        if chosen is None and self.config.returned_token_ids is not None:
+            chosen = "token_classify"  # the configuration is for STEP pooling over a vocabulary
+        return arguments.pooling_task(chosen, self.engine.tasks, model=self.engine.spec.name)
 
-    def complete(self, task: Task, params: PoolingParams, how: Tokenization) -> PoolingParams:
-        """``params`` with the configured options, as :meth:`submit` takes them.
+    def complete(self, task: Task, params: PoolingParams, tokenization: Tokenization) -> PoolingParams:
+        """``params`` with the configured defaults, as :meth:`submit` takes them.
 
         Raises:
             InvalidRequestError: They contradict the task, each other or the tokenization.
         """
-        return complete(task, params, how, self.config, self.engine.spec)
+        return complete(task, params, tokenization, self.config, self.engine.spec)
 
-    def bare(self, items: Sequence[Item], how: Tokenization) -> list[Item]:
-        """``items``, texts as their token ids where no special tokens are wanted."""
-        if how.special_tokens:
+    def without_special_tokens(self, items: Sequence[Item], tokenization: Tokenization) -> list[Item]:
+        """``items``; if ``tokenization`` leaves out special tokens, every text is replaced by its token ids."""
+        if tokenization.special_tokens:
             return list(items)
         texts = iter(self.engine.tokenize([item for item in items if isinstance(item, str)], special_tokens=False))
         return [TokenIds(tuple(next(texts))) if isinstance(item, str) else item for item in items]
 
     def submit(self, task: Task, items: Sequence[Item], params: PoolingParams) -> Pending[Any]:
-        """Queue one call; ``params`` from :meth:`complete`, ``items`` from :meth:`bare`.
+        """Queue one call; ``params`` from :meth:`complete`, ``items`` from :meth:`without_special_tokens`.
 
         Raises:
             InvalidRequestError: An item or an option that cannot be served; nothing was queued.
@@ -98,8 +98,8 @@ class PoolingModel:
         if params.chunking is not None:
             self._check_embed_len(items)
         raw = self.config.calibrated and task in ("classify", "token_classify", "reward")
-        asked = replace(params, activation=False) if raw else params
-        future = self.engine.submit(self.native(task, params), items, asked)
+        engine_params = replace(params, activation=False) if raw else params
+        future = self.engine.submit(self.engine_task(task, params), items, engine_params)
         return Pending(
             future=future,
             finish=lambda output: self._calibrated(output, params) if raw else output,
@@ -115,15 +115,15 @@ class PoolingModel:
         Args:
             pairs: (query, document) pairs.
             params: The options of all pairs.
-            template: A score template in the place of the checkpoint's own.
+            template: A score template to use instead of the checkpoint's own.
 
         Raises:
             InvalidRequestError: A pair, an option or the template cannot be used.
             EngineOverloadedError: Too many texts are waiting.
         """
         raw = self.config.calibrated and self.engine.spec.score_type == "cross-encoder"
-        asked = replace(params, activation=False) if raw else params
-        future = self.engine.submit_score(pairs, asked, template=template)
+        engine_params = replace(params, activation=False) if raw else params
+        future = self.engine.submit_score(pairs, engine_params, template=template)
 
         def finish(output: ScoreOutput) -> ScoreOutput:
             if not raw:
@@ -133,16 +133,16 @@ class PoolingModel:
 
         return Pending(future=future, finish=finish, finished=not raw, items=pairs)
 
-    def native(self, task: Task, params: PoolingParams) -> Task:
-        """The engine's task; vLLM's ``reward`` is a row for each token, whatever the model was trained to give.
+    def engine_task(self, task: Task, params: PoolingParams) -> Task:
+        """The engine's task; vLLM's ``reward`` gives a row for each token, even if the model rewards whole texts.
 
         Raises:
-            UnsupportedTaskError: The checkpoint rewards nothing.
+            UnsupportedTaskError: The checkpoint has no rewards.
         """
         if task not in ("reward", "token_classify"):
             return task
         if params.returned_token_ids is not None and not self.engine.spec.labels:
-            return "reward"  # logits of a vocabulary, which are no classes
+            return "reward"  # logits of vocabulary entries, not of classes
         tasks = self.engine.tasks
         if task == "reward" and "token_classify" not in tasks:
             raise UnsupportedTaskError(
@@ -152,7 +152,7 @@ class PoolingModel:
         return "token_classify"
 
     def _calibrated(self, output: Any, params: PoolingParams) -> Any:
-        """A call's logits, shifted, scaled and activated."""
+        """The output of a call, its logits shifted, scaled and activated."""
         if hasattr(output, "rewards"):
             return replace(output, rewards=self._activated(output.rewards, params))
         return replace(output, probs=self._activated(output.probs, params))
@@ -163,7 +163,7 @@ class PoolingModel:
         return Ragged(flat=rows, offsets=logits.offsets) if isinstance(logits, Ragged) else rows
 
     def _activation(self, params: PoolingParams, width: int) -> Activation:
-        """The activation behind a calibration of ``width`` logits."""
+        """The activation to apply to ``width`` calibrated logits."""
         if isinstance(params.activation, str):
             return params.activation
         if not params.activation:

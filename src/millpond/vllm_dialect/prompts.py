@@ -1,4 +1,4 @@
-"""Prompts and tokenization options as vLLM's callers write them."""
+"""vLLM's prompts and tokenization options, translated to items and limits."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from millpond.inputs import Item, TokenIds
 from millpond.tasks import Truncate
 
 _OPTIONS = ("add_special_tokens", "max_length", "padding", "truncate_prompt_tokens", "truncation", "truncation_side")
-_CUT = (True, "longest_first", "only_first", "only_second")
-_UNCUT = (None, False, "do_not_truncate")
+# transformers' values of ``truncation``.
+_TRUNCATING = (True, "longest_first", "only_first", "only_second")
+_NOT_TRUNCATING = (None, False, "do_not_truncate")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenization:
-    """What ``tokenization_kwargs`` ask for.
+    """The ``tokenization_kwargs`` of a call, read.
 
     Attributes:
-        truncate: ``error`` unless truncation was asked for, as in vLLM.
+        truncate: ``error`` unless the caller asked for truncation, as in vLLM.
         limit: Most tokens; ``None`` and -1 are the model's maximum.
-        side: The end of a text that is cut, once anything is.
-        special_tokens: Whether a text gets its special tokens.
-        refuses: Whether truncation was declined in so many words, which also a ColBERT's own lengths must heed.
+        side: The end at which an over-long text is cut, if it is cut.
+        special_tokens: Whether special tokens are added.
+        refuses: Whether the caller switched truncation off explicitly; then a ColBERT does not cut to its own lengths
+            either.
     """
 
     truncate: Truncate = "error"
@@ -35,10 +37,10 @@ class Tokenization:
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None, truncate_prompt_tokens: int | None = None) -> Tokenization:
-        """Read ``tokenization_kwargs``, and the argument that older methods had besides.
+        """Read ``tokenization_kwargs`` and vLLM's older argument ``truncate_prompt_tokens``.
 
         Raises:
-            InvalidRequestError: An option that is unknown, or of no meaning here.
+            InvalidRequestError: An unknown option, or a value that millpond does not support.
         """
         options = {key: value for key, value in (options or {}).items() if value is not None}
         unknown = sorted(options.keys() - set(_OPTIONS))
@@ -56,46 +58,47 @@ class Tokenization:
             raise InvalidRequestError(f"add_special_tokens={special_tokens!r} must be True or False")
         side: Truncate = "start" if right_or_left == "left" else "end"
         limit = options.get("truncate_prompt_tokens", truncate_prompt_tokens)
-        wanted = options.get("truncation")
-        cut, limit = _cut(limit, wanted, options.get("max_length"))
+        truncation = options.get("truncation")
+        cuts, limit = _limit(limit, truncation, options.get("max_length"))
         return cls(
-            truncate=side if cut else "error",
+            truncate=side if cuts else "error",
             limit=limit,
             side=side,
             special_tokens=special_tokens,
-            refuses=wanted is not None and not cut,
+            refuses=truncation is not None and not cuts,
         )
 
     def cutting_to(self, limit: int) -> Tokenization:
-        """These options with a request's own limit, which is a wish to truncate."""
+        """The same options with truncation to ``limit`` tokens."""
         return replace(self, truncate=self.side, limit=limit, refuses=False)
 
 
-def _cut(limit: int | None, wanted: Any, max_length: int | None) -> tuple[bool, int | None]:
+def _limit(limit: int | None, truncation: Any, max_length: int | None) -> tuple[bool, int | None]:
     """Whether over-long texts are cut, and to how many tokens."""
-    if wanted not in (*_CUT, *_UNCUT):
-        raise InvalidRequestError(f"truncation={wanted!r} is unknown; choose True or False")
+    if truncation not in (*_TRUNCATING, *_NOT_TRUNCATING):
+        raise InvalidRequestError(f"truncation={truncation!r} is unknown; choose True or False")
     if limit is not None:
         return True, limit
-    if wanted in (False, "do_not_truncate"):
+    if truncation in (False, "do_not_truncate"):
         return False, None
-    return wanted is not None or max_length is not None, max_length  # as transformers: a length by itself truncates
+    # As in transformers, a length without ``truncation`` truncates.
+    return truncation is not None or max_length is not None, max_length
 
 
 def read_prompts(prompts: Any) -> list[Item]:
     """Prompts as items: a str, ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``, token ids, or a list of these.
 
     Raises:
-        InvalidRequestError: None at all, or one of another kind.
+        InvalidRequestError: There is no prompt, or one is of another kind.
     """
-    alone = isinstance(prompts, str | bytes | Mapping) or _are_ids(prompts) or not isinstance(prompts, Iterable)
-    listed = [prompts] if alone else list(prompts)
+    single = isinstance(prompts, str | bytes | Mapping) or _are_ids(prompts) or not isinstance(prompts, Iterable)
+    listed = [prompts] if single else list(prompts)
     if not listed:
         raise InvalidRequestError("You must pass at least one prompt; got an empty list")
-    return [_read(prompt, i) for i, prompt in enumerate(listed)]
+    return [_read_prompt(prompt, i) for i, prompt in enumerate(listed)]
 
 
-def _read(prompt: Any, i: int) -> Item:
+def _read_prompt(prompt: Any, i: int) -> Item:
     if isinstance(prompt, str):
         return prompt
     if _are_ids(prompt):
@@ -119,19 +122,19 @@ def _are_ids(value: Any) -> bool:
 def read_texts(data: Any, name: str) -> list[str]:
     """One side of ``score``: a str, ``{"content": [text parts]}``, ``{"text": ...}``, or a list of these.
 
-    ``{"prompt": ...}`` is vLLM's offline word for the third.
+    ``{"prompt": ...}`` is the name of the third in vLLM's offline class.
 
     Raises:
-        InvalidRequestError: None at all, or one that is no text.
+        InvalidRequestError: There is no text, or an entry is not a text.
     """
-    alone = isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable)
-    listed = [data] if alone else list(data)
+    single = isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable)
+    listed = [data] if single else list(data)
     if not listed:
         raise InvalidRequestError(f"At least one text is needed in {name}; got an empty list")
-    return [_text(entry, name, i) for i, entry in enumerate(listed)]
+    return [_read_text(entry, name, i) for i, entry in enumerate(listed)]
 
 
-def _text(entry: Any, name: str, i: int) -> str:
+def _read_text(entry: Any, name: str, i: int) -> str:
     if isinstance(entry, str):
         return entry
     if isinstance(entry, Mapping):
