@@ -15,10 +15,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # wait for each other at every operator. Read when torch is imported; processes that tests start inherit it.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# What measures time, counts cores or threads, or fills memory. One worker runs these files, one after the other.
-SERIAL = frozenset(
-    PurePosixPath("tests", path)
-    for path in """
+
+def _paths(text: str) -> frozenset[PurePosixPath]:
+    return frozenset(PurePosixPath("tests", path) for path in text.split())
+
+
+# Files that measure time, count cores or threads, or fill memory. One worker runs them, one after the other.
+SERIAL = _paths(
+    """
         engine/execute/test_cores.py
         engine/execute/test_lanes.py
         engine/execute/test_threads.py
@@ -33,15 +37,33 @@ SERIAL = frozenset(
         server/fuzz/test_fuzz_sockets.py
         server/fuzz/test_fuzz_storm.py
         server/telemetry/test_metrics.py
-    """.split()
+    """
+)
+# Files of ten seconds and more. They go first, so that no worker is left with one of them at the end.
+LONG = _paths(
+    """
+        cli/test_demo.py
+        engine/test_engine.py
+        ingest/test_ingest_contract.py
+        models/test_compiled.py
+        parity/test_backbones.py
+        server/launch/test_serve_command.py
+    """
 )
 
 
+def _path(nodeid: str) -> PurePosixPath:
+    return PurePosixPath(nodeid.partition("::")[0])
+
+
+@pytest.hookimpl(trylast=True)  # after pytest-randomly
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What is marked ``network`` may leave this machine; everything else is stopped by pytest-socket."""
     for item in items:
         if item.get_closest_marker("network"):
             item.add_marker("enable_socket")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: _path(item.nodeid) not in SERIAL | LONG)
 
 
 def pytest_collection_finish() -> None:
@@ -52,13 +74,18 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file's tests stay in one worker, so that what its fixtures make is made once; the serial files stay together."""
+    """Keep the tests of a file in one worker, so that its fixtures are made once, and the serial files together."""
     from xdist.scheduler import LoadScopeScheduling
+
+    missing = [str(path) for path in SERIAL | LONG if not (config.rootpath / path).is_file()]
+    if missing:
+        raise pytest.UsageError(f"conftest.py names files that do not exist: {', '.join(sorted(missing))}")
+    config.option.loadscopereorder = False  # the order stays random
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.partition("::")[0]
-            return "serial" if PurePosixPath(path) in SERIAL else path
+            path = _path(nodeid)
+            return "serial" if path in SERIAL else str(path)
 
     return ByFile(config, log)
 

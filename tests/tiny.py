@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -106,7 +107,7 @@ def write_checkpoint(
         **(config or {}),
     }
     (place / "config.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
-    _save(_tensors(row, content, wrapped=wrapped, head=head, seed=seed), place, weights)
+    _save(_tensors(family, json.dumps(content), wrapped=wrapped, head=head, seed=seed), place, weights)
     if layout is not None:
         width = int(content.get("hidden_size") or content.get("dim") or content.get("n_embd") or 0)
         write_layout(folder, layout, width=width, seed=seed + 1000)
@@ -119,14 +120,16 @@ def _labelled(count: int) -> dict[str, Any]:
     return {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": {n: i for i, n in enumerate(names)}}
 
 
+@lru_cache(maxsize=64)  # many tests write the same checkpoint, each into its own folder
 def _tensors(
-    row: Family, content: Mapping[str, Any], *, wrapped: bool, head: Classification | None, seed: int
-) -> dict[str, torch.Tensor]:
+    family: str, config_json: str, *, wrapped: bool, head: Classification | None, seed: int
+) -> Mapping[str, torch.Tensor]:
     """The weights of transformers' own class, under the names it saves them by."""
     import torch
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    row, content = FAMILIES[family], json.loads(config_json)
     native = row.native | {key: content[key] for key in _WIDTHS & row.native.keys() & content.keys()}
     fields = {key: value for key, value in content.items() if key not in ("architectures", "auto_map")} | native
     config = CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
@@ -159,14 +162,14 @@ def _random(name: str, shape: tuple[int, ...], generator: torch.Generator, *, sh
     return noise * 0.2
 
 
-def _save(tensors: dict[str, torch.Tensor], folder: Path, kind: str) -> None:
+def _save(tensors: Mapping[str, torch.Tensor], folder: Path, kind: str) -> None:
     import torch
     from safetensors.torch import save_file
 
     if kind == "safetensors":
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
     else:
-        torch.save(tensors, folder / "pytorch_model.bin")
+        torch.save(dict(tensors), folder / "pytorch_model.bin")
 
 
 def edit_json(path: Path, **fields: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from millpond.errors import InvalidRequestError
 from millpond.ragged import Ragged
 
 Element = TypeVar("Element")
+
+# Rows made into lists before an event loop gets its turn: about a millisecond's work.
+_ROWS_PER_TURN = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,20 @@ class EmbeddingOutput:
     cached: npt.NDArray[np.bool_]
     truncated: npt.NDArray[np.bool_]
     usage: Usage
+
+    def tolist(self) -> list[list[Any]]:
+        """The rows as lists of Python numbers, ``[n][d]``, for libraries that take no arrays."""
+        rows: list[list[Any]] = self.embeddings.tolist()
+        return rows
+
+    async def atolist(self) -> list[list[Any]]:
+        """As :meth:`tolist`, for an event loop: other tasks run between every few rows."""
+        rows = []
+        for start in range(0, len(self.embeddings), _ROWS_PER_TURN):
+            if start:
+                await asyncio.sleep(0)
+            rows += self.embeddings[start : start + _ROWS_PER_TURN].tolist()
+        return rows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -547,6 +547,14 @@ def test_env_names_variables_and_never_their_values(run: Run, monkeypatch: pytes
     assert str(Path.home()) not in result.out
 
 
+def test_env_says_which_attention_kernels_can_run_and_why_not(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("millpond.attention.varlen.unavailable", lambda: "there is a reason")
+    lines = [line for line in run("env").out.splitlines() if line.startswith("attention ")]
+    assert [line.split()[1] for line in lines] == ["native", "matmul", "varlen", "flex", "sdpa"]
+    assert lines[2].endswith("CUDA in half precision: there is a reason")
+    assert lines[-1].endswith("for every other call: can run")
+
+
 def test_a_bug_keeps_its_traceback(run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("millpond.models.placement.has_native_bfloat16", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -1,4 +1,4 @@
-"""``/rerank``: the shapes of vLLM, Cohere, Jina and TEI over every kind of model."""
+"""``/rerank``: the formats of vLLM, Cohere, Jina and TEI with every kind of model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/score``: every spelling, by every kind of model, against the engine's own scores."""
+"""``/score``: every pair of field names, with every kind of model, against the engine's own scores."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ async def test_null_is_what_was_left_out(models: ServedModels) -> None:
     nulls = dict.fromkeys(
         ("max_tokens_per_query", "max_tokens_per_doc", "priority", "truncate_prompt_tokens", "softmax")
     )
-    found = scores_of(await post(models, "/score", {**body, **nulls}))
-    np.testing.assert_allclose(found, scores_of(await post(models, "/score", body)), atol=1e-6)
+    actual = scores_of(await post(models, "/score", {**body, **nulls}))
+    np.testing.assert_allclose(actual, scores_of(await post(models, "/score", body)), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["reranker", "embedder"])
