@@ -1,4 +1,4 @@
-"""Stand-ins for the hub's checkpoints, written once, and vLLM's class over them."""
+"""Stand-ins for checkpoints of the hub, written once, and vLLM's class over them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def load(hub: Callable[[str], Path]) -> Iterator[Callable[..., LLM]]:
-    """An LLM in float32 on the CPU, made once for equal arguments."""
-    made: dict[str, LLM] = {}
+    """An LLM in float32 on the CPU, loaded once for equal arguments."""
+    loaded: dict[str, LLM] = {}
 
     def load(name: str, **options: Any) -> LLM:
         key = repr((name, sorted(options.items())))
-        if key not in made:
-            made[key] = LLM(hub(name), **{"dtype": "float32", "device": "cpu"} | options)
-        return made[key]
+        if key not in loaded:
+            loaded[key] = LLM(hub(name), **{"dtype": "float32", "device": "cpu"} | options)
+        return loaded[key]
 
     yield load
-    for llm in made.values():
+    for llm in loaded.values():
         llm.close()

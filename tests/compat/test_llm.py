@@ -1,4 +1,4 @@
-"""LLM: what vLLM's callers write for each kind of model, over tiny checkpoints in the places of the hub's."""
+"""LLM: the calls of vLLM's users for each kind of model, over tiny stand-ins for checkpoints of the hub."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CAPITAL = "What is the capital of France?"
 BRASILIA = "The capital of Brazil is Brasilia."
 
 
-class TestWhatThePagesOfVllmShow:
-    """With no argument besides those shown there."""
+class TestExamplesOfVllmsPages:
+    """With the arguments of the examples only."""
 
     def test_a_vector(self, hub):
         llm = LLM(model=str(hub("intfloat/e5-small")), runner="pooling")
@@ -44,7 +44,7 @@ class TestWhatThePagesOfVllmShow:
         assert type(probs) is list and len(probs) == 2
         assert sum(probs) == pytest.approx(1, abs=1e-5)
 
-    def test_a_pairs_score(self, hub):
+    def test_the_score_of_a_pair(self, hub):
         llm = LLM(model=str(hub("BAAI/bge-reranker-v2-m3")), runner="pooling")
         score = llm.score(CAPITAL, BRASILIA)[0].outputs.score
         assert type(score) is float and 0 < score < 1
@@ -81,28 +81,29 @@ class TestWhatThePagesOfVllmShow:
     def test_another_name_of_an_architecture(self, load):
         llm = load("Alibaba-NLP/gte-multilingual-base", hf_overrides={"architectures": ["GteNewModel"]})
         plain = load("Alibaba-NLP/gte-multilingual-base")
-        assert llm.embed(HELLO)[0].outputs.embedding == plain.embed(HELLO)[0].outputs.embedding
+        expected = plain.embed(HELLO)[0].outputs.embedding
+        np.testing.assert_allclose(llm.embed(HELLO)[0].outputs.embedding, expected, atol=1e-6)
 
     def test_a_language_model_that_reranks(self, load):
-        said = {
+        overrides = {
             "architectures": ["Qwen3ForSequenceClassification"],
             "classifier_from_token": ["no", "yes"],
             "is_original_qwen3_reranker": True,
         }
-        llm, known = load("somebody/tuned", hf_overrides=said), load("Qwen/Qwen3-Reranker-0.6B")
+        llm, known = load("somebody/tuned", hf_overrides=overrides), load("Qwen/Qwen3-Reranker-0.6B")
         documents = [BRASILIA, SENTENCES[1]]
-        found = [one.outputs.score for one in llm.score(CAPITAL, documents)]
+        scores = [one.outputs.score for one in llm.score(CAPITAL, documents)]
         by_name = [one.outputs.score for one in known.score(CAPITAL, documents)]
-        assert found == pytest.approx(by_name, abs=1e-6)
-        assert 0 < found[0] < 1 and found[0] != found[1]
+        assert scores == pytest.approx(by_name, abs=1e-6)
+        assert 0 < scores[0] < 1 and scores[0] != scores[1]
         assert "score" in llm.engine.tasks and "embed" in load("somebody/tuned").engine.tasks
 
-    def test_a_width_that_nobody_trained(self, load):
-        asked = PoolingParams(dimensions=16)
+    def test_a_width_that_the_model_was_not_trained_for(self, load):
+        params = PoolingParams(dimensions=16)
         with pytest.raises(InvalidRequestError, match="is_matryoshka"):
-            load("intfloat/e5-small").embed(HELLO, pooling_params=asked)
+            load("intfloat/e5-small").embed(HELLO, pooling_params=params)
         forced = load("intfloat/e5-small", hf_overrides={"is_matryoshka": True})
-        assert forced.embed(HELLO, pooling_params=asked)[0].outputs.hidden_size == 16
+        assert forced.embed(HELLO, pooling_params=params)[0].outputs.hidden_size == 16
 
 
 class TestPrompts:
@@ -110,8 +111,8 @@ class TestPrompts:
     def test_texts(self, load, wrap):
         llm = load("intfloat/e5-small")
         expected = llm.engine.embed(TEXTS, prompt="").embeddings
-        found = llm.embed([wrap(text) for text in TEXTS], truncate_prompt_tokens=-1)
-        np.testing.assert_allclose([one.outputs.embedding for one in found], expected, atol=1e-6)
+        outputs = llm.embed([wrap(text) for text in TEXTS], truncate_prompt_tokens=-1)
+        np.testing.assert_allclose([one.outputs.embedding for one in outputs], expected, atol=1e-6)
         alone = llm.embed(wrap(TEXTS[1]))
         assert len(alone) == 1
         np.testing.assert_allclose(alone[0].outputs.embedding, expected[1], atol=1e-6)
@@ -139,11 +140,11 @@ class TestPrompts:
     def test_kinds_may_be_mixed(self, load):
         llm = load("intfloat/e5-small")
         (ids,) = llm.engine.tokenize([HELLO])
-        found = [one.outputs.embedding for one in llm.embed([HELLO, {"prompt": HELLO}, ids])]
-        np.testing.assert_allclose(found[1:], [found[0]] * 2, atol=1e-6)
+        vectors = [one.outputs.embedding for one in llm.embed([HELLO, {"prompt": HELLO}, ids])]
+        np.testing.assert_allclose(vectors[1:], [vectors[0]] * 2, atol=1e-6)
 
     @pytest.mark.parametrize(
-        ("prompts", "said"),
+        ("prompts", "message"),
         [
             ([], "at least one prompt"),
             (None, "index 0"),
@@ -162,39 +163,40 @@ class TestPrompts:
             ([[1, 10**6]], "index 0"),
         ],
     )
-    def test_what_is_none(self, load, prompts, said):
-        with pytest.raises(InvalidRequestError, match=said):
+    def test_an_invalid_prompt_is_refused(self, load, prompts, message):
+        with pytest.raises(InvalidRequestError, match=message):
             load("intfloat/e5-small").embed(prompts)
 
-    def test_a_checkpoints_prompts_are_applied_by_request_only(self, load):
+    def test_a_prompt_of_the_checkpoint_is_applied_only_on_request(self, load):
         llm = load("a/prompted-embedder")
         engine = llm.engine
-        found = llm.embed([HELLO] * 3, pooling_params=[PoolingParams(), PoolingParams(role="query"),
-                                                       PoolingParams(prompt_name="document")])  # fmt: skip
-        expected = [engine.embed([HELLO], **how).embeddings[0] for how in ({"prompt": ""}, {"role": "query"}, {})]
-        np.testing.assert_allclose([one.outputs.embedding for one in found], expected, atol=1e-6)
-        assert not np.allclose(expected[0], expected[2], atol=1e-3)  # whose default is the document's
+        params = [PoolingParams(), PoolingParams(role="query"), PoolingParams(prompt_name="document")]
+        outputs = llm.embed([HELLO] * 3, pooling_params=params)
+        options = ({"prompt": ""}, {"role": "query"}, {})  # the checkpoint's default prompt is the document's
+        expected = [engine.embed([HELLO], **each).embeddings[0] for each in options]
+        np.testing.assert_allclose([one.outputs.embedding for one in outputs], expected, atol=1e-6)
+        assert not np.allclose(expected[0], expected[2], atol=1e-3)
 
 
 class TestOutputs:
-    def test_each_has_the_ids_that_were_run(self, load):
+    def test_each_has_the_token_ids_that_were_run(self, load):
         llm = load("intfloat/e5-small")
         for one, text in zip(llm.embed([HELLO, SENTENCES[0]]), (HELLO, SENTENCES[0]), strict=True):
             assert one.prompt_token_ids == llm.get_tokenizer()(text)["input_ids"]
 
-    def test_cut_ones_too(self, load):
+    def test_a_cut_text_has_the_ids_that_are_left(self, load):
         llm = load("intfloat/e5-small")
         (cut,) = llm.embed(SENTENCES[0], truncate_prompt_tokens=6)
         whole = llm.get_tokenizer()(SENTENCES[0])["input_ids"]
         assert cut.prompt_token_ids == [*whole[:5], whole[-1]]
 
-    def test_a_pairs_are_the_rendered_template(self, load):
+    def test_the_ids_of_a_pair_are_the_rendered_template(self, load):
         llm = load("Qwen/Qwen3-Reranker-0.6B")
         (output,) = llm.score("q", "d")
         text = llm.get_tokenizer().decode(output.prompt_token_ids)
         assert "<Query>: q" in text and "<Document>: d" in text
 
-    def test_a_pairs_are_both_texts_of_an_embedder(self, load):
+    def test_the_ids_of_a_pair_are_both_texts_for_an_embedder(self, load):
         llm = load("intfloat/e5-small")
         ids = llm.get_tokenizer()
         (output,) = llm.score("the mill", "the pond")
@@ -202,18 +204,18 @@ class TestOutputs:
             *ids("the mill")["input_ids"], ids.pad_token_id, *ids("the pond")["input_ids"]
         ]  # fmt: skip
 
-    def test_ids_of_requests_differ(self, load):
+    def test_request_ids_differ(self, load):
         llm = load("intfloat/e5-small")
         outputs = [*llm.embed([HELLO] * 3), *llm.score(HELLO, [HELLO] * 2), *llm.encode(HELLO)]
         assert len({one.request_id for one in outputs}) == 6
         assert all(type(one.request_id) is str and one.finished for one in outputs)
 
-    def test_they_survive_pickling(self, load):
+    def test_outputs_survive_pickling(self, load):
         (output,) = load("intfloat/e5-small").embed(HELLO)
         again = pickle.loads(pickle.dumps(output))
         assert (again.prompt_token_ids, again.outputs) == (output.prompt_token_ids, output.outputs)
 
-    def test_they_can_be_read(self, load):
+    def test_the_repr_is_short(self, load):
         (vector,), (classes,) = load("intfloat/e5-small").embed(HELLO), load("a/bert-classifier").classify(HELLO)
         assert len(repr(vector)) < 200
         assert "hidden_size=48" in repr(vector) and f"[{vector.outputs.embedding[0]:.4g}, " in repr(vector)
@@ -251,26 +253,25 @@ class TestEncode:
         rows = (len(ids), *shape[1:]) if len(shape) == 2 else shape
         assert tuple(output.outputs.data.shape) == rows
 
-    def test_the_task_of_the_params(self, load):
+    def test_the_params_may_name_the_task(self, load):
         llm = load("intfloat/e5-small")
         assert llm.encode(HELLO, PoolingParams(task="token_embed"))[0].outputs.data.ndim == 2
         assert llm.encode([HELLO], [PoolingParams(task="encode")])[0].outputs.data.ndim == 2
         assert llm.encode(HELLO, PoolingParams())[0].outputs.data.ndim == 1
 
-    def test_the_task_of_the_model(self, load):
+    def test_the_model_may_be_loaded_for_a_task(self, load):
         assert load("intfloat/e5-small", task="token_embed").encode(HELLO)[0].outputs.data.ndim == 2
 
     def test_equals_the_methods(self, load):
         vectors, classes = load("intfloat/e5-small"), load("a/bert-classifier")
-        assert vectors.encode(HELLO, pooling_task="embed")[0].outputs.data.tolist() == (
-            vectors.embed(HELLO)[0].outputs.embedding
-        )
-        assert classes.encode(HELLO, pooling_task="classify")[0].outputs.data.tolist() == (
-            classes.classify(HELLO)[0].outputs.probs
-        )
+        vector, probs = vectors.embed(HELLO)[0].outputs.embedding, classes.classify(HELLO)[0].outputs.probs
+        encoded = vectors.encode(HELLO, pooling_task="embed")[0].outputs.data
+        np.testing.assert_allclose(encoded, vector, atol=1e-6)
+        encoded = classes.encode(HELLO, pooling_task="classify")[0].outputs.data
+        np.testing.assert_allclose(encoded, probs, atol=1e-6)
 
     @pytest.mark.parametrize("task", ["generate", "sparse_embed", ""])
-    def test_no_such_task(self, load, task):
+    def test_an_unknown_task_is_refused(self, load, task):
         llm = load("intfloat/e5-small")
         if task:
             with pytest.raises(InvalidRequestError, match="token_embed"):
@@ -279,24 +280,24 @@ class TestEncode:
             assert llm.encode(HELLO, pooling_task=task)[0].outputs.data.ndim == 1
 
     @pytest.mark.parametrize("method", ["classify", "reward"])
-    def test_a_task_of_other_models(self, load, method):
+    def test_a_task_that_the_model_does_not_serve(self, load, method):
         with pytest.raises(UnsupportedTaskError, match="serves embed, token_embed"):
             getattr(load("intfloat/e5-small"), method)(HELLO)
 
-    def test_params_of_another_task(self, load):
+    def test_params_for_another_task_are_refused(self, load):
         with pytest.raises(InvalidRequestError, match="contradicts"):
             load("intfloat/e5-small").embed(HELLO, pooling_params=PoolingParams(task="classify"))
 
 
 class TestReward:
-    def test_raw_unless_activation_is_asked_for(self, load):
+    def test_rewards_are_raw_by_default(self, load):
         llm = load("internlm/internlm2-1_8b-reward")
         raw = llm.reward(HELLO)[0].outputs.data
         assert ((raw < 0) | (raw > 1)).any()
         active = llm.reward(HELLO, pooling_params=PoolingParams(use_activation=True))[0].outputs.data
         torch.testing.assert_close(active, raw.sigmoid())
 
-    def test_the_last_row_is_the_texts_own(self, load):
+    def test_the_last_row_is_the_reward_of_the_text(self, load):
         llm = load("internlm/internlm2-1_8b-reward")
         rows = llm.reward(HELLO)[0].outputs.data
         assert rows[-1].item() == pytest.approx(llm.engine.reward([HELLO]).rewards[0][0, 0], rel=1e-4)
@@ -318,43 +319,43 @@ class TestReward:
             ("Qwen/Qwen2.5-Math-RM-72B", False),
         ],
     )
-    def test_by_default_a_reward_model_rewards_as_vllm_does(self, load, name, active):
+    def test_encode_rewards_by_default_as_vllm_does(self, load, name, active):
         llm = load(name)
         text = "Open the gate.<extra_0> The wheel turns.<extra_0>"
-        found = llm.encode(text)[0].outputs.data
-        torch.testing.assert_close(found, llm.encode(text, pooling_task="token_classify")[0].outputs.data)
-        asked = PoolingParams(use_activation=active)
-        torch.testing.assert_close(found, llm.reward(text, pooling_params=asked)[0].outputs.data)
+        rewards = llm.encode(text)[0].outputs.data
+        torch.testing.assert_close(rewards, llm.encode(text, pooling_task="token_classify")[0].outputs.data)
+        same = PoolingParams(use_activation=active)
+        torch.testing.assert_close(rewards, llm.reward(text, pooling_params=same)[0].outputs.data)
         other = PoolingParams(use_activation=not active)
-        assert not torch.allclose(found, llm.reward(text, pooling_params=other)[0].outputs.data)
+        assert not torch.allclose(rewards, llm.reward(text, pooling_params=other)[0].outputs.data)
 
-    def test_steps_in_the_params(self, load):
+    def test_the_params_may_choose_steps(self, load):
         llm = load("peiyi9979/math-shepherd-mistral-7b-prm")
-        asked = PoolingParams(step_tag_id=123, returned_token_ids=[45, 78])
+        params = PoolingParams(step_tag_id=123, returned_token_ids=[45, 78])
         for run in (llm.reward, lambda *a, **k: llm.encode(*a, pooling_task="token_classify", **k)):
-            (output,) = run([[1, 300, 123, 301, 123, 302]], pooling_params=asked)
+            (output,) = run([[1, 300, 123, 301, 123, 302]], pooling_params=params)
             assert output.outputs.data.shape == (2, 2)
         (text,) = llm.encode(HELLO, PoolingParams(returned_token_ids=[45, 78]), pooling_task="token_classify")
         assert text.outputs.data.shape == (len(text.prompt_token_ids), 2)
 
-    def test_a_language_model_without_columns(self, load):
+    def test_a_language_model_needs_columns(self, load):
         with pytest.raises(UnsupportedTaskError, match="returned_token_ids"):
             load("peiyi9979/math-shepherd-mistral-7b-prm").reward(HELLO)
 
 
 class TestScore:
-    def test_one_with_several(self, load):
+    def test_one_query_with_several_documents(self, load):
         llm = load("BAAI/bge-reranker-v2-m3")
         documents = [BRASILIA, SENTENCES[1], SENTENCES[2]]
-        found = [one.outputs.score for one in llm.score(CAPITAL, documents)]
-        np.testing.assert_allclose(found, llm.engine.score(CAPITAL, documents).scores, atol=1e-6)
-        assert len(set(found)) == 3
+        scores = [one.outputs.score for one in llm.score(CAPITAL, documents)]
+        np.testing.assert_allclose(scores, llm.engine.score(CAPITAL, documents).scores, atol=1e-6)
+        assert len(set(scores)) == 3
 
-    def test_several_with_as_many(self, load):
+    def test_as_many_queries_as_documents(self, load):
         llm = load("BAAI/bge-reranker-v2-m3")
-        found = [one.outputs.score for one in llm.score([CAPITAL, HELLO], [BRASILIA, SENTENCES[1]])]
+        scores = [one.outputs.score for one in llm.score([CAPITAL, HELLO], [BRASILIA, SENTENCES[1]])]
         singly = [llm.score(CAPITAL, BRASILIA)[0], llm.score(HELLO, SENTENCES[1])[0]]
-        np.testing.assert_allclose(found, [one.outputs.score for one in singly], atol=1e-6)
+        np.testing.assert_allclose(scores, [one.outputs.score for one in singly], atol=1e-6)
 
     @pytest.mark.parametrize(
         ("left", "right"), [([CAPITAL] * 2, [BRASILIA]), ([CAPITAL] * 2, [BRASILIA] * 3), ([], [HELLO]), (HELLO, [])]
@@ -366,11 +367,13 @@ class TestScore:
     def test_content_parts(self, load):
         llm = load("BAAI/bge-reranker-v2-m3")
         parts = [{"type": "text", "text": "The capital"}, {"type": "text", "text": "of Brazil"}]
-        found = llm.score({"content": [{"type": "text", "text": CAPITAL}]}, [{"content": parts}, {"prompt": BRASILIA}])
-        plain = llm.score(CAPITAL, ["The capital\nof Brazil", BRASILIA])
-        assert [one.outputs for one in found] == [one.outputs for one in plain]
+        query = {"content": [{"type": "text", "text": CAPITAL}]}
+        scores = [one.outputs.score for one in llm.score(query, [{"content": parts}, {"prompt": BRASILIA}])]
+        plain = [one.outputs.score for one in llm.score(CAPITAL, ["The capital\nof Brazil", BRASILIA])]
+        assert scores == pytest.approx(plain, abs=1e-6)
+        assert plain[0] != pytest.approx(plain[1], abs=1e-6)
         bare = llm.score({"content": CAPITAL}, BRASILIA)[0].outputs.score
-        assert bare == pytest.approx(plain[1].outputs.score, abs=1e-6)
+        assert bare == pytest.approx(plain[1], abs=1e-6)
 
     @pytest.mark.parametrize(
         "data",
@@ -383,41 +386,41 @@ class TestScore:
             b"bytes",
         ],
     )
-    def test_no_text(self, load, data):
+    def test_an_input_without_text_is_refused(self, load, data):
         with pytest.raises(InvalidRequestError, match="data_2 .* index 0.*texts only"):
             load("BAAI/bge-reranker-v2-m3").score(CAPITAL, data)
 
-    def test_a_template_of_the_calls_own(self, load):
+    def test_a_call_may_bring_a_template(self, load):
         llm = load("Qwen/Qwen3-Reranker-0.6B")
         own = llm.score(CAPITAL, BRASILIA)[0]
         template = "{{ messages[0].content }} => {{ messages[1].content }} ?"
         (other,) = llm.score(CAPITAL, BRASILIA, chat_template=template)
         assert other.outputs.score != own.outputs.score
         assert llm.get_tokenizer().decode(other.prompt_token_ids) == f"{CAPITAL} => {BRASILIA} ?"
-        assert llm.score(CAPITAL, BRASILIA)[0].outputs == own.outputs
+        assert llm.score(CAPITAL, BRASILIA)[0].outputs.score == pytest.approx(own.outputs.score, abs=1e-6)
 
-    def test_no_template_for_two_vectors(self, load):
+    def test_a_template_for_two_vectors_is_refused(self, load):
         with pytest.raises(InvalidRequestError, match="reads no template"):
             load("intfloat/e5-small").score(CAPITAL, BRASILIA, chat_template="{{ query }} {{ document }}")
 
     def test_raw_scores(self, load):
         llm = load("BAAI/bge-reranker-v2-m3")
-        for asked in (
+        for params in (
             PoolingParams(use_activation=False),
             PoolingParams(activation=False),
             PoolingParams(softmax=False),
         ):
-            (raw,) = llm.score(CAPITAL, BRASILIA, pooling_params=asked)
+            (raw,) = llm.score(CAPITAL, BRASILIA, pooling_params=params)
             active = 1 / (1 + np.exp(-raw.outputs.score))
             assert active == pytest.approx(llm.score(CAPITAL, BRASILIA)[0].outputs.score, abs=1e-6)
 
     def test_by_cosine_and_by_maxsim(self, load):
         for name in ("intfloat/e5-small", "answerdotai/answerai-colbert-small-v1"):
             llm = load(name)
-            found = [one.outputs.score for one in llm.score(CAPITAL, [BRASILIA, SENTENCES[1]])]
-            np.testing.assert_allclose(found, llm.engine.score(CAPITAL, [BRASILIA, SENTENCES[1]]).scores, atol=1e-5)
+            scores = [one.outputs.score for one in llm.score(CAPITAL, [BRASILIA, SENTENCES[1]])]
+            np.testing.assert_allclose(scores, llm.engine.score(CAPITAL, [BRASILIA, SENTENCES[1]]).scores, atol=1e-5)
 
-    def test_several_classes_are_no_score(self, load):
+    def test_a_classifier_of_several_classes_has_no_score(self, load):
         with pytest.raises(UnsupportedTaskError, match="calm, flood"):
             load("a/bert-classifier").score(CAPITAL, BRASILIA)
 
@@ -427,7 +430,8 @@ class TestLoading:
         folder = hub("intfloat/e5-small")
         with LLM(folder, dtype="float") as llm, LLM(model=folder, dtype="float32", convert="none") as other:
             assert llm.engine.dtype == "float32"
-            assert llm.embed(prompts=HELLO)[0].outputs == other.embed(HELLO)[0].outputs
+            vectors = [llm.embed(prompts=HELLO)[0].outputs.embedding, other.embed(HELLO)[0].outputs.embedding]
+            np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
         assert llm.engine.closed
         with LLM(folder, dtype="half") as llm:
             assert llm.engine.dtype == "float16"
@@ -438,15 +442,15 @@ class TestLoading:
         assert load("intfloat/e5-small", max_model_len=32).engine.spec.max_length == 32
 
     @pytest.mark.parametrize("method", ["embed", "classify", "reward", "score", "encode"])
-    def test_an_unknown_argument_of_a_method(self, load, method):
+    def test_an_unknown_argument_of_a_method_is_refused(self, load, method):
         with pytest.raises(TypeError, match="mistake"):
             getattr(load("intfloat/e5-small"), method)(HELLO, HELLO, mistake=1)
 
-    def test_an_unknown_argument(self, hub):
+    def test_an_unknown_argument_is_refused(self, hub):
         with pytest.raises(TypeError, match="LLM has no argument 'max_lenght'"):
             LLM(hub("intfloat/e5-small"), max_lenght=3, seed=0)
 
-    def test_resource_knobs_are_named_in_one_warning(self, hub):
+    def test_ignored_arguments_are_named_in_one_warning(self, hub):
         with pytest.warns(UserWarning, match="ignored: enforce_eager, gpu_memory_utilization, seed") as warned:
             LLM(
                 hub("intfloat/e5-small"), tensor_parallel_size=1, gpu_memory_utilization=0.5, enforce_eager=True, seed=0
@@ -464,11 +468,11 @@ class TestLoading:
             {"pipeline_parallel_size": 2},
         ],
     )
-    def test_what_is_refused(self, hub, options):
+    def test_an_argument_that_millpond_cannot_follow_is_refused(self, hub, options):
         with pytest.raises(InvalidRequestError, match=next(iter(options))):
             LLM(hub("intfloat/e5-small"), **options)
 
-    def test_a_class_that_nobody_knows(self, hub):
+    def test_an_unknown_architecture_is_refused(self, hub):
         with pytest.raises(ModelLoadError, match="PondModel"):
             LLM(hub("intfloat/e5-small"), hf_overrides={"architectures": ["PondModel"]})
 
@@ -487,7 +491,7 @@ class TestLoading:
         assert not np.allclose(other, expected, atol=1e-3)
 
 
-def test_an_engine_and_an_llm_are_one_program(load, hub):
+def test_an_engine_and_an_llm_work_in_one_process(load, hub):
     with Engine(hub("intfloat/e5-small"), dtype="float32", device="cpu") as engine:
-        found = load("intfloat/e5-small").embed(SENTENCES[0])[0].outputs.embedding
-        np.testing.assert_allclose(found, engine.embed([SENTENCES[0]]).embeddings[0], atol=1e-6)
+        vector = load("intfloat/e5-small").embed(SENTENCES[0])[0].outputs.embedding
+        np.testing.assert_allclose(vector, engine.embed([SENTENCES[0]]).embeddings[0], atol=1e-6)

@@ -1,4 +1,4 @@
-"""Every architecture that vLLM lists for its pooling models, loaded and asked through LLM for what it is listed for."""
+"""Every architecture that vLLM lists for its pooling models runs the tasks it is listed for, through LLM."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_scores(load, architecture, name, options):
     first, second = (one.outputs.score for one in llm.score(QUERY, DOCUMENTS))
     assert first != second
     plain = [one.outputs.score for one in load(name).score(QUERY, DOCUMENTS)]
-    np.testing.assert_allclose([first, second], plain, atol=1e-5)  # overrides say what the name says already
+    np.testing.assert_allclose([first, second], plain, atol=1e-5)  # the overrides repeat what the name implies
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ def test_scores(load, architecture, name, options):
 def test_rewards(load, architecture, name, columns):
     llm = load(name, runner="pooling", trust_remote_code=True)
     assert llm.engine.spec.architecture == architecture
-    asked = PoolingParams(returned_token_ids=[3, 45, 78]) if columns == 3 else PoolingParams()
+    params = PoolingParams(returned_token_ids=[3, 45, 78]) if columns == 3 else PoolingParams()
     (ids,) = llm.engine.tokenize([SENTENCES[0]])
     step = llm.engine.spec.step_tag_id
-    (output,) = llm.reward([ids if step is None else [*ids, step]], pooling_params=asked)
+    (output,) = llm.reward([ids if step is None else [*ids, step]], pooling_params=params)
     assert tuple(output.outputs.data.shape) == (len(ids) if step is None else 1, columns)
 
 

@@ -1,4 +1,4 @@
-"""LLM: truncation, the options of one request or of each, and every key of a pooler's configuration."""
+"""LLM: truncation, the options of a call or of each prompt, and every key of the pooler's configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millpond.errors import InputTooLongError, InvalidRequestError
 from millpond.vllm_dialect.pooler_config import PoolerConfig
 
 HELLO = "Hello, my name is"
-LONG = " ".join(SENTENCES[:8])  # more than the 64 tokens that these models read
+LONG = " ".join(SENTENCES[:8])  # longer than the 64 tokens that these models read
 BERT, CLASSES, PAIRS = "intfloat/e5-small", "a/bert-classifier", "BAAI/bge-reranker-v2-m3"
 SHEPHERD, PROCESS = "peiyi9979/math-shepherd-mistral-7b-prm", "Qwen/Qwen2.5-Math-PRM-7B"
 STEPS = [1, 300, 123, 301, 123, 302]
@@ -32,7 +32,7 @@ class TestTruncation:
         with pytest.raises(InputTooLongError, match="more than max_length=64"):
             load(BERT).embed([HELLO, prompt], tokenization_kwargs=options)
 
-    def test_a_pair_too(self, load):
+    def test_a_pair_that_is_too_long_is_an_error(self, load):
         with pytest.raises(InputTooLongError, match="pair at index 1"):
             load(PAIRS).score(HELLO, [HELLO, LONG])
         assert len(load(PAIRS).score(HELLO, LONG, truncate_prompt_tokens=-1)[0].prompt_token_ids) == 64
@@ -50,7 +50,7 @@ class TestTruncation:
         ],
     )
     @pytest.mark.parametrize("side", ["right", "left"])
-    def test_is_cut_on_request(self, load, options, length, side):
+    def test_a_long_text_is_cut_on_request(self, load, options, length, side):
         llm = load(BERT)
         ids = llm.engine.tokenize([LONG])[0]
         (output,) = llm.embed(LONG, tokenization_kwargs={**options, "truncation_side": side})
@@ -58,12 +58,12 @@ class TestTruncation:
         assert output.prompt_token_ids == [ids[0], *kept, ids[-1]]
         np.testing.assert_allclose(output.outputs.embedding, vector(llm, output.prompt_token_ids), atol=1e-6)
 
-    def test_token_ids_are_cut_as_they_are(self, load):
-        asked = {"truncate_prompt_tokens": 3, "truncation_side": "left"}
-        assert load(BERT).embed([2, 5, 6, 7, 3], tokenization_kwargs=asked)[0].prompt_token_ids == [6, 7, 3]
+    def test_token_ids_are_cut_without_regard_to_special_tokens(self, load):
+        options = {"truncate_prompt_tokens": 3, "truncation_side": "left"}
+        assert load(BERT).embed([2, 5, 6, 7, 3], tokenization_kwargs=options)[0].prompt_token_ids == [6, 7, 3]
 
     @pytest.mark.parametrize("method", ["embed", "encode"])
-    def test_by_an_argument_or_by_the_params(self, load, method):
+    def test_the_limit_may_be_an_argument_or_in_the_params(self, load, method):
         run = getattr(load(BERT), method)
         cut = [
             run(LONG, truncate_prompt_tokens=10),
@@ -78,10 +78,10 @@ class TestTruncation:
             0
         ].prompt_token_ids == (from_left.prompt_token_ids)
 
-    def test_params_may_refuse_what_the_call_allows(self, load):
-        asked = PoolingParams(truncate="error")
+    def test_params_may_refuse_the_truncation_that_the_call_allows(self, load):
+        params = PoolingParams(truncate="error")
         with pytest.raises(InputTooLongError):
-            load(BERT).embed(LONG, pooling_params=asked, tokenization_kwargs={"truncation": True})
+            load(BERT).embed(LONG, pooling_params=params, tokenization_kwargs={"truncation": True})
 
     def test_late_interaction_encodes_at_its_own_lengths(self, load):
         llm = load("answerdotai/answerai-colbert-small-v1")
@@ -111,26 +111,26 @@ class TestTruncation:
             {"truncate_prompt_tokens": 65},
         ],
     )
-    def test_what_makes_no_sense(self, load, options):
+    def test_an_invalid_option_is_refused(self, load, options):
         with pytest.raises(InvalidRequestError, match=next(iter(options))):
             load(BERT).embed(HELLO, tokenization_kwargs=options)
 
 
 class TestParams:
-    def test_one_for_each_prompt(self, load):
+    def test_each_prompt_may_have_its_own_params(self, load):
         llm = load(BERT, hf_overrides={"is_matryoshka": True})
-        asked = [PoolingParams(dimensions=8), PoolingParams(normalize=False), PoolingParams(dimensions=8)]
-        found = [np.array(one.outputs.embedding) for one in llm.embed([HELLO] * 3, pooling_params=asked)]
-        assert [len(one) for one in found] == [8, 48, 8]
-        np.testing.assert_allclose(found[0], found[1][:8] / np.linalg.norm(found[1][:8]), atol=1e-6)
+        params = [PoolingParams(dimensions=8), PoolingParams(normalize=False), PoolingParams(dimensions=8)]
+        vectors = [np.array(one.outputs.embedding) for one in llm.embed([HELLO] * 3, pooling_params=params)]
+        assert [len(vector) for vector in vectors] == [8, 48, 8]
+        np.testing.assert_allclose(vectors[0], vectors[1][:8] / np.linalg.norm(vectors[1][:8]), atol=1e-6)
 
     @pytest.mark.parametrize("count", [0, 1, 3])
-    def test_too_few_or_too_many(self, load, count):
+    def test_too_few_or_too_many_params_are_refused(self, load, count):
         with pytest.raises(InvalidRequestError, match=f"{count} pooling_params for 2 prompts"):
             load(BERT).embed([HELLO] * 2, pooling_params=[PoolingParams()] * count)
 
     @pytest.mark.parametrize("params", [{"dimensions": 3}, [{"dimensions": 3}], "x"])
-    def test_no_params(self, load, params):
+    def test_params_of_another_type_are_refused(self, load, params):
         with pytest.raises(TypeError, match="pooling_params has a"):
             load(BERT).embed(HELLO, pooling_params=params)
 
@@ -159,7 +159,7 @@ class TestParams:
         torch.testing.assert_close(off.sigmoid(), on)
 
     @pytest.mark.parametrize(
-        ("method", "options", "said"),
+        ("method", "options", "message"),
         [
             ("embed", {"normalize": True, "use_activation": False}, "contradict"),
             ("embed", {"activation": "softmax"}, "nothing to a vector"),
@@ -168,16 +168,16 @@ class TestParams:
             ("classify", {"dimensions": 3}, "dimensions=3 means nothing to classify"),
         ],
     )
-    def test_what_makes_no_sense(self, load, method, options, said):
-        with pytest.raises(InvalidRequestError, match=said):
+    def test_invalid_params_are_refused(self, load, method, options, message):
+        with pytest.raises(InvalidRequestError, match=message):
             getattr(load(BERT if method == "embed" else CLASSES), method)(
                 HELLO, pooling_params=PoolingParams(**options)
             )
 
-    def test_one_prompt_that_is_refused_refuses_the_call(self, load):
-        asked = [PoolingParams(), PoolingParams(dimensions=3)]
+    def test_one_refused_prompt_refuses_the_call(self, load):
+        params = [PoolingParams(), PoolingParams(dimensions=3)]
         with pytest.raises(InvalidRequestError, match="dimensions=3"):
-            load(BERT).embed([HELLO] * 2, pooling_params=asked)
+            load(BERT).embed([HELLO] * 2, pooling_params=params)
         assert len(load(BERT).embed([HELLO] * 2)) == 2
 
 
@@ -192,8 +192,8 @@ class TestPoolerConfig:
         rows = llm.encode(SENTENCES[0], pooling_task="token_embed", pooling_params=PoolingParams(normalize=False))
         data = rows[0].outputs.data.numpy()
         expected = {"mean": data.mean(0), "cls": data[0], "lasttoken": data[-1]}[mode]
-        found = vector(llm, SENTENCES[0], pooling_params=PoolingParams(normalize=False))
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+        pooled = vector(llm, SENTENCES[0], pooling_params=PoolingParams(normalize=False))
+        np.testing.assert_allclose(pooled, expected, atol=1e-5)
 
     def test_pooling_of_a_classifier(self, load):
         plain, last = load(CLASSES), load(CLASSES, pooler_config={"pooling_type": "LAST"})
@@ -252,7 +252,7 @@ class TestPoolerConfig:
         raw = load(PAIRS, pooler_config={"use_activation": False}).score(HELLO, "mill")[0].outputs.score
         active = load(PAIRS).score(HELLO, "mill")[0].outputs.score
         assert 1 / (1 + np.exp(-raw)) == pytest.approx(active, abs=1e-6)
-        # A cosine has none to switch.
+        # A cosine has no activation to switch off.
         assert load(BERT, pooler_config={"use_activation": False}).score(HELLO, HELLO)[
             0
         ].outputs.score == pytest.approx(1, abs=1e-5)
@@ -265,14 +265,14 @@ class TestPoolerConfig:
 
     def test_long_texts_in_windows(self, load):
         llm = load(BERT, pooler_config={"enable_chunked_processing": True})
-        found = llm.embed([LONG, HELLO])
+        outputs = llm.embed([LONG, HELLO])
         expected = load(BERT).engine.embed([LONG, HELLO], prompt="", chunking="mean").embeddings
-        np.testing.assert_allclose([one.outputs.embedding for one in found], expected, atol=1e-6)
+        np.testing.assert_allclose([one.outputs.embedding for one in outputs], expected, atol=1e-6)
         cut = vector(llm, LONG, truncate_prompt_tokens=-1)
         np.testing.assert_allclose(cut, vector(load(BERT), LONG, truncate_prompt_tokens=-1), atol=1e-6)
         assert not np.allclose(cut, expected[0], atol=1e-3)
 
-    def test_the_longest_text_in_windows(self, load):
+    def test_texts_in_windows_have_a_maximum_length(self, load):
         config = {"enable_chunked_processing": True, "max_embed_len": 80}
         with pytest.raises(InputTooLongError, match="index 1 .*max_embed_len=80"):
             load(BERT, pooler_config=config).embed([HELLO, LONG])
@@ -294,9 +294,9 @@ class TestPoolerConfig:
         llm, raw = load(CLASSES, pooler_config=config), load(CLASSES, pooler_config={"use_activation": False})
         logits = torch.tensor(raw.classify(HELLO)[0].outputs.probs)
         expected = (logits - config.get("logit_mean", 0)) / config.get("logit_sigma", 1)
-        asked = PoolingParams(activation="sigmoid")
-        found = llm.classify(HELLO, pooling_params=asked)[0].outputs.probs
-        torch.testing.assert_close(torch.tensor(found), expected.sigmoid())
+        params = PoolingParams(activation="sigmoid")
+        probs = llm.classify(HELLO, pooling_params=params)[0].outputs.probs
+        torch.testing.assert_close(torch.tensor(probs), expected.sigmoid())
         torch.testing.assert_close(torch.tensor(llm.classify(HELLO)[0].outputs.probs), expected.softmax(-1))
         rows = raw.encode(HELLO, pooling_task="token_classify")[0].outputs.data
         rows = (rows - config.get("logit_mean", 0)) / config.get("logit_sigma", 1)
@@ -307,22 +307,22 @@ class TestPoolerConfig:
         assert load(CLASSES, pooler_config={"task": "encode"}).encode(HELLO)[0].outputs.data.ndim == 2
         assert load(CLASSES, pooler_config={"task": "score"}).encode(HELLO)[0].outputs.data.ndim == 1
 
-    def test_what_has_no_meaning_here(self, load):
+    def test_keys_without_meaning_here_are_accepted(self, load):
         llm = load(BERT, pooler_config={"enable_flash_late_interaction": True, "dimensions": None})
         assert vector(llm).shape == (48,)
 
-    def test_a_dict_its_json_and_an_object_are_one(self):
+    def test_a_dict_its_json_and_an_object_are_read_alike(self):
         config = {"pooling_type": "STEP", "step_tag_id": 3, "returned_token_ids": [4, 5]}
         read = PoolerConfig.of(config)
         assert read == PoolerConfig.of(json.dumps(config)) == PoolerConfig.of(SimpleNamespace(**config))
         assert read.returned_token_ids == (4, 5)
         assert PoolerConfig.of(None) == PoolerConfig()
 
-    def test_the_older_argument(self, load):
+    def test_the_older_name_of_the_argument(self, load):
         assert load(BERT, override_pooler_config={"pooling_type": "MEAN"}).engine.spec.pooling == ("mean",)
 
     @pytest.mark.parametrize(
-        ("config", "said"),
+        ("config", "message"),
         [
             ({"pooling": "MEAN"}, "pooling, which is unknown"),
             ("{", "no JSON"),
@@ -348,6 +348,6 @@ class TestPoolerConfig:
             ({"returned_token_ids": 3}, "returned_token_ids"),
         ],
     )
-    def test_what_makes_no_sense(self, config, said):
-        with pytest.raises(InvalidRequestError, match=said):
+    def test_an_invalid_configuration_is_refused(self, config, message):
+        with pytest.raises(InvalidRequestError, match=message):
             PoolerConfig.of(config)

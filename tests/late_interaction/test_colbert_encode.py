@@ -1,4 +1,4 @@
-"""Queries and documents into the tokens that a late-interaction checkpoint was trained on."""
+"""Queries and documents become the tokens that a late-interaction checkpoint was trained on."""
 
 import string
 from dataclasses import replace
@@ -11,14 +11,14 @@ from millpond.checkpoints.late_interaction import LateInteraction
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
 from millpond.late_interaction.encode import ColbertEncoder
 
-# Ids are the places in this list, as in a vocab.txt.
+# A token's id is its index in this list, as in a vocab.txt.
 VOCABULARY = (
     "[PAD] [unused0] [unused1] [UNK] [CLS] [SEP] [MASK] what is machine learning a sub ##set of ai . ? ! [ ] "
     "query : one two three four five six seven"
 ).split()
 ID = {token: number for number, token in enumerate(VOCABULARY)}
 
-# What is read from the files of colbert-ir/colbertv2.0, but for the lengths.
+# The settings of colbert-ir/colbertv2.0, with other lengths.
 STANFORD = LateInteraction(
     query_marker="[unused0]",
     document_marker="[unused1]",
@@ -34,7 +34,7 @@ LONG = "what is machine learning what is machine learning what is machine learni
 
 
 def backend(*added, template="[CLS] $A [SEP]"):
-    """A BERT tokenizer; ``added`` tokens get ids behind the vocabulary's."""
+    """A BERT tokenizer; ``added`` tokens get ids behind those of the vocabulary."""
     tokenizer = Tokenizer(models.WordPiece(dict(ID), unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -49,30 +49,30 @@ def backend(*added, template="[CLS] $A [SEP]"):
 
 
 def encoder(late=STANFORD, tokenizer=None, **options):
-    named = {"mask": ID["[MASK]"], "end": None, "unknown": ID["[UNK]"]}
-    return ColbertEncoder(backend("[Q] ", "[D] ") if tokenizer is None else tokenizer, late, **named | options)
+    special = {"mask": ID["[MASK]"], "end": None, "unknown": ID["[UNK]"]}
+    return ColbertEncoder(backend("[Q] ", "[D] ") if tokenizer is None else tokenizer, late, **special | options)
 
 
-def encode(made, text, role="query", **options):
-    return made.encode([text], role=role, position=lambda i: 40 + i, **options)[0]
+def encode(colbert, text, role="query", **options):
+    return colbert.encode([text], role=role, index_of=lambda i: 40 + i, **options)[0]
 
 
 def ids(tokens):
     return [ID[token] if token in ID else {"[Q]_": len(ID), "[D]_": len(ID) + 1}[token] for token in tokens.split()]
 
 
-def dropped(encoded):
+def unscored(encoded):
     return [] if encoded.kept is None else np.flatnonzero(~encoded.kept).tolist()
 
 
-def test_a_query_is_filled_with_masks_that_nobody_attends_to():
+def test_a_query_is_expanded_by_masks_that_are_not_attended_to():
     out = encode(encoder(), QUERY)
     assert out.ids.tolist() == ids("[CLS] [unused0] what is machine learning ? [SEP] [MASK] [MASK] [MASK] [MASK]")
     assert out.ids.dtype == np.int32
     assert out.attended == 8 and out.kept is None and not out.truncated
 
 
-def test_the_fill_may_be_attended_to():
+def test_the_expansion_may_be_attended_to():
     out = encode(encoder(replace(STANFORD, attend_to_expansion=True)), QUERY)
     assert len(out.ids) == 12 and out.attended is None and out.kept is None
 
@@ -80,18 +80,18 @@ def test_the_fill_may_be_attended_to():
 def test_a_document_loses_the_rows_of_its_punctuation():
     out = encode(encoder(), DOCUMENT, "document")
     assert out.ids.tolist() == ids("[CLS] [unused1] machine learning is a sub ##set of ai . [SEP]")
-    assert dropped(out) == [10] and out.kept.dtype == np.bool_
+    assert unscored(out) == [10] and out.kept.dtype == np.bool_
     assert out.attended is None and not out.truncated
 
 
-@pytest.mark.parametrize(("text", "tokens", "gone"), [("", "", []), ("...", ". . .", [2, 3, 4])])
-def test_a_document_of_nothing_keeps_its_markers(text, tokens, gone):
+@pytest.mark.parametrize(("text", "tokens", "skipped"), [("", "", []), ("...", ". . .", [2, 3, 4])])
+def test_an_empty_document_keeps_its_markers(text, tokens, skipped):
     out = encode(encoder(), text, "document")
     assert out.ids.tolist() == ids(f"[CLS] [unused1] {tokens} [SEP]")
-    assert dropped(out) == gone
+    assert unscored(out) == skipped
 
 
-def test_an_empty_query_is_all_fill():
+def test_an_empty_query_is_all_expansion():
     out = encode(encoder(), "")
     assert out.ids.tolist() == ids("[CLS] [unused0] [SEP]" + " [MASK]" * 9) and out.attended == 3
 
@@ -103,13 +103,13 @@ def test_a_long_query_keeps_its_end_token():
 
 
 def test_pylate_without_expansion():
-    made = encoder(replace(PYLATE, expand_to=None))
-    query = encode(made, QUERY)
+    colbert = encoder(replace(PYLATE, expand_to=None))
+    query = encode(colbert, QUERY)
     assert query.ids.tolist() == ids("[CLS] [Q]_ what is machine learning ? [SEP]")
     assert query.attended is None and query.kept is None
-    document = encode(made, DOCUMENT, "document")
+    document = encode(colbert, DOCUMENT, "document")
     assert document.ids.tolist() == ids("[CLS] [D]_ machine learning is a sub ##set of ai . [SEP]")
-    assert dropped(document) == [10] and not document.truncated
+    assert unscored(document) == [10] and not document.truncated
 
 
 def test_pylate_with_attended_expansion():
@@ -118,29 +118,29 @@ def test_pylate_with_attended_expansion():
     assert out.attended is None
 
 
-def test_a_long_query_with_a_floor_only_is_neither_filled_nor_cut():
+def test_a_long_query_without_a_maximum_is_neither_expanded_nor_cut():
     out = encode(encoder(replace(STANFORD, query_length=None)), LONG)
     assert len(out.ids) == 19 and not out.truncated and out.attended is None
     assert len(encode(encoder(replace(STANFORD, query_length=None)), QUERY).ids) == 12
 
 
-def test_the_skiplist_may_be_of_queries_too():
+def test_the_skiplist_may_apply_to_queries_too():
     out = encode(encoder(replace(STANFORD, skiplist_roles=("query", "document"))), QUERY)
-    assert dropped(out) == [6]
+    assert unscored(out) == [6]
 
 
-def test_the_end_token_fills_where_there_is_no_mask():
+def test_the_end_token_expands_queries_without_a_mask_token():
     out = encode(encoder(mask=None, end=ID["[SEP]"]), QUERY)
     assert out.ids.tolist()[8:] == [ID["[SEP]"]] * 4
 
 
-def test_a_named_token_fills():
+def test_a_named_token_expands_queries():
     out = encode(encoder(replace(STANFORD, expansion_token="[PAD]")), QUERY)
     assert out.ids.tolist()[8:] == [ID["[PAD]"]] * 4
 
 
 @pytest.mark.parametrize("late", [STANFORD, replace(STANFORD, expansion_token="[nowhere]")])
-def test_nothing_to_fill_with_is_refused(late):
+def test_a_tokenizer_without_an_expansion_token_is_refused(late):
     with pytest.raises(ModelLoadError, match="filled up with"):
         encoder(late, mask=None)
 
@@ -154,58 +154,58 @@ def test_nothing_to_fill_with_is_refused(late):
         (STANFORD, "[MASK]", "[MASK]"),
     ],
 )
-def test_a_text_that_holds_a_marker_is_read_as_text(late, text, expected):
+def test_a_marker_in_a_text_is_tokenized_as_text(late, text, expected):
     out = encode(encoder(late), text, "document")
     marker = "[unused1]" if late is STANFORD else "[D]_"
     assert out.ids.tolist() == ids(f"[CLS] {marker} {expected} [SEP]")
 
 
 @pytest.mark.parametrize("added", [("[Q] ", "[D] "), ("[unused0]", "[Q] ", "[D] "), ("[Q] ", "[other]", "[D] ", "[x]")])
-def test_hiding_markers_moves_no_id(added):
+def test_hiding_markers_changes_no_id(added):
     tokenizer = backend(*added)
     before = tokenizer.get_vocab()
     late = replace(PYLATE, query_marker=added[0])
-    made = encoder(late, tokenizer)
-    after = made._backend.get_vocab()
+    colbert = encoder(late, tokenizer)
+    after = colbert._backend.get_vocab()
     hidden = {"[Q] ", "[D] "}
     assert {token: number for token, number in after.items() if token in before} == {
         token: number for token, number in before.items() if token not in hidden or token in after
     }
     assert hidden & after.keys() == ({"[Q] "} if added[0] == "[unused0]" else set())
-    assert tokenizer.get_vocab() == before  # the engine's own is left alone
+    assert tokenizer.get_vocab() == before  # the engine's tokenizer is unchanged
 
 
-def test_a_prefix_that_is_no_token_is_text():
+def test_a_marker_that_is_not_a_token_is_text():
     out = encode(encoder(replace(PYLATE, query_marker="Query: ", expand_to=None)), QUERY)
     assert out.ids.tolist() == ids("[CLS] query : what is machine learning ? [SEP]")
 
 
-def test_no_marker():
+def test_a_query_without_a_marker():
     out = encode(encoder(replace(PYLATE, query_marker="", expand_to=None)), QUERY)
     assert out.ids.tolist() == ids("[CLS] what is machine learning ? [SEP]")
 
 
-def test_a_prompt_stands_behind_the_marker_and_is_never_cut():
+def test_a_prompt_follows_the_marker_and_is_never_cut():
     out = encode(encoder(replace(STANFORD, expand_to=None)), LONG, prompt="query: ", limit=8)
     assert out.ids.tolist() == ids("[CLS] [unused0] query : what is machine [SEP]") and out.truncated
     out = encode(encoder(replace(STANFORD, expand_to=None)), LONG, prompt="query: ", limit=8, truncate="start")
     assert out.ids.tolist() == ids("[CLS] [unused0] query : is machine learning [SEP]")
 
 
-def test_the_other_end_may_be_cut():
+def test_the_start_may_be_cut():
     out = encode(encoder(), "one two three four five six seven what is machine learning", truncate="start")
     assert out.ids.tolist() == ids("[CLS] [unused0] three four five six seven what is machine learning [SEP]")
 
 
 @pytest.mark.parametrize("role", ["query", "document"])
-def test_a_limit_lowers_both_lengths_and_the_fill(role):
+def test_a_limit_lowers_both_lengths_and_the_expansion(role):
     out = encode(encoder(), QUERY, role, limit=6)
     assert len(out.ids) == 6 and out.truncated
     out = encode(encoder(), "what", role, limit=6)
     assert len(out.ids) == (6 if role == "query" else 4) and not out.truncated
 
 
-def test_a_limit_above_the_checkpoints_own_changes_nothing():
+def test_a_limit_above_the_checkpoints_own_has_no_effect():
     assert len(encode(encoder(), LONG, limit=100).ids) == 12
     assert len(encode(encoder(), f"{LONG} {LONG}", "document", limit=100).ids) == 24
 
@@ -223,18 +223,18 @@ def test_exactly_the_limit_is_not_cut(length):
     assert len(out.ids) == length + 1 and not out.truncated
 
 
-def test_unknown_tokens_are_scored_though_the_skiplist_has_unknown_words():
+def test_unknown_tokens_are_scored_although_words_of_the_skiplist_are_unknown():
     out = encode(encoder(), "what % is \N{SNOWMAN}", "document")
-    assert dropped(out) == [] and out.ids.tolist().count(ID["[UNK]"]) == 2
+    assert unscored(out) == [] and out.ids.tolist().count(ID["[UNK]"]) == 2
     out = encode(encoder(replace(STANFORD, skiplist=("[UNK]",))), "what % is", "document")
-    assert dropped(out) == [3]
+    assert unscored(out) == [3]
 
 
 def test_a_text_without_any_token():
     bare = replace(STANFORD, query_marker="", document_marker="", expand_to=None)
-    made = encoder(bare, backend(template="$A"))
-    assert encode(made, "", "document").ids.tolist() == [ID["[MASK]"]]
-    assert encode(made, "what").ids.tolist() == [ID["what"]]
+    colbert = encoder(bare, backend(template="$A"))
+    assert encode(colbert, "", "document").ids.tolist() == [ID["[MASK]"]]
+    assert encode(colbert, "what").ids.tolist() == [ID["what"]]
     with pytest.raises(InvalidRequestError, match="index 40 has no tokens"):
         encode(encoder(bare, backend(template="$A"), mask=None), "")
 
@@ -247,12 +247,12 @@ def test_case_is_folded_before_tokenizing():
     assert out.ids.tolist()[:8] == ids("[CLS] [unused0] what is machine learning ? [SEP]")
 
 
-def test_a_batch_is_its_texts():
-    made = encoder()
+def test_texts_are_encoded_alike_together_and_alone():
+    colbert = encoder()
     texts = [QUERY, "", LONG, DOCUMENT]
     for role in ("query", "document"):
-        together = made.encode(texts, role=role, position=lambda i: i)
+        together = colbert.encode(texts, role=role, index_of=lambda i: i)
         for one, text in zip(together, texts, strict=True):
-            alone = encode(made, text, role)
+            alone = encode(colbert, text, role)
             assert one.ids.tolist() == alone.ids.tolist() and one.attended == alone.attended
-            assert dropped(one) == dropped(alone) and one.truncated == alone.truncated
+            assert unscored(one) == unscored(alone) and one.truncated == alone.truncated

@@ -1,4 +1,4 @@
-"""late_interaction.rerank: MaxSim over token states, whatever the checkpoint scores by."""
+"""late_interaction.rerank: MaxSim over token states, whatever the score type of the checkpoint."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ Rerank = Callable[..., RerankOutput]
 
 
 def awaited(engine: Engine, *args, **options) -> RerankOutput:
+    """``arerank`` over an engine."""
     return asyncio.run(arerank(engine, *args, **options))
 
 
 def awaited_of_async(engine: Engine, *args, **options) -> RerankOutput:
+    """``arerank`` over an AsyncEngine."""
     return asyncio.run(arerank(AsyncEngine(engine), *args, **options))
 
 
@@ -59,18 +61,18 @@ def colbert(folder: Path) -> Iterator[Engine]:
 
 def expected(engine: Engine, query: str, documents: list[str]) -> np.ndarray:
     """The definition: matrices of either role, rows of length 1, the sum of the best."""
-    asked = engine.token_embed([query], role="query", normalize=True).embeddings
-    told = engine.token_embed(documents, role="document", normalize=True).embeddings
-    return maxsim(asked, told)[0]
+    query_matrix = engine.token_embed([query], role="query", normalize=True).embeddings
+    document_matrices = engine.token_embed(documents, role="document", normalize=True).embeddings
+    return maxsim(query_matrix, document_matrices)[0]
 
 
-def test_an_embedder_is_asked_for_its_token_states(engine: Engine, call: Rerank):
+def test_an_embedder_ranks_by_its_token_states(engine: Engine, call: Rerank):
     scores = expected(engine, QUERY, DOCUMENTS)
     output = call(engine, QUERY, DOCUMENTS)
     assert [result.index for result in output] == np.argsort(-scores, kind="stable").tolist()
     np.testing.assert_allclose([result.relevance_score for result in output], np.sort(scores)[::-1], atol=1e-4)
     assert [result.document for result in output] == [DOCUMENTS[result.index] for result in output]
-    # What the engine itself says is the cosine of two vectors; and roles, and unit length, make a difference.
+    # Negative controls: the engine's own score is the cosine of two vectors; roles and unit length change the score.
     assert abs(engine.rerank(QUERY, DOCUMENTS)[0].relevance_score) <= 1.0001 < output[0].relevance_score
     raw = engine.token_embed([QUERY, *DOCUMENTS], normalize=False).embeddings
     assert np.abs(np.linalg.norm(raw.flat, axis=1) - 1).max() > 0.1
@@ -103,21 +105,21 @@ def test_a_late_interaction_checkpoint_scores_as_it_does(colbert: Engine, call: 
     )
 
 
-def test_tokens_and_truncation_are_told(engine: Engine, call: Rerank):
+def test_tokens_and_truncation_are_reported(engine: Engine, call: Rerank):
     long = "mill pond " * 200
     output = call(engine, QUERY, ["wheel", long])
     assert output.truncated.tolist() == [False, True]
-    read = [engine.token_embed([QUERY], role="query"), engine.token_embed(["wheel", long], role="document")]
-    assert output.usage.prompt_tokens == sum(part.usage.prompt_tokens for part in read)
+    sides = [engine.token_embed([QUERY], role="query"), engine.token_embed(["wheel", long], role="document")]
+    assert output.usage.prompt_tokens == sum(side.usage.prompt_tokens for side in sides)
     with pytest.raises(InputTooLongError):
         call(engine, QUERY, ["wheel", long], truncate="error")
     front, back = call(engine, QUERY, [long + "tail"]), call(engine, QUERY, [long + "tail"], truncate="start")
     assert front[0].relevance_score != back[0].relevance_score
 
 
-def test_no_documents_no_results(engine: Engine, colbert: Engine, call: Rerank):
-    for one in (engine, colbert):
-        assert list(call(one, QUERY, [])) == []
+def test_no_documents_give_no_results(engine: Engine, colbert: Engine, call: Rerank):
+    for each in (engine, colbert):
+        assert list(call(each, QUERY, [])) == []
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_no_documents_no_results(engine: Engine, colbert: Engine, call: Rerank):
         ("\ud800", ["b"], {}, InvalidRequestError, "the query at index 0 holds a lone surrogate"),
     ],
 )
-def test_what_cannot_be_reranked_is_named(engine: Engine, call: Rerank, query, documents, options, error, message):
+def test_an_invalid_call_is_refused(engine: Engine, call: Rerank, query, documents, options, error, message):
     with pytest.raises(error, match=message):
         call(engine, query, documents, **options)
 
@@ -144,14 +146,14 @@ def test_a_checkpoint_without_token_states_is_refused(folder: Path, call: Rerank
             call(cross, QUERY, DOCUMENTS)
 
 
-def test_a_closed_engine_says_so(folder: Path, call: Rerank):
+def test_a_closed_engine_raises(folder: Path, call: Rerank):
     engine = Engine(write_checkpoint(folder / f"closed-{call.__name__}", "bert"), dtype="float32", device="cpu")
     engine.close()
     with pytest.raises(EngineClosedError):
         call(engine, QUERY, DOCUMENTS)
 
 
-def test_pairs_of_several_queries(engine: Engine):
+def test_pairs_with_several_queries(engine: Engine):
     pairs = [("How deep?", DOCUMENTS[1]), (QUERY, DOCUMENTS[2]), ("How deep?", DOCUMENTS[3])]
     scores = engine.submit_score(pairs, PoolingParams(), maxsim=True).result().scores
     alone = [expected(engine, query, [document])[0] for query, document in pairs]

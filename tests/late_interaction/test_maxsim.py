@@ -1,4 +1,4 @@
-"""MaxSim equals its definition, whatever the lengths and however the work is cut."""
+"""MaxSim equals its definition, for all lengths and block sizes."""
 
 import importlib
 import subprocess
@@ -17,7 +17,7 @@ module = importlib.import_module("millpond.late_interaction.similarity")
 
 
 def ragged(lengths, width=8, seed=0, dtype=np.float32):
-    """Matrices of these heights, filled with normal numbers."""
+    """Matrices with these numbers of rows, of normally distributed numbers."""
     flat = np.random.default_rng(seed).standard_normal((sum(lengths), width)).astype(dtype)
     return Ragged(flat=flat, offsets=np.cumsum([0, *lengths]).astype(np.int64))
 
@@ -37,14 +37,14 @@ lengths = st.lists(st.integers(0, 9), max_size=6)
 
 @settings(deadline=None)
 @given(queries=lengths, documents=lengths, block=st.integers(1, 64), tokens=st.integers(1, 12), seed=st.integers(0, 99))
-def test_equals_the_definition_however_it_is_cut(queries, documents, block, tokens, seed):
-    asked, told = ragged(queries, seed=seed), ragged(documents, seed=seed + 1)
+def test_equals_the_definition_at_any_block_size(queries, documents, block, tokens, seed):
+    query_matrices, document_matrices = ragged(queries, seed=seed), ragged(documents, seed=seed + 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_BLOCK", block)
         patch.setattr(module, "_QUERY_TOKENS", tokens)
-        scores = maxsim(asked, told)
-        best, indices = maxsim(asked, told, top_k=3)
-    expected = naive(asked, told)
+        scores = maxsim(query_matrices, document_matrices)
+        best, indices = maxsim(query_matrices, document_matrices, top_k=3)
+    expected = naive(query_matrices, document_matrices)
     assert scores.dtype == np.float32
     assert scores.shape == (len(queries), len(documents))
     np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-5)
@@ -56,17 +56,17 @@ def test_equals_the_definition_however_it_is_cut(queries, documents, block, toke
     np.testing.assert_array_equal(best, np.take_along_axis(scores, order, axis=1))
 
 
-def test_no_implicit_zero_and_no_neighbour():
-    """Every similarity is negative, and the neighbours' tokens would all score higher."""
+def test_no_implicit_zero_and_no_token_of_a_neighbour():
+    """Every similarity of the middle document is negative, and its neighbours' tokens would all score higher."""
     query = Ragged.from_matrices([np.array([[1.0, 0.0], [0.0, 1.0]], dtype=np.float32)], width=2)
-    cold = np.array([[-3.0, -2.0], [-1.0, -5.0]], dtype=np.float32)
-    warm = np.array([[9.0, 9.0]], dtype=np.float32)
-    documents = Ragged.from_matrices([warm, cold, warm], width=2)
+    negative = np.array([[-3.0, -2.0], [-1.0, -5.0]], dtype=np.float32)
+    positive = np.array([[9.0, 9.0]], dtype=np.float32)
+    documents = Ragged.from_matrices([positive, negative, positive], width=2)
     np.testing.assert_array_equal(maxsim(query, documents), [[18.0, -3.0, 18.0]])
 
 
 def test_the_sum_is_over_query_tokens():
-    """Negative control: with the arguments exchanged the score is another."""
+    """Negative control: exchanging the arguments changes the score."""
     one, other = ragged([3]), ragged([5], seed=1)
     assert abs(maxsim(one, other)[0, 0] - maxsim(other, one)[0, 0]) > 0.1
 
@@ -104,7 +104,7 @@ def test_other_dtypes_are_computed_in_float32(dtype):
     np.testing.assert_allclose(scores, naive(queries, scaled), rtol=1e-5)
 
 
-def test_takes_read_only_rows_without_a_warning():
+def test_read_only_rows_give_no_warning():
     queries, documents = ragged([3]), ragged([4, 5], seed=1)
     expected = maxsim(queries, documents)
     for matrix in (queries.flat, documents.flat):
@@ -112,7 +112,7 @@ def test_takes_read_only_rows_without_a_warning():
     np.testing.assert_array_equal(maxsim(queries, documents), expected)
 
 
-def test_takes_strided_rows_and_leaves_them_alone():
+def test_strided_rows_are_not_changed():
     queries, documents = ragged([3]), ragged([4, 5], width=16, seed=1)
     expected = maxsim(queries, Ragged(flat=documents.flat[:, :8].copy(), offsets=documents.offsets))
     before = documents.flat.copy()
@@ -141,7 +141,7 @@ def test_top_k_must_be_a_positive_int(top_k):
 
 
 @pytest.mark.parametrize("which", ["queries", "documents"])
-def test_a_matrix_is_no_ragged(which):
+def test_a_plain_matrix_is_refused(which):
     arguments = {"queries": ragged([3]), "documents": ragged([3]), which: ragged([3]).flat}
     with pytest.raises(TypeError, match=rf"{which} is of type ndarray; pass a Ragged"):
         maxsim(**arguments)
@@ -155,5 +155,5 @@ def test_the_package_exports_lazily():
         "import sys, millpond.late_interaction as late; assert 'torch' not in sys.modules; "
         "import millpond.late_interaction.similarity; assert callable(late.maxsim), late.maxsim"
     )
-    # Path by path, since the package may be found by PYTHONPATH alone.
+    # With this process's sys.path: the package may be found by PYTHONPATH alone.
     subprocess.run([sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"], check=True, timeout=120)

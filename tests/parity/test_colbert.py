@@ -84,7 +84,7 @@ class LoadedModel:
         encoder = self.engine._loaded.encoder.colbert
         assert isinstance(encoder, ColbertEncoder)
         prompt = self.engine.spec.prompts.get(role, "")
-        return encoder.encode(texts, role=role, prompt=prompt, position=lambda i: i)
+        return encoder.encode(texts, role=role, prompt=prompt, index_of=lambda i: i)
 
     def expected(self, role: Role, texts: list[str] = MIXED, **options: Any) -> list[Any]:
         encode = self.theirs.encode_query if role == "query" else self.theirs.encode_document
@@ -267,7 +267,7 @@ def from_description(folder: Path, encoded: list[EncodedText]) -> list[np.ndarra
 @pytest.mark.parametrize("overrides", [{}, {"architectures": ["ColBERTJinaRobertaModel"]}], ids=["as it is", "vLLM's"])
 def test_jina_colbert(role: Role, overrides: dict[str, Any], engine_of: Any) -> None:
     folder, engine = engine_of(jina_colbert, hf_overrides=overrides or None)
-    encoded = engine._loaded.encoder.colbert.encode(MIXED, role=role, position=lambda i: i)
+    encoded = engine._loaded.encoder.colbert.encode(MIXED, role=role, index_of=lambda i: i)
     start, marker = encoded[0].ids[:2].tolist()
     vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
     assert (start, marker) == (0, vocabulary - 2 + ROLES.index(role))

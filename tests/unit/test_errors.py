@@ -1,4 +1,4 @@
-"""The exception tree: as drawn, and catchable as the builtins that callers know."""
+"""The exception tree is as drawn, and errors can be caught as the builtins that callers know."""
 
 import builtins
 import copy
@@ -13,34 +13,34 @@ from millpond.errors import EngineOverloadedError, MillpondError
 DRAWN = re.findall(r"^    ([│ ]*(?:[├└]── )?)(\w+Error)(?: \((\w+)\))?$", errors.__doc__, re.MULTILINE)
 
 
-def test_the_drawing_shows_every_error():
+def test_the_drawing_has_every_error():
     classes = {name for name, value in vars(errors).items() if getattr(value, "__module__", None) == errors.__name__}
     assert {name for _, name, _ in DRAWN} == classes
 
 
 @pytest.mark.parametrize(("indent", "name", "builtin"), DRAWN, ids=[name for _, name, _ in DRAWN])
-def test_each_is_where_it_is_drawn(indent: str, name: str, builtin: str):
-    place = [other for _, other, _ in DRAWN].index(name)
-    # The parent is the nearest one above that is drawn less far to the right.
-    parent = next((other for i, other, _ in reversed(DRAWN[:place]) if len(i) < len(indent)), "Exception")
+def test_each_error_has_the_bases_that_are_drawn(indent: str, name: str, builtin: str):
+    index = [other for _, other, _ in DRAWN].index(name)
+    # The parent is the nearest error above with a smaller indent.
+    parent = next((other for i, other, _ in reversed(DRAWN[:index]) if len(i) < len(indent)), "Exception")
     expected = [getattr(errors, parent, Exception), *([getattr(builtins, builtin)] if builtin else [])]
     assert list(getattr(errors, name).__bases__) == expected
 
 
 @pytest.mark.parametrize("name", [name for _, name, _ in DRAWN if name != "EngineOverloadedError"])
-def test_one_clause_catches_all(name: str):
+def test_one_except_clause_catches_every_error(name: str):
     with pytest.raises(MillpondError, match="^what, limit, way out$"):
         raise getattr(errors, name)("what, limit, way out")
 
 
-def test_overload_says_when_to_come_back():
+def test_an_overload_says_when_to_retry():
     with pytest.raises(MillpondError, match="full") as caught:
         raise EngineOverloadedError("full", retry_after=1.5)
     assert isinstance(caught.value, EngineOverloadedError)
     assert caught.value.retry_after == 1.5
 
 
-def test_an_unknown_model_is_a_failed_look_up():
+def test_an_unknown_model_is_a_lookup_error():
     with pytest.raises(LookupError, match="bert"):
         raise errors.UnknownModelError("no model 'bert' here")
 
@@ -53,13 +53,13 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", ["InvalidDimensionsError", "InputTooLongError"])
-def test_details_may_be_left_out(name: str):
+def test_details_are_optional(name: str):
     assert vars(getattr(errors, name)("no")) == dict.fromkeys(OPTIONS[name])
 
 
 @pytest.mark.parametrize("name", [name for _, name, _ in DRAWN])
-def test_each_comes_whole_out_of_another_process(name: str):
-    """A pool that cannot unpickle an error breaks, and reports itself instead."""
+def test_each_error_survives_pickling_and_copying(name: str):
+    """A process pool that cannot unpickle an error breaks, and reports that instead."""
     options = OPTIONS.get(name, {})
     error = getattr(errors, name)("what, limit, way out", **options)
     error.add_note("seen in worker 3")

@@ -1,4 +1,4 @@
-"""Which widths are allowed, and what a cut is."""
+"""The widths that are allowed, and how vectors are cut."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def test_the_native_width_is_always_accepted():
         assert check(None, **options) == check(1024, **options) == 1024
 
 
-def test_a_checkpoints_own_cut_is_the_default_and_the_native_width_still_to_be_had():
+def test_a_checkpoints_own_cut_is_the_default_and_the_native_width_stays_available():
     for options in ({}, {"declared": (64, 128)}, {"trained": False}):
         assert check(None, default=100, **options) == check(100, default=100, **options) == 100
         assert check(1024, default=100, **options) == 1024
@@ -37,20 +37,20 @@ def test_the_message_names_value_limit_and_way_out():
     assert isinstance(caught.value, ValueError)
 
 
-def test_a_declared_list_is_a_list():
+def test_only_declared_widths_are_accepted():
     assert check(128, declared=(64, 128)) == 128
     with pytest.raises(InvalidDimensionsError, match="one of 64, 128, 1024"):
         check(96, declared=(64, 128))
 
 
-def test_least_width():
+def test_the_smallest_width():
     assert check(32, smallest=32) == 32
     with pytest.raises(InvalidDimensionsError, match="choose 32 to 1024"):
         check(31, smallest=32)
 
 
 @pytest.mark.parametrize("bad", [0, -5, True, 3.0, "64", None.__class__, np.array([64, 64])])
-def test_what_is_no_width(bad):
+def test_an_invalid_width_is_refused(bad):
     with pytest.raises(InvalidDimensionsError):
         check(bad)
 
@@ -87,5 +87,5 @@ def test_known_families(name, smallest):
 
 
 @pytest.mark.parametrize("name", ["nomic-ai/nomic-embed-text-v1", "BAAI/bge-base-en-v1.5", "my-qwen3-embedding-4b"])
-def test_others_are_no_family(name):
+def test_other_names_belong_to_no_family(name):
     assert matryoshka_family(name) is None

@@ -1,4 +1,4 @@
-"""What the engine returns: one type per task, whatever went in, and nobody changes it afterwards."""
+"""The engine returns one frozen type per task, whatever the input."""
 
 import asyncio
 import dataclasses
@@ -116,7 +116,7 @@ def ranked(scores: list[float], top_n: int | None = None) -> RerankOutput:
     )
 
 
-def test_top_labels_come_best_first():
+def test_top_labels_are_sorted_best_first():
     output = classified([[0.25, 0.5, 0.125], [0.5, 0.25, 0.75]])
     assert output.top(2) == [[("y", 0.5), ("x", 0.25)], [("z", 0.75), ("x", 0.5)]]
     first = output.top()[0][0]
@@ -132,14 +132,14 @@ def test_equal_labels_keep_their_order():
 
 
 @pytest.mark.parametrize("count", [0, -1, True, 1.0, "2"], ids=repr)
-def test_a_number_of_results_is_a_positive_int(count):
+def test_the_number_of_results_must_be_a_positive_int(count):
     with pytest.raises(InvalidRequestError, match=re.escape(f"k={count!r} must be an int from 1")):
         classified([[0.5, 0.25, 0.5]]).top(count)
     with pytest.raises(InvalidRequestError, match=re.escape(f"top_n={count!r} must be an int from 1")):
         ranked([0.5], top_n=count)
 
 
-def test_rerank_results_come_best_first():
+def test_rerank_results_are_sorted_best_first():
     output = ranked([0.5, -2.0, 3.0, 0.5])
     assert isinstance(output, Sequence)
     assert [result.index for result in output] == [2, 0, 3, 1]
@@ -151,24 +151,24 @@ def test_rerank_results_come_best_first():
 
 
 @pytest.mark.parametrize(("top_n", "kept"), [(None, 4), (1, 1), (4, 4), (9, 4)])
-def test_top_n_cuts_the_results_and_not_the_flags(top_n: int | None, kept: int):
+def test_top_n_limits_the_results_and_not_the_flags(top_n: int | None, kept: int):
     output = ranked([0.0, 1.0, 2.0, 3.0], top_n=top_n)
     assert len(output) == kept and output[0].index == 3
     assert len(output.truncated) == 4
 
 
 def test_many_equal_scores_keep_their_order():
-    scores = [float(i % 3) for i in range(300)]  # longer than what numpy sorts stably by accident
+    scores = [float(i % 3) for i in range(300)]  # short arrays are sorted stably by any algorithm of numpy
     expected = sorted(range(300), key=lambda i: (-scores[i], i))
     assert [result.index for result in ranked(scores)] == expected
 
 
-def test_no_document_is_no_result():
+def test_no_documents_give_no_results():
     output = ranked([])
     assert len(output) == 0 and list(output) == [] and not output
 
 
-def test_lists_of_each_text_are_sequences():
+def test_outputs_with_a_list_for_each_text_are_sequences():
     entity = Entity(label="PER", score=0.5, start=0, end=3, text="Ada")
     ragged = Ragged.from_matrices([np.ones((2, 3), np.float32), np.ones((1, 3), np.float32)], width=3)
     usage = Usage(prompt_tokens=3)

@@ -1,4 +1,4 @@
-"""PoolingParams and EngineConfig are valid from construction."""
+"""PoolingParams and EngineConfig are checked at construction."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from millpond.errors import InvalidRequestError, ModelLoadError
 from millpond.params import PoolingParams
 
 
-def test_what_was_given():
+def test_given_names_the_options_that_were_set():
     assert PoolingParams().given() == frozenset()
     assert PoolingParams(dimensions=64, truncate="start").given() == {"dimensions", "truncate"}
 
@@ -51,7 +51,7 @@ def test_older_names_of_tasks(old, new):
         {"returned_token_ids": np.array([0.5])},
     ],
 )
-def test_impossible_values(options):
+def test_an_invalid_option_is_refused(options):
     with pytest.raises(InvalidRequestError, match=next(iter(options))):
         PoolingParams(**options)
 
@@ -80,12 +80,12 @@ def test_impossible_values(options):
         {"normalize": 1},
     ],
 )
-def test_impossible_engines(options):
+def test_an_invalid_engine_option_is_refused(options):
     with pytest.raises(InvalidRequestError, match=f"^{next(iter(options))}=.*(must|choose)"):
         EngineConfig(model="m", **options)
 
 
-def test_numpys_whole_numbers_are_ints():
+def test_whole_numbers_of_numpy_become_ints():
     params = PoolingParams(
         dimensions=np.int64(64), step_tag_id=np.int32(3), truncate_prompt_tokens=np.int8(-1),
         returned_token_ids=np.array([1, 2]),
@@ -96,6 +96,6 @@ def test_numpys_whole_numbers_are_ints():
     assert (config.max_length, config.max_queue, type(config.max_length)) == (12, 7, int)
 
 
-def test_no_model():
+def test_an_empty_model_name_is_refused():
     with pytest.raises(ModelLoadError):
         EngineConfig(model="")

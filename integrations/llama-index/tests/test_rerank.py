@@ -253,7 +253,9 @@ def test_an_engine_excludes_what_loading_reads(engine: Engine, options: dict[str
 
 
 @pytest.mark.parametrize("journey", ["pickle", "copy", "deepcopy", "dict", "json"])
-def test_a_copied_or_pickled_reranker_gives_the_same_scores(cross_encoder: str, hits: list[NodeWithScore], journey: str) -> None:
+def test_a_copied_or_pickled_reranker_gives_the_same_scores(
+    cross_encoder: str, hits: list[NodeWithScore], journey: str
+) -> None:
     built = MillpondRerank(model=cross_encoder, dtype="float32", top_n=2, keep_retrieval_score=True)
     journeys = {
         "pickle": lambda: pickle.loads(pickle.dumps(built)),

@@ -1,1 +1,1 @@
-"""Interfaces of other projects, implemented on the engine."""
+"""Classes of other projects over the engine."""

@@ -1,4 +1,4 @@
-"""LLM: vLLM's offline class for pooling models, in its current and older spelling, on an Engine."""
+"""LLM: vLLM's offline class for pooling models, with its present and its older names, over an Engine."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ from millpond.vllm_dialect.params import Params, per_prompt
 from millpond.vllm_dialect.pooler_config import PoolerConfig
 from millpond.vllm_dialect.prompts import Tokenization, read_prompts, read_texts
 
-PromptRows = npt.NDArray[np.float32]  # [d] or [tokens, d]: the result of one prompt
+FloatArray = npt.NDArray[np.float32]
 
 
 class LLM:
-    """vLLM's ``LLM`` for pooling models: code written for it runs after changing the import.
+    """vLLM's ``LLM`` for pooling models: code for it runs with only the import changed.
 
     Deliberate differences: a reranker's own template is applied unless another is passed, ColBERT encodes as its
-    checkpoint specifies, rewards are raw unless ``use_activation=True``, and one object serves every task. As in vLLM,
-    prompts that are too long are errors unless truncation is requested.
+    checkpoint says, rewards are raw unless ``use_activation=True``, and one object serves every task. As in vLLM,
+    over-long prompts are errors unless the caller asks for truncation.
 
     Args:
         model: Hub id or local folder.
         runner: ``auto`` or ``pooling``.
         convert: ``auto``, ``embed``, ``classify`` or ``none``.
-        task: Older name of ``convert``.
-        trust_remote_code: Accepted without effect: no code of a checkpoint is run.
+        task: The older name of ``convert``.
+        trust_remote_code: Accepted, and never needed: millpond runs no code of a checkpoint.
         hf_overrides: Merged into config.json.
         pooler_config: A dict or its JSON; see :class:`~millpond.vllm_dialect.pooler_config.PoolerConfig`.
-        override_pooler_config: Older name of ``pooler_config``.
-        dtype: As for :class:`millpond.Engine`; also ``half`` and ``float``.
-        max_model_len: Maximum number of tokens per prompt.
+        override_pooler_config: Its older name.
+        dtype: As :class:`millpond.Engine`; also ``half`` and ``float``.
+        max_model_len: Most tokens per prompt.
         revision: Branch, tag or commit of a hub id.
-        device: As for :class:`millpond.Engine`.
-        quantization: As for :class:`millpond.Engine`.
-        ignored_args: vLLM's resource arguments, such as ``gpu_memory_utilization``, are ignored and named in one
-            warning; any other name is refused.
+        device: As :class:`millpond.Engine`.
+        quantization: As :class:`millpond.Engine`.
+        ignored_args: vLLM's resource arguments, such as ``gpu_memory_utilization``, change nothing here and are named
+            in one warning; any other argument is refused.
 
     Raises:
-        TypeError: Neither vLLM nor millpond has such an argument.
-        InvalidRequestError: An option is invalid.
-        ModelLoadError: As for :class:`millpond.Engine`.
+        TypeError: An argument that neither vLLM nor millpond has.
+        InvalidRequestError: An invalid option.
+        ModelLoadError: As :class:`millpond.Engine`.
     """
 
     def __init__(
@@ -108,21 +108,21 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Return a vector per prompt, as ``.outputs.embedding``.
+        """A vector for each prompt, as ``.outputs.embedding``.
 
         Args:
             prompts: A str, ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``, token ids, or a list of these.
-            pooling_params: One :class:`~millpond.PoolingParams`, or one per prompt.
+            pooling_params: :class:`~millpond.PoolingParams`, one or one for each prompt.
             tokenization_kwargs: Any of ``truncation``, ``max_length``, ``truncate_prompt_tokens``, ``truncation_side``
-                and ``add_special_tokens``. Unless truncation is requested, a prompt that is too long is an error.
+                and ``add_special_tokens``. Without truncation a prompt that is too long is an error.
             truncate_prompt_tokens: Cut to this many tokens; -1 is the model's maximum.
-            use_tqdm: Show a progress bar, on a terminal only.
+            use_tqdm: Draw a progress bar, if the output is a terminal.
 
         Raises:
-            InvalidRequestError: A prompt or an option is invalid.
+            InvalidRequestError: A prompt or an option that cannot be served.
         """
-        how = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
-        outputs = self._each("embed", prompts, pooling_params, how, use_tqdm)
+        tokenization = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
+        outputs = self._each("embed", prompts, pooling_params, tokenization, use_tqdm)
         return [self._output(EmbeddingData(embedding=rows.tolist()), ids) for rows, ids in outputs]
 
     def classify(
@@ -134,9 +134,9 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Return the class probabilities of each prompt, as ``.outputs.probs``; arguments as for :meth:`embed`."""
-        how = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
-        outputs = self._each("classify", prompts, pooling_params, how, use_tqdm)
+        """Probabilities of the classes for each prompt, as ``.outputs.probs``; arguments as :meth:`embed`."""
+        tokenization = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
+        outputs = self._each("classify", prompts, pooling_params, tokenization, use_tqdm)
         return [self._output(ClassificationData(probs=rows.tolist()), ids) for rows, ids in outputs]
 
     def reward(
@@ -148,12 +148,12 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Return a row of rewards per token (or step), as the tensor ``.outputs.data``; raw by default.
+        """A row of rewards for each token (or step), as the tensor ``.outputs.data``; raw by default.
 
-        Arguments as for :meth:`embed`.
+        Arguments as :meth:`embed`.
         """
-        how = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
-        return self._tensors(self._each("reward", prompts, pooling_params, how, use_tqdm))
+        tokenization = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
+        return self._tensors(self._each("reward", prompts, pooling_params, tokenization, use_tqdm))
 
     def encode(
         self,
@@ -165,23 +165,23 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Return the result of any task for each prompt, as the tensor ``.outputs.data``.
+        """The result of any task for each prompt, as the tensor ``.outputs.data``.
 
-        Other arguments as for :meth:`embed`.
+        Other arguments as :meth:`embed`.
 
         Args:
-            prompts: As for :meth:`embed`.
-            pooling_params: As for :meth:`embed`.
-            pooling_task: ``embed``, ``classify``, ``token_embed`` or ``token_classify``, or an older name. Default:
-                the task in ``pooling_params``, else in ``pooler_config``, else that of the model.
-            tokenization_kwargs: As for :meth:`embed`.
-            truncate_prompt_tokens: As for :meth:`embed`.
-            use_tqdm: As for :meth:`embed`.
+            prompts: As :meth:`embed`.
+            pooling_params: As :meth:`embed`.
+            pooling_task: ``embed``, ``classify``, ``token_embed`` or ``token_classify``, or an older name; by default
+                the task of ``pooling_params``, of ``pooler_config``, or the first that the model serves.
+            tokenization_kwargs: As :meth:`embed`.
+            truncate_prompt_tokens: As :meth:`embed`.
+            use_tqdm: As :meth:`embed`.
         """
-        how = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
+        tokenization = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
         first = pooling_params if isinstance(pooling_params, PoolingParams | None) else next(iter(pooling_params), None)
         task = self._model.task(pooling_task or (None if first is None else first.task))
-        return self._tensors(self._each(task, prompts, pooling_params, how, use_tqdm))
+        return self._tensors(self._each(task, prompts, pooling_params, tokenization, use_tqdm))
 
     def score(
         self,
@@ -195,26 +195,26 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Return a score per pair (1-1, 1-N, N-N), as ``.outputs.score``.
+        """A score for each pair (1-1, 1-N, N-N), as ``.outputs.score``.
 
         Args:
             data_1: A query or several: a str, or ``{"content": [{"type": "text", "text": ...}]}``.
             data_2: A document or several.
-            pooling_params: Options for all pairs.
-            tokenization_kwargs: As for :meth:`embed`.
-            chat_template: Replaces the checkpoint's score template: Jinja source, or a .jinja file.
-            truncate_prompt_tokens: As for :meth:`embed`.
-            use_tqdm: As for :meth:`embed`.
+            pooling_params: The options of all pairs.
+            tokenization_kwargs: As :meth:`embed`.
+            chat_template: A score template to use instead of the checkpoint's own: Jinja source, or a .jinja file.
+            truncate_prompt_tokens: As :meth:`embed`.
+            use_tqdm: As :meth:`embed`.
 
         Raises:
-            InvalidRequestError: The numbers of queries and documents do not match, or an option is invalid.
+            InvalidRequestError: The numbers do not pair up, or an option is invalid.
         """
         pairs = pair_up(read_texts(data_1, "data_1"), read_texts(data_2, "data_2"))
-        how = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
-        if not how.special_tokens:
+        tokenization = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
+        if not tokenization.special_tokens:
             raise InvalidRequestError("add_special_tokens=False would leave a pair's two texts undivided; leave it out")
         (params,) = per_prompt(pooling_params, 1)
-        params = self._model.complete("score", params, how)
+        params = self._model.complete("score", params, tokenization)
         pending = self._model.submit_score(pairs, params, template=chat_template)
         with tqdm(total=len(pairs), desc="Pooling", disable=None if use_tqdm else True) as bar:
             scores = pending.result().scores
@@ -239,45 +239,45 @@ class LLM:
         self.close()
 
     def _each(
-        self, task: Task, prompts: Any, params: Params, how: Tokenization, use_tqdm: bool
-    ) -> list[tuple[PromptRows, Callable[[], list[int]]]]:
-        """Rows of each prompt, and a function that returns its token ids."""
-        items = self._model.bare(read_prompts(prompts), how)
-        completed = [self._model.complete(task, each, how) for each in per_prompt(params, len(items))]
-        groups: dict[PoolingParams, list[int]] = {}  # params: indices of the prompts
-        for index, each in enumerate(completed):
-            groups.setdefault(each, []).append(index)
+        self, task: Task, prompts: Any, params: Params, tokenization: Tokenization, use_tqdm: bool
+    ) -> list[tuple[FloatArray, Callable[[], list[int]]]]:
+        """The rows of each prompt, and a function that gives its token ids."""
+        items = self._model.without_special_tokens(read_prompts(prompts), tokenization)
+        completed = [self._model.complete(task, each, tokenization) for each in per_prompt(params, len(items))]
+        groups: dict[PoolingParams, list[int]] = {}  # prompts with equal options are one call
+        for i, each in enumerate(completed):
+            groups.setdefault(each, []).append(i)
         calls: list[tuple[list[int], Pending[Any]]] = []
-        results: list[PromptRows | None] = [None] * len(items)
+        rows_of: list[FloatArray | None] = [None] * len(items)
         try:
             for each, indices in groups.items():
-                calls.append((indices, self._model.submit(task, [items[index] for index in indices], each)))
+                calls.append((indices, self._model.submit(task, [items[i] for i in indices], each)))
             with tqdm(total=len(items), desc="Pooling", disable=None if use_tqdm else True) as bar:
                 for indices, pending in calls:
-                    for index, rows in zip(indices, self._rows(pending.result()), strict=True):
-                        results[index] = rows
+                    for i, rows in zip(indices, self._rows(pending.result()), strict=True):
+                        rows_of[i] = rows
                     bar.update(len(indices))
         except BaseException:
             for _, pending in calls:
-                pending.future.cancel()  # one prompt was refused, so the others are not needed
+                pending.future.cancel()  # one prompt was refused: nobody waits for the others
             raise
         return [
             (rows, self._ids_of(task, item, each))
-            for rows, item, each in zip(cast("list[PromptRows]", results), items, completed, strict=True)
+            for rows, item, each in zip(cast("list[FloatArray]", rows_of), items, completed, strict=True)
         ]
 
     @staticmethod
-    def _rows(output: Any) -> list[PromptRows]:
-        """The output of a call as one array per prompt."""
+    def _rows(output: Any) -> list[FloatArray]:
+        """The output of a call as one array for each prompt."""
         if hasattr(output, "embeddings"):
             return list(output.embeddings)
         return list(output.rewards) if hasattr(output, "rewards") else list(output.probs)
 
     def _ids_of(self, task: Task, item: Item, params: PoolingParams) -> Callable[[], list[int]]:
-        return lambda: self.engine.token_ids(self._model.native(task, params), item, params)
+        return lambda: self.engine.token_ids(self._model.engine_task(task, params), item, params)
 
     def _ids_of_pair(self, pair: Pair, params: PoolingParams, template: str | None) -> Callable[[], list[int]]:
-        """Token ids of a cross-encoder's input; else those of the query, a padding token, and those of the document."""
+        """A function that gives the ids of a pair; two texts read separately are joined by a padding token."""
         if self.engine.spec.score_type == "cross-encoder":
             return lambda: self.engine.token_ids("score", pair, params, template=template)
         task: Task = "embed" if self.engine.spec.score_type == "bi-encoder" else "token_embed"
@@ -290,7 +290,8 @@ class LLM:
 
         return ids
 
-    def _tensors(self, outputs: list[tuple[PromptRows, Callable[[], list[int]]]]) -> list[RequestOutput]:
+    def _tensors(self, outputs: list[tuple[FloatArray, Callable[[], list[int]]]]) -> list[RequestOutput]:
+
         return [self._output(PoolingData(data=torch.from_numpy(rows.copy())), ids) for rows, ids in outputs]
 
     def _output(self, data: Any, tokenize: Callable[[], list[int]]) -> RequestOutput:

@@ -1,4 +1,4 @@
-"""Results of :class:`millpond.LLM`, with vLLM's attribute names."""
+"""The outputs of the methods of :class:`millpond.LLM`, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-_MAX_SHOWN = 4  # numbers of a vector in its repr
+_SHOWN_NUMBERS = 4  # of a vector, in its repr
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -17,14 +17,14 @@ class EmbeddingData:
     """A vector.
 
     Attributes:
-        embedding: Elements of the vector.
+        embedding: The numbers of the vector.
     """
 
     embedding: list[float]
 
     @property
     def hidden_size(self) -> int:
-        """Width of the vector."""
+        """The width of the vector."""
         return len(self.embedding)
 
     def __repr__(self) -> str:
@@ -36,14 +36,14 @@ class ClassificationData:
     """Probabilities of the classes.
 
     Attributes:
-        probs: One probability per class.
+        probs: One probability for each class.
     """
 
     probs: list[float]
 
     @property
     def num_classes(self) -> int:
-        """Number of classes."""
+        """The number of classes."""
         return len(self.probs)
 
     def __repr__(self) -> str:
@@ -52,7 +52,7 @@ class ClassificationData:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringData:
-    """Score of a pair.
+    """The score of a pair.
 
     Attributes:
         score: The score.
@@ -63,10 +63,10 @@ class ScoringData:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PoolingData:
-    """Result of any task.
+    """The result of any task.
 
     Attributes:
-        data: float32, on the CPU: ``[d]``, or ``[tokens, d]``.
+        data: float32 on the CPU: ``[d]``, or ``[tokens, d]``.
     """
 
     data: torch.Tensor
@@ -74,13 +74,13 @@ class PoolingData:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RequestOutput:
-    """Result of one prompt.
+    """The result of one prompt.
 
     Attributes:
         request_id: Unique within the :class:`~millpond.LLM`.
-        outputs: One of the classes above.
+        outputs: The result itself.
         finished: Always True.
-        num_cached_tokens: Always 0.
+        num_cached_tokens: Always 0: prompts share no cached prefix.
     """
 
     request_id: str
@@ -91,20 +91,14 @@ class RequestOutput:
 
     @cached_property
     def prompt_token_ids(self) -> list[int]:
-        """Token ids of the prompt as the model read it; computed on first access."""
+        """The token ids that were run; computed at the first access."""
         return self.tokenize()
 
     def __getstate__(self) -> dict[str, Any]:
-        pickled = (
-            "request_id",
-            "outputs",
-            "finished",
-            "num_cached_tokens",
-            "prompt_token_ids",
-        )  # without the engine behind `tokenize`
-        return {name: getattr(self, name) for name in pickled}
+        kept = ("request_id", "outputs", "finished", "num_cached_tokens", "prompt_token_ids")  # all but the engine
+        return {name: getattr(self, name) for name in kept}
 
 
 def _short(numbers: Sequence[float]) -> str:
-    more = ", ..." if len(numbers) > _MAX_SHOWN else ""
-    return f"[{', '.join(f'{number:.4g}' for number in numbers[:_MAX_SHOWN])}{more}]"
+    more = ", ..." if len(numbers) > _SHOWN_NUMBERS else ""
+    return f"[{', '.join(f'{number:.4g}' for number in numbers[:_SHOWN_NUMBERS])}{more}]"

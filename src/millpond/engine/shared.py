@@ -1,10 +1,10 @@
-"""Engines shared by a whole process: one for each configuration, loaded when it is first asked for.
+"""Engines shared by a process: one for each configuration, loaded at its first use.
 
-An adapter that is built from a model's name asks here on every call, so that ten retrievers over one model hold its
-weights once, and that a copied or unpickled adapter finds the engine again. Importing this module imports no torch.
+An adapter that has only a model's name calls :func:`shared` on every call: ten retrievers over one model hold its
+weights once, and a copied or unpickled adapter finds the engine again. Importing this module does not import torch.
 
 A shared engine lives until it is closed, by :func:`close_shared`, by its own ``close()`` or at the end of the program:
-an adapter that comes and goes with every request must not load the model each time.
+an adapter that is made anew for every request must not load the model each time.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 def shared(model: str | os.PathLike[str], *, cache: Cache = None, **options: Any) -> Engine:
-    """This process's engine for a configuration; thread-safe.
+    """The engine of this process for a configuration; thread-safe.
 
-    Equal configurations share one engine: options left out equal their defaults, ``device="auto"`` the device it
-    stands for, and a folder equals another spelling of its path. The first caller loads, the others wait for it. An
-    engine that was closed is replaced; a forked child loads its own.
+    Equal configurations share one engine: omitted options equal their defaults, ``device="auto"`` equals the device
+    that it resolves to, and a folder equals other spellings of its path. The first caller loads the engine, the others
+    wait. An engine that was closed is replaced; a forked child loads its own.
 
     Args:
         model: Hub id or local folder.
@@ -43,7 +43,7 @@ def shared(model: str | os.PathLike[str], *, cache: Cache = None, **options: Any
 
     Raises:
         TypeError: An option that :class:`~millpond.Engine` does not have.
-        MillpondError: What loading raises; the next call tries again.
+        MillpondError: Loading failed; the next call tries again.
     """
     config = EngineConfig(model=os.fspath(model), **options)
     future, ours = _REGISTRY.claim(_key(config, cache))
@@ -53,9 +53,9 @@ def shared(model: str | os.PathLike[str], *, cache: Cache = None, **options: Any
 
 
 async def shared_async(model: str | os.PathLike[str], *, cache: Cache = None, **options: Any) -> Engine:
-    """As :func:`shared`, for an event loop: a thread of its own loads, and the loop goes on.
+    """As :func:`shared`, for an event loop: a new thread loads the engine, and the loop goes on.
 
-    Cancelling the awaiting task leaves the loading to whoever else waits for it.
+    Cancelling the awaiting task does not stop the loading, which other callers may wait for.
     """
     config = EngineConfig(model=os.fspath(model), **options)
     future, ours = _REGISTRY.claim(_key(config, cache))
@@ -66,37 +66,37 @@ async def shared_async(model: str | os.PathLike[str], *, cache: Cache = None, **
 
 
 def close_shared() -> None:
-    """Close and forget every shared engine of this process, to give its memory back; one still loading is left alone.
+    """Close and forget every shared engine of this process, to free its memory; one that is still loading stays.
 
-    Whoever asks again gets a new one.
+    The next call of :func:`shared` loads a new engine.
     """
     for engine in _REGISTRY.clear():
         engine.close()
 
 
 class _Registry:
-    """Engines by configuration, each as the future of its loading."""
+    """The engines by configuration, each as a future that is done when it is loaded."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._engines: dict[Key, Future[Engine]] = {}
 
     def claim(self, key: Key) -> tuple[Future[Engine], bool]:
-        """The future of an engine, and whether the caller is the one who has to load it."""
+        """The future of an engine, and whether the caller has to load it."""
         with self._lock:
             future = self._engines.get(key)
             if future is not None and not (future.done() and future.result().closed):
                 return future, False
             future = self._engines[key] = Future()
-            future.set_running_or_notify_cancel()  # from here on, a waiter that is cancelled cannot cancel it for all
+            future.set_running_or_notify_cancel()  # a waiter that is cancelled can no longer cancel it for the others
             return future, True
 
     def settle(self, future: Future[Engine], load: Callable[[], Engine]) -> None:
-        """Load the engine of a claimed future, for everyone who waits for it."""
+        """Load the engine of a claimed future, and hand it to everyone who waits for it."""
         try:
             engine = load()
         except BaseException as error:
-            # Forgotten first: the next call tries again, and no traceback keeps half a model alive here.
+            # Forget it first: the next call tries again, and no traceback here keeps half a model alive.
             with self._lock:
                 self._engines = {key: other for key, other in self._engines.items() if other is not future}
             future.set_exception(error)
@@ -104,15 +104,16 @@ class _Registry:
             future.set_result(engine)
 
     def clear(self) -> set[Engine]:
-        """Forget what this process has loaded, and return it."""
+        """Forget the engines that this process has loaded, and return them."""
         with self._lock:
             loaded = [key for key, future in self._engines.items() if key[0] == os.getpid() and future.done()]
             return {self._engines.pop(key).result() for key in loaded}
 
     def after_fork(self) -> None:
-        """In a forked child: the lock may be held by a thread that is not here.
+        """Renew the lock in a forked child: a thread that exists only in the parent may hold it.
 
-        The parent's engines stay referenced, so that the child does not tear them down; no key of the child finds them.
+        The parent's engines stay referenced, so that the child does not destroy them; the child's keys do not match
+        theirs.
         """
         self._lock = threading.Lock()
 
@@ -127,7 +128,7 @@ def _engine(config: EngineConfig, cache: Cache) -> Engine:
     from millpond.models.placement import resolve_devices
 
     device = ",".join(map(str, resolve_devices(config.device)))
-    if device != config.device:  # "auto" and its meaning are one engine
+    if device != config.device:  # "auto" and the device that it resolves to share one engine
         config = replace(config, device=device)
         return shared(cache=cache, **_options(config))
     return Engine(cache=cache, **_options(config))
@@ -144,5 +145,5 @@ def _key(config: EngineConfig, cache: Cache) -> Key:
     if os.path.isdir(folder):
         options["model"] = os.path.realpath(folder)
     options["hf_overrides"] = json.dumps(dict(config.hf_overrides or {}), sort_keys=True, default=repr)
-    place = os.path.realpath(os.path.expanduser(cache)) if isinstance(cache, str | os.PathLike) else cache
-    return (os.getpid(), place, *options.values())
+    cache_key = os.path.realpath(os.path.expanduser(cache)) if isinstance(cache, str | os.PathLike) else cache
+    return (os.getpid(), cache_key, *options.values())

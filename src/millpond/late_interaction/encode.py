@@ -1,4 +1,4 @@
-"""Texts to the tokens of a late-interaction checkpoint: markers, query expansion, and the rows that are not scored."""
+"""The tokens of a text for a late-interaction checkpoint: markers, query expansion, and the rows that are scored."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class EncodedText:
     """One query or document.
 
     Attributes:
-        ids: int32 ``[tokens]``: special tokens, marker, prompt, text, and a query's fill.
+        ids: int32 ``[tokens]``: special tokens, marker, prompt, text, and a query's expansion.
         truncated: Whether the text was cut.
-        attended: Only this many tokens, the first, may be attended to; ``None`` is all.
-        kept: bool ``[tokens]`` rows that are scored; ``None`` is all.
+        attended: Number of leading tokens that attention may see; ``None`` is all.
+        kept: bool ``[tokens]``: the rows that are scored; ``None`` is all.
     """
 
     ids: npt.NDArray[np.int32]
@@ -36,10 +36,10 @@ class EncodedText:
 
 
 class ColbertEncoder:
-    """A checkpoint's tokenizer with the checkpoint's way of reading queries and documents.
+    """Tokenizes queries and documents as a late-interaction checkpoint does.
 
-    The marker is put in as an id, behind the leading special token, after the text was tokenized: a text that holds the
-    marker literally is read as what it says.
+    The marker is inserted as an id behind the leading special token, after the text was tokenized: a text that contains
+    the marker literally is tokenized as ordinary text.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class ColbertEncoder:
         """Resolve every token that ``late`` names.
 
         Args:
-            backend: The checkpoint's tokenizer; shared, with its padding and truncation switched off.
-            late: What the checkpoint's files say.
+            backend: The checkpoint's tokenizer; shared. Its padding and truncation are switched off.
+            late: The late-interaction settings of the checkpoint.
             mask: Id of the mask token, if the tokenizer has one.
-            end: Id of the end-of-sequence token, which fills queries where there is no mask.
+            end: Id of the end-of-sequence token, which expands queries if there is no mask token.
             unknown: Id of the unknown token.
             lower: Fold case before tokenizing.
 
         Raises:
-            ModelLoadError: Queries are to be filled, and the tokenizer has nothing to fill them with.
+            ModelLoadError: Queries are expanded, and the tokenizer does not have the token for it.
         """
         backend.no_padding()
         backend.no_truncation()
@@ -74,7 +74,7 @@ class ColbertEncoder:
         self._lower = lower
         named = {"query": late.query_marker, "document": late.document_marker}
         markers = {role: _split(named[role], backend) for role in ROLES}
-        # What of a marker is no token of the vocabulary is read as text, in front of the prompt.
+        # The part of a marker that is not a token of the vocabulary is read as text, before the prompt.
         self._markers = {
             role: np.array([backend.token_to_id(token)] if token else [], dtype=np.int32)
             for role, (token, _) in markers.items()
@@ -97,21 +97,22 @@ class ColbertEncoder:
         prompt: str = "",
         limit: int | None = None,
         truncate: Truncate = "end",
-        position: Callable[[int], int],
+        index_of: Callable[[int], int],
     ) -> list[EncodedText]:
         """Tokenize each text as ``role``.
 
         Args:
             texts: The texts.
-            role: Queries and documents have their own marker, length and mask.
-            prompt: Text put behind the marker.
-            limit: Most tokens of each result; the checkpoint's own length holds where it is smaller.
-            truncate: Which end of the text is cut.
-            position: A text's index in the caller's list, for errors.
+            role: Queries and documents have their own marker, length and expansion.
+            prompt: Text to put behind the marker.
+            limit: Most tokens of each result; the checkpoint's own length applies if it is smaller.
+            truncate: The end at which a text is cut.
+            index_of: The index of a text in the caller's list, for errors.
 
         Raises:
-            InputTooLongError: A text is too long and ``truncate="error"``, or what surrounds it fills the limit.
-            InvalidRequestError: A text without any token, with a tokenizer that has no token to stand in.
+            InputTooLongError: A text is too long and ``truncate="error"``, or marker, prompt and special tokens leave
+                no room for text.
+            InvalidRequestError: A text has no tokens, and the tokenizer has no token to use instead.
         """
         own = self._late.query_length if role == "query" else self._late.document_length
         limits = [length for length in (own, limit) if length is not None]
@@ -126,15 +127,15 @@ class ColbertEncoder:
                 cut = True
                 if truncate == "error":
                     raise InputTooLongError(
-                        f"the {role} at index {position(i)} has {len(ids)} tokens, more than {longest}; "
+                        f"the {role} at index {index_of(i)} has {len(ids)} tokens, more than {longest}; "
                         'shorten it, or let it be cut with truncate="end"',
-                        index=position(i),
+                        index=index_of(i),
                         tokens=len(ids),
                         limit=longest,
                     )
                 ids = self._cut(ids, prompt + texts[i], prompt, role, longest, truncate)
             if len(ids) == 0:
-                ids = self._nothing(position(i))
+                ids = self._stand_in(index_of(i))
             encoded.append(self._finish(ids, cut, role, limit))
         return encoded
 
@@ -144,7 +145,7 @@ class ColbertEncoder:
         return self._backend.encode_batch_fast(texts)
 
     def _finish(self, ids: npt.NDArray[np.int32], cut: bool, role: Role, limit: int | None) -> EncodedText:
-        """Fill a query, and mark what is not attended to and what is not scored."""
+        """Expand a query, and mark the tokens that are not attended to and the rows that are not scored."""
         real, width = len(ids), self._late.expand_to if role == "query" else None
         if width is not None and limit is not None:
             width = min(width, limit)
@@ -158,11 +159,11 @@ class ColbertEncoder:
             kept = ~skipped if skipped.any() else None
         return EncodedText(ids=ids, truncated=cut, attended=attended, kept=kept)
 
-    def _nothing(self, position: int) -> npt.NDArray[np.int32]:
-        """The ids of the empty text with a tokenizer that adds no special tokens, and no marker."""
+    def _stand_in(self, index: int) -> npt.NDArray[np.int32]:
+        """The ids of a text without tokens: the tokenizer adds no special tokens, and there is no marker."""
         if self._fill is None:
             raise InvalidRequestError(
-                f"the text at index {position} has no tokens, and this tokenizer has no special token to stand in; "
+                f"the text at index {index} has no tokens, and this tokenizer has no special token to stand in; "
                 "leave empty texts out"
             )
         return np.array([self._fill], dtype=np.int32)
@@ -170,7 +171,7 @@ class ColbertEncoder:
     def _cut(
         self, ids: npt.NDArray[np.int32], text: str, prompt: str, role: Role, longest: int, truncate: Truncate
     ) -> npt.NDArray[np.int32]:
-        """The longest allowed form of an over-long text: what stands before it, a part of it, and the suffix."""
+        """The ids of an over-long text, cut to ``longest``: special tokens, marker and prompt stay."""
         front = self._prefix + len(self._markers[role]) + self._prompt_tokens(text, prompt)
         end = len(ids) - self._suffix
         room = longest - front - self._suffix
@@ -183,7 +184,7 @@ class ColbertEncoder:
         return np.concatenate((ids[:front], kept, ids[end:]))
 
     def _prompt_tokens(self, text: str, prompt: str) -> int:
-        """Tokens, special ones aside, that begin inside the prompt."""
+        """The number of tokens, without special tokens, that begin inside the prompt."""
         if not prompt:
             return 0
         if self._lower:
@@ -193,7 +194,7 @@ class ColbertEncoder:
 
 
 def _split(marker: str, backend: Tokenizer) -> tuple[str | None, str]:
-    """A marker as (token, text behind it): all of it or its first word, whichever is in the vocabulary."""
+    """A marker as (token, text behind it): the token is the whole marker or its first word, if in the vocabulary."""
     for token in (marker, *marker.split(None, 1)[:1]):
         if token and marker.startswith(token) and backend.token_to_id(token) is not None:
             return token, marker.removeprefix(token)
@@ -201,14 +202,14 @@ def _split(marker: str, backend: Tokenizer) -> tuple[str | None, str]:
 
 
 def _skipped(words: Iterable[str], backend: Tokenizer, unknown: int | None) -> npt.NDArray[np.int32]:
-    """Ids of ``words``: of those that are tokens of their own, or every unknown token would be skipped with them."""
+    """Ids of those ``words`` that are tokens; a word that is not must not make unknown tokens skipped."""
     ids = {backend.token_to_id(word) for word in words}
     named = unknown is not None and backend.id_to_token(unknown) in set(words)
     return np.array(sorted(i for i in ids if i is not None and (i != unknown or named)), dtype=np.int32)
 
 
 def _without(backend: Tokenizer, markers: set[str]) -> Tokenizer:
-    """A tokenizer that does not find ``markers`` in a text; every id stays what it is."""
+    """A copy of the tokenizer that does not match ``markers`` in a text; ids stay the same."""
     added = {token.content for token in backend.get_added_tokens_decoder().values()}
     if not markers & added:
         return backend
@@ -219,7 +220,7 @@ def _without(backend: Tokenizer, markers: set[str]) -> Tokenizer:
         if token["content"] not in markers:
             kept.append(token)
         elif token["content"] not in plain:
-            # Its number must stay taken. No text holds a noncharacter, which is what these two are.
+            # Its id must stay taken, under a content that no text has: these two are Unicode noncharacters.
             kept.append({**token, "content": f"\ufdd0{token['id']}\ufdd1", "normalized": False})
     content["added_tokens"] = kept
     hidden: Tokenizer = Tokenizer.from_str(json.dumps(content))

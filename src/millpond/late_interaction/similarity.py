@@ -1,4 +1,4 @@
-"""MaxSim: every query token finds its best document token, and the query's score is the sum of what they found.
+"""MaxSim: the sum over the query's tokens of the best similarity to a document token.
 
 ``score(q, d) = sum over i of max over j of q_i . d_j`` (Khattab and Zaharia, ColBERT, 2020, equation 3).
 """
@@ -18,8 +18,9 @@ from millpond.ragged import Ragged
 FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.int64]
 
-# Token similarities held at once: 2 MiB of float32 stay in a core's cache between the product and the maximum.
+# Token similarities computed at a time: 2 MiB of float32 stay in a core's cache between the product and the maximum.
 _BLOCK = 1 << 19
+# Query tokens compared at a time.
 _QUERY_TOKENS = 256
 
 
@@ -32,11 +33,10 @@ def maxsim(
 ) -> FloatArray | tuple[FloatArray, IndexArray]:
     """Score every document for every query, exactly, in float32.
 
-    Only a document's own tokens take part in its maximum: there is no padding, hence no implicit zero, and a score may
-    be negative. A document without tokens scores ``-inf``, so that it ranks behind all others; a query without tokens
-    scores 0 everywhere.
+    The maximum runs over the document's own tokens only: there is no padding, so no implicit zero, and a score may be
+    negative. A document without tokens scores ``-inf``, which ranks it last; a query without tokens scores 0.
 
-    Beside its result the function needs some MiB, whatever the lengths, and with ``top_k`` it never holds all scores.
+    The function needs a few MiB besides its result, whatever the lengths; with ``top_k`` it never holds all scores.
 
     Args:
         queries: ``q`` matrices ``[tokens, d]``; normalize the rows for cosine.
@@ -48,8 +48,8 @@ def maxsim(
         where ``k`` is at most ``n``; of equal scores the lower index comes first.
 
     Raises:
-        TypeError: An argument is no Ragged.
-        InvalidRequestError: The widths differ, or ``top_k`` is no positive int.
+        TypeError: An argument is not a Ragged.
+        InvalidRequestError: The widths differ, or ``top_k`` is not a positive int.
     """
     for name, value in (("queries", queries), ("documents", documents)):
         if not isinstance(value, Ragged):
@@ -67,23 +67,23 @@ def maxsim(
         for start, stop, block in _blocks(queries, documents):
             scores[:, start:stop] = block.numpy()
         return scores
-    if type(top_k) is not int or top_k < 1:  # a bool is no number of documents
+    if type(top_k) is not int or top_k < 1:  # not a bool either
         raise InvalidRequestError(f"top_k={top_k!r} must be an int from 1; leave it out for all scores")
     best = torch.empty(len(queries), 0)  # [q, k]
     indices = torch.empty(len(queries), 0, dtype=torch.int64)  # [q, k]
     for start, stop, block in _blocks(queries, documents):
-        # Stable, with the earlier documents in front: of equal scores the lower index stays first.
+        # A stable sort with the earlier documents first: of equal scores the lower index stays first.
         best, order = torch.cat((best, block), dim=1).sort(dim=1, descending=True, stable=True)
-        found = torch.arange(start, stop).expand(len(queries), -1)
-        best = best[:, :top_k].clone()  # not a view, which would keep the whole block
-        indices = torch.cat((indices, found), dim=1).gather(1, order[:, :top_k])
+        block_indices = torch.arange(start, stop).expand(len(queries), -1)
+        best = best[:, :top_k].clone()  # a view would keep the whole block in memory
+        indices = torch.cat((indices, block_indices), dim=1).gather(1, order[:, :top_k])
     return best.numpy(), indices.numpy()
 
 
 def _blocks(queries: Ragged, documents: Ragged) -> Iterator[tuple[int, int, torch.Tensor]]:
     """``(start, stop, scores [q, stop - start])`` over runs of whole documents, in order."""
     tall = min(max(len(queries.flat), 1), _QUERY_TOKENS)
-    rows = max(1, _BLOCK // max(tall, len(queries)))  # most document tokens, and most documents, of a block
+    rows = max(1, _BLOCK // max(tall, len(queries)))  # most document tokens, and most documents, in a block
     offsets = documents.offsets
     start = 0
     while start < len(documents):
@@ -96,22 +96,22 @@ def _blocks(queries: Ragged, documents: Ragged) -> Iterator[tuple[int, int, torc
 def _score(queries: Ragged, documents: Ragged, start: int, stop: int, rows: int) -> torch.Tensor:
     """Scores ``[q, stop - start]`` of a run of documents; a single one may be longer than ``rows`` tokens."""
     first, last = int(documents.offsets[start]), int(documents.offsets[stop])
-    owner = torch.repeat_interleave(torch.from_numpy(documents.lengths[start:stop]))  # [tokens]
-    asker = torch.repeat_interleave(torch.from_numpy(queries.lengths))  # [query tokens]
+    document_of = torch.repeat_interleave(torch.from_numpy(documents.lengths[start:stop]))  # [tokens]
+    query_of = torch.repeat_interleave(torch.from_numpy(queries.lengths))  # [query tokens]
     scores = torch.zeros(len(queries), stop - start)
     for begin in range(0, len(queries.flat), _QUERY_TOKENS):
-        asked = slice(begin, begin + _QUERY_TOKENS)
-        asking = _matrix(queries.flat[asked])  # [query tokens, d]
-        best = torch.full((stop - start, len(asking)), -torch.inf)
+        query_rows = slice(begin, begin + _QUERY_TOKENS)
+        query_tokens = _matrix(queries.flat[query_rows])  # [query tokens, d]
+        best = torch.full((stop - start, len(query_tokens)), -torch.inf)
         for row in range(first, last, rows):
-            told = slice(row, min(row + rows, last))
-            similar = _matrix(documents.flat[told]) @ asking.T  # [tokens, query tokens]
-            into = owner[told.start - first : told.stop - first, None].expand_as(similar)
-            best.scatter_reduce_(0, into, similar, "amax")
-        scores.index_add_(0, asker[asked], best.T)
+            document_rows = slice(row, min(row + rows, last))
+            similarities = _matrix(documents.flat[document_rows]) @ query_tokens.T  # [tokens, query tokens]
+            documents_of_rows = document_of[document_rows.start - first : document_rows.stop - first, None]
+            best.scatter_reduce_(0, documents_of_rows.expand_as(similarities), similarities, "amax")
+        scores.index_add_(0, query_of[query_rows], best.T)
     return scores
 
 
 def _matrix(rows: npt.NDArray[Any]) -> torch.Tensor:
-    """Rows as a float32 tensor, copied only where torch could not take them as they are (read-only, say)."""
+    """Rows as a float32 tensor, copied only if torch cannot use their memory (read-only, for example)."""
     return torch.from_numpy(np.require(rows, dtype=np.float32, requirements=["C", "W"]))

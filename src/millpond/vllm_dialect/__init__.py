@@ -1,1 +1,1 @@
-"""vLLM's names for tasks, options and prompts, shared by the offline class and the server."""
+"""vLLM's names and defaults over the engine, for the offline class and for the server."""

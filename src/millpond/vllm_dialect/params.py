@@ -1,4 +1,4 @@
-"""What one request of an LLM asks for: its PoolingParams, the call's tokenization, the configured pooler."""
+"""The options of one request in vLLM's way: its PoolingParams, the tokenization of the call, the pooler's defaults."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from millpond.vllm_dialect.prompts import Tokenization
 
 Params = PoolingParams | Sequence[PoolingParams] | None
 
-# The tasks that a request may name when this one runs: vLLM's older words, and the two names of a reward.
-_SAME: dict[Task, tuple[Task, ...]] = {
+# The tasks that a request may name for each task that runs: vLLM's older names, and the two names of a reward.
+_NAMES_OF_TASK: dict[Task, tuple[Task, ...]] = {
     "reward": ("reward", "token_classify"),
     "token_classify": ("token_classify", "reward"),
     "score": ("score", "classify", "embed", "token_embed"),
     "classify": ("classify", "score"),
 }
-# Architectures whose rewards vLLM leaves as they are, by any of the task's names.
-_RAW = frozenset({"Qwen2ForRewardModel"})
+# Architectures whose rewards vLLM does not activate, whatever the name of the task.
+_RAW_REWARDS = frozenset({"Qwen2ForRewardModel"})
 
 
 def per_prompt(params: Params, count: int) -> list[PoolingParams]:
-    """A request's options for each of ``count`` prompts.
+    """The options of each of ``count`` prompts.
 
     Raises:
         TypeError: Anything but PoolingParams.
-        InvalidRequestError: As many as there are prompts are needed, or one.
+        InvalidRequestError: Their number is neither one nor that of the prompts.
     """
     if params is None or isinstance(params, PoolingParams):
         return [params or PoolingParams()] * count
@@ -45,35 +45,37 @@ def per_prompt(params: Params, count: int) -> list[PoolingParams]:
 
 
 def complete(
-    task: Task, params: PoolingParams, how: Tokenization, config: PoolerConfig, spec: ModelSpec
+    task: Task, params: PoolingParams, tokenization: Tokenization, config: PoolerConfig, spec: ModelSpec
 ) -> PoolingParams:
-    """``params`` as the engine takes them, with the configured options where they leave a question open.
+    """``params`` as the engine takes them; options that are not set get the configured value.
 
     Raises:
         InvalidRequestError: They contradict the task, each other or the tokenization.
     """
-    if params.task is not None and params.task not in _SAME.get(task, (task,)):
+    if params.task is not None and params.task not in _NAMES_OF_TASK.get(task, (task,)):
         raise InvalidRequestError(f"pooling_params.task={params.task!r} contradicts the task {task!r} of this call")
     if params.truncate_prompt_tokens is not None:
-        how = how.cutting_to(params.truncate_prompt_tokens)
-    truncate = how.truncate if params.truncate == "end" else params.truncate  # "end" is what nobody asked for
-    if spec.score_type == "late-interaction" and params.truncate == "end" and truncate == "error" and not how.refuses:
-        truncate = "end"  # the lengths of a ColBERT's queries and documents are how it encodes
-    changes: dict[str, Any] = {"task": None, "truncate": truncate, "truncate_prompt_tokens": how.limit}
+        tokenization = tokenization.cutting_to(params.truncate_prompt_tokens)
+    # "end" is the default of PoolingParams, so the tokenization decides.
+    truncate = tokenization.truncate if params.truncate == "end" else params.truncate
+    late = spec.score_type == "late-interaction"
+    if late and params.truncate == "end" and truncate == "error" and not tokenization.refuses:
+        truncate = "end"  # a ColBERT cuts queries and documents to its own lengths as part of its encoding
+    changes: dict[str, Any] = {"task": None, "truncate": truncate, "truncate_prompt_tokens": tokenization.limit}
     if task == "sparse_embed":
         if params.given().isdisjoint({"role", "prompt", "prompt_name", "adapter"}):
             changes["prompt"] = ""
     elif task in ("embed", "token_embed"):
-        changes |= _of_vectors(task, params, config, spec, chunk=config.chunked and truncate == "error")
+        changes |= _vector_options(task, params, config, spec, chunk=config.chunked and truncate == "error")
     else:
-        changes |= _of_logits(task, params, config, spec)
+        changes |= _logit_options(task, params, config, spec)
     return replace(params, **changes)
 
 
-def _of_vectors(
+def _vector_options(
     task: Task, params: PoolingParams, config: PoolerConfig, spec: ModelSpec, *, chunk: bool
 ) -> dict[str, Any]:
-    # activation is what older versions called the normalization of a vector, too.
+    # Older versions of vLLM called the normalization of a vector activation, too.
     switch = option_of(params, "normalize", "use_activation", "activation")
     if isinstance(switch, str):
         raise InvalidRequestError(f"activation={switch!r} means nothing to a vector; pass normalize=True or False")
@@ -81,19 +83,19 @@ def _of_vectors(
     changes |= {"use_activation": None, "activation": None}
     if params.dimensions is None:
         changes["dimensions"] = config.dimensions
-    asked = {params.role, params.prompt, params.prompt_name, params.adapter} != {None}
-    if not asked and spec.score_type != "late-interaction":
-        changes["prompt"] = ""  # vLLM never adds a checkpoint's prompts by itself
+    names_prompt = {params.role, params.prompt, params.prompt_name, params.adapter} != {None}
+    if not names_prompt and spec.score_type != "late-interaction":
+        changes["prompt"] = ""  # vLLM never adds a prompt of the checkpoint by itself
     if task == "embed" and chunk:
         changes |= {"chunking": "mean", "truncate": "end"}
     return changes
 
 
-def _of_logits(task: Task, params: PoolingParams, config: PoolerConfig, spec: ModelSpec) -> dict[str, Any]:
+def _logit_options(task: Task, params: PoolingParams, config: PoolerConfig, spec: ModelSpec) -> dict[str, Any]:
     switch = option_of(params, "activation", "use_activation", "normalize")
     if switch is None and (task != "score" or spec.score_type == "cross-encoder"):
-        # A reward is raw unless activation is asked for in so many words.
-        raw = task == "reward" or (task == "token_classify" and spec.architecture in _RAW)
+        # A reward is raw unless the request or the configuration asks for an activation.
+        raw = task == "reward" or (task == "token_classify" and spec.architecture in _RAW_REWARDS)
         switch = not raw if config.use_activation is None else config.use_activation
     changes: dict[str, Any] = {"activation": switch, "use_activation": None, "normalize": None}
     if task in ("token_classify", "reward"):

@@ -1,4 +1,4 @@
-"""PoolerConfig: what vLLM's ``pooler_config`` says, in its present and its older words."""
+"""PoolerConfig: vLLM's ``pooler_config``, by its present and its older keys."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from millpond.pooling.activations import activate
 from millpond.tasks import Activation
 from millpond.vllm_dialect.arguments import POOLING_TASKS
 
-_SEQUENCE = {"CLS": "cls", "LAST": "lasttoken", "MEAN": "mean"}
-_TOKEN = ("ALL", "STEP")
+# vLLM's pooling types: of whole texts, by the engine's name, and of tokens.
+_SEQUENCE_POOLING = {"CLS": "cls", "LAST": "lasttoken", "MEAN": "mean"}
+_TOKEN_POOLING = ("ALL", "STEP")
 _KEYS = (
     "task",
     "pooling_type",
@@ -50,9 +51,9 @@ class PoolerConfig:
         use_activation: Normalize vectors, activate logits.
         dimensions: Matryoshka width.
         chunked: Embed over-long texts in windows.
-        max_embed_len: Longest text accepted then.
+        max_embed_len: Most tokens of a text that is embedded in windows.
         logit_mean: Subtracted from logits before the activation.
-        logit_sigma: Divides them.
+        logit_sigma: Logits are divided by it before the activation.
         step_tag_id: STEP pooling: the token whose rows are kept.
         returned_token_ids: STEP pooling: the columns that are kept.
     """
@@ -73,7 +74,7 @@ class PoolerConfig:
         """Read a dict, its JSON, or an object with these attributes.
 
         Raises:
-            InvalidRequestError: An unknown key, or a value that makes no sense.
+            InvalidRequestError: An unknown key, or an invalid value.
         """
         fields = _as_mapping(config)
         unknown = sorted(fields.keys() - set(_KEYS))
@@ -81,25 +82,25 @@ class PoolerConfig:
             raise InvalidRequestError(
                 f"pooler_config has {unknown[0]}, which is unknown; it may have {', '.join(_KEYS)}"
             )
-        given = {key: value for key, value in fields.items() if value is not None}
-        switch = one_value(
-            {key: given.get(key) for key in ("use_activation", "normalize", "softmax", "activation")},
+        settings = {key: value for key, value in fields.items() if value is not None}
+        use_activation = one_value(
+            {key: settings.get(key) for key in ("use_activation", "normalize", "softmax", "activation")},
             owner="pooler_config's ",
         )
-        if given.get("task") not in (None, *POOLING_TASKS):
+        if settings.get("task") not in (None, *POOLING_TASKS):
             raise InvalidRequestError(
-                f"pooler_config's task={given['task']!r} is unknown; choose one of {', '.join(POOLING_TASKS)}"
+                f"pooler_config's task={settings['task']!r} is unknown; choose one of {', '.join(POOLING_TASKS)}"
             )
-        mean, sigma = _affine(given)
-        pooling, tokenwise = _pooling(given)
-        tag, columns = _steps(given, tokenwise)
+        mean, sigma = _calibration(settings)
+        pooling, token_pooling = _pooling(settings)
+        tag, columns = _steps(settings, token_pooling)
         return cls(
-            task=given.get("task"),
+            task=settings.get("task"),
             pooling=pooling,
-            use_activation=None if switch is None else _a_bool("use_activation", switch),
-            dimensions=_a_count("dimensions", given.get("dimensions")),
-            chunked=_a_bool("enable_chunked_processing", given.get("enable_chunked_processing", False)),
-            max_embed_len=_a_count("max_embed_len", given.get("max_embed_len")),
+            use_activation=None if use_activation is None else _a_bool("use_activation", use_activation),
+            dimensions=_a_count("dimensions", settings.get("dimensions")),
+            chunked=_a_bool("enable_chunked_processing", settings.get("enable_chunked_processing", False)),
+            max_embed_len=_a_count("max_embed_len", settings.get("max_embed_len")),
             logit_mean=mean,
             logit_sigma=sigma,
             step_tag_id=tag,
@@ -127,42 +128,43 @@ def _as_mapping(config: Any) -> Mapping[str, Any]:
             raise InvalidRequestError(f"pooler_config={config!r} is no JSON: {error}") from error
     if isinstance(config, Mapping):
         return config
-    found = {key: getattr(config, key) for key in _KEYS if hasattr(config, key)}
-    if not found:
+    fields = {key: getattr(config, key) for key in _KEYS if hasattr(config, key)}
+    if not fields:
         raise InvalidRequestError(f"pooler_config={config!r} must be a dict or its JSON")
-    return found
+    return fields
 
 
-def _pooling(given: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def _pooling(settings: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """(pooling of whole texts, pooling of tokens)."""
-    named, whole, each = (given.get(key) for key in ("pooling_type", "seq_pooling_type", "tok_pooling_type"))
-    if named is not None and (whole is not None or each is not None):
+    either, sequence, token = (settings.get(key) for key in ("pooling_type", "seq_pooling_type", "tok_pooling_type"))
+    if either is not None and (sequence is not None or token is not None):
         raise InvalidRequestError("pooler_config's pooling_type excludes seq_pooling_type and tok_pooling_type")
-    if named is not None:
-        whole, each = (None, named) if str(named).upper() in _TOKEN else (named, None)
-    if whole is not None and str(whole).upper() not in _SEQUENCE:
-        raise InvalidRequestError(f"pooling type {whole!r} is unknown; choose {', '.join((*_SEQUENCE, *_TOKEN))}")
-    if each is not None and str(each).upper() not in _TOKEN:
-        raise InvalidRequestError(f"token pooling type {each!r} is unknown; choose {', '.join(_TOKEN)}")
+    if either is not None:
+        sequence, token = (None, either) if str(either).upper() in _TOKEN_POOLING else (either, None)
+    if sequence is not None and str(sequence).upper() not in _SEQUENCE_POOLING:
+        choices = ", ".join((*_SEQUENCE_POOLING, *_TOKEN_POOLING))
+        raise InvalidRequestError(f"pooling type {sequence!r} is unknown; choose {choices}")
+    if token is not None and str(token).upper() not in _TOKEN_POOLING:
+        raise InvalidRequestError(f"token pooling type {token!r} is unknown; choose {', '.join(_TOKEN_POOLING)}")
     return (
-        None if whole is None else _SEQUENCE[str(whole).upper()],
-        None if each is None else str(each).upper(),
+        None if sequence is None else _SEQUENCE_POOLING[str(sequence).upper()],
+        None if token is None else str(token).upper(),
     )
 
 
-def _steps(given: Mapping[str, Any], tokenwise: str | None) -> tuple[int | None, tuple[int, ...] | None]:
+def _steps(settings: Mapping[str, Any], token_pooling: str | None) -> tuple[int | None, tuple[int, ...] | None]:
     """(the token whose rows are kept, the columns that are kept)."""
-    tag, columns = given.get("step_tag_id"), given.get("returned_token_ids")
-    if tokenwise == "ALL" and (tag is not None or columns is not None):
+    tag, columns = settings.get("step_tag_id"), settings.get("returned_token_ids")
+    if token_pooling == "ALL" and (tag is not None or columns is not None):
         raise InvalidRequestError("pooler_config's step_tag_id and returned_token_ids are for the pooling type STEP")
-    PoolingParams(step_tag_id=tag, returned_token_ids=columns)  # its own errors, at construction
+    PoolingParams(step_tag_id=tag, returned_token_ids=columns)  # raises for invalid values
     return tag, None if columns is None else tuple(columns)
 
 
-def _affine(given: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """(mean, sigma); the older ``logit_bias`` was subtracted, ``logit_scale`` multiplied."""
-    mean = _a_number("logit_mean", given.get("logit_mean", given.get("logit_bias")))
-    sigma, scale = (_a_number(name, given.get(name)) for name in ("logit_sigma", "logit_scale"))
+def _calibration(settings: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """(mean, sigma); the older ``logit_bias`` is the mean, ``logit_scale`` one over sigma."""
+    mean = _a_number("logit_mean", settings.get("logit_mean", settings.get("logit_bias")))
+    sigma, scale = (_a_number(name, settings.get(name)) for name in ("logit_sigma", "logit_scale"))
     if sigma == 0.0 or scale == 0.0:
         raise InvalidRequestError("logit_sigma=0 would divide by zero, and logit_scale=0 says nothing; leave it out")
     return mean, 1.0 / scale if sigma is None and scale is not None else sigma

@@ -1,4 +1,4 @@
-"""Prompts and tokenization options in vLLM's forms."""
+"""vLLM's prompts and tokenization options, translated to items and limits."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from millpond.inputs import Item, TokenIds
 from millpond.tasks import Truncate
 
 _OPTIONS = ("add_special_tokens", "max_length", "padding", "truncate_prompt_tokens", "truncation", "truncation_side")
-_CUT = (True, "longest_first", "only_first", "only_second")
-_UNCUT = (None, False, "do_not_truncate")
+# transformers' values of ``truncation``.
+_TRUNCATING = (True, "longest_first", "only_first", "only_second")
+_NOT_TRUNCATING = (None, False, "do_not_truncate")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenization:
-    """Parsed ``tokenization_kwargs``.
+    """The ``tokenization_kwargs`` of a call, read.
 
     Attributes:
-        truncate: ``error`` unless truncation was requested, as in vLLM.
-        limit: Maximum number of tokens; ``None`` and -1: the model's maximum.
-        side: End of a text that is cut, if it is cut.
-        special_tokens: Special tokens are added to texts.
-        refuses: Truncation was declined explicitly, which also disables truncation to a ColBERT's own lengths.
+        truncate: ``error`` unless the caller asked for truncation, as in vLLM.
+        limit: Most tokens; ``None`` and -1 are the model's maximum.
+        side: The end at which an over-long text is cut, if it is cut.
+        special_tokens: Whether special tokens are added.
+        refuses: Whether the caller switched truncation off explicitly; then a ColBERT does not cut to its own lengths
+            either.
     """
 
     truncate: Truncate = "error"
@@ -35,10 +37,10 @@ class Tokenization:
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None, truncate_prompt_tokens: int | None = None) -> Tokenization:
-        """Parse ``tokenization_kwargs`` and the separate argument of older methods.
+        """Read ``tokenization_kwargs`` and vLLM's older argument ``truncate_prompt_tokens``.
 
         Raises:
-            InvalidRequestError: An option is unknown or not supported.
+            InvalidRequestError: An unknown option, or a value that millpond does not support.
         """
         options = {key: value for key, value in (options or {}).items() if value is not None}
         unknown = sorted(options.keys() - set(_OPTIONS))
@@ -57,48 +59,46 @@ class Tokenization:
         side: Truncate = "start" if right_or_left == "left" else "end"
         limit = options.get("truncate_prompt_tokens", truncate_prompt_tokens)
         truncation = options.get("truncation")
-        cut, limit = _cut(limit, truncation, options.get("max_length"))
+        cuts, limit = _limit(limit, truncation, options.get("max_length"))
         return cls(
-            truncate=side if cut else "error",
+            truncate=side if cuts else "error",
             limit=limit,
             side=side,
             special_tokens=special_tokens,
-            refuses=truncation is not None and not cut,
+            refuses=truncation is not None and not cuts,
         )
 
     def cutting_to(self, limit: int) -> Tokenization:
-        """These options with the limit of a request, which implies truncation."""
+        """The same options with truncation to ``limit`` tokens."""
         return replace(self, truncate=self.side, limit=limit, refuses=False)
 
 
-def _cut(limit: int | None, truncation: Any, max_length: int | None) -> tuple[bool, int | None]:
-    """(Whether texts that are too long are cut, maximum number of tokens)."""
-    if truncation not in (*_CUT, *_UNCUT):
+def _limit(limit: int | None, truncation: Any, max_length: int | None) -> tuple[bool, int | None]:
+    """Whether over-long texts are cut, and to how many tokens."""
+    if truncation not in (*_TRUNCATING, *_NOT_TRUNCATING):
         raise InvalidRequestError(f"truncation={truncation!r} is unknown; choose True or False")
     if limit is not None:
         return True, limit
     if truncation in (False, "do_not_truncate"):
         return False, None
-    return (
-        truncation is not None or max_length is not None,
-        max_length,
-    )  # as in transformers, max_length alone truncates
+    # As in transformers, a length without ``truncation`` truncates.
+    return truncation is not None or max_length is not None, max_length
 
 
 def read_prompts(prompts: Any) -> list[Item]:
-    """Parse prompts: a str, ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``, token ids, or a list of these.
+    """Prompts as items: a str, ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``, token ids, or a list of these.
 
     Raises:
-        InvalidRequestError: There are none, or one has another form.
+        InvalidRequestError: There is no prompt, or one is of another kind.
     """
     single = isinstance(prompts, str | bytes | Mapping) or _are_ids(prompts) or not isinstance(prompts, Iterable)
     listed = [prompts] if single else list(prompts)
     if not listed:
         raise InvalidRequestError("You must pass at least one prompt; got an empty list")
-    return [_read(prompt, index) for index, prompt in enumerate(listed)]
+    return [_read_prompt(prompt, i) for i, prompt in enumerate(listed)]
 
 
-def _read(prompt: Any, index: int) -> Item:
+def _read_prompt(prompt: Any, i: int) -> Item:
     if isinstance(prompt, str):
         return prompt
     if _are_ids(prompt):
@@ -110,7 +110,7 @@ def _read(prompt: Any, index: int) -> Item:
         if isinstance(text, str) and ids is None:
             return text
     raise InvalidRequestError(
-        f"the prompt at index {index} is {prompt!r:.80}; pass a str, "
+        f"the prompt at index {i} is {prompt!r:.80}; pass a str, "
         '{"prompt": str} or {"prompt_token_ids": [int, ...]}'
     )
 
@@ -120,21 +120,21 @@ def _are_ids(value: Any) -> bool:
 
 
 def read_texts(data: Any, name: str) -> list[str]:
-    """Parse one side of ``score``: a str, ``{"content": [text parts]}``, ``{"text": ...}``, or a list of these.
+    """One side of ``score``: a str, ``{"content": [text parts]}``, ``{"text": ...}``, or a list of these.
 
-    ``{"prompt": ...}`` is the offline class's form of ``{"text": ...}``.
+    ``{"prompt": ...}`` is the name of the third in vLLM's offline class.
 
     Raises:
-        InvalidRequestError: There are none, or one is not a text.
+        InvalidRequestError: There is no text, or an entry is not a text.
     """
     single = isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable)
     listed = [data] if single else list(data)
     if not listed:
         raise InvalidRequestError(f"At least one text is needed in {name}; got an empty list")
-    return [_text(entry, name, index) for index, entry in enumerate(listed)]
+    return [_read_text(entry, name, i) for i, entry in enumerate(listed)]
 
 
-def _text(entry: Any, name: str, index: int) -> str:
+def _read_text(entry: Any, name: str, i: int) -> str:
     if isinstance(entry, str):
         return entry
     if isinstance(entry, Mapping):
@@ -146,7 +146,7 @@ def _text(entry: Any, name: str, index: int) -> str:
             return content
         if isinstance(content, list) and content and all(map(_is_text_part, content)):
             return "\n".join(part["text"] for part in content)
-    raise InvalidRequestError(f"{name} has {entry!r:.80} at index {index}; millpond reads texts only")
+    raise InvalidRequestError(f"{name} has {entry!r:.80} at index {i}; millpond reads texts only")
 
 
 def _is_text_part(part: Any) -> bool:

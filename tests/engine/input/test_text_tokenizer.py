@@ -163,7 +163,7 @@ def read_by_heads(tmp_path_factory):
 )
 def test_the_head_of_a_long_text_has_the_tokens_of_the_whole(read_by_heads, parts, limit, prompt, truncate):
     texts = [" ".join(parts), "".join(parts)]
-    options = {"prompt": prompt, "limit": limit, "truncate": truncate, "position": lambda i: i}
+    options = {"prompt": prompt, "limit": limit, "truncate": truncate, "index_of": lambda i: i}
     heads = read_by_heads.encode(texts, **options)
     with mock.patch.object(read_by_heads, "_divides", False):
         wholes = read_by_heads.encode(texts, **options)

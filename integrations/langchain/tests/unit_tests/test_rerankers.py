@@ -257,7 +257,9 @@ def test_an_engine_excludes_what_loading_reads(adapter: Any, engine: Engine, opt
 
 
 @pytest.mark.parametrize("journey", ["pickle", "deepcopy", "model_copy", "dict", "json"])
-def test_a_copied_or_pickled_reranker_gives_the_same_scores(cross_encoder: str, documents: list[Document], journey: str) -> None:
+def test_a_copied_or_pickled_reranker_gives_the_same_scores(
+    cross_encoder: str, documents: list[Document], journey: str
+) -> None:
     built = MillpondReranker(model=cross_encoder, dtype="float32", top_n=2, score_threshold=-1e9)
     journeys = {
         "pickle": lambda: pickle.loads(pickle.dumps(built)),

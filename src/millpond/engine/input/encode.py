@@ -118,7 +118,7 @@ class InputEncoder:
                     prompt=plan.prompt,
                     limit=plan.limit,
                     truncate=plan.truncate,
-                    position=index_of,
+                    index_of=index_of,
                 )
             ]
         return self.texts.encode(

@@ -69,7 +69,7 @@ def read(body: PromptRequest, model: ServedModel, config: ServerConfig) -> tuple
             if isinstance(prompt, str):
                 check_length(prompt, model.max_model_len)
     items = [prompt if isinstance(prompt, str) else TokenIds(tuple(prompt)) for prompt in prompts]
-    return model.pooling.bare(items, tokenization), tokenization
+    return model.pooling.without_special_tokens(items, tokenization), tokenization
 
 
 def _check_prompt_applies(items: list[Item], params: PoolingParams, task: Task, model: ServedModel) -> None:
