@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -11,11 +11,16 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from millpond.errors import EngineClosedError
+from millpond.inputs import Item
+from millpond.params import PoolingParams
 from millpond.server.errors import ClientGoneError, RequestError
 from millpond.server.models import ServedModel
+from millpond.server.requests.limits import check_count
 from millpond.server.state import config_of, prepare_executor_of
 from millpond.server.telemetry.timings import record_work
+from millpond.tasks import Task
 from millpond.vllm_dialect.model import Pending
+from millpond.vllm_dialect.prompts import Tokenization
 
 Output = TypeVar("Output")
 
@@ -50,6 +55,31 @@ async def run(
     if usage is not None:
         request.state.tokens = getattr(request.state, "tokens", 0) + usage.prompt_tokens
     return output
+
+
+async def run_task(
+    request: Request,
+    model: ServedModel,
+    task: Task,
+    items: Sequence[Item],
+    params: PoolingParams,
+    tokenization: Tokenization,
+    *,
+    field: str,
+) -> Any:
+    """The output of ``task`` for ``items``, which are in the request's ``field``.
+
+    Raises:
+        RequestError: Too many items (400), or as :func:`run`.
+    """
+    check_count(len(items), request, field=field)
+    pooling = model.pooling
+    return await run(
+        request,
+        lambda: pooling.submit(task, items, pooling.complete(task, params, tokenization)),
+        model=model,
+        texts=len(items),
+    )
 
 
 async def _result(future: Future[Output]) -> Output:

@@ -113,7 +113,7 @@ class Scoring:
     async def run(
         self, request: Request, model: ServedModel, queries: Sequence[str], documents: Sequence[str]
     ) -> ScoreOutput:
-        """The score of each pair: one to one, one to many, or as many as there are.
+        """The score of each pair: one to one, one to many, or n to n.
 
         Raises:
             RequestError: A side is empty, or the numbers of texts do not match.
