@@ -124,7 +124,7 @@ class Scoring:
             raise RequestError("At least one text_pair element must be given")
         if len(queries) not in (1, len(documents)):
             raise RequestError("Input lengths must be either 1:1, 1:N or N:N")
-        check_count(len(documents), request, field="documents")
+        check_count(len(documents), config_of(request).max_inputs, field="documents")
         return await calls.run(
             request, lambda: self._submit(model, queries, documents), model=model, texts=len(documents)
         )

@@ -35,7 +35,7 @@ def count(body: PromptRequest, request: Request) -> int:
     number = len(body.prompts if conversations is None else conversations)
     if number == 0:
         raise RequestError("You must pass at least one prompt; input is an empty list", param="input")
-    check_count(number, request, field="input")
+    check_count(number, config_of(request).max_inputs, field="input")
     return number
 
 
