@@ -1,4 +1,4 @@
-"""millpond: an in-process pooling engine. One checkpoint in; vectors and token matrices out."""
+"""millpond: an in-process pooling engine. Texts in; vectors, scores, labels, rewards and token matrices out."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from millpond.spec import ModelSpec
     from millpond.stats import BatchRun, EngineStats, Timings
 
-# Imported when first asked for, so that `import millpond` costs nothing and reads no torch.
+# Imported on first use, so that `import millpond` is fast and does not import torch.
 _HOMES = {
     "AsyncEngine": "engine.async_engine",
     "BatchRun": "stats",

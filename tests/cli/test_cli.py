@@ -1,4 +1,4 @@
-"""The program, as a user runs it: what it prints, where, and with which exit code."""
+"""The program as a user runs it: its output, its error messages and its exit codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from millpond import Engine
 from millpond.cli.app import main
 
 
-class Ran(NamedTuple):
+class Finished(NamedTuple):
     code: int
     out: str
     err: str
@@ -32,14 +32,14 @@ class Ran(NamedTuple):
         return [json.loads(line) for line in self.out.splitlines()]
 
 
-Run = Callable[..., Ran]
+Run = Callable[..., Finished]
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The program within this process, which has loaded torch already."""
+    """Runs the program in this process, which has imported torch already."""
 
-    def run(*words: object, stdin: str | bytes = "") -> Ran:
+    def run(*words: object, stdin: str | bytes = "") -> Finished:
         data = stdin if isinstance(stdin, bytes) else stdin.encode()
         monkeypatch.setattr(sys, "argv", ["millpond", *map(str, words)])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
@@ -49,7 +49,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
             main()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        return Ran(code, *capsys.readouterr())
+        return Finished(code, *capsys.readouterr())
 
     return run
 
@@ -76,11 +76,11 @@ def engine(model: Path):
         yield engine
 
 
-def test_both_ways_to_start_it_are_one_program():
+def test_the_script_and_the_module_are_one_program():
     script = Path(sys.executable).with_name("millpond")
     starts = [[str(script)], [sys.executable, "-m", "millpond"]]
-    said = [subprocess.check_output([*start, "--version"], text=True, timeout=60) for start in starts]
-    assert said == [f"millpond {millpond.__version__}\n"] * 2
+    outputs = [subprocess.check_output([*start, "--version"], text=True, timeout=60) for start in starts]
+    assert outputs == [f"millpond {millpond.__version__}\n"] * 2
 
 
 def test_usage_names_the_program(run: Run):
@@ -88,44 +88,44 @@ def test_usage_names_the_program(run: Run):
 
 
 def test_without_arguments_it_explains_itself(run: Run):
-    ran = run()
-    assert ran.code == 2
-    assert all(name in ran.out + ran.err for name in ("demo", "embed", "rerank", "ingest", "models", "env"))
+    result = run()
+    assert result.code == 2
+    assert all(name in result.out + result.err for name in ("demo", "embed", "rerank", "ingest", "models", "env"))
 
 
 @pytest.mark.parametrize("command", ["demo", "embed", "rerank", "ingest", "models", "env"])
 def test_every_command_explains_itself(run: Run, command: str):
-    ran = run(command, "--help")
-    assert ran.code == 0
-    assert f"millpond {command}" in ran.out
-    assert ran.err == ""
+    result = run(command, "--help")
+    assert result.code == 0
+    assert f"millpond {command}" in result.out
+    assert result.err == ""
 
 
 class TestEmbed:
     def test_lines_of_standard_input(self, run: Run, model: Path, engine: Engine):
-        ran = run("embed", "-m", model, "--dtype", "float32", stdin="mill pond\r\n\n  \nwheel\n")
-        assert ran.code == 0
-        assert [row["id"] for row in ran.rows] == ["1", "4"]
+        result = run("embed", "-m", model, "--dtype", "float32", stdin="mill pond\r\n\n  \nwheel\n")
+        assert result.code == 0
+        assert [row["id"] for row in result.rows] == ["1", "4"]
         expected = engine.embed(["mill pond", "wheel"]).embeddings
-        np.testing.assert_allclose(np.float32([row["embedding"] for row in ran.rows]), expected, atol=1e-6)
+        np.testing.assert_allclose(np.float32([row["embedding"] for row in result.rows]), expected, atol=1e-6)
 
     def test_the_numbers_are_the_float32_exactly(self, run: Run, model: Path, engine: Engine):
-        ran = run("embed", "-", "-m", model, "--dtype", "float32", stdin="mill pond\n")
-        written = np.array(ran.rows[0]["embedding"], dtype=np.float64)
+        result = run("embed", "-", "-m", model, "--dtype", "float32", stdin="mill pond\n")
+        written = np.array(result.rows[0]["embedding"], dtype=np.float64)
         expected = engine.embed(["mill pond"]).embeddings[0]
         assert np.array_equal(written.astype(np.float32), expected)
 
     def test_jsonl_of_standard_input_keeps_its_ids(self, run: Run, model: Path):
         rows = [{"id": "b", "text": "mill"}, {"id": 7, "text": ""}, {"text": "mill"}]
-        ran = run("embed", "-m", model, stdin="\n" + "\n".join(map(json.dumps, rows)))
-        assert [row["id"] for row in ran.rows][:2] == ["b", "7"]
-        assert len(str(ran.rows[2]["id"])) == 64
-        assert ran.rows[0]["embedding"] == ran.rows[2]["embedding"] != ran.rows[1]["embedding"]
+        result = run("embed", "-m", model, stdin="\n" + "\n".join(map(json.dumps, rows)))
+        assert [row["id"] for row in result.rows][:2] == ["b", "7"]
+        assert len(str(result.rows[2]["id"])) == 64
+        assert result.rows[0]["embedding"] == result.rows[2]["embedding"] != result.rows[1]["embedding"]
 
     def test_lines_may_begin_with_a_brace(self, run: Run, model: Path):
-        ran = run("embed", "-m", model, "--lines", stdin='{"id": "b", "text": "mill"}\n{\n')
-        assert ran.code == 0
-        assert [row["id"] for row in ran.rows] == ["1", "2"]
+        result = run("embed", "-m", model, "--lines", stdin='{"id": "b", "text": "mill"}\n{\n')
+        assert result.code == 0
+        assert [row["id"] for row in result.rows] == ["1", "2"]
 
     @pytest.mark.parametrize("kind", ["jsonl", "csv", "folder", "lines"])
     def test_files(self, run: Run, model: Path, engine: Engine, tmp_path: Path, kind: str):
@@ -140,14 +140,14 @@ class TestEmbed:
                 ]
             )
         columns = ["--id", "key", "--text", "body"] if kind in ("jsonl", "csv") else []
-        ran = run("embed", source, "-m", model, "--dtype", "float32", *columns)
-        assert ran.code == 0
-        assert ran.rows[0]["id"] == ("1.txt" if kind == "folder" else "1")
+        result = run("embed", source, "-m", model, "--dtype", "float32", *columns)
+        assert result.code == 0
+        assert result.rows[0]["id"] == ("1.txt" if kind == "folder" else "1")
         expected = engine.embed(["mill pond"]).embeddings[0]
-        np.testing.assert_allclose(ran.rows[0]["embedding"], expected, atol=1e-6)
+        np.testing.assert_allclose(result.rows[0]["embedding"], expected, atol=1e-6)
 
     @pytest.mark.parametrize(
-        ("words", "given"),
+        ("words", "options"),
         [
             (["--role", "query"], {"role": "query"}),
             (["--prompt", "x: "], {"prompt": "x: "}),
@@ -158,11 +158,11 @@ class TestEmbed:
             (["--output-dtype", "float16"], {"output_dtype": "float16"}),
         ],
     )
-    def test_options_reach_the_engine(self, run: Run, model: Path, engine: Engine, words, given):
-        ran = run("embed", "-m", model, "--dtype", "float32", *words, stdin="mill pond")
-        expected = engine.embed(["mill pond"], **given).embeddings[0]
+    def test_options_reach_the_engine(self, run: Run, model: Path, engine: Engine, words, options):
+        result = run("embed", "-m", model, "--dtype", "float32", *words, stdin="mill pond")
+        expected = engine.embed(["mill pond"], **options).embeddings[0]
         np.testing.assert_allclose(
-            ran.rows[0]["embedding"], expected.astype(float), atol=1e-3 if expected.itemsize == 2 else 1e-6
+            result.rows[0]["embedding"], expected.astype(float), atol=1e-3 if expected.itemsize == 2 else 1e-6
         )
 
     def test_a_width_is_forced_by_an_override(self, run: Run, model: Path):
@@ -172,21 +172,21 @@ class TestEmbed:
         assert refused.out == ""
         assert refused.err.startswith("millpond: dimensions=16 ")
         assert refused.err.count("\n") == 1
-        ran = run(*words, "--hf-overrides", '{"is_matryoshka": true}', stdin="mill")
-        assert ran.code == 0
-        assert len(ran.rows[0]["embedding"]) == 16  # type: ignore[arg-type]
+        result = run(*words, "--hf-overrides", '{"is_matryoshka": true}', stdin="mill")
+        assert result.code == 0
+        assert len(result.rows[0]["embedding"]) == 16  # type: ignore[arg-type]
 
-    def test_a_classifier_embeds_when_it_is_told_to(self, run: Run, cross: Path):
+    def test_a_classifier_embeds_with_convert(self, run: Run, cross: Path):
         words = ["embed", "-m", cross, "--runner", "pooling"]
         assert run(*words, stdin="mill").code == 2
-        ran = run(*words, "--convert", "embed", stdin="mill")
-        assert (ran.code, len(ran.rows)) == (0, 1)
+        result = run(*words, "--convert", "embed", stdin="mill")
+        assert (result.code, len(result.rows)) == (0, 1)
 
     @pytest.mark.parametrize("option", ["--convert", "--runner"])
     def test_no_such_conversion_or_runner(self, run: Run, model: Path, option: str):
-        ran = run("embed", "-m", model, option, "generate", stdin="mill")
-        assert ran.code == 2
-        assert "'generate' is not one of 'auto'" in ran.err
+        result = run("embed", "-m", model, option, "generate", stdin="mill")
+        assert result.code == 2
+        assert "'generate' is not one of 'auto'" in result.err
 
     def test_a_cache_is_filled_and_read(self, run: Run, model: Path, tmp_path: Path):
         words = ["embed", "-m", model, "--cache", tmp_path / "c"]
@@ -196,8 +196,8 @@ class TestEmbed:
         assert run(*words, stdin="mill pond").out == first.out
 
     def test_output_goes_to_a_file(self, run: Run, model: Path, tmp_path: Path):
-        ran = run("embed", "-m", model, "-o", tmp_path / "out.jsonl", stdin="mill\npond\n")
-        assert (ran.code, ran.out) == (0, "")
+        result = run("embed", "-m", model, "-o", tmp_path / "out.jsonl", stdin="mill\npond\n")
+        assert (result.code, result.out) == (0, "")
         assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
 
     def test_a_refused_request_leaves_the_file_alone(self, run: Run, model: Path, tmp_path: Path):
@@ -208,23 +208,23 @@ class TestEmbed:
     def test_a_bad_line_is_reported_and_the_rest_embedded(
         self, run: Run, model: Path, caplog: pytest.LogCaptureFixture
     ):
-        ran = run("embed", "-m", model, stdin=b"mill\n\xff\xfe\npond\n")
-        assert ran.code == 1
-        assert [row["id"] for row in ran.rows] == ["1", "3"]
+        result = run("embed", "-m", model, stdin=b"mill\n\xff\xfe\npond\n")
+        assert result.code == 1
+        assert [row["id"] for row in result.rows] == ["1", "3"]
         assert "-:2: not UTF-8 (byte 0)" in caplog.text
 
     def test_a_long_stream_stays_in_order(self, run: Run, model: Path, engine: Engine):
         texts = [f"pond {n % 37} mill" for n in range(3000)]  # more than the engine reads ahead
-        ran = run("embed", "-m", model, "--dtype", "float32", stdin="\n".join(texts))
-        assert [row["id"] for row in ran.rows] == [str(n) for n in range(1, 3001)]
+        result = run("embed", "-m", model, "--dtype", "float32", stdin="\n".join(texts))
+        assert [row["id"] for row in result.rows] == [str(n) for n in range(1, 3001)]
         expected = engine.embed(texts).embeddings
-        np.testing.assert_allclose(np.float32([row["embedding"] for row in ran.rows]), expected, atol=1e-6)
+        np.testing.assert_allclose(np.float32([row["embedding"] for row in result.rows]), expected, atol=1e-6)
 
     def test_nothing_in_nothing_out(self, run: Run, model: Path):
         assert run("embed", "-m", model, stdin="")[:2] == (0, "")
 
     @pytest.mark.parametrize(
-        ("words", "said"),
+        ("words", "message"),
         [
             (["nowhere.txt"], "there is no file or folder at 'nowhere.txt'"),
             (["nowhere.jsonl"], "there is no file or folder at 'nowhere.jsonl'"),
@@ -238,18 +238,18 @@ class TestEmbed:
             (["-", "--nothing"], "--nothing"),
         ],
     )
-    def test_what_cannot_be_done_is_exit_2(self, run: Run, model: Path, words: list[str], said: str):
-        ran = run("embed", *words, "-m", model, stdin="mill")
-        assert ran.code == 2
-        assert said in ran.err
-        assert "Traceback" not in ran.err
-        assert ran.out == ""
+    def test_what_cannot_be_done_is_exit_2(self, run: Run, model: Path, words: list[str], message: str):
+        result = run("embed", *words, "-m", model, stdin="mill")
+        assert result.code == 2
+        assert message in result.err
+        assert "Traceback" not in result.err
+        assert result.out == ""
 
     def test_a_model_that_is_not_there_is_exit_1(self, run: Run):
-        ran = run("embed", "-m", "nobody/nothing", stdin="mill")
-        assert ran.code == 1
-        assert ran.err.startswith("millpond: nobody/nothing ")
-        assert ran.err.count("\n") == 1
+        result = run("embed", "-m", "nobody/nothing", stdin="mill")
+        assert result.code == 1
+        assert result.err.startswith("millpond: nobody/nothing ")
+        assert result.err.count("\n") == 1
 
 
 QUERY = "How deep is the mill pond?"
@@ -266,15 +266,15 @@ class TestRerank:
     def test_the_order_and_the_scores_are_the_engines(self, run: Run, request: pytest.FixtureRequest, kind: str):
         folder = request.getfixturevalue(kind)
         words = ["-m", folder, "--dtype", "float32", "--device", "cpu", "--output", "jsonl"]
-        ran = run("rerank", QUERY, "-", *words, stdin="\n".join(DOCUMENTS))
-        assert ran.code == 0, ran.err
+        result = run("rerank", QUERY, "-", *words, stdin="\n".join(DOCUMENTS))
+        assert result.code == 0, result.err
         with Engine(folder, dtype="float32", device="cpu") as engine:
             expected = engine.rerank(QUERY, DOCUMENTS)
-        assert [row["index"] for row in ran.rows] == [result.index for result in expected]
-        assert [row["text"] for row in ran.rows] == [result.document for result in expected]
-        assert [row["id"] for row in ran.rows] == [str(result.index + 1) for result in expected]
+        assert [row["index"] for row in result.rows] == [result.index for result in expected]
+        assert [row["text"] for row in result.rows] == [result.document for result in expected]
+        assert [row["id"] for row in result.rows] == [str(result.index + 1) for result in expected]
         scores = [result.relevance_score for result in expected]
-        np.testing.assert_allclose([row["relevance_score"] for row in ran.rows], scores, atol=1e-5)
+        np.testing.assert_allclose([row["relevance_score"] for row in result.rows], scores, atol=1e-5)
         assert len(set(scores)) == len(DOCUMENTS)
 
     @pytest.mark.parametrize("kind", ["jsonl", "csv", "folder", "lines"])
@@ -287,13 +287,15 @@ class TestRerank:
             written = {"jsonl": '{"key": "1", "body": "mill pond"}', "csv": "key,body\n1,mill pond\n"}
             source.write_text(written.get(kind, "mill pond"))
         columns = ["--id", "key", "--text", "body"] if kind in ("jsonl", "csv") else []
-        ran = run("rerank", QUERY, source, "-m", cross, "--output", "jsonl", *columns)
-        assert ran.code == 0, ran.err
-        assert [(row["id"], row["text"]) for row in ran.rows] == [("1.txt" if kind == "folder" else "1", "mill pond")]
+        result = run("rerank", QUERY, source, "-m", cross, "--output", "jsonl", *columns)
+        assert result.code == 0, result.err
+        assert [(row["id"], row["text"]) for row in result.rows] == [
+            ("1.txt" if kind == "folder" else "1", "mill pond")
+        ]
 
     def test_a_pipe_gets_tab_separated_values(self, run: Run, cross: Path):
-        ran = run("rerank", QUERY, "-m", cross, "--top-n", "4", stdin="\n".join(DOCUMENTS))
-        rows = [line.split("\t") for line in ran.out.splitlines()]
+        result = run("rerank", QUERY, "-m", cross, "--top-n", "4", stdin="\n".join(DOCUMENTS))
+        rows = [line.split("\t") for line in result.out.splitlines()]
         assert sorted(row[1:] for row in rows) == [
             [str(i + 1), " ".join(text.split())] for i, text in enumerate(DOCUMENTS)
         ]
@@ -305,9 +307,9 @@ class TestRerank:
         monkeypatch.setenv("TERM", "xterm")
         rows = [{"id": f"a rather long name for a document, {i}", "text": text} for i, text in enumerate(DOCUMENTS)]
         long = {"id": "far", "text": "water " * 60}
-        ran = run("rerank", QUERY, "-m", model, "--top-n", "4", stdin="\n".join(map(json.dumps, [*rows, long])))
-        title, *lines = re.sub(r"\x1b\[[0-9;]*m", "", ran.out).splitlines()
-        assert "\x1b[" in ran.out
+        result = run("rerank", QUERY, "-m", model, "--top-n", "4", stdin="\n".join(map(json.dumps, [*rows, long])))
+        title, *lines = re.sub(r"\x1b\[[0-9;]*m", "", result.out).splitlines()
+        assert "\x1b[" in result.out
         assert title.startswith("4 of 5 documents by cosine (")
         assert [line.split()[0] for line in lines] == ["1", "2", "3", "4"]
         assert all(len(line) <= 120 for line in lines)
@@ -316,12 +318,12 @@ class TestRerank:
         assert scores == sorted(scores, reverse=True)
         for bar, score in zip(bars, scores, strict=True):
             assert bar.count("█") == pytest.approx(20 * score, abs=1)
-        assert "…" in ran.out
+        assert "…" in result.out
 
     def test_bars_of_scores_below_zero(self, run: Run, cross: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("FORCE_COLOR", "1")
-        ran = run("rerank", QUERY, "-m", cross, stdin="\n".join(DOCUMENTS))
-        lines = re.sub(r"\x1b\[[0-9;]*m", "", ran.out).splitlines()[1:]
+        result = run("rerank", QUERY, "-m", cross, stdin="\n".join(DOCUMENTS))
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", result.out).splitlines()[1:]
         scores = [float(line.split()[1]) for line in lines]
         assert min(scores) < 0
         share = (scores[0] - scores[-1]) / (max(1, scores[0]) - scores[-1])
@@ -356,13 +358,13 @@ class TestRerank:
         assert scores[0] == scores[1] != scores[2]
 
     def test_lines_may_begin_with_a_brace(self, run: Run, cross: Path):
-        ran = run("rerank", QUERY, "-m", cross, "--lines", "--output", "jsonl", stdin='{"id": "b"}\n{\n')
-        assert sorted(str(row["text"]) for row in ran.rows) == ["{", '{"id": "b"}']
+        result = run("rerank", QUERY, "-m", cross, "--lines", "--output", "jsonl", stdin='{"id": "b"}\n{\n')
+        assert sorted(str(row["text"]) for row in result.rows) == ["{", '{"id": "b"}']
 
     def test_a_bad_line_is_reported_and_the_rest_ranked(self, run: Run, cross: Path, caplog: pytest.LogCaptureFixture):
-        ran = run("rerank", QUERY, "-m", cross, "--output", "jsonl", stdin=b"mill\n\xff\xfe\npond\n")
-        assert ran.code == 1
-        assert sorted(str(row["id"]) for row in ran.rows) == ["1", "3"]
+        result = run("rerank", QUERY, "-m", cross, "--output", "jsonl", stdin=b"mill\n\xff\xfe\npond\n")
+        assert result.code == 1
+        assert sorted(str(row["id"]) for row in result.rows) == ["1", "3"]
         assert "-:2: not UTF-8 (byte 0)" in caplog.text
 
     @pytest.mark.parametrize("kind", ["cross", "model"])
@@ -372,7 +374,7 @@ class TestRerank:
         assert run("rerank", QUERY, "-m", folder, "--output", output, stdin="")[:2] == (0, "")
 
     @pytest.mark.parametrize(
-        ("words", "said"),
+        ("words", "message"),
         [
             ([], "'query'"),
             ([QUERY, "nowhere.txt"], "there is no file or folder at 'nowhere.txt'"),
@@ -385,50 +387,50 @@ class TestRerank:
             ([QUERY, "--nothing"], "--nothing"),
         ],
     )
-    def test_what_cannot_be_done_is_exit_2(self, run: Run, cross: Path, words: list[str], said: str):
-        ran = run("rerank", *words, "-m", cross, stdin="mill")
-        assert ran.code == 2
-        assert said in ran.err
-        assert "Traceback" not in ran.err
-        assert ran.out == ""
+    def test_what_cannot_be_done_is_exit_2(self, run: Run, cross: Path, words: list[str], message: str):
+        result = run("rerank", *words, "-m", cross, stdin="mill")
+        assert result.code == 2
+        assert message in result.err
+        assert "Traceback" not in result.err
+        assert result.out == ""
 
     def test_a_model_that_is_not_there_is_exit_1(self, run: Run):
-        ran = run("rerank", QUERY, "-m", "nobody/nothing", stdin="mill")
-        assert ran.code == 1
-        assert ran.err.startswith("millpond: nobody/nothing ")
-        assert ran.err.count("\n") == 1
+        result = run("rerank", QUERY, "-m", "nobody/nothing", stdin="mill")
+        assert result.code == 1
+        assert result.err.startswith("millpond: nobody/nothing ")
+        assert result.err.count("\n") == 1
 
 
 class TestIngest:
     @pytest.mark.parametrize("url", ["qdrant+path:{}/q#docs", "milvus+file:{}/m.db#docs"])
     def test_records_arrive(self, run: Run, model: Path, tmp_path: Path, url: str):
         rows = [{"id": "a", "text": "mill pond"}, {"id": "b", "text": "wheel", "metadata": {"n": 1}}]
-        place = url.format(tmp_path)
-        words = ["-m", model, "--to", place, "--dimensions", "16,48", "--cache", tmp_path / "c"]
+        location = url.format(tmp_path)
+        words = ["-m", model, "--to", location, "--dimensions", "16,48", "--cache", tmp_path / "c"]
         words += ["--hf-overrides", '{"is_matryoshka": true}', "--dtype", "float32"]
-        ran = run("ingest", "-", *words, stdin="\n".join(map(json.dumps, rows)))
-        assert ran.code == 0, ran.err
+        result = run("ingest", "-", *words, stdin="\n".join(map(json.dumps, rows)))
+        assert result.code == 0, result.err
         counts = {"read": 2, "embedded": 2, "cached": 0, "failed": 0, "duplicates": 0, "written": 2, "retried": 0}
-        assert {name: count for name, count in ran.rows[0].items() if name != "seconds"} == counts
+        assert {name: count for name, count in result.rows[0].items() if name != "seconds"} == counts
         again = run("ingest", "-", *words, stdin="\n".join(map(json.dumps, rows)))
         assert (again.rows[0]["cached"], again.rows[0]["embedded"]) == (2, 0)
         with Engine(model, dtype="float32", hf_overrides={"is_matryoshka": True}) as engine:
-            sink = millpond.ingest.open_sink(place, dimensions=[16, 48])
+            sink = millpond.ingest.open_sink(location, dimensions=[16, 48])
             try:
                 hits = sink.search(engine, "wheel", k=2)  # type: ignore[attr-defined]
             finally:
                 sink.close()
-            asked = engine.embed(["wheel"], role="query", normalize=True).embeddings[0]
-            told = engine.embed(["mill pond", "wheel"], role="document", normalize=True).embeddings
-        cosines = dict(zip("ab", told @ asked, strict=True))  # weights are random: either may be the nearer one
-        known = {"a": ("mill pond", {}), "b": ("wheel", {"n": 1})}
+            query = engine.embed(["wheel"], role="query", normalize=True).embeddings[0]
+            documents = engine.embed(["mill pond", "wheel"], role="document", normalize=True).embeddings
+        cosines = dict(zip("ab", documents @ query, strict=True))  # weights are random: either may be the nearer one
+        stored = {"a": ("mill pond", {}), "b": ("wheel", {"n": 1})}
         assert [hit.id for hit in hits] == sorted(cosines, key=cosines.__getitem__, reverse=True)
-        assert {hit.id: (hit.text, dict(hit.metadata)) for hit in hits} == known
+        assert {hit.id: (hit.text, dict(hit.metadata)) for hit in hits} == stored
         assert [hit.score for hit in hits] == pytest.approx([cosines[hit.id] for hit in hits], abs=1e-5)
 
     @pytest.mark.parametrize("url", ["qdrant+path:{}/db#docs", "milvus+file:{}/db.db#docs"])
     @pytest.mark.parametrize(
-        ("words", "said"),
+        ("words", "message"),
         [
             (["-m", "nobody/nothing"], "nobody/nothing"),
             (["-m", "{model}", "--dimensions", "16"], "dimensions=16"),
@@ -436,21 +438,21 @@ class TestIngest:
         ],
     )
     def test_a_model_that_cannot_fill_it_makes_no_database(
-        self, run: Run, model: Path, cross: Path, tmp_path: Path, url: str, words: list[str], said: str
+        self, run: Run, model: Path, cross: Path, tmp_path: Path, url: str, words: list[str], message: str
     ):
         words = [word.format(model=model, cross=cross) for word in words]
-        ran = run("ingest", "-", *words, "--to", url.format(tmp_path), stdin='{"text": "mill"}')
-        assert ran.code in (1, 2) and said in ran.err and "Traceback" not in ran.err
+        result = run("ingest", "-", *words, "--to", url.format(tmp_path), stdin='{"text": "mill"}')
+        assert result.code in (1, 2) and message in result.err and "Traceback" not in result.err
         assert list(tmp_path.iterdir()) == []
 
     def test_a_record_that_fails_is_exit_1(self, run: Run, model: Path, tmp_path: Path):
         lines = '{"id": "a", "text": "mill"}\n{"id": "b"}\n'
-        ran = run("ingest", "-", "-m", model, "--to", "qdrant+memory:#docs", stdin=lines)
-        assert ran.code == 1
-        assert (ran.rows[0]["written"], ran.rows[0]["failed"]) == (1, 1)
+        result = run("ingest", "-", "-m", model, "--to", "qdrant+memory:#docs", stdin=lines)
+        assert result.code == 1
+        assert (result.rows[0]["written"], result.rows[0]["failed"]) == (1, 1)
 
     @pytest.mark.parametrize(
-        ("words", "said"),
+        ("words", "message"),
         [
             (["nowhere.jsonl", "--to", "qdrant+memory:#docs"], "there is no file or folder"),
             (["-", "--to", "somewhere"], "is no URL of a collection"),
@@ -462,17 +464,17 @@ class TestIngest:
             (["-"], "--to"),
         ],
     )
-    def test_what_cannot_be_done_is_exit_2(self, run: Run, model: Path, words: list[str], said: str):
-        ran = run("ingest", *words, "-m", model, stdin='{"text": "mill"}')
-        assert ran.code == 2
-        assert said in ran.err
-        assert "Traceback" not in ran.err
-        assert ran.out == ""
+    def test_what_cannot_be_done_is_exit_2(self, run: Run, model: Path, words: list[str], message: str):
+        result = run("ingest", *words, "-m", model, stdin='{"text": "mill"}')
+        assert result.code == 2
+        assert message in result.err
+        assert "Traceback" not in result.err
+        assert result.out == ""
 
 
 class TestModels:
     def test_every_architecture_has_a_line(self, run: Run):
-        from millpond.models.architectures import ARCHITECTURES
+        from millpond.checkpoints.architectures import ARCHITECTURES
 
         lines = run("models").out.splitlines()
         listed = {line.split()[0]: line for line in lines}
@@ -508,23 +510,23 @@ class TestModels:
         assert [line.split("  ", 1)[1].strip() for line in lines if line.startswith("tasks ")] == [tasks]
 
     def test_what_is_no_checkpoint_is_an_error(self, run: Run, tmp_path: Path):
-        ran = run("models", tmp_path)
-        assert ran.code == 1
-        assert ran.err.startswith("millpond: ")
+        result = run("models", tmp_path)
+        assert result.code == 1
+        assert result.err.startswith("millpond: ")
 
 
 def test_env_names_variables_and_never_their_values(run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("QDRANT_API_KEY", "s3cret-of-qdrant")
     monkeypatch.setenv("HF_TOKEN", "s3cret-of-the-hub")
     monkeypatch.setenv("UNRELATED", "nothing")
-    ran = run("env")
-    assert ran.code == 0
-    assert "QDRANT_API_KEY" in ran.out
-    assert "HF_TOKEN" in ran.out
-    assert "UNRELATED" not in ran.out
-    assert "s3cret" not in ran.out + ran.err
-    assert f"millpond {millpond.__version__}" in ran.out
-    assert str(Path.home()) not in ran.out
+    result = run("env")
+    assert result.code == 0
+    assert "QDRANT_API_KEY" in result.out
+    assert "HF_TOKEN" in result.out
+    assert "UNRELATED" not in result.out
+    assert "s3cret" not in result.out + result.err
+    assert f"millpond {millpond.__version__}" in result.out
+    assert str(Path.home()) not in result.out
 
 
 def test_a_bug_keeps_its_traceback(run: Run, monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,4 @@
-"""The demo, run as a user runs it: in short form, twice, and with a question of one's own."""
+"""The demo as a user runs it: the short form, twice, and with a question from the user."""
 
 import functools
 import gc
@@ -13,11 +13,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from millpond.cli import demo as command
-from millpond.cli import demo_questions, demo_run
-from millpond.cli.demo_questions import QUESTIONS, SHORT_PASSAGES
-from millpond.cli.demo_report import WIDTH, DemoReport
-from millpond.cli.demo_search import Answer, Answered, answer
+from millpond.cli.demo import command, questions
+from millpond.cli.demo import run as demo_run
+from millpond.cli.demo.questions import QUESTIONS, SHORT_PASSAGES
+from millpond.cli.demo.report import WIDTH, DemoReport
+from millpond.cli.demo.search import Answer, AnsweredQuestion, answer
 from millpond.engine.engine import Engine
 from millpond.errors import InvalidRequestError, MillpondError, MissingExtraError, SinkError
 from millpond.ingest.search import Hit
@@ -29,7 +29,7 @@ app.command()(command.demo)
 
 
 def run(*arguments):
-    """The demo's standard output; an error is raised, as the program's own main sees it."""
+    """Run the demo and return its standard output; an error is raised, as ``main`` would see it."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
@@ -39,7 +39,7 @@ def run(*arguments):
 def corpus():
     """A smaller one than that of --short, parsed once for all runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo_questions, "SHORT_PASSAGES", PASSAGES)
+        patch.setattr(questions, "SHORT_PASSAGES", PASSAGES)
         patch.setattr(demo_run, "read_stdlib", functools.cache(demo_run.read_stdlib))
         yield
 
@@ -60,12 +60,12 @@ def second(state, first):
 
 
 def stages(output):
-    """The lines of the table of stages, by their names."""
+    """Notes of the table of stages, by the name of the stage."""
     return {match[1].strip(): match[2] for match in re.finditer(r"^(.{18}) *[\d.]+ s  (.*)$", output, re.MULTILINE)}
 
 
 def answers(output):
-    """Each question with the names below it, best first."""
+    """The names printed below each question, best first."""
     blocks = re.findall(r"^(\S.*\?)\n((?: +\d+  \S.*\n)+)", output, re.MULTILINE)
     return {question: re.findall(r"^ +\d+  (\S+)", lines, re.MULTILINE) for question, lines in blocks}
 
@@ -76,18 +76,18 @@ def test_the_ten_questions_are_answered(first):
 
 @pytest.mark.slow
 def test_they_are_answered_among_as_many_passages_as_a_user_has(monkeypatch, tmp_path):
-    monkeypatch.setattr(demo_questions, "SHORT_PASSAGES", SHORT_PASSAGES)
+    monkeypatch.setattr(questions, "SHORT_PASSAGES", SHORT_PASSAGES)
     output = run("--short", "--state", tmp_path)
     check_answers(output)
     assert stages(output)["embed"].startswith(f"{SHORT_PASSAGES} passages embedded")
 
 
 def check_answers(output):
-    found = answers(output)
-    assert list(found) == [question.text for question in QUESTIONS]
-    assert {len(names) for names in found.values()} == {3}
-    right = [question.text for question in QUESTIONS if set(question.answers) & set(found[question.text])]
-    assert len(right) >= 8, found
+    printed = answers(output)
+    assert list(printed) == [question.text for question in QUESTIONS]
+    assert {len(names) for names in printed.values()} == {3}
+    right = [question.text for question in QUESTIONS if set(question.answers) & set(printed[question.text])]
+    assert len(right) >= 8, printed
 
 
 def test_the_databases_agree(first):
@@ -97,12 +97,12 @@ def test_the_databases_agree(first):
 
 
 def test_the_first_run_embeds_once_and_fills_both_databases(first):
-    told = stages(first)
-    assert told["embed"] == f"{PASSAGES} passages embedded, 0 from the cache"
+    notes = stages(first)
+    assert notes["embed"] == f"{PASSAGES} passages embedded, 0 from the cache"
     for name in ("fill Qdrant", "fill Milvus Lite"):
-        assert told[name] == f"{PASSAGES} rows, 128 and 384 wide: 0 embedded, {PASSAGES} from the cache"
+        assert notes[name] == f"{PASSAGES} rows, 128 and 384 wide: 0 embedded, {PASSAGES} from the cache"
     assert re.search(r"\d tokens, [\d,]+ a second", first)
-    assert {"read the docs", "load the model", "search Qdrant", "search Milvus Lite", "rerank"} <= set(told)
+    assert {"read the docs", "load the model", "search Qdrant", "search Milvus Lite", "rerank"} <= set(notes)
 
 
 def test_the_second_run_embeds_nothing_and_answers_the_same(first, second):
@@ -123,7 +123,7 @@ def test_a_pipe_gets_plain_lines(first):
     assert [line for line in lines if line != line.rstrip()] == []
 
 
-def test_one_question_asks_the_databases_as_they_are(state, second):
+def test_one_question_searches_databases_that_are_filled_already(state, second):
     output = run("--short", "--state", state, "--ask", "how do I make a hard to guess token?", "--k", 5)
     (names,) = answers(output).values()
     assert len(names) == 5
@@ -134,17 +134,17 @@ def test_one_question_asks_the_databases_as_they_are(state, second):
 
 @pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 def test_two_demos_in_one_folder(state, second):
-    (place,) = state.glob("short-*")
+    (folder,) = state.glob("short-*")
     with (
-        demo_run.open_sink(f"qdrant+path:{place / 'qdrant'}#docs", dimensions=[128, 384]),
+        demo_run.open_sink(f"qdrant+path:{folder / 'qdrant'}#docs", dimensions=[128, 384]),
         pytest.raises(SinkError, match=r"in use by another.*If another demo is running.*--state"),
     ):
         run("--short", "--state", state)
-    gc.collect()  # qdrant-client leaves the lock's file open when it cannot have it
+    gc.collect()  # qdrant-client does not close the lock file when it cannot take the lock
 
 
 def test_other_texts_get_databases_of_their_own():
-    """Negative control of the folder's name: it holds the corpus and the model."""
+    """Negative control of the folder's name: it depends on the corpus and on the model."""
     engine = namedtuple("engine", "spec")
     spec = namedtuple("spec", "fingerprint")
     records = demo_run.short_of(demo_run.read_stdlib())
@@ -156,8 +156,8 @@ def test_other_texts_get_databases_of_their_own():
     assert len(names) == 6
 
 
-class Shelf:
-    """A database that finds the same passages whatever is asked."""
+class FixedDatabase:
+    """A database that returns the same passages for every question."""
 
     def __init__(self, *names):
         self.names = names
@@ -172,17 +172,17 @@ TEXTS = {"zip": "zip: Read a zip archive.", "mail": "mail: Send a letter.", "sor
 
 @pytest.fixture(scope="module")
 def engine():
-    with Engine(command._model(), dtype="float32") as loaded:
+    with Engine(command._model_folder(), dtype="float32") as loaded:
         yield loaded
 
 
-def test_both_databases_are_asked_and_the_rerank_decides(engine):
-    databases = {"one": Shelf("mail", "sort"), "other": Shelf("sort", "zip")}
+def test_both_databases_are_searched_and_the_rerank_decides(engine):
+    databases = {"one": FixedDatabase("mail", "sort"), "other": FixedDatabase("sort", "zip")}
     answered = answer(engine, databases, "open a zip archive", k=2)
-    assert (answered.found, answered.shared) == (3, 1)
+    assert (answered.candidates, answered.shared) == (3, 1)
     assert set(answered.seconds) == {"one", "other"}
     best, next_best = answered.answers
-    assert (best.name, best.summary, best.place) == ("zip", "ZIP", 2)
+    assert (best.name, best.summary, best.search_rank) == ("zip", "ZIP", 2)
     assert next_best.score < best.score
     query = engine.token_embed(["open a zip archive"], role="query", normalize=True).embeddings[0]
     passage = engine.token_embed([TEXTS["zip"]], role="document", normalize=True).embeddings[0]
@@ -194,9 +194,11 @@ def test_a_terminal_gets_colours_and_no_more_than_its_width(monkeypatch, capsys)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    found = Answer(name="a.very.long." + "name" * 9, summary="what it does " * 9, score=9.5, place=1)
-    one = Answered(question="how?", answers=[found], found=1, shared=1, seconds={}, rerank_seconds=0.1)
-    DemoReport().answers(one)
+    one_answer = Answer(name="a.very.long." + "name" * 9, summary="what it does " * 9, score=9.5, search_rank=1)
+    answered = AnsweredQuestion(
+        question="how?", answers=[one_answer], candidates=1, shared=1, seconds={}, rerank_seconds=0.1
+    )
+    DemoReport().answers(answered)
     coloured = capsys.readouterr().out
     assert "\x1b[1mhow?" in coloured
     plain = re.sub(r"\x1b\[[\d;]*m", "", coloured)
@@ -250,6 +252,6 @@ def test_the_state_is_kept_where_caches_are(monkeypatch, tmp_path, home, expecte
 def test_the_log_is_left_as_it_was():
     logger = logging.getLogger("millpond.engine.schedule.call")
     before = logger.level
-    with command._calm():
+    with command._without_truncation_warnings():
         assert not logger.isEnabledFor(logging.WARNING)
     assert logger.level == before

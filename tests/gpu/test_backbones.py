@@ -8,8 +8,9 @@ import transformers
 
 from millpond.attention import interface
 from millpond.attention.segments import Segments
+from millpond.checkpoints.architectures import row_of
 from millpond.models import deberta, gpt2, jamba
-from millpond.models.forward_registry import packed
+from millpond.models.load import packed_forward
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -93,7 +94,7 @@ def build(config, dtype, device):
     backbone = backbone.to(device=device, dtype=dtype).eval()
     if config.model_type in FINISHED:
         return FINISHED[config.model_type].finish(backbone, None).eval()
-    return packed(backbone, config.model_type)
+    return packed_forward(backbone, row_of(config.model_type))
 
 
 @torch.inference_mode()

@@ -1,6 +1,6 @@
-"""The public surface as text, one line for each thing a caller may write.
+"""The public signatures as text, one line per name.
 
-``python tests/house/signatures.py > tests/house/signatures.txt`` after a change that is meant.
+After an intended change: ``python tests/house/signatures.py > tests/house/signatures.txt``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PACKAGES = (
 
 
 def surface() -> list[str]:
-    """Every public name with its signature, in a stable order."""
+    """Lines of every public name with its signature, in a stable order."""
     return [line for name in PACKAGES for line in _package(importlib.import_module(name))]
 
 
@@ -44,7 +44,7 @@ def _package(package: ModuleType) -> Iterator[str]:
 def _class(path: str, cls: type) -> Iterator[str]:
     bases = ", ".join(base.__name__ for base in cls.__bases__ if base is not object)
     fields = getattr(cls, "model_fields", None)
-    if fields is not None:  # pydantic: what it inherits is its framework's
+    if fields is not None:  # pydantic: fields inherited from the framework are left out
         yield f"{path} <- {bases}"
         ours = [base for base in cls.__mro__ if "millpond" in base.__module__]
         annotations = {name: kind for base in ours for name, kind in inspect.get_annotations(base).items()}
@@ -52,7 +52,7 @@ def _class(path: str, cls: type) -> Iterator[str]:
             if name in annotations:
                 yield f"{path}.{name}: {annotations[name]} = {_default(field)}"
     else:
-        # An exception's constructor is Python's, unless it has one of its own.
+        # The constructor of an exception is listed only if the class defines one.
         own = "__init__" in cls.__dict__ or not issubclass(cls, BaseException)
         yield f"{path}{inspect.signature(cls) if own else ''} <- {bases or 'object'}"
     for name, member in sorted(vars(cls).items()):

@@ -1,4 +1,4 @@
-"""The comparison with other engines: its texts have their lengths, its gate shuts, its page says who is missing."""
+"""The comparison with other engines: lengths of its texts, its equality check, its page with the engines left out."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_workload_has_the_lengths_of_its_name(texts: Texts, name: str, least: 
     assert texts.workload(name, limit=512, count=150) == load
 
 
-def test_a_limit_shortens_what_is_counted(texts: Texts):
+def test_a_limit_shortens_the_counted_lengths(texts: Texts):
     load = texts.workload("mixed", limit=100, count=50)
     assert max(load.lengths) == 100
     assert load.tokens < texts.workload("mixed", limit=512, count=50).tokens
@@ -81,7 +81,7 @@ def test_one_wrong_row_does_not(precision: str):
     wrong = rows.copy()
     wrong[7] = rows[8]
     verdict = judge({"vectors": wrong}, {"vectors": rows}, precision)
-    assert verdict.figures["mean_cosine"] > 0.999  # the mean hides it
+    assert verdict.figures["mean_cosine"] > 0.999  # one wrong row hardly changes the mean
     assert not verdict.equal
 
 
@@ -96,8 +96,8 @@ def test_rows_of_nothing_do_not(value: float):
 )
 def test_each_precision_has_its_limit(size: float, passing: set[str]):
     rows = vectors()
-    given = {"vectors": noisy(rows, size)}
-    assert {name for name in LIMITS if judge(given, {"vectors": rows}, name).equal} == passing
+    result = {"vectors": noisy(rows, size)}
+    assert {name for name in LIMITS if judge(result, {"vectors": rows}, name).equal} == passing
 
 
 @pytest.mark.parametrize("rows", [vectors(39), vectors()[:, :8]], ids=["fewer", "narrower"])
@@ -118,9 +118,9 @@ def test_scores_are_compared_by_value_and_by_order(precision: str):
     reference = {"scores": scores}
     assert judge({"scores": scores}, reference, precision).equal
     assert not judge({"scores": scores[::-1]}, reference, precision).equal
-    assert not judge({"scores": scores / 2}, reference, precision).equal  # the order alone is right
+    assert not judge({"scores": scores / 2}, reference, precision).equal  # right order, wrong values
     close = 0.5 + (scores - 0.5) / 1e5
-    assert not judge({"scores": close[::-1]}, {"scores": close}, precision).equal  # the values alone are
+    assert not judge({"scores": close[::-1]}, {"scores": close}, precision).equal  # right values, wrong order
 
 
 class Timed:
@@ -140,10 +140,10 @@ def rows(*, equal: bool) -> dict[str, Any]:
 
 
 def test_a_ratio_is_that_of_the_medians():
-    found = rows(equal=True)
-    assert found["millpond"]["tokens_per_second"] == 3000
-    assert found["millpond"]["ratio"] == 3.0
-    assert found[REFERENCE] == {
+    measured = rows(equal=True)
+    assert measured["millpond"]["tokens_per_second"] == 3000
+    assert measured["millpond"]["ratio"] == 3.0
+    assert measured[REFERENCE] == {
         "equal": True,
         "mean_cosine": 1.0,
         "min_cosine": 1.0,
@@ -156,19 +156,19 @@ def test_a_ratio_is_that_of_the_medians():
 
 
 def test_the_time_of_another_result_is_withheld():
-    found = rows(equal=False)["millpond"]
-    assert not found["equal"]
-    assert found.keys() == {"equal", "mean_cosine", "min_cosine"}
+    measured = rows(equal=False)["millpond"]
+    assert not measured["equal"]
+    assert measured.keys() == {"equal", "mean_cosine", "min_cosine"}
 
 
-def test_whoever_is_not_equal_is_found_at_any_depth():
+def test_an_engine_that_is_not_equal_is_found_at_any_depth():
     assert list(unequal({"workloads": {"docs": {"rows": rows(equal=False)}}})) == ["millpond"]
     assert list(unequal({"workloads": {"docs": {"rows": rows(equal=True)}}, "left_out": {}})) == []
 
 
-def results(name: str, found: dict[str, Any]) -> dict[str, Any]:
+def results(name: str, measured: dict[str, Any]) -> dict[str, Any]:
     described = {"texts": 3, "tokens": 150, "mean_tokens": 50.0, "longest": 60}
-    single = {name: {"equal": True, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0} for name in found}
+    single = {name: {"equal": True, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0} for name in measured}
     start = dict.fromkeys(("seconds", "import_seconds", "load_seconds", "first_seconds"), 1.25)
     left_out = {"left_out": {"vllm": "no compiler"}}
     return (
@@ -176,17 +176,17 @@ def results(name: str, found: dict[str, Any]) -> dict[str, Any]:
         | {
             "embed": {
                 "workloads": {
-                    "docs": {"rows": found, **described},
-                    "long": {"rows": found, **described, "mean_tokens": 90.0},
+                    "docs": {"rows": measured, **described},
+                    "long": {"rows": measured, **described, "mean_tokens": 90.0},
                 },
                 "source": "books",
             },
-            "calls": {"sizes": {"1": found, "64": found}},
+            "calls": {"sizes": {"1": measured, "64": measured}},
             "latency": {"rows": single, "tokens": 10.0},
-            "rerank": {"rows": found, **described},
-            "tokens": {"rows": found, **described},
+            "rerank": {"rows": measured, **described},
+            "tokens": {"rows": measured, **described},
             "startup": {"rows": {"millpond": {**start, "first_bytes": 1e8, "peak_bytes": 2e8}}},
-            "shapes": {"shapes": {"bert-base": {"docs": {"rows": found}, "single": {"rows": single}}}},
+            "shapes": {"shapes": {"bert-base": {"docs": {"rows": measured}, "single": {"rows": single}}}},
         }[name]
     )
 

@@ -1,4 +1,4 @@
-"""What an import costs: the vocabulary, the package itself and the program's help load no torch."""
+"""Import cost: the data modules, the package itself and the program's help do not import torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LIGHT = [
     "ingest.sink",
     "ingest.url",
     "late_interaction",
-    "models.architectures",
+    "checkpoints.architectures",
     "cli.app",
 ]
 

@@ -1,4 +1,4 @@
-"""The rows of the house: who may import whom, held by import-linter, which is seen to hold it."""
+"""The import layers: import-linter checks them, and these tests check that it finds violations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINT = "import sys; from importlinter.cli import lint_imports_command; sys.exit(
 
 
 def lint(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """import-linter over the packages under ``root``, and not over the installed ones."""
+    """Run import-linter on the packages under ``root`` instead of the installed ones."""
     places = [root / "src", *(root / "integrations" / name for name in ADAPTERS)]
     return subprocess.run(
         [sys.executable, "-c", LINT, "--no-cache", "--no-logo", *options],
@@ -30,7 +30,7 @@ def lint(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The tree, to spoil."""
+    """A copy of the tree that a test may damage."""
     for name in ("src", "integrations"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "tests", "*.db"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

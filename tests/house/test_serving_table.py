@@ -1,4 +1,4 @@
-"""The tables of benchmarks/serve.py, and what it decides of the targets."""
+"""The tables of benchmarks/serve.py, and the targets that are measured with it."""
 
 from __future__ import annotations
 
@@ -66,8 +66,10 @@ def test_parts_that_were_not_measured_are_left_out():
 
 
 def test_the_targets_are_those_of_the_results():
-    found = {target.what: value for target, value in verdicts({"serve": results(*SERVERS)}) if target.result == "serve"}
-    assert list(found.values()) == [0.9, 12.0]
+    values = {
+        target.what: value for target, value in verdicts({"serve": results(*SERVERS)}) if target.result == "serve"
+    }
+    assert list(values.values()) == [0.9, 12.0]
     unrefused = results("millpond")
     del unrefused["overload"]["rows"]["millpond"]["statuses"]["429"]
     assert [value for target, value in verdicts({"serve": unrefused}) if target.result == "serve"] == [0.9, None]

@@ -1,4 +1,4 @@
-"""The table and the plot of benchmarks/soak.py, and the curve that they are made of."""
+"""The table and the plot of benchmarks/soak.py, and the curve behind them."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def test_a_line_for_each_figure():
 
 @pytest.mark.parametrize("count", [0, 1, soaking.POINTS, 3 * soaking.POINTS + 1])
 def test_the_curve_is_thinned_and_keeps_its_peak(count: int):
-    looks = [Look(at=10.0 + 60 * i, rss=2**20 * (i % 97), threads=3, files=4) for i in range(count)]
-    drawn = curve(looks, began=10.0)
+    samples = [Look(at=10.0 + 60 * i, rss=2**20 * (i % 97), threads=3, files=4) for i in range(count)]
+    drawn = curve(samples, began=10.0)
     assert len(drawn) <= soaking.POINTS
     assert drawn == sorted(drawn)
-    assert max((mib for _, mib, _, _ in drawn), default=0) == max((look.rss / 2**20 for look in looks), default=0)
+    assert max((mib for _, mib, _, _ in drawn), default=0) == max((look.rss / 2**20 for look in samples), default=0)
     if count == soaking.POINTS:
         assert drawn[1] == (1.0, 1.0, 3, 4)
 

@@ -1,4 +1,4 @@
-"""The public surface: as it was written down, documented, and exercised by some test."""
+"""The public names: signatures as recorded, documented, and used in some test."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def public(path: str) -> Any:
 
 
 def members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties of its own."""
+    """Public methods and properties that the class itself defines."""
     for name, member in vars(cls).items():
         plain = getattr(member, "__func__", member)
         if not name.startswith("_") and (inspect.isfunction(plain) or isinstance(member, property | cached_property)):
             yield name, member
 
 
-def test_the_signatures_are_as_written_down():
-    written = (HERE / "signatures.txt").read_text(encoding="utf-8").splitlines()
-    difference = "\n".join(unified_diff(written, surface(), "signatures.txt", "the code", lineterm="", n=0))
+def test_the_signatures_are_as_recorded():
+    recorded = (HERE / "signatures.txt").read_text(encoding="utf-8").splitlines()
+    difference = "\n".join(unified_diff(recorded, surface(), "signatures.txt", "the code", lineterm="", n=0))
     assert not difference, (
-        f"{difference}\nif it is meant: python tests/house/signatures.py > tests/house/signatures.txt"
+        f"{difference}\nif this is intended: python tests/house/signatures.py > tests/house/signatures.txt"
     )
 
 
@@ -65,15 +65,15 @@ def test_every_public_name_is_documented(path: str):
 
 @pytest.mark.parametrize("path", [path for path in NAMES if inspect.isclass(public(path))])
 def test_every_public_method_is_documented(path: str):
-    bare = [name for name, member in members(public(path)) if not inspect.getdoc(member)]
-    assert not bare, f"{path}: {bare} have no docstring"
+    undocumented = [name for name, member in members(public(path)) if not inspect.getdoc(member)]
+    assert not undocumented, f"{path}: {undocumented} have no docstring"
 
 
 @pytest.fixture(scope="module")
-def tested() -> str:
-    return "\n".join(file.read_text(encoding="utf-8") for place in TESTS for file in place.rglob("*.py"))
+def sources_of_tests() -> str:
+    return "\n".join(file.read_text(encoding="utf-8") for folder in TESTS for file in folder.rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", NAMES)
-def test_every_public_name_is_exercised(path: str, tested: str):
-    assert re.search(rf"\b{path.rpartition('.')[2]}\b", tested), f"no test mentions {path}"
+def test_every_public_name_is_used_in_a_test(path: str, sources_of_tests: str):
+    assert re.search(rf"\b{path.rpartition('.')[2]}\b", sources_of_tests), f"no test mentions {path}"

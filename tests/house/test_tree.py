@@ -1,4 +1,4 @@
-"""The tree: no path of somebody's machine, the targets of the Makefile, and a set-up that is done once."""
+"""The tree: no paths of one machine, the targets of the Makefile, and an installation that runs once."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TARGETS = "install demo test test-all check bench notebooks test-gpu bench-gpu help".split()
-# The first folders of paths that hold on one machine only. Written so that this file does not name one.
-PLACES = re.compile("(?<![\\w.~:/-])/(?:" + "|".join(["home", "root", "work", "Users", "mnt", "scratch"]) + ")/\\w")
+# First folders of absolute paths that exist on one machine only. Joined so that this file does not match.
+LOCAL_PATHS = re.compile(
+    "(?<![\\w.~:/-])/(?:" + "|".join(["home", "root", "work", "Users", "mnt", "scratch"]) + ")/\\w"
+)
 
 
 def files() -> list[Path]:
-    """What git tracks or would."""
+    """Files that git tracks, and new files that it does not ignore."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
@@ -31,24 +33,24 @@ def files() -> list[Path]:
 
 
 def test_nothing_names_a_path_of_one_machine():
-    found = []
+    matches = []
     for path in files():
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue
-        found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in PLACES.finditer(text)]
-    assert not found
+        matches += [f"{path.relative_to(ROOT)}: {match[0]}" for match in LOCAL_PATHS.finditer(text)]
+    assert not matches
 
 
 @pytest.mark.parametrize("text", ["cd /" + "work/x", '"/' + 'home/me/x"', "=/" + "root/x"])
 def test_a_path_of_one_machine_would_be_found(text: str):
-    assert PLACES.search(text)
+    assert LOCAL_PATHS.search(text)
 
 
 @pytest.mark.parametrize("text", ["https://x.org/home/me", "~/work/x", "shared/work/x", "/etc/hosts"])
-def test_what_is_none_is_left_alone(text: str):
-    assert not PLACES.search(text)
+def test_other_paths_are_allowed(text: str):
+    assert not LOCAL_PATHS.search(text)
 
 
 def make(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -74,7 +76,7 @@ def test_every_target_is_there(target: str):
 
 @needs_make
 @pytest.mark.parametrize("target", ["demo", "test", "check", "install"])
-def test_the_set_up_is_done_once(target: str, tmp_path: Path):
+def test_the_installation_runs_once(target: str, tmp_path: Path):
     projects = [
         path.relative_to(ROOT) for path in [ROOT / "pyproject.toml", *ROOT.glob("integrations/*/pyproject.toml")]
     ]

@@ -1,4 +1,4 @@
-"""One version, one licence, one set of pins for all five packages."""
+"""One version, one licence and one set of pinned dependencies for all five packages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_is_installed_is_this_version(name: str):
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_our_own_packages_are_asked_for_in_this_version(folder: Path):
+def test_our_own_packages_are_required_in_this_version(folder: Path):
     own = [line for line in requirements(folder) if line.name in OURS and not line.extras]
     assert own
     assert {str(line.specifier) for line in own} == {f"=={millpond.__version__}"}
@@ -64,9 +64,9 @@ def test_each_package_carries_licence_readme_and_types(folder: Path):
     assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
     assert project(folder)["license"] == "Apache-2.0"
     assert (folder / "README.md").read_text(encoding="utf-8").count("\n") > 10
-    places = list((folder / "src" if folder == ROOT else folder).rglob("py.typed"))
-    assert len(places) == (2 if folder.name == "llama-index" else 1)
-    assert all((place.parent / "__init__.py").is_file() for place in places)
+    markers = list((folder / "src" if folder == ROOT else folder).rglob("py.typed"))
+    assert len(markers) == (2 if folder.name == "llama-index" else 1)
+    assert all((marker.parent / "__init__.py").is_file() for marker in markers)
 
 
 def test_only_the_leaves_of_the_namespace_are_packages():
@@ -78,14 +78,14 @@ def test_only_the_leaves_of_the_namespace_are_packages():
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_constraints_pin_what_the_packages_ask_for(folder: Path):
+def test_constraints_pin_what_the_packages_require(folder: Path):
     pins = {canonicalize_name(name): pin for name, pin in PINS.items()}
     for line in requirements(folder):
         if line.name in OURS or (line.marker is not None and not line.marker.evaluate()):
             continue
         pin = pins.get(canonicalize_name(line.name))
         assert pin is not None, f"constraints.txt does not pin {line.name}: run `make constraints`"
-        assert line.specifier.contains(pin), f"constraints.txt pins {line.name}=={pin}, {folder.name} asks for {line}"
+        assert line.specifier.contains(pin), f"constraints.txt pins {line.name}=={pin}, {folder.name} requires {line}"
 
 
 def test_both_sinks_are_found_by_name():

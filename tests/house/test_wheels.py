@@ -1,4 +1,4 @@
-"""What a user gets: the wheels hold the packages, all of each and nothing else."""
+"""The wheels contain their packages completely, and nothing else."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_wheel_holds_its_package(folder: str, tmp_path: Path):
         for file in (sources / package).rglob("*")
         if file.suffix in (".py", ".jinja", ".html", ".css", ".js", ".svg", ".cpp", ".h") or file.name == "py.typed"
     }
-    if LIBRARY.is_file() and folder == ".":  # built where there is a compiler, for every Python of the platform
+    if LIBRARY.is_file() and folder == ".":  # built if there is a compiler; works with every Python of the platform
         expected.add("millpond/native/libmillpond.so")
         assert "-py3-none-linux_" in path.name
     assert names == expected

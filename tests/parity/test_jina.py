@@ -20,12 +20,13 @@ from tests.tiny import MAX_TOKENS, TEXTS, Layout, Normalize, Pooling, edit_json,
 from tests.tiny_rotary import JINA, JINA_TASKS
 
 from millpond.attention.segments import Segments
+from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
+from millpond.checkpoints.native_config import translate
 from millpond.engine.engine import Engine
 from millpond.engine.execute.runner import Runner
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models import adapters as adapting
-from millpond.models.architectures import find, translate
 from millpond.models.load import load_backbone
 from millpond.params import PoolingParams
 

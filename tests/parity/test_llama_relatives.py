@@ -10,10 +10,11 @@ from tests.parity.oracles import oracle
 from tests.parity.test_backbones import SHORT, TOLERANCE, VISIBLE, _ids, difference, states
 from tests.tiny import edit_json, write_checkpoint
 
+from millpond.checkpoints import architectures, native_config
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.engine.engine import Engine
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
-from millpond.models import architectures, internlm2, load
+from millpond.models import internlm2, load
 
 
 def expected_of(folder):
@@ -134,7 +135,7 @@ def test_a_backbone_under_a_class_with_a_head(family, tmp_path):
     row = architectures.find(checkpoint.config, "x")
     from dataclasses import replace
 
-    checkpoint = replace(checkpoint, config=architectures.translate(row, checkpoint.config, "x"))
+    checkpoint = replace(checkpoint, config=native_config.translate(row, checkpoint.config, "x"))
     backbone = load.load_backbone(checkpoint, row, device=torch.device("cpu"), dtype=torch.float32)
     assert sum(parameter.numel() for parameter in backbone.parameters()) > 10_000
 

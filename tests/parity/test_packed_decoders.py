@@ -13,14 +13,15 @@ from tests.tiny import FAMILIES, MAX_TOKENS, write_checkpoint
 from torch import nn
 
 from millpond.attention.segments import Segments
+from millpond.checkpoints import architectures
+from millpond.checkpoints.architectures import row_of
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.engine.execute import threads
-from millpond.models import architectures, decoder
+from millpond.models import decoder
 from millpond.models.decoder import PackedDecoder
-from millpond.models.forward_registry import packed
 from millpond.models.int8 import Int8Linear
 from millpond.models.linear import ReorderedLinear
-from millpond.models.load import load_backbone
+from millpond.models.load import load_backbone, packed_forward
 from millpond.models.rms_norm import RMSNorm
 
 TOLERANCE = 1e-5  # of the largest value of the states
@@ -234,15 +235,15 @@ def scaled_embeddings(backbone: Any) -> None:
 )
 def test_what_does_not_fit_stays_as_it_is(change, load):
     theirs = load("llama", packed=False)
-    assert PackedDecoder.fits(theirs)
+    assert PackedDecoder.fits(theirs, row_of("llama"))
     change(theirs)
-    assert packed(theirs, "llama") is theirs
+    assert packed_forward(theirs, row_of("llama")) is theirs
     assert all(hasattr(layer, "self_attn") for layer in theirs.layers)
 
 
 def test_an_unknown_model_type_stays_as_it_is(load):
     theirs = load("llama", packed=False)
-    assert packed(theirs, "gpt2") is theirs
+    assert packed_forward(theirs, row_of("gpt2")) is theirs
 
 
 # --- What others read off it. -----------------------------------------------------------------------------------------
@@ -254,7 +255,7 @@ def test_its_weights_are_counted_and_held_once(dtype, checkpoint, load):
     hidden, heads, kv = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
     layer = hidden * config["head_dim"] * (2 * heads + 2 * kv) + 3 * hidden * config["intermediate_size"]
     theirs = load("qwen3", dtype=dtype, packed=False)
-    ours = packed(theirs, "qwen3")
+    ours = packed_forward(theirs, row_of("qwen3"))
     assert threads._multiplied_weights(ours) == layer * config["num_hidden_layers"]
     assert not any(isinstance(part, nn.Linear) for part in theirs.modules())
 

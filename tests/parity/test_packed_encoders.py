@@ -13,10 +13,11 @@ from tests.tiny import MAX_TOKENS, write_checkpoint
 from torch import nn
 
 from millpond.attention.segments import Segments
+from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
+from millpond.checkpoints.native_config import translate
 from millpond.engine.execute.threads import _multiplied_weights
 from millpond.models import modernbert, rotary_encoder
-from millpond.models.architectures import find, translate
 from millpond.models.int8 import Int8Linear
 from millpond.models.linear import PlainLinear, ReorderedLinear
 from millpond.models.load import load_backbone

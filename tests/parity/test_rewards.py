@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +99,12 @@ def test_a_text_s_reward_is_its_last_token_s(architecture, tmp_path, record_prop
 
 
 def test_notices_a_missing_relu(tmp_path, monkeypatch):
-    from millpond.checkpoints import classifiers
+    from millpond.checkpoints import architectures
 
     folder = write_reward(tmp_path / "model", "Qwen2ForRewardModel")
-    first, _, last = classifiers._QWEN_REWARD
-    monkeypatch.setattr(classifiers, "_QWEN_REWARD", (first, last))
+    row = architectures.row_of("qwen2")
+    first, _, last = row.reward_head
+    monkeypatch.setattr(architectures, "ARCHITECTURES", (replace(row, reward_head=(first, last)),))
     with load(folder) as engine:
         assert difference(list(engine.reward(TEXTS).rewards), [m[-1:] for m in rows_of(folder, TEXTS)]) > VISIBLE
 

@@ -15,10 +15,11 @@ from tests.tiny_sparse import write_m3, write_splade
 from transformers import AutoModel, AutoTokenizer
 
 from millpond.attention.segments import Segments
+from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from millpond.checkpoints.native_config import translate
 from millpond.checkpoints.sparse import Splade, TokenWeights
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
-from millpond.models.architectures import find, translate
 from millpond.models.load import load_backbone
 from millpond.pooling.masked_lm import build_masked_head
 from millpond.pooling.sparse import SpladeHead, build_sparse, build_token_vectors

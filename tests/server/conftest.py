@@ -21,7 +21,7 @@ from tests.tiny_rewards import write_language_model, write_reward
 from tests.tiny_sparse import write_m3, write_splade
 
 from millpond.server.app import create_app
-from millpond.server.launch.protocol import Wire
+from millpond.server.launch.protocol import HttpProtocol
 from millpond.server.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
@@ -43,7 +43,7 @@ def running(models: ServedModels, config: ServerConfig | None = None) -> Iterato
 def serving(app: ASGIApp, *, keep_alive: int = 65) -> Iterator[uvicorn.Server]:
     """``app`` on a free port of the loopback device."""
     config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, log_level="warning", http=Wire, ws="none", timeout_keep_alive=keep_alive
+        app, host="127.0.0.1", port=0, log_level="warning", http=HttpProtocol, ws="none", timeout_keep_alive=keep_alive
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

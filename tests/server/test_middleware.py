@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from millpond.server.app import create_app
-from millpond.server.middleware import Keys, request_id, route_path
+from millpond.server.middleware import ApiKeys, request_id
 from millpond.server.models import ServedModels
+from millpond.server.scope import route_path
 from millpond.server.settings.config import ModelConfig, ServerConfig
 from millpond.server.telemetry import logs
 
@@ -101,8 +102,8 @@ def test_what_is_posted_there_is_not(ask: Ask, path: str) -> None:
     "path", ["/health/", "//health", "/v1/embeddings", "/pages/x", "/page", "/HEALTH", "/stats", "/load"]
 )
 def test_a_path_that_looks_alike_is_guarded(path: str) -> None:
-    assert Keys(KEYS).guard("GET", path)
-    assert not Keys(()).guard("GET", path)
+    assert ApiKeys(KEYS).required("GET", path)
+    assert not ApiKeys(()).required("GET", path)
 
 
 @pytest.mark.parametrize(
@@ -117,9 +118,9 @@ def test_a_path_that_looks_alike_is_guarded(path: str) -> None:
 )
 def test_the_gate_looks_at_the_path_that_the_router_sees(ask: Ask, root: str, path: str, expected: str) -> None:
     assert route_path({"path": path, "root_path": root}) == expected
-    guarded = Keys(KEYS).guard("GET", expected)
+    key_required = ApiKeys(KEYS).required("GET", expected)
     found = ask("GET", path, ServerConfig(api_keys=KEYS, root_path=root))
-    assert found.status_code == (401 if guarded else 200)
+    assert found.status_code == (401 if key_required else 200)
 
 
 # --- Request ids ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from pydantic import BaseModel, create_model
 from millpond.server import openapi
 from millpond.server.app import create_app
 from millpond.server.models import ServedModels
-from millpond.server.requests import bodies
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
 
@@ -126,13 +125,13 @@ def described(*bodies_of: Any) -> dict[str, Any]:
         @app.post(f"/{i}", openapi_extra=extra)
         async def route(request: Request) -> None: ...
 
-    return openapi.describe(app, guarded=lambda method, path: False)()
+    return openapi.describe(app, key_required=lambda method, path: False)()
 
 
 def test_schemas_go_where_they_are_referred_to() -> None:
     found = described(
-        bodies.documented(Thing, answer=list[list[float]], octets=True, description="Rows."),
-        bodies.documented(Thing | Other, answer=Other),
+        openapi.operation(Thing, answer=list[list[float]], binary=True, description="Rows."),
+        openapi.operation(Thing | Other, answer=Other),
     )
     assert {"Thing", "Inner", "Other", "ErrorAnswer", "ErrorDetail"} <= found["components"]["schemas"].keys()
     one, two = (found["paths"][f"/{i}"]["post"] for i in range(2))
@@ -151,4 +150,4 @@ def test_schemas_go_where_they_are_referred_to() -> None:
 
 def test_two_schemas_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="called Thing"):
-        described(bodies.documented(Thing), bodies.documented(create_model("Thing", y=(int, 0))))
+        described(openapi.operation(Thing), openapi.operation(create_model("Thing", y=(int, 0))))

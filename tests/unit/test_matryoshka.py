@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond import matryoshka
-from millpond.checkpoints.families import matryoshka_family
+from millpond.checkpoints.matryoshka_families import matryoshka_family
 from millpond.errors import InvalidDimensionsError
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.search import Scalar, check_filter
-from millpond_milvus.layout import Layout
+from millpond_milvus.schema import PayloadSchema
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # A key of such a name could be read as an operator.
@@ -17,13 +17,13 @@ _WORDS = frozenset(
 )
 
 
-def to_expression(wanted: Mapping[str, object] | str | None, layout: Layout) -> str:
+def to_expression(wanted: Mapping[str, object] | str | None, schema: PayloadSchema) -> str:
     """Every key must hold its value, or one of its list; a list in the metadata matches if it has the value.
 
-    Without a JSON field (the frameworks' layouts) a list matches only under a key that is a plain name.
+    Without a JSON field (the frameworks' schemas) a list matches only under a key that is a plain name.
 
     Raises:
-        InvalidRequestError: A filter of another database, or a key that is a field of the layout.
+        InvalidRequestError: A filter of another database, or a key that is a field of the schema.
     """
     if wanted is None:
         return ""
@@ -35,11 +35,11 @@ def to_expression(wanted: Mapping[str, object] | str | None, layout: Layout) -> 
         )
     clauses = []
     for key, values in check_filter(wanted).items():
-        if layout.json is None and key in layout.reserved:
+        if schema.json is None and key in schema.reserved:
             raise InvalidRequestError(
                 f"filter key {key!r} is a field of the collection, not metadata; pass a Milvus expression instead"
             )
-        clauses.append("(" + " or ".join(_matches(key, value, layout) for value in values) + ")")
+        clauses.append("(" + " or ".join(_matches(key, value, schema) for value in values) + ")")
     return " and ".join(clauses)
 
 
@@ -48,10 +48,10 @@ def one_of(field: str, values: Sequence[str]) -> str:
     return f"{field} in [{', '.join(map(_literal, values))}]"
 
 
-def _matches(key: str, value: Scalar, layout: Layout) -> str:
-    path = f"{layout.json or '$meta'}[{_quoted(key)}]"
+def _matches(key: str, value: Scalar, schema: PayloadSchema) -> str:
+    path = f"{schema.json or '$meta'}[{_quoted(key)}]"
     equal = f"{path} == {_literal(value)}"
-    if layout.json is not None:
+    if schema.json is not None:
         return f"{equal} or {_contains(path, value)}"
     if _NAME.fullmatch(key) and key.lower() not in _WORDS:
         return f"{equal} or {_contains(key, value)}"

@@ -17,7 +17,7 @@ from millpond import Engine, FingerprintMismatchError, InvalidRequestError, Miss
 from millpond.ingest import Batch, IngestReport, Record, SinkError, ingest, open_sink, point_id
 from millpond_milvus import MilvusSink, sink_from_url
 from millpond_milvus.filters import to_expression
-from millpond_milvus.layout import LAYOUTS
+from millpond_milvus.schema import SCHEMAS
 
 
 def fill(engine: Engine, sink: MilvusSink, records: list[Record]) -> IngestReport:
@@ -131,7 +131,7 @@ def test_a_native_expression_is_passed_on(engine: Engine, records: list[Record],
 
 
 def test_expressions_quote_what_they_hold() -> None:
-    plain, llama = LAYOUTS["plain"], LAYOUTS["llama_index"]
+    plain, llama = SCHEMAS["plain"], SCHEMAS["llama_index"]
     assert to_expression(None, plain) == to_expression({}, plain) == ""
     assert to_expression({'k"]': 'a"\\\n'}, plain) == (
         r'(metadata["k\"]"] == "a\"\\\n" or json_contains(metadata["k\"]"], "a\"\\\n"))'
@@ -258,7 +258,7 @@ def test_an_error_of_the_transport_comes_out_alike(engine: Engine, uri: str) -> 
         # Lite does not implement this call, and the client lets grpc's own error through.
         with (
             pytest.raises(SinkError, match="did not answer a new field: Method not implemented"),
-            sink._answering("a new field"),
+            sink._request("a new field"),
         ):
             sink._client.add_collection_field("docs", "more", DataType.INT64, nullable=True)
 

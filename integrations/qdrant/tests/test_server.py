@@ -14,7 +14,7 @@ import pytest
 
 from millpond import Engine
 from millpond.ingest import Batch, Record, SinkError, ingest, point_id
-from millpond.ingest.manifest import CollectionMark
+from millpond.ingest.manifest import CollectionManifest
 from millpond_qdrant import QdrantSink
 
 Answer = tuple[int, dict[str, str], bytes]
@@ -25,12 +25,13 @@ class Fake(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, mark: CollectionMark) -> None:
+    def __init__(self, manifest: CollectionManifest) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.mark = mark
+        self.manifest = manifest
         self.upsert: Callable[[], Answer | None] = lambda: ok({"operation_id": 0, "status": "completed"})
         self.upserts: list[dict[str, Any]] = []
         self.queries: list[str] = []
+        self.deletes: list[tuple[str, dict[str, Any]]] = []  # path and body
         self.keys: set[str | None] = set()
         self.free = threading.Event()  # lets the requests that hang go
 
@@ -49,12 +50,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.path.endswith("/exists"):
             self._send(ok({"exists": True}))
             return
-        vectors = {f"d{width}": {"size": width, "distance": "Cosine"} for width in self.server.mark.dimensions}
+        vectors = {f"d{width}": {"size": width, "distance": "Cosine"} for width in self.server.manifest.dimensions}
         config = {
             "params": {"vectors": vectors},
             "hnsw_config": {"m": 16, "ef_construct": 100, "full_scan_threshold": 10000},
             "optimizer_config": {"deleted_threshold": 0.2, "vacuum_min_vector_number": 1, "flush_interval_sec": 5},
-            "metadata": {"millpond": self.server.mark.to_dict()},
+            "metadata": {"millpond": self.server.manifest.to_dict()},
         }
         config["optimizer_config"]["default_segment_number"] = 0
         self._send(ok({"status": "green", "optimizer_status": "ok", "segments_count": 1, "config": config,
@@ -71,6 +72,11 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         else:
             self._send(answer)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.deletes.append((self.path, json.loads(body)))
+        self._send(ok({"operation_id": 0, "status": "completed"}))
 
     def _send(self, answer: Answer) -> None:
         status, headers, body = answer
@@ -94,7 +100,7 @@ def error(status: int, message: str, **headers: str) -> Answer:
 
 @pytest.fixture
 def server(engine: Engine) -> Iterator[Fake]:
-    fake = Fake(CollectionMark.of(engine.spec, dimensions=(64, 384), payload="plain"))
+    fake = Fake(CollectionManifest.of(engine.spec, dimensions=(64, 384), payload="plain"))
     thread = threading.Thread(target=fake.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield fake
@@ -129,6 +135,18 @@ def test_a_request_is_bounded_by_bytes_too(engine: Engine, server: Fake) -> None
         sink.write(Batch(records=records, ids=[point_id(record.id) for record in records], vectors=vectors))
     sizes = [len(json.dumps(body)) for body in server.upserts]
     assert len(sizes) == 3 and max(sizes) < 17 << 20
+
+
+def test_deletes_are_waited_for_and_bounded_too(server: Fake) -> None:
+    ids = [f"r{i}" for i in range(300)]
+    with QdrantSink(server.url, "docs") as sink:
+        sink.delete(ids)
+        sink.delete(filter={"lang": "en"})
+    assert {path for path, _ in server.deletes} == {"/collections/docs/points/delete?wait=true"}
+    first, second, third = (body for _, body in server.deletes)
+    assert [len(first["points"]), len(second["points"])] == [256, 44]
+    assert first["points"] + second["points"] == [point_id(record_id) for record_id in ids]
+    assert list(third) == ["filter"] and "metadata.lang" in json.dumps(third)
 
 
 def test_a_record_too_large_for_any_request_is_left_out(engine: Engine, server: Fake) -> None:

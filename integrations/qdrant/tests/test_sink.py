@@ -12,7 +12,7 @@ from millpond import Engine, FingerprintMismatchError, InvalidRequestError
 from millpond.ingest import Record, SinkError, ingest, open_sink
 from millpond_qdrant import QdrantSink, sink_from_url
 from millpond_qdrant.filters import to_filter
-from millpond_qdrant.folder import open_journal
+from millpond_qdrant.folder import use_write_ahead_log
 
 
 def fill(engine: Engine, sink: QdrantSink, records: list[Record]) -> None:
@@ -66,15 +66,18 @@ def test_a_folder_commits_to_a_journal(engine: Engine, records: list[Record], tm
         other.close()
         # Copied as a crash would leave it: the database file alone has every acknowledged row.
         (tmp_path / "crashed.sqlite").write_bytes(file.read_bytes())
-    crashed = sqlite3.connect(tmp_path / "crashed.sqlite")
-    assert crashed.execute("SELECT count(*) FROM points").fetchone() == (12,)
-    crashed.close()
+        sink.delete(["doc-0", "doc-1"])
+        (tmp_path / "deleted.sqlite").write_bytes(file.read_bytes())
+    for name, count in (("crashed", 12), ("deleted", 10)):
+        copy = sqlite3.connect(tmp_path / f"{name}.sqlite")
+        assert copy.execute("SELECT count(*) FROM points").fetchone() == (count,)
+        copy.close()
 
 
 def test_a_client_without_a_file_keeps_its_own_ways() -> None:
     client = QdrantClient(":memory:")
     client.create_collection("docs", {"d4": models.VectorParams(size=4, distance=models.Distance.COSINE)})
-    assert open_journal(client, "docs") is None and open_journal(client, "nowhere") is None
+    assert use_write_ahead_log(client, "docs") is None and use_write_ahead_log(client, "nowhere") is None
 
 
 def test_a_native_filter_is_passed_on(engine: Engine, records: list[Record]) -> None:

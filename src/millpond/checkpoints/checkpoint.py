@@ -13,7 +13,7 @@ from typing import Any
 from millpond.checkpoints.cross_encoder import CrossEncoder, is_cross_encoder, read_cross_encoder
 from millpond.checkpoints.late_interaction import claims
 from millpond.checkpoints.resolve import Source, read_json_object, resolve
-from millpond.checkpoints.sentence_transformers import Layout, read_layout, stanford_layout
+from millpond.checkpoints.sentence_transformers import PipelineLayout, read_layout, stanford_layout
 from millpond.checkpoints.sparse import Splade
 from millpond.checkpoints.sparse import claims as claims_splade
 from millpond.errors import ModelLoadError
@@ -63,7 +63,7 @@ class Checkpoint:
 
     source: Source
     config: Mapping[str, Any]
-    layout: Layout
+    layout: PipelineLayout
     cross_encoder: CrossEncoder | None = None
     files: tuple[FileState, ...] = ()
 
@@ -157,9 +157,9 @@ def read_checkpoint(
     return Checkpoint(source=source, config=config, layout=layout, cross_encoder=pairs, files=files)
 
 
-def _layout_of(pairs: CrossEncoder) -> Layout:
+def _layout_of(pairs: CrossEncoder) -> PipelineLayout:
     """The pipeline around a cross-encoder's backbone; its last head gives logits, which are not normalized."""
-    return Layout(
+    return PipelineLayout(
         transformer=pairs.transformer,
         pooling=pairs.pooling,
         heads=pairs.heads,

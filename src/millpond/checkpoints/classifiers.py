@@ -1,7 +1,7 @@
 """Classifier heads: what a ``*For...Classification`` or reward checkpoint computes from its hidden states.
 
 A head is data: linears by the names of their tensors, with activations and norms between them. It is read and run here
-in float32, never through transformers' class, which would look for its one token in a packed row's wrong place.
+in float32, never by transformers' class, which would look for the token to classify in the wrong row of a packed batch.
 """
 
 from __future__ import annotations
@@ -11,36 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from millpond.checkpoints.architecture import Architecture
+from millpond.checkpoints.classifier_steps import HeadRows, PoolingField, Step, read_steps
 from millpond.errors import ModelLoadError
 from millpond.spec import PoolingMode
 from millpond.tasks import Activation
 
-
-@dataclass(frozen=True, kw_only=True)
-class Linear:
-    """``x W^T + b``; with ``biased`` the files must have a bias, else they may."""
-
-    name: str
-    biased: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Norm:
-    """Layer normalization; the bias is optional in the files."""
-
-    name: str
-    eps: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadRows:
-    """Rows of the language-model head: one logit for each of ``tokens``, or ``tokens[1] - tokens[0]``."""
-
-    tokens: tuple[int, ...]
-    difference: bool = False
-
-
-Step = Linear | Norm | HeadRows | str  # a str is an activation of transformers' names
+# Token whose rows a process reward model scores, as text and as id.
+_PROCESS_TAG = ("<extra_0>", 151651)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +27,15 @@ class Classifier:
 
     Attributes:
         folder: Where the tensors are.
-        pooling: Which row a text's logits come from; ``None`` for a head on every token only.
-        pool_logits: Pool the logits rather than the rows.
+        pooling: The row that a text's logits come from; ``None`` for a head on every token only.
+        pool_logits: Pool the logits rather than the hidden states.
         steps: Applied in order.
         labels: Class names by index.
-        activation: What the checkpoint makes of its logits.
+        activation: Applied to the logits by default.
         divisor: The logits are divided by it (a temperature).
-        reward: A reward model: raw rewards are its habit.
-        per_token: Whether its habit is a row for each token.
-        step_tag: The token whose rows are rewards, as text and as id; ``None`` for all.
+        reward: A reward model: it returns raw rewards by default.
+        per_token: It returns a row for each token by default.
+        step_tag: The token whose rows are rewards, as text and as id; ``None`` for every token.
     """
 
     folder: Path
@@ -72,85 +50,48 @@ class Classifier:
     step_tag: tuple[str, int] | None = None
 
 
-_POOLER = (Linear(name="pooler.dense"), "tanh", Linear(name="classifier"))
-_ROBERTA = (Linear(name="classifier.dense"), "tanh", Linear(name="classifier.out_proj"))
-_SCORE = (Linear(name="score", biased=False),)
-_SEQUENCE: dict[str, tuple[Step, ...]] = {
-    "bert": _POOLER,
-    "gte": _POOLER,
-    "nomic_bert": _POOLER,
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
-    "jina_embeddings_v3": _ROBERTA,
-    "mpnet": _ROBERTA,
-    "electra": (_ROBERTA[0], "gelu", _ROBERTA[2]),
-    "distilbert": (Linear(name="pre_classifier"), "relu", Linear(name="classifier")),
-    "albert": (Linear(name="pooler"), "tanh", Linear(name="classifier")),
-    "deberta-v2": (Linear(name="pooler.dense"), "gelu", Linear(name="classifier")),
-    "eurobert": (Linear(name="dense"), "gelu", Linear(name="classifier")),
-}
-_CLASSIFIER = (Linear(name="classifier"),)
-# Qwen2ForRewardModel and its process twin; tensors score.0 and score.2.
-_QWEN_REWARD = (Linear(name="score.0"), "relu", Linear(name="score.2"))
-_PROCESS_TAG = ("<extra_0>", 151651)
-_MODERNBERT_POOLING: dict[str, PoolingMode] = {"cls": "cls", "mean": "mean"}
-_EUROBERT_POOLING: dict[str, PoolingMode] = {"bos": "cls", "mean": "mean", "late": "mean"}
-LLAMA_POOLING: dict[str, PoolingMode] = {"avg": "mean", "mean": "mean", "cls": "cls", "last": "lasttoken"}
+def sequence_classifier(config: Mapping[str, Any], row: Architecture, folder: Path) -> Classifier:
+    """The head of a ``*ForSequenceClassification`` checkpoint.
 
-
-def sequence_classifier(config: Mapping[str, Any], row: str, folder: Path, *, decoder: bool) -> Classifier:
-    """The head of a ``*ForSequenceClassification`` checkpoint of the family ``row`` (a ``model_type``)."""
-    steps = _SEQUENCE.get(row, _SCORE if decoder else _CLASSIFIER)
-    pooling: PoolingMode = "lasttoken" if decoder else "cls"
-    pool_logits, divisor = False, 1.0
-    if row == "modernbert":
-        steps = (*_modernbert_head(config), Linear(name="classifier"))
-        pooling = _classifier_pooling(config, _MODERNBERT_POOLING, "cls", folder)
-    elif row == "eurobert":
-        pooling = _classifier_pooling(config, _EUROBERT_POOLING, "late", folder)
-        pool_logits = _pooling_named(config, "late") == "late"
-    elif row == "deberta-v2":
-        steps = (steps[0], str(config.get("pooler_hidden_act", "gelu")), steps[2])
-    elif row == "llama_bidirec":
-        pooling, divisor = _llama_pooling(config, folder), float(config.get("temperature") or 1.0)
+    Raises:
+        ModelLoadError: config.json names a pooling that the family does not have.
+    """
+    head = row.classifiers
+    pooling, pool_logits = _pooling(config, head.pooling, folder)
     return Classifier(
         folder=folder,
         pooling=pooling,
-        steps=steps,
+        steps=read_steps(head.sequence, config),
         labels=labels(config),
         activation=activation(config, len(labels(config))),
         pool_logits=pool_logits,
-        divisor=divisor,
+        divisor=float(config.get(head.divisor) or 1.0),
     )
 
 
-def token_classifier(config: Mapping[str, Any], row: str, folder: Path, *, decoder: bool) -> Classifier:
+def token_classifier(config: Mapping[str, Any], row: Architecture, folder: Path) -> Classifier:
     """The head of a ``*ForTokenClassification`` checkpoint.
 
-    Softmax as transformers' pipeline has it, whatever the ``problem_type``; of one label, where that says nothing,
-    sigmoid.
+    Its default activation is softmax whatever the ``problem_type``, as in transformers' pipeline; for a single label,
+    where softmax is always 1, sigmoid.
     """
-    steps: tuple[Step, ...] = _SCORE if decoder and row != "gpt2" else _CLASSIFIER
-    if row == "modernbert":
-        steps = (*_modernbert_head(config), *_CLASSIFIER)
     return Classifier(
         folder=folder,
         pooling=None,
-        steps=steps,
+        steps=read_steps(row.classifiers.tokens, config),
         labels=labels(config),
         activation="sigmoid" if len(labels(config)) == 1 else "softmax",
         per_token=True,
     )
 
 
-def reward_model(config: Mapping[str, Any], architecture: str, folder: Path) -> Classifier:
-    """The head of a ``*ForRewardModel`` or ``*ForProcessRewardModel`` checkpoint; raw rewards are its habit."""
+def reward_model(config: Mapping[str, Any], row: Architecture, architecture: str, folder: Path) -> Classifier:
+    """The head of a ``*ForRewardModel`` or ``*ForProcessRewardModel`` checkpoint, the class being ``architecture``."""
     process = architecture.endswith("ForProcessRewardModel")
-    steps = (Linear(name="v_head", biased=False),) if architecture.startswith("InternLM2") else _QWEN_REWARD
     return Classifier(
         folder=folder,
         pooling="lasttoken",
-        steps=steps,
+        steps=read_steps(row.reward_head, config),
         labels=("bad", "good") if process else ("reward",),
         activation="softmax" if process else "sigmoid",
         reward=True,
@@ -162,7 +103,7 @@ def reward_model(config: Mapping[str, Any], architecture: str, folder: Path) -> 
 def token_scores(
     config: Mapping[str, Any], folder: Path, tokens: tuple[int, ...], *, difference: bool, activation: Activation
 ) -> Classifier:
-    """A language model as a classifier: the logits of a few tokens at the end of the text, no vocabulary."""
+    """A language model as a classifier: the logits of a few tokens at the end of the text."""
     count = 1 if difference else len(tokens)
     return Classifier(
         folder=folder,
@@ -174,19 +115,19 @@ def token_scores(
 
 
 def labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Class names by index; made up where the config gives a number only, and empty where it gives neither."""
-    named = config.get("id2label")
-    if isinstance(named, Mapping) and named:
+    """Class names by index; ``LABEL_i`` if the config gives only their number, empty if it gives neither."""
+    id2label = config.get("id2label")
+    if isinstance(id2label, Mapping) and id2label:
         try:
-            by_index = {int(index): str(name) for index, name in named.items()}
+            by_index = {int(index): str(name) for index, name in id2label.items()}
         except ValueError as error:
-            raise ModelLoadError(f"id2label {dict(named)!r} must map indices to names") from error
+            raise ModelLoadError(f"id2label {dict(id2label)!r} must map indices to names") from error
         if sorted(by_index) != list(range(len(by_index))):
             raise ModelLoadError(f"id2label has the indices {sorted(by_index)}; they must run from 0 without a gap")
         return tuple(by_index[index] for index in sorted(by_index))
-    backwards = config.get("label2id")
-    if isinstance(backwards, Mapping) and backwards:
-        return labels({"id2label": {index: name for name, index in backwards.items()}})
+    label2id = config.get("label2id")
+    if isinstance(label2id, Mapping) and label2id:
+        return labels({"id2label": {index: name for name, index in label2id.items()}})
     count = config.get("num_labels")
     return tuple(f"LABEL_{index}" for index in range(int(count))) if count is not None else ()
 
@@ -197,7 +138,7 @@ def _labels(config: Mapping[str, Any], count: int) -> tuple[str, ...]:
 
 
 def activation(config: Mapping[str, Any], width: int) -> Activation:
-    """What a checkpoint makes of ``width`` logits: problem_type, then sentence-transformers' key, then by width."""
+    """Activation of ``width`` logits: by problem_type, then by sentence-transformers' key, then by the width."""
     default: Activation = "sigmoid" if width == 1 else "softmax"
     problem = config.get("problem_type")
     if problem == "regression":
@@ -206,16 +147,16 @@ def activation(config: Mapping[str, Any], width: int) -> Activation:
         return "sigmoid"
     if problem == "single_label_classification":
         return default
-    written = (config.get("sentence_transformers") or {}).get("activation_fn")
-    written = written or config.get("sbert_ce_default_activation_function")
-    return default if written is None else torch_activation(str(written), width)
+    dotted = (config.get("sentence_transformers") or {}).get("activation_fn")
+    dotted = dotted or config.get("sbert_ce_default_activation_function")
+    return default if dotted is None else torch_activation(str(dotted), width)
 
 
 def torch_activation(dotted: str, width: int) -> Activation:
-    """An activation by its class in torch.nn, as sentence-transformers writes it.
+    """An activation of ``width`` logits by its class in torch.nn, as sentence-transformers writes it.
 
     Raises:
-        ModelLoadError: Another class.
+        ModelLoadError: It is another class.
     """
     name = dotted.rsplit(".", 1)[-1]
     if not dotted.startswith("torch.nn.") or name not in ("Identity", "Sigmoid", "Softmax"):
@@ -224,35 +165,16 @@ def torch_activation(dotted: str, width: int) -> Activation:
             'override it with activation="identity" or "sigmoid"'
         )
     known: dict[str, Activation] = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
-    return "sigmoid" if (name, width) == ("Softmax", 1) else known[name]  # a softmax of one logit says nothing
+    return "sigmoid" if (name, width) == ("Softmax", 1) else known[name]  # a softmax of one logit is always 1
 
 
-def _modernbert_head(config: Mapping[str, Any]) -> tuple[Step, ...]:
-    return (
-        Linear(name="head.dense", biased=False),
-        str(config.get("classifier_activation", "gelu")),
-        Norm(name="head.norm", eps=float(config.get("norm_eps", 1e-5))),
-    )
-
-
-def _pooling_named(config: Mapping[str, Any], default: str) -> Any:
-    """transformers' key; EuroBERT's own code, and what it saved, has the other one."""
-    return config.get("classifier_pooling") or config.get("clf_pooling") or default
-
-
-def _classifier_pooling(
-    config: Mapping[str, Any], known: Mapping[str, PoolingMode], default: str, folder: Path
-) -> PoolingMode:
-    named = _pooling_named(config, default)
-    if named not in known:
+def _pooling(config: Mapping[str, Any], pooling: PoolingMode | PoolingField, folder: Path) -> tuple[PoolingMode, bool]:
+    """(pooling, whether it pools the logits) of a family's sequence classifier."""
+    if not isinstance(pooling, PoolingField):
+        return pooling, False
+    value = pooling.read(config)
+    if value not in pooling.modes:
         raise ModelLoadError(
-            f"{folder}: classifier_pooling {named!r} of config.json is unknown; {', '.join(known)} are"
+            f"{folder}: {pooling.names[0]} {value!r} of config.json is unknown; {', '.join(pooling.modes)} are"
         )
-    return known[named]
-
-
-def _llama_pooling(config: Mapping[str, Any], folder: Path) -> PoolingMode:
-    named = config.get("pooling", "avg")
-    if named not in LLAMA_POOLING:
-        raise ModelLoadError(f"{folder}: pooling {named!r} of config.json is unknown; {', '.join(LLAMA_POOLING)} are")
-    return LLAMA_POOLING[named]
+    return pooling.modes[value], value in pooling.of_logits

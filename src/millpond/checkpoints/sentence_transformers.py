@@ -38,7 +38,7 @@ _DEFAULT_PROMPTS = frozenset({"query", "document"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class PipelineLayout:
     """A checkpoint's pipeline: backbone, heads on tokens, pooling, heads on the pooled row, final normalization.
 
     Attributes:
@@ -67,7 +67,7 @@ class Layout:
     token_vectors: TokenVectors | None = None
 
 
-def read_layout(folder: Path) -> Layout:
+def read_layout(folder: Path) -> PipelineLayout:
     """The pipeline that ``folder`` describes; without modules.json, a bare backbone.
 
     Raises:
@@ -87,7 +87,7 @@ def read_layout(folder: Path) -> Layout:
         return _sparse_layout(modules, settings, folder)
     if kind in _LATE or ("Dense" in names and "Pooling" not in names):
         return _late_layout(modules, settings, folder)
-    return Layout(
+    return PipelineLayout(
         transformer=transformer,
         **_read_chain(modules[1:], listed),
         **read_transformer_settings(transformer),
@@ -98,10 +98,10 @@ def read_layout(folder: Path) -> Layout:
     )
 
 
-def _sparse_layout(modules: list[tuple[str, Path]], settings: Mapping[str, Any], folder: Path) -> Layout:
+def _sparse_layout(modules: list[tuple[str, Path]], settings: Mapping[str, Any], folder: Path) -> PipelineLayout:
     """A SPLADE's: no pooled vector, hence no heads."""
     sparse = read_splade(modules, folder / "modules.json")
-    return Layout(
+    return PipelineLayout(
         transformer=sparse.folder,
         sparse=sparse,
         **read_transformer_settings(sparse.folder),
@@ -140,7 +140,7 @@ def _class_name(entry: Mapping[str, Any], listed: Path) -> str:
 
 
 def _read_chain(modules: list[tuple[str, Path]], listed: Path) -> dict[str, Any]:
-    """Everything behind the backbone, as fields of :class:`Layout`."""
+    """Everything behind the backbone, as fields of :class:`PipelineLayout`."""
     if not modules and not listed.is_file():
         return {}
     token_heads: list[Dense] = []
@@ -235,7 +235,7 @@ def read_layer_norm(folder: Path) -> LayerNorm:
     return LayerNorm(folder=folder, dimensions=width)
 
 
-def stanford_layout(layout: Layout, config: Mapping[str, Any]) -> Layout:
+def stanford_layout(layout: PipelineLayout, config: Mapping[str, Any]) -> PipelineLayout:
     """A plain repository that calls itself a ColBERT, with Stanford's files read.
 
     Raises:
@@ -252,7 +252,7 @@ def stanford_layout(layout: Layout, config: Mapping[str, Any]) -> Layout:
     )
 
 
-def _late_layout(modules: list[tuple[str, Path]], settings: Mapping[str, Any], folder: Path) -> Layout:
+def _late_layout(modules: list[tuple[str, Path]], settings: Mapping[str, Any], folder: Path) -> PipelineLayout:
     """PyLate's layout (Transformer and Dense, the rest understood) or MultiVectorEncoder's (all of it listed)."""
     listed = folder / "modules.json"
     if not modules:
@@ -280,7 +280,7 @@ def _late_layout(modules: list[tuple[str, Path]], settings: Mapping[str, Any], f
     markers = {"query": late.query_marker, "document": late.document_marker}
     texts = {name: text.removeprefix(markers.get(name, "")) for name, text in prompts["prompts"].items()}
     own = read_transformer_settings(transformer)
-    return Layout(
+    return PipelineLayout(
         transformer=transformer,
         token_heads=tuple(heads),
         normalize=normalize or not native,
@@ -301,7 +301,7 @@ def read_normalize(folder: Path, stage: str = "sentence_embedding") -> Normalize
 
 
 def read_transformer_settings(folder: Path) -> dict[str, Any]:
-    """Length and case of a Transformer module, as fields of :class:`Layout`."""
+    """Length and case of a Transformer module, as fields of :class:`PipelineLayout`."""
     for name in TRANSFORMER_CONFIGS:
         if (folder / name).is_file():
             config = read_json_object(folder / name)
@@ -313,7 +313,7 @@ def read_transformer_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_prompts(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Prompts and the default's name, as fields of :class:`Layout`."""
+    """Prompts and the default's name, as fields of :class:`PipelineLayout`."""
     prompts = settings.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ModelLoadError(f"{folder / 'config_sentence_transformers.json'}: prompts must map names to texts")

@@ -16,6 +16,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 
+from millpond.checkpoints.architectures import row_of
 from millpond.checkpoints.resolve import read_json_object
 from millpond.errors import ModelLoadError
 
@@ -111,8 +112,7 @@ def read_as_is(folder: Path) -> TokenizerFile | None:
         return None
     try:
         config, settings = read_json_object(folder / "config.json"), _optional(folder / "tokenizer_config.json")
-        declared = settings.get("tokenizer_class") or config.get("tokenizer_class")
-        kind = _CLASSES.get((config.get("model_type"), str(declared or "").removesuffix("Fast")))
+        kind = _class_of(config, settings)
         if kind is None or not settings.keys() <= _READ | _WITHOUT_MEANING or settings.get("never_split"):
             return None
         named = settings if "added_tokens_decoder" in settings else settings | _optional(folder / _MAP)
@@ -138,6 +138,16 @@ def read_as_is(folder: Path) -> TokenizerFile | None:
 
 
 _MAP = "special_tokens_map.json"
+
+
+def _class_of(config: Mapping[str, Any], settings: Mapping[str, Any]) -> _Class | None:
+    """The tokenizer class that transformers would take, if it is one that its family has in the table."""
+    row = row_of(str(config.get("model_type")))
+    if row is None or not row.tokenizers:
+        return None
+    declared = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    name = str(declared).removesuffix("Fast") if declared else row.tokenizers[0]
+    return _CLASSES[name] if name in row.tokenizers else None
 
 
 def _optional(path: Path) -> dict[str, Any]:
@@ -276,19 +286,11 @@ _DISTILBERT = _Class(roles=_BERT_ROLES, builds=_builds_bert)
 _MPNET = _Class(roles={**_ROBERTA_ROLES, "unk_token": "[UNK]"}, builds=_builds_mpnet)
 _ROBERTA = _Class(roles=_ROBERTA_ROLES, builds=_builds_roberta)
 _XLM_ROBERTA = _Class(roles=_ROBERTA_ROLES, builds=_builds_xlm_roberta)
-# By config.json's model_type and the class that the files name; "" where they name none.
-_CLASSES: dict[tuple[Any, str], _Class] = {
-    ("bert", ""): _BERT,
-    ("bert", "BertTokenizer"): _BERT,
-    ("distilbert", ""): _BERT,  # transformers' table says so; only the class of its own gives no token types
-    ("distilbert", "BertTokenizer"): _BERT,
-    ("distilbert", "DistilBertTokenizer"): _DISTILBERT,
-    ("electra", ""): _BERT,
-    ("electra", "BertTokenizer"): _BERT,
-    ("mpnet", ""): _MPNET,
-    ("mpnet", "MPNetTokenizer"): _MPNET,
-    ("roberta", ""): _ROBERTA,
-    ("roberta", "RobertaTokenizer"): _ROBERTA,
-    ("xlm-roberta", ""): _XLM_ROBERTA,
-    ("xlm-roberta", "XLMRobertaTokenizer"): _XLM_ROBERTA,
+# By transformers' name.
+_CLASSES = {
+    "BertTokenizer": _BERT,
+    "DistilBertTokenizer": _DISTILBERT,
+    "MPNetTokenizer": _MPNET,
+    "RobertaTokenizer": _ROBERTA,
+    "XLMRobertaTokenizer": _XLM_ROBERTA,
 }

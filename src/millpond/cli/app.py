@@ -1,6 +1,6 @@
-"""The program: its commands, and what becomes of an error.
+"""The program ``millpond``: its commands, and the exit code of each error.
 
-Nothing here imports torch: ``millpond --help`` answers at once, and a command loads what it needs when it runs.
+This module imports no torch, so ``millpond --help`` is fast. A command imports what it needs when it runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from millpond.cli.bench_serve import bench_serve
-from millpond.cli.demo import demo
+from millpond.cli.demo.command import demo
 from millpond.cli.embed import embed
 from millpond.cli.env import env
 from millpond.cli.ingest import ingest
@@ -29,7 +29,7 @@ app = typer.Typer(
     name="millpond",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,  # a traceback is for a bug report: Python's own, without the values of locals
+    pretty_exceptions_enable=False,  # keep Python's own traceback, which shows no values of locals
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (demo, embed, rerank, ingest, models, env, bench_serve):
@@ -37,8 +37,8 @@ for command in (demo, embed, rerank, ingest, models, env, bench_serve):
 app.command(cls=ServeCommand)(serve)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         from millpond import __version__
 
         typer.echo(f"millpond {__version__}")
@@ -49,15 +49,16 @@ def _version(asked: bool) -> None:
 def start(
     *,
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], typer.Option(help="How much of the log goes to standard error.")
+        Literal["debug", "info", "warning", "error"],
+        typer.Option(help="Lowest level of the log that is written to standard error."),
     ] = "warning",
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """A pooling engine: text in; vectors, scores, and databases full of vectors, out.
+    """A pooling engine: text in, vectors and scores out, to standard output or into a database.
 
-    Exit codes: 0 all done, 1 some or all of it failed, 2 it was asked for something that cannot be done.
+    Exit codes: 0 success, 1 some or all of the work failed, 2 the request is invalid.
     """
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("millpond").setLevel(log_level.upper())

@@ -1,4 +1,4 @@
-"""``millpond embed``: texts in, JSONL of vectors out, in bounded memory."""
+"""``millpond embed``: texts to vectors as JSONL, in bounded memory."""
 
 from __future__ import annotations
 
@@ -24,29 +24,46 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-StreamDtype = Literal["float32", "float16", "binary", "ubinary"]  # int8 and uint8 find their range over a whole call
+StreamDtype = Literal[
+    "float32", "float16", "binary", "ubinary"
+]  # no int8 and uint8: their range depends on all texts of a call
 
 
 def embed(
     source: Annotated[
-        str, typer.Argument(help="A .jsonl or .csv, a folder of .txt and .md, any other file of lines, or - (stdin).")
+        str,
+        typer.Argument(
+            help="A .jsonl or .csv file, a folder of .txt and .md, any other file with one text per line, or - (stdin)."
+        ),
     ] = "-",
     *,
     model: options.Model,
     revision: options.Revision = None,
-    dimensions: Annotated[int | None, typer.Option(help="Matryoshka width.", metavar="N")] = None,
-    role: Annotated[Role | None, typer.Option(help="Apply the checkpoint's prompt for it.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="Put before every text.", metavar="TEXT")] = None,
-    prompt_name: Annotated[str | None, typer.Option(help="One of the checkpoint's prompts.", metavar="NAME")] = None,
-    normalize: Annotated[
-        bool | None, typer.Option("--normalize/--no-normalize", help="L2-normalize; else as the checkpoint does.")
+    dimensions: Annotated[int | None, typer.Option(help="Matryoshka width of the vectors.", metavar="N")] = None,
+    role: Annotated[Role | None, typer.Option(help="Apply the checkpoint's prompt for this role.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Put this before every text.", metavar="TEXT")] = None,
+    prompt_name: Annotated[
+        str | None, typer.Option(help="Apply this prompt of the checkpoint.", metavar="NAME")
     ] = None,
-    output_dtype: Annotated[StreamDtype, typer.Option(help="Type of the numbers.")] = "float32",
-    truncate: Annotated[Truncate, typer.Option(help="Which end of an over-long text is cut.")] = "end",
-    lines: Annotated[bool, typer.Option("--lines", help="One text a line, whatever SOURCE looks like.")] = False,
+    normalize: Annotated[
+        bool | None,
+        typer.Option(
+            "--normalize/--no-normalize", help="L2-normalize the vectors, or not (default: as the checkpoint does)."
+        ),
+    ] = None,
+    output_dtype: Annotated[StreamDtype, typer.Option(help="Data type of the vectors.")] = "float32",
+    truncate: Annotated[
+        Truncate, typer.Option(help="Which end of a text that is too long is cut; error refuses it.")
+    ] = "end",
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Read one text per line, whatever the file name or first character.")
+    ] = False,
     id_column: options.IdColumn = "id",
     text_column: options.TextColumn = "text",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.", metavar="PATH")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write to this file instead of standard output.", metavar="PATH"),
+    ] = None,
     cache: options.Cache = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -54,10 +71,10 @@ def embed(
     convert: options.Convert = "auto",
     hf_overrides: options.HfOverrides = None,
 ) -> None:
-    """Turn texts into vectors: a line {"id": ..., "embedding": [...]} for each, in order.
+    """Turn texts into vectors: one line {"id": ..., "embedding": [...]} per text, in input order.
 
-    Standard input that begins with { is JSONL, and any other is one text a line, with the line's number for an id.
-    Blank lines are skipped. A line that holds no text is reported, and the exit code is 1 then.
+    Standard input is read as JSONL if it begins with {, else as one text per line with the line number as id.
+    Blank lines are skipped. An invalid line is reported, the others are embedded, and the exit code is 1.
     """
     if source == "-" and sys.stdin.isatty():
         raise typer.BadParameter("name a file, or pipe texts in", param_hint="SOURCE")
@@ -87,14 +104,14 @@ def embed(
             truncate=truncate,
             show_progress=output is not None or not sys.stdout.isatty(),
         )
-        # Opened last: a request that is refused leaves what stood there.
+        # Opened last, so that a refused request does not overwrite an existing file.
         _write(rows, stream, sys.stdout if output is None else stack.enter_context(_create(output)))
     if stream.failed:
         raise typer.Exit(1)
 
 
 class _Stream:
-    """Texts for the engine; their ids wait here for the vectors."""
+    """Feeds texts to the engine and keeps their ids until the vectors arrive."""
 
     def __init__(self, items: Iterable[Record | Rejected]) -> None:
         self._items = items
@@ -122,11 +139,11 @@ def _create(path: Path) -> TextIO:
 
 
 def _write(rows: Iterable[npt.NDArray[Any]], stream: _Stream, file: TextIO) -> None:
-    """One JSON object per row."""
+    """Write one JSON object per row."""
     template = ""
     for row in rows:  # [d]
         if not template:
-            # Nine digits name a float32 exactly; json would write the seventeen of a float64.
+            # Nine digits are enough to restore a float32 exactly; json would write the 17 of a float64.
             number = "%.9g" if row.dtype.kind == "f" else "%d"
             template = f'{{"id": %s, "embedding": [{", ".join([number] * len(row))}]}}\n'
         file.write(template % (json.dumps(stream.next_id()), *row.tolist()))

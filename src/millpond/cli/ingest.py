@@ -1,4 +1,4 @@
-"""``millpond ingest``: records in, vectors in a database, a report out."""
+"""``millpond ingest``: embed records and write them to a vector database."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from millpond.cli import options
 
 
 def ingest(
-    source: Annotated[str, typer.Argument(help="A .jsonl or .csv, a folder of .txt and .md, or - (JSONL on stdin).")],
+    source: Annotated[
+        str,
+        typer.Argument(help="A .jsonl or .csv file, a folder of .txt and .md files, or - (JSONL on stdin)."),
+    ],
     *,
     model: options.Model,
     to: Annotated[
         str,
         typer.Option(
-            help="The collection: qdrant+path:DIR#docs, qdrant+http://host:6333#docs, milvus+file:X.db#docs or "
+            help="URL of the collection: qdrant+path:DIR#docs, qdrant+http://host:6333#docs, milvus+file:X.db#docs or "
             "milvus+http://host:19530#docs. Keys are read from QDRANT_API_KEY and MILVUS_TOKEN.",
             metavar="URL",
         ),
     ],
     dimensions: options.Widths = None,
-    payload: Annotated[str, typer.Option(help="plain, langchain or llama_index.", metavar="FORM")] = "plain",
+    payload: Annotated[
+        str, typer.Option(help="Layout of the stored records: plain, langchain or llama_index.", metavar="FORM")
+    ] = "plain",
     id_column: options.IdColumn = "id",
     text_column: options.TextColumn = "text",
     cache: options.Cache = None,
@@ -36,11 +41,11 @@ def ingest(
     dtype: options.Dtype = "auto",
     hf_overrides: options.HfOverrides = None,
 ) -> None:
-    """Embed records and write them to a database, with their texts and metadata; print the counts as JSON.
+    """Embed records, write them to a database with their texts and metadata, and print the counts as JSON.
 
-    A record has an id (the hash of its text if it has none), a text and metadata: keys of JSONL, columns of CSV, the
-    path and content of a file. Running again replaces what has the same id, and with --cache embeds nothing twice.
-    A record that cannot be stored is reported, and the exit code is 1 then.
+    A record has an id (default: the hash of its text), a text and metadata. They are read from the keys of JSONL, the
+    columns of CSV, or the path and content of a file. A second run replaces records with the same id, and with --cache
+    computes no vector twice. A record that cannot be stored is reported, and the exit code is 1.
     """
     from millpond.ingest.sources import read
 
@@ -54,8 +59,8 @@ def ingest(
     from millpond.ingest.pipeline import ingest as run
     from millpond.ingest.url import open_sink
 
-    # Opening a sink may make a database: not for a model that cannot fill it. Its weights are read last, for they take
-    # longest.
+    # Opening a sink may create a database, so check first that the model can fill it. Loading the weights is the
+    # slowest step and comes last.
     config = EngineConfig(model=model, revision=revision, device=device, dtype=dtype, hf_overrides=hf_overrides)
     check_model(describe(config), widths)
     with (

@@ -1,4 +1,4 @@
-"""``millpond models``: what millpond runs, or what one checkpoint is."""
+"""``millpond models``: list the supported architectures, or describe one checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def models(
     model: Annotated[
-        str | None, typer.Argument(help="Hub id or local folder: describe this checkpoint.", metavar="[MODEL]")
+        str | None, typer.Argument(help="Hub id or local folder of the checkpoint to describe.", metavar="[MODEL]")
     ] = None,
     *,
     revision: options.Revision = None,
@@ -24,11 +24,11 @@ def models(
     convert: options.Convert = "auto",
     hf_overrides: options.HfOverrides = None,
 ) -> None:
-    """List the architectures that millpond runs, or describe one checkpoint; its weights are not loaded."""
+    """List the supported architectures, or describe one checkpoint without loading its weights."""
     if model is None:
-        from millpond.models.architectures import ARCHITECTURES
+        from millpond.checkpoints.architectures import ARCHITECTURES
 
-        heads = ("model_type", "class", "pooling*", "positions", "kind", "example")
+        header = ("model_type", "class", "pooling*", "positions", "kind", "example")
         rows = [
             (
                 row.model_type,
@@ -40,18 +40,20 @@ def models(
             )
             for row in ARCHITECTURES
         ]
-        _table([heads, *rows])
-        print("* where a repository names none")
+        _print_table([header, *rows])
+        print("* default, if the checkpoint names none")
     else:
-        _table(_facts(_describe(model, revision, convert, hf_overrides)))
+        _print_table(_facts(_describe(model, revision, convert, hf_overrides)))
 
 
 def _describe(model: str, revision: str | None, convert: str, hf_overrides: dict[str, object] | None) -> ModelSpec:
     from millpond.config import EngineConfig
     from millpond.engine.loading import describe
 
-    wanted = options.engine_convert(convert)
-    return describe(EngineConfig(model=model, revision=revision, convert=wanted, hf_overrides=hf_overrides))
+    config = EngineConfig(
+        model=model, revision=revision, convert=options.engine_convert(convert), hf_overrides=hf_overrides
+    )
+    return describe(config)
 
 
 def _facts(spec: ModelSpec) -> list[tuple[str, str]]:
@@ -84,7 +86,7 @@ def _facts(spec: ModelSpec) -> list[tuple[str, str]]:
     return [fact for fact in facts if fact[1]]
 
 
-def _table(rows: Iterable[Sequence[str]]) -> None:
+def _print_table(rows: Iterable[Sequence[str]]) -> None:
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

@@ -1,4 +1,4 @@
-"""Options that several commands have, each spelled and explained once."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import typer
 Model = Annotated[str, typer.Option("--model", "-m", help="Hub id or local folder.", metavar="MODEL")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.", metavar="NAME")]
 Device = Annotated[
-    str, typer.Option(help="auto (cuda, then mps, then cpu), or one or more: cuda:0,cuda:1.", metavar="DEVICE")
+    str, typer.Option(help="auto (cuda, else mps, else cpu), or one or more devices: cuda:0,cuda:1.", metavar="DEVICE")
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.", metavar="DTYPE")]
 Convert = Annotated[
     Literal["auto", "embed", "classify", "none"],
-    typer.Option(help="Make an embedder or a classifier of a checkpoint that is another; auto and none leave it."),
+    typer.Option(help="Use the checkpoint as an embedder or a classifier; auto and none keep its own kind."),
 ]
 Runner = Annotated[
-    Literal["auto", "pooling"], typer.Option(help="As vLLM's, whose commands run with it; millpond always pools.")
+    Literal["auto", "pooling"], typer.Option(help="Accepted so that vLLM's command lines work; millpond always pools.")
 ]
 Cache = Annotated[
-    Path | None, typer.Option(help="File of vectors to read and fill; made if it is not there.", metavar="PATH")
+    Path | None, typer.Option(help="Vector cache file to read and fill; created if missing.", metavar="PATH")
 ]
-IdColumn = Annotated[str, typer.Option("--id", help="Key or column of the id.", metavar="COLUMN")]
-TextColumn = Annotated[str, typer.Option("--text", help="Key or column of the text.", metavar="COLUMN")]
+IdColumn = Annotated[str, typer.Option("--id", help="Key or column that holds the id.", metavar="COLUMN")]
+TextColumn = Annotated[str, typer.Option("--text", help="Key or column that holds the text.", metavar="COLUMN")]
 
 
 def read_object(text: str) -> dict[str, Any]:
-    """The value of an option that takes a JSON object."""
+    """Parse the value of an option that takes a JSON object."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -43,24 +43,24 @@ HfOverrides = Annotated[
     dict[str, Any] | None,
     typer.Option(
         parser=read_object,
-        help="""Merged into the checkpoint's config.json, as '{"is_matryoshka": true}'.""",
+        help="""JSON object merged into the checkpoint's config.json, e.g. '{"is_matryoshka": true}'.""",
         metavar="JSON",
     ),
 ]
 
 
 def engine_convert(convert: str) -> str:
-    """The engine's word for a value of :data:`Convert`."""
+    """The engine's value of ``convert`` for a value of :data:`Convert`."""
     return "auto" if convert == "none" else convert
 
 
 Widths = Annotated[
-    str | None, typer.Option("--dimensions", help="Matryoshka widths to store, as 128,768.", metavar="N,N")
+    str | None, typer.Option("--dimensions", help="Matryoshka widths to store, e.g. 128,768.", metavar="N,N")
 ]
 
 
 def read_widths(text: str | None) -> list[int] | None:
-    """The value of :data:`Widths`, which typer would take for an option that is given several times."""
+    """Parse the value of :data:`Widths`; typer's own lists would need the option once per value."""
     try:
         return None if text is None else [int(part) for part in text.split(",")]
     except ValueError:

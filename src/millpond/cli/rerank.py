@@ -1,4 +1,4 @@
-"""``millpond rerank``: texts in, the best of them out, with their scores."""
+"""``millpond rerank``: sort texts by their score for a query."""
 
 from __future__ import annotations
 
@@ -22,50 +22,58 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_BAR = 20
-_ID = 24
-_WIDTH = 120
+_BAR_WIDTH = 20
+_ID_WIDTH = 24
+_LINE_WIDTH = 120
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-_MEASURES = {"cross-encoder": "the model's own score", "late-interaction": "MaxSim", "bi-encoder": "cosine"}
+_SCORE_NAMES = {"cross-encoder": "the model's own score", "late-interaction": "MaxSim", "bi-encoder": "cosine"}
 
 
 def rerank(
-    query: Annotated[str, typer.Argument(help="What the documents are to answer.")],
+    query: Annotated[str, typer.Argument(help="Query that the documents are scored for.")],
     file: Annotated[
-        str, typer.Argument(help="A .jsonl or .csv, a folder of .txt and .md, any other file of lines, or - (stdin).")
+        str,
+        typer.Argument(
+            help="A .jsonl or .csv file, a folder of .txt and .md, any other file with one text per line, or - (stdin)."
+        ),
     ] = "-",
     *,
     model: options.Model,
     revision: options.Revision = None,
-    top_n: Annotated[int | None, typer.Option(help="Print the best only.", metavar="N", min=1)] = None,
+    top_n: Annotated[int | None, typer.Option(help="Print the N best documents only.", metavar="N", min=1)] = None,
     instruction: Annotated[
-        str | None, typer.Option(help="Fills an LLM reranker's template slot.", metavar="TEXT")
+        str | None, typer.Option(help="Instruction for the template of an LLM reranker.", metavar="TEXT")
     ] = None,
     score_template: Annotated[
-        str | None, typer.Option(help="Jinja source, or a .jinja file, that renders a pair.", metavar="PATH")
+        str | None,
+        typer.Option(help="Jinja template of a query and a document: its source, or a .jinja file.", metavar="PATH"),
     ] = None,
-    truncate: Annotated[Truncate, typer.Option(help="Which end of an over-long text is cut.")] = "end",
+    truncate: Annotated[
+        Truncate, typer.Option(help="Which end of a text that is too long is cut; error refuses it.")
+    ] = "end",
     max_length: Annotated[
-        int | None, typer.Option(help="Most tokens read together; else the checkpoint's own limit.", metavar="N", min=1)
+        int | None, typer.Option(help="Maximum number of tokens (default: the checkpoint's limit).", metavar="N", min=1)
     ] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="One text a line, whatever FILE looks like.")] = False,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Read one text per line, whatever the file name or first character.")
+    ] = False,
     id_column: options.IdColumn = "id",
     text_column: options.TextColumn = "text",
     output: Annotated[
         Literal["table", "jsonl"],
-        typer.Option(help="table: drawn on a terminal, else score, id and text between tabs."),
+        typer.Option(help="table: bars on a terminal, tab-separated score, id and text in a pipe."),
     ] = "table",
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     hf_overrides: options.HfOverrides = None,
 ) -> None:
-    """Sort documents by how well they answer QUERY, the best one first.
+    """Sort documents by their score for QUERY, best first.
 
-    A cross-encoder reads query and document together, a late-interaction checkpoint compares them token by token, and
-    of an embedding checkpoint the score is the cosine of two vectors.
+    A cross-encoder scores query and document together, a late-interaction checkpoint compares them token by token
+    (MaxSim), and an embedding checkpoint compares two vectors (cosine).
 
-    Standard input that begins with { is JSONL, and any other is one text a line, with the line's number for an id.
-    Blank lines are skipped. A line that holds no text is reported, and the exit code is 1 then.
+    Standard input is read as JSONL if it begins with {, else as one text per line with the line number as id.
+    Blank lines are skipped. An invalid line is reported, the others are ranked, and the exit code is 1.
     """
     if file == "-" and sys.stdin.isatty():
         raise typer.BadParameter("name a file, or pipe texts in", param_hint="FILE")
@@ -95,11 +103,12 @@ def rerank(
             top_n=top_n,
             instruction=instruction,
             truncate=truncate,
-            show_progress=engine.spec.score_type == "cross-encoder",  # the others are two calls
+            # Other kinds need two calls, and would show two bars.
+            show_progress=engine.spec.score_type == "cross-encoder",
         )
         spec = engine.spec
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a text may hold what the terminal cannot show
+        sys.stdout.reconfigure(errors="replace")  # the terminal may not encode every text
     if output == "jsonl":
         _write_lines(results, records)
     else:
@@ -109,7 +118,7 @@ def rerank(
 
 
 def _write_lines(results: Sequence[RerankResult], records: Sequence[Record]) -> None:
-    """One JSON object per document."""
+    """Print one JSON object per document."""
     for result in results:
         record = records[result.index]
         row = {"id": record.id, "index": result.index, "relevance_score": result.relevance_score, "text": record.text}
@@ -117,7 +126,7 @@ def _write_lines(results: Sequence[RerankResult], records: Sequence[Record]) -> 
 
 
 def _write_table(results: Sequence[RerankResult], records: Sequence[Record], spec: ModelSpec) -> None:
-    """Columns with bars on a terminal, tab-separated values anywhere else."""
+    """Print columns with bars on a terminal, tab-separated values otherwise."""
     from rich.console import Console
     from rich.text import Text
 
@@ -130,31 +139,31 @@ def _write_table(results: Sequence[RerankResult], records: Sequence[Record], spe
     scores = [result.relevance_score for result in results]
     low, high = min([0.0, *scores]), max([1.0, *scores])
     ids = [_line(records[result.index].id) for result in results]
-    wide = min(_ID, max(map(len, ids), default=0))
-    numbers = [f"{score:.4f}" for score in scores]
-    digits = max(map(len, numbers), default=0)
-    measure = _MEASURES.get(spec.score_type or "", "score")
-    title = f"{len(results)} of {len(records)} documents by {measure} ({spec.name})"
+    id_width = min(_ID_WIDTH, max(map(len, ids), default=0))
+    scores_text = [f"{score:.4f}" for score in scores]
+    score_width = max(map(len, scores_text), default=0)
+    score_name = _SCORE_NAMES.get(spec.score_type or "", "score")
+    title = f"{len(results)} of {len(records)} documents by {score_name} ({spec.name})"
     console.print(Text(title, style="dim"), soft_wrap=True)
-    for place, result in enumerate(results):
+    for rank, result in enumerate(results):
         line = Text.assemble(
-            (f"{place + 1:>3}  ", "dim"),
-            (f"{numbers[place]:>{digits}}  ", "cyan"),
-            (_bar((result.relevance_score - low) / (high - low)), "green" if place == 0 else "blue"),
+            (f"{rank + 1:>3}  ", "dim"),
+            (f"{scores_text[rank]:>{score_width}}  ", "cyan"),
+            (_bar((result.relevance_score - low) / (high - low)), "green" if rank == 0 else "blue"),
             "  ",
-            (_fit(ids[place], wide), "bold"),
+            (_fit(ids[rank], id_width), "bold"),
             "  ",
             _line(records[result.index].text),
         )
-        line.truncate(min(console.width, _WIDTH), overflow="ellipsis")
+        line.truncate(min(console.width, _LINE_WIDTH), overflow="ellipsis")
         console.print(line, soft_wrap=True)
 
 
 def _bar(share: float) -> str:
-    """A share of the width, to an eighth of a character."""
-    eighths = round(share * _BAR * 8)
+    """A bar of ``share`` of the full width, to an eighth of a character."""
+    eighths = round(share * _BAR_WIDTH * 8)
     whole, rest = divmod(eighths, 8)
-    return ("█" * whole + (_EIGHTHS[rest] if rest else "")).ljust(_BAR)
+    return ("█" * whole + (_EIGHTHS[rest] if rest else "")).ljust(_BAR_WIDTH)
 
 
 def _fit(text: str, width: int) -> str:

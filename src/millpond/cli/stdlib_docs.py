@@ -1,7 +1,7 @@
-"""The documentation of the standard library on this machine, as records: what the demo searches.
+"""The docstrings of the standard library on this machine, as records: the corpus of the demo.
 
-The sources are parsed, never imported, so nothing of what a module does on import happens here. What is written in C
-has no source: of that, a few modules which every interpreter has loaded already are asked for their docstrings.
+Python sources are parsed and never imported, so no module's import-time code runs. Modules written in C have no source;
+for a few that every interpreter has already loaded, the docstrings are read from the loaded objects.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _SKIPPED_FOLDERS = frozenset(
 )
 _SKIPPED_FILES = frozenset(["__main__.py", "ntpath.py", "sre_compile.py", "sre_constants.py", "sre_parse.py"])
 
-# Private modules whose names are public under another module's.
-_PUBLIC = {
+# Private modules: the public module under which users know their names.
+_PUBLIC_NAMES = {
     "_collections_abc": "collections.abc",
     "_pydatetime": "datetime",
     "_pydecimal": "decimal",
@@ -44,30 +44,30 @@ _PUBLIC = {
     "genericpath": "os.path",
     "posixpath": "os.path",
 }
-_IN_C: tuple[ModuleType, ...] = (builtins, collections, functools, itertools, math, os, sys, time)
-_IMPLIED = re.compile(r"^\(\$\w+(, /)?(, )?")  # the argument that a bound method does not take
-# Older docstrings begin with the call: "D.pop(k[,d]) -> v, remove ...", "chain(*iterables) --> chain object".
+_C_MODULES: tuple[ModuleType, ...] = (builtins, collections, functools, itertools, math, os, sys, time)
+_BOUND_ARGUMENT = re.compile(r"^\(\$\w+(, /)?(, )?")  # the argument that a bound method takes from its object
+# Older docstrings begin with the signature: "D.pop(k[,d]) -> v, remove ...", "chain(*iterables) --> chain object".
 _CALL = re.compile(r"(?:\w+\.)*(\w+)(\([^()]*\))[ \t]*(?:-{1,2}>(?:[ \w]{0,25}\n| None\.| v,))?\s*")
 _SENTENCE = re.compile(r"(?<=[\w\"'`)]{2}[.])\s+(?=[A-Z])")  # not "e.g. A"
 
-_FEWEST_CHARS = 20
-_MOST_CHARS = 1000  # about what the model reads (256 tokens)
+_MIN_CHARS = 20
+_MAX_CHARS = 1000  # about the 256 tokens that the model reads
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def read_stdlib(root: Path | None = None) -> list[Record]:
-    """Every documented public module, class, function and method, in one order on every run.
+    """Return every documented public module, class, function and method, in the same order on every run.
 
     Args:
-        root: The folder of the library; this interpreter's by default.
+        root: Folder of the library (default: that of this interpreter).
 
     Returns:
         Records with the dotted name as ``id``, ``name(signature): docstring`` as ``text``, and in ``metadata`` the
         ``kind`` (module, class, function or method) and the ``summary``, the docstring's first sentence.
 
     Raises:
-        InvalidRequestError: There are no sources at ``root``.
+        InvalidRequestError: ``root`` has no Python sources.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     files = sorted(_files(root), key=lambda file: file.relative_to(root).parts)
@@ -78,7 +78,7 @@ def read_stdlib(root: Path | None = None) -> list[Record]:
         )
     records: dict[str, Record] = {}
     exports: dict[str, str] = {}
-    with _no_collection():
+    with _garbage_collection_paused():
         for file in files:
             tree = _parse(file)
             if tree is not None:
@@ -87,21 +87,21 @@ def read_stdlib(root: Path | None = None) -> list[Record]:
                     exports |= _exports(module, tree)
                 for record in _of_module(module, tree, exports):
                     records.setdefault(record.id, record)
-    for loaded in _IN_C:
+    for loaded in _C_MODULES:
         for record in _of_loaded(loaded):
             records.setdefault(record.id, record)
     return list(records.values())
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without the search for cycles: trees have none, and beside torch's many objects it takes twice the parsing."""
-    was = gc.isenabled()
+def _garbage_collection_paused() -> Iterator[None]:
+    """Turn collection off: syntax trees have no cycles, and searching torch's objects doubles the parsing time."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if was_enabled:
             gc.enable()
 
 
@@ -117,31 +117,31 @@ def _files(folder: Path) -> Iterator[Path]:
 def _parse(file: Path) -> ast.Module | None:
     try:
         with tokenize.open(file) as source, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # old sources have odd escapes; that is not the reader's business
+            warnings.simplefilter("ignore")  # old sources contain invalid escapes
             return ast.parse(source.read())
     except (OSError, SyntaxError, UnicodeDecodeError):
-        return None  # templates and the like
+        return None  # a template, or not Python
 
 
 def _exports(package: str, tree: ast.Module) -> dict[str, str]:
-    """What a package's ``__init__`` imports from its own modules: their dotted names, to the names users know.
+    """Names that a package's ``__init__`` imports from its own modules: ``{dotted name: name that users know}``.
 
-    A star is the module's whole contents: ``{"asyncio.tasks.": "asyncio."}``.
+    A star import maps the whole module: ``{"asyncio.tasks.": "asyncio."}``.
     """
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for node in tree.body:
         if not isinstance(node, ast.ImportFrom) or node.level > 1:
             continue
-        home = f"{package}.{node.module or ''}".rstrip(".") if node.level else node.module or ""
-        if home.startswith(f"{package}."):
+        source = f"{package}.{node.module or ''}".rstrip(".") if node.level else node.module or ""
+        if source.startswith(f"{package}."):
             for alias in node.names:
                 name = "" if alias.name == "*" else alias.name
-                found[f"{home}.{name}"] = f"{package}.{alias.asname or name}"
-    return found
+                names[f"{source}.{name}"] = f"{package}.{alias.asname or name}"
+    return names
 
 
 def _of_module(module: str, tree: ast.Module, exports: dict[str, str]) -> Iterator[Record]:
-    public = _PUBLIC.get(module, module)
+    public = _PUBLIC_NAMES.get(module, module)
     hidden = any(part.startswith("_") for part in public.split("."))
     if not hidden and public == module:
         yield from _record(module, "", "module", ast.get_docstring(tree))
@@ -159,7 +159,7 @@ def _of_module(module: str, tree: ast.Module, exports: dict[str, str]) -> Iterat
 def _definitions(
     body: list[ast.stmt], outer: tuple[str, ...], kind: str
 ) -> Iterator[tuple[_Definition, tuple[str, ...], str]]:
-    """Public definitions, also those inside ``if`` and ``try``, with their names from the module's level on."""
+    """Yield (definition, nested names, kind) of public definitions, also those inside ``if`` and ``try``."""
     for node in body:
         if isinstance(node, _Definition):
             if node.name.startswith("_"):
@@ -178,7 +178,7 @@ def _definitions(
 
 
 def _in_all(tree: ast.Module, name: str) -> bool:
-    """Whether a star import takes the name: ``__all__`` lists it, or there is no such list to read."""
+    """Whether a star import takes the name: ``__all__`` lists it, or there is no literal ``__all__``."""
     for node in tree.body:
         if (
             isinstance(node, ast.Assign)
@@ -199,9 +199,9 @@ def _signature(node: _Definition, kind: str) -> str:
     arguments = node.args
     for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
         argument.annotation = None
-    for rest in (arguments.vararg, arguments.kwarg):
-        if rest is not None:
-            rest.annotation = None
+    for variadic in (arguments.vararg, arguments.kwarg):
+        if variadic is not None:
+            variadic.annotation = None
     if kind == "method" and "staticmethod" not in decorators:
         first = arguments.posonlyargs or arguments.args
         if len(first) > len(arguments.defaults) - (0 if first is arguments.args else len(arguments.args)):
@@ -219,25 +219,25 @@ def _of_loaded(module: ModuleType) -> Iterator[Record]:
         elif inspect.isclass(value) and (value.__module__ == module.__name__):
             yield from _loaded(prefix + name, value, "class")
             for method in sorted(method for method in vars(value) if not method.startswith("_")):
-                member = getattr(value, method)  # not from vars(), where a static method is still wrapped
+                member = getattr(value, method)  # vars() would give static methods wrapped
                 if inspect.isroutine(member):
                     yield from _loaded(f"{prefix}{name}.{method}", member, "method")
 
 
 def _loaded(name: str, value: object, kind: str) -> Iterator[Record]:
-    signature = _IMPLIED.sub("(", getattr(value, "__text_signature__", None) or "")
+    signature = _BOUND_ARGUMENT.sub("(", getattr(value, "__text_signature__", None) or "")
     yield from _record(name, signature.replace("<unrepresentable>", "..."), kind, inspect.cleandoc(value.__doc__ or ""))
 
 
 def _record(name: str, signature: str, kind: str, doc: str | None) -> Iterator[Record]:
-    """One record, or none where there is nothing to read."""
+    """Yield a record, or nothing if the docstring is too short or not prose."""
     doc = doc or ""
     call = _CALL.match(doc)
     if call and name.endswith(call[1]) and (rest := doc[call.end() :].lstrip("->: ")):
         signature, doc = signature or call[2], rest
     paragraphs = [part for part in (" ".join(part.split()) for part in doc.split("\n\n")) if part]
     text = " ".join(paragraphs)
-    if len(text) < _FEWEST_CHARS or not text.isprintable() or text.startswith(">>>"):
+    if len(text) < _MIN_CHARS or not text.isprintable() or text.startswith(">>>"):
         return
     metadata = {"kind": kind, "summary": _SENTENCE.split(paragraphs[0])[0]}
-    yield Record(name, f"{name}{signature}: {text}"[:_MOST_CHARS], metadata)
+    yield Record(name, f"{name}{signature}: {text}"[:_MAX_CHARS], metadata)

@@ -1,4 +1,4 @@
-"""The texts of ``millpond embed`` and ``millpond rerank``: the sources of ingest, and plain lines."""
+"""Input texts of ``embed``, ``rerank`` and ``bench-serve``: the sources of ingest, and files with one text per line."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _RECORDS = (".jsonl", ".csv", ".parquet")
 
 
 def read_texts(source: str, *, lines: bool, id_column: str, text_column: str) -> Iterator[Record | Rejected]:
-    """The texts of a path, or of ``-``, standard input.
+    """Read texts from a path, or from standard input (``-``).
 
     Args:
         source: A ``.jsonl`` or ``.csv`` file or a folder, as :func:`millpond.ingest.read` takes them; any other file
-            is one text a line. Standard input is JSONL if it begins with ``{``, else one text a line.
-        lines: Whatever it looks like, it is one text a line.
-        id_column: Key or column of the id. The id of a line is its number.
-        text_column: Key or column of the text.
+            has one text per line. Standard input is JSONL if it begins with ``{``, else one text per line.
+        lines: Read one text per line, whatever the file name or first character.
+        id_column: Key or column that holds the id. The id of a line is its number.
+        text_column: Key or column that holds the text.
 
     Raises:
-        SourceNotFoundError: No such file or folder.
-        InvalidRequestError: A kind of file that cannot be read.
+        SourceNotFoundError: There is no such file or folder.
+        InvalidRequestError: This kind of file cannot be read.
     """
     path = Path(source)
     if source == "-":
-        ahead = cast("BufferedReader", sys.stdin.buffer).peek(1)
-        plain = lines or not ahead.removeprefix(_BOM).lstrip().startswith(b"{")
+        beginning = cast("BufferedReader", sys.stdin.buffer).peek(1)
+        plain = lines or not beginning.removeprefix(_BOM).lstrip().startswith(b"{")
     else:
         plain = lines or not (path.is_dir() or path.suffix.lower() in _RECORDS)
     if not plain:

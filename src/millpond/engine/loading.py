@@ -9,10 +9,13 @@ from typing import Any, cast
 
 import torch
 
+from millpond.checkpoints.architecture import Architecture
+from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from millpond.checkpoints.modules import Pooling
+from millpond.checkpoints.native_config import translate
 from millpond.checkpoints.score_template import plain_template, read_template
-from millpond.checkpoints.sentence_transformers import Layout
+from millpond.checkpoints.sentence_transformers import PipelineLayout
 from millpond.config import EngineConfig
 from millpond.engine.execute.cuda.buckets import Buckets
 from millpond.engine.execute.cuda.streams import Backend, Cuda
@@ -22,13 +25,12 @@ from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenize
 from millpond.engine.input.plan import EncodesPairs
 from millpond.engine.input.text_tokenizer import TextTokenizer
 from millpond.errors import InvalidRequestError
-from millpond.models.architectures import Architecture, find, translate
-from millpond.models.build_spec import Options, backbone_width, complete, override, specify
+from millpond.models.build_spec import SpecOptions, backbone_width, build_spec, complete_layout, override_head
 from millpond.models.linear import bound_compiled_products
 from millpond.models.load import load_backbone
 from millpond.models.placement import resolve_devices, resolve_dtype
 from millpond.models.quantize import check_quantization
-from millpond.models.task_detection import Purpose, decide
+from millpond.models.task_detection import DetectedTasks, detect_tasks
 from millpond.pooling.classifier import build_classifier
 from millpond.pooling.pooler import Pooler, Readout
 from millpond.pooling.sparse import build_sparse, build_token_vectors
@@ -102,8 +104,8 @@ class _Described:
 
     checkpoint: Checkpoint
     architecture: Architecture
-    layout: Layout
-    purpose: Purpose
+    layout: PipelineLayout
+    purpose: DetectedTasks
     tokenizer: TextTokenizer
     spec: ModelSpec
 
@@ -120,7 +122,7 @@ def load(config: EngineConfig) -> LoadedModel:
         bound_compiled_products()
     found = _read(config)
     pooling = found.layout.pooling
-    assert pooling is not None  # complete() answered it
+    assert pooling is not None  # complete_layout() set it
     encoder = _encoder(found, config)
     quantization = cast("Quantization | None", config.quantization)  # one of these, as the config has checked
     wanted = "bfloat16" if quantization == "fp8" and config.dtype == "auto" else config.dtype
@@ -235,13 +237,12 @@ def _shares(found: _Described, device: torch.device) -> bool:
     """
     head = found.purpose.classifier
     causal = found.architecture.decoder and found.checkpoint.config.get("is_causal", True) is not False
-    attends = found.architecture.model_type != "jamba"  # its recurrent layers carry a state
     bidirectional = bool(found.checkpoint.config.get("use_bidirectional_attention"))
     last = head is not None and head.pooling == "lasttoken"
-    return device.type == "cpu" and causal and attends and last and not bidirectional
+    return device.type == "cpu" and causal and not found.architecture.recurrent and last and not bidirectional
 
 
-def _readouts(purpose: Purpose) -> dict[Task, Readout]:
+def _readouts(purpose: DetectedTasks) -> dict[Task, Readout]:
     """What each task reads; which of them are served is the spec's to say."""
     head = purpose.classifier
     pooled, each = Readout(kind="pooled"), Readout(kind="token_logits")
@@ -262,7 +263,7 @@ def _read(config: EngineConfig) -> _Described:
     checkpoint = read_checkpoint(config.model, revision=config.revision, hf_overrides=config.hf_overrides)
     architecture = find(checkpoint.config, checkpoint.source.name)
     checkpoint = replace(checkpoint, config=translate(architecture, checkpoint.config, checkpoint.source.name))
-    options = Options(
+    options = SpecOptions(
         max_length=config.max_length,
         pooling=config.pooling,
         normalize=config.normalize,
@@ -270,13 +271,13 @@ def _read(config: EngineConfig) -> _Described:
         activation=config.activation,
         quantization=config.quantization,
     )
-    layout = complete(checkpoint, architecture, options)
+    layout = complete_layout(checkpoint, architecture, options)
     tokenizer = TextTokenizer.load(
-        layout.transformer, lower=layout.do_lower_case, reward_token=_reward_token(checkpoint)
+        layout.transformer, lower=layout.do_lower_case, reward_token=_reward_token(checkpoint, architecture)
     )
-    purpose = decide(checkpoint, architecture, convert=config.convert, token_id=tokenizer.token_id)
-    purpose = override(purpose, options)
-    spec = specify(
+    purpose = detect_tasks(checkpoint, architecture, convert=config.convert, token_id=tokenizer.token_id)
+    purpose = override_head(purpose, options)
+    spec = build_spec(
         checkpoint,
         architecture,
         layout,
@@ -295,11 +296,12 @@ def _read(config: EngineConfig) -> _Described:
     )
 
 
-def _reward_token(checkpoint: Checkpoint) -> int | None:
-    """InternLM2's reward models read their score at a token of its own, put behind a conversation."""
-    if not (checkpoint.architecture or "").startswith("InternLM2ForReward"):
+def _reward_token(checkpoint: Checkpoint, architecture: Architecture) -> int | None:
+    """The token behind a conversation at which a reward model reads its score, where the family has one."""
+    token, claimed = architecture.reward_token, checkpoint.architecture or ""
+    if token is None or not claimed.startswith(f"{architecture.prefix}ForReward"):
         return None
-    return int(checkpoint.config.get("reward_token_id", 92527))
+    return int(token.read(checkpoint.config))
 
 
 def _stored_dtype(config: Mapping[str, Any]) -> str | None:

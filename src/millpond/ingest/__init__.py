@@ -1,24 +1,28 @@
-"""Ingestion: records in, vectors in a database, in bounded memory."""
+"""Ingestion: records are embedded and written to a database, in bounded memory."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millpond.errors import SinkError, SourceNotFoundError
-    from millpond.ingest.manifest import CollectionMark
+    from millpond.ingest.batch import Batch, WriteBatch
+    from millpond.ingest.collection import CollectionSink
+    from millpond.ingest.manifest import CollectionManifest, CollectionMark
     from millpond.ingest.payload import Payload
     from millpond.ingest.pipeline import ingest
     from millpond.ingest.record import NAMESPACE, Record, content_hash, point_id
     from millpond.ingest.report import IngestReport
     from millpond.ingest.search import Hit
-    from millpond.ingest.sink import Batch, Sink
+    from millpond.ingest.sink import Sink
     from millpond.ingest.sources import Rejected, read
     from millpond.ingest.url import open_sink
 
-_HOMES = {
+_MODULES = {
     "NAMESPACE": "record",
-    "Batch": "sink",
+    "Batch": "batch",
+    "CollectionManifest": "manifest",
     "CollectionMark": "manifest",
+    "CollectionSink": "collection",
     "Hit": "search",
     "IngestReport": "report",
     "Payload": "payload",
@@ -27,6 +31,7 @@ _HOMES = {
     "Sink": "sink",
     "SinkError": ".errors",
     "SourceNotFoundError": ".errors",
+    "WriteBatch": "batch",
     "content_hash": "record",
     "ingest": "pipeline",
     "open_sink": "url",
@@ -37,7 +42,9 @@ _HOMES = {
 __all__ = [
     "NAMESPACE",
     "Batch",
+    "CollectionManifest",
     "CollectionMark",
+    "CollectionSink",
     "Hit",
     "IngestReport",
     "Payload",
@@ -46,6 +53,7 @@ __all__ = [
     "Sink",
     "SinkError",
     "SourceNotFoundError",
+    "WriteBatch",
     "content_hash",
     "ingest",
     "open_sink",
@@ -55,10 +63,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{home}", __name__), name)
+    return getattr(import_module(f".{module}", __name__), name)
 
 
 def __dir__() -> list[str]:

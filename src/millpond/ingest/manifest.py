@@ -1,4 +1,4 @@
-"""CollectionMark: the line in a collection that says which model filled it."""
+"""CollectionManifest: the metadata of a collection that says which model filled it, and how."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from millpond.errors import FingerprintMismatchError, InvalidRequestError
 from millpond.ingest.payload import Payload
 from millpond.spec import ModelSpec
 
-MARK_KEY = "millpond"
+MANIFEST_KEY = "millpond"
 _SCHEMA = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectionMark:
-    """What a collection holds, stored with it when it is created.
+class CollectionManifest:
+    """What a collection holds, stored in its metadata when it is created.
 
     Attributes:
         fingerprint: :attr:`~millpond.spec.ModelSpec.fingerprint` of the model.
-        model: Its name, for people.
-        dimensions: The widths stored, ascending.
+        model: The model's name, for error messages.
+        dimensions: The stored widths, ascending.
         payload: The form of the payload.
     """
 
@@ -32,15 +32,19 @@ class CollectionMark:
     payload: Payload
 
     @classmethod
-    def of(cls, spec: ModelSpec, *, dimensions: tuple[int, ...] | None, payload: Payload) -> CollectionMark:
-        """The mark of a collection about to be filled; refuses widths the model cannot be cut to."""
+    def of(cls, spec: ModelSpec, *, dimensions: tuple[int, ...] | None, payload: Payload) -> CollectionManifest:
+        """The manifest of a new collection.
+
+        Raises:
+            InvalidDimensionsError: The model cannot be cut to these widths.
+        """
         widths = tuple(sorted({spec.check_dimensions(width) for width in dimensions or (None,)}))
-        # A folder's name will do: the path to it is nobody else's business.
+        # Of a local folder only the last part: its full path is private to this machine.
         name = os.path.basename(os.path.normpath(spec.name)) if os.path.isdir(spec.name) else spec.name
         return cls(fingerprint=spec.fingerprint, model=name, dimensions=widths, payload=payload)
 
     def to_dict(self) -> dict[str, Any]:
-        """The mark as JSON."""
+        """The manifest as JSON."""
         return {
             "schema": _SCHEMA,
             "fingerprint": self.fingerprint,
@@ -50,11 +54,11 @@ class CollectionMark:
         }
 
     @classmethod
-    def from_dict(cls, data: object, *, collection: str) -> CollectionMark:
-        """The mark read from a collection.
+    def from_dict(cls, data: object, *, collection: str) -> CollectionManifest:
+        """The manifest as read from a collection.
 
         Raises:
-            FingerprintMismatchError: There is none, or this version cannot read it.
+            FingerprintMismatchError: The collection has no manifest, or one that this version cannot read.
         """
         if data is None:
             raise FingerprintMismatchError(
@@ -72,12 +76,12 @@ class CollectionMark:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise FingerprintMismatchError(
-                f"collection {collection!r} carries a mark that this version of millpond cannot read ({error}); "
+                f"collection {collection!r} carries a manifest that this version of millpond cannot read ({error}); "
                 "upgrade millpond, or choose another collection name"
             ) from None
 
     def check_model(self, spec: ModelSpec, *, collection: str) -> None:
-        """Refuse a model that did not fill the collection."""
+        """Raises FingerprintMismatchError for any model but the one that filled the collection."""
         if self.fingerprint != spec.fingerprint:
             raise FingerprintMismatchError(
                 f"collection {collection!r} was built by {self.model} (fingerprint {self.fingerprint[:12]}), and this "
@@ -85,8 +89,8 @@ class CollectionMark:
                 "Use that model, or another collection name"
             )
 
-    def check_write(self, wanted: CollectionMark, spec: ModelSpec, *, collection: str) -> None:
-        """Refuse to add rows of another model, other widths or another payload form."""
+    def check_write(self, wanted: CollectionManifest, spec: ModelSpec, *, collection: str) -> None:
+        """Raises unless ``wanted`` has the same model, widths and payload form as this collection."""
         self.check_model(spec, collection=collection)
         if self.dimensions != wanted.dimensions:
             raise InvalidRequestError(
@@ -100,7 +104,7 @@ class CollectionMark:
             )
 
     def widths_to_search(self, wanted: tuple[int, ...] | None, *, collection: str) -> tuple[int, ...]:
-        """The widths a search uses: those asked for, or all that are stored."""
+        """The widths a search uses: ``wanted``, or by default all stored ones."""
         missing = sorted(set(wanted or ()) - set(self.dimensions))
         if missing:
             raise InvalidRequestError(
@@ -108,3 +112,7 @@ class CollectionMark:
                 f"choose among {list(self.dimensions)}"
             )
         return wanted or self.dimensions
+
+
+CollectionMark = CollectionManifest
+"""The former name of :class:`CollectionManifest`."""

@@ -1,4 +1,4 @@
-"""Payload forms: whose reader a stored record should please."""
+"""Payload forms: the fields of a stored record, plain or as a framework reads them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from millpond.ingest.record import Record, content_hash
 Payload = Literal["plain", "langchain", "llama_index"]
 PAYLOADS: tuple[Payload, ...] = get_args(Payload)
 
-_SOURCE = "1"  # llama-index's NodeRelationship.SOURCE: the document that a node was cut from
+_SOURCE = "1"  # LlamaIndex's NodeRelationship.SOURCE: the document that a node was cut from
 
 
 def check_payload(payload: str) -> Payload:
-    """The form, or :class:`~millpond.errors.InvalidRequestError`."""
+    """The payload form of this name; raises InvalidRequestError for an unknown name."""
     for known in PAYLOADS:
         if payload == known:
             return known
@@ -24,15 +24,15 @@ def check_payload(payload: str) -> Payload:
 
 
 def llama_index_fields(record: Record, node_id: str, *, text_inside: bool) -> dict[str, Any]:
-    """A record as llama-index's vector stores keep a TextNode: flat metadata, and the node itself as JSON.
+    """A record as LlamaIndex's vector stores keep a TextNode: flat metadata, and the node itself as JSON.
 
-    The record is the node's source document, so that deleting by document id finds it. Where a metadata key is one of
-    the store's own, the store's wins among the flat keys (which serve filters); the node keeps the record's.
+    The record is the node's source document, so that deleting by document id finds it. If a metadata key is also a
+    field of the store, the flat key (for filters) has the store's value, and the node has the record's.
 
     Args:
         record: The record.
-        node_id: The node's id, which is the row's.
-        text_inside: Whether the text is in the node, or beside it in a field of its own.
+        node_id: The node's id, which is also the row's.
+        text_inside: Whether the node holds the text; ``False`` if the row has a field for it.
     """
     node: dict[str, Any] = {
         "id_": node_id,
@@ -70,6 +70,6 @@ def llama_index_fields(record: Record, node_id: str, *, text_inside: bool) -> di
 
 
 def read_llama_index(fields: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
-    """The record's id, the node's text and its metadata, out of what :func:`llama_index_fields` wrote."""
+    """The record's id, the node's text and its metadata, from the fields that :func:`llama_index_fields` makes."""
     node = json.loads(fields["_node_content"])
     return str(fields["doc_id"]), str(node["text"]), dict(node["metadata"])

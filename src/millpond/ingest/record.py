@@ -1,4 +1,4 @@
-"""Record: one text to ingest, and the identities derived from it."""
+"""Record: one text to ingest, with its database id and content hash."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _INT64 = 1 << 63
 
 @dataclass(frozen=True)
 class Record:
-    """One text with its identity, valid from construction.
+    """One text with its id and metadata, valid from construction.
 
     Attributes:
-        id: Not empty, at most 4096 bytes of UTF-8, no NUL. The same id again replaces the record.
-        text: What is embedded; may be empty.
-        metadata: What JSON can hold: str keys; str, bool, int (64 bits), finite float, None, lists and dicts of these.
+        id: Not empty, at most 4096 bytes of UTF-8, no NUL. A record with the same id replaces this one.
+        text: The text to embed; may be empty.
+        metadata: JSON values: str keys; str, bool, int (64 bits), finite float, None, lists and dicts of these.
 
     Raises:
-        InvalidRequestError: A field that no database could keep.
+        InvalidRequestError: A field that no database can store.
     """
 
     id: str
@@ -39,7 +39,7 @@ class Record:
     def __post_init__(self) -> None:
         _check_str("id", self.id)
         if not self.id:
-            raise InvalidRequestError("id is empty; give every record an id of its own")
+            raise InvalidRequestError("id is empty; give every record its own id")
         if "\0" in self.id:
             raise InvalidRequestError(f"id={self.id!r} holds a NUL character; leave it out")
         if (size := len(self.id.encode())) > MAX_ID_BYTES:
@@ -51,9 +51,9 @@ class Record:
 
 
 def point_id(record_id: str, chunk: int = 0) -> str:
-    """The database id of a record's chunk: a UUIDv5, the same for every model, so that re-ingesting replaces.
+    """The database id of a record's chunk: a UUIDv5, the same for every model, so that re-ingesting replaces rows.
 
-    The name hashed in :data:`NAMESPACE` is the record's id, followed for a chunk other than 0 by NUL and its number
+    The name hashed in :data:`NAMESPACE` is the record's id; for a chunk other than 0, NUL and the chunk's number follow
     (an id holds no NUL, so no two chunks share a name).
     """
     _check_str("record_id", record_id)
@@ -63,7 +63,7 @@ def point_id(record_id: str, chunk: int = 0) -> str:
 
 
 def content_hash(text: str) -> str:
-    """SHA-256 of the text's UTF-8, in hex: stored with every record, and the id of one that has none."""
+    """SHA-256 of the text's UTF-8, in hex: stored with every record, and the id of a record without one."""
     _check_str("text", text)
     return hashlib.sha256(text.encode()).hexdigest()
 

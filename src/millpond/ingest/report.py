@@ -1,4 +1,4 @@
-"""IngestReport: what one run of ingest did, in numbers that add up."""
+"""IngestReport: the counts of one run of ingest."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class IngestReport:
-    """The outcome of one run; ``read == cached + embedded + failed + duplicates`` always holds.
+    """The counts of one run; ``read == cached + embedded + failed + duplicates`` always holds.
 
     Attributes:
-        read: Records and bad lines that came out of the source.
+        read: Records and bad lines read from the source.
         cached: Records whose vector came from the engine's cache.
         embedded: Records whose vector was computed.
-        failed: Lines that held no record, and records that the database could not keep; each was logged.
-        duplicates: Records dropped because a later one of the same batch has their id.
-        written: Rows the database acknowledged.
+        failed: Lines that held no record, and records that could not be embedded or stored; each was logged.
+        duplicates: Records dropped because a later record of the same batch has the same id.
+        written: Rows that the database acknowledged.
         retried: Writes sent again; always 0 in this version.
         seconds: Wall time from the first record read to the last acknowledgement.
     """

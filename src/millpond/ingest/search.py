@@ -1,4 +1,4 @@
-"""Search in two stages: many candidates by the shortest vectors, then the best of them by the longest."""
+"""The plan of a two-stage search: candidates by the shortest vectors, ranked by the longest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from millpond import matryoshka
 from millpond.errors import InvalidRequestError
-from millpond.ingest.sink import storable
+from millpond.ingest.batch import storable
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
@@ -38,13 +38,13 @@ class Hit:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SearchPlan:
-    """A question, embedded and cut, with the stages it goes through.
+    """A question's vectors, and the stages of its search.
 
     Attributes:
         k: How many results.
-        candidates: How many rows of the first stage go on to the second.
-        coarse: Width of the first stage; ``None`` where there is only one stage.
-        full: Width of the scores.
+        candidates: How many rows the first stage selects.
+        coarse: Width of the first stage; ``None`` if there is only one stage.
+        full: Width of the stage that scores.
         vectors: For each of these widths, ``[width]`` float32 of length 1.
     """
 
@@ -64,18 +64,18 @@ def plan_search(
     funnel: bool,
     candidates: int | None,
 ) -> SearchPlan:
-    """Check a search, embed its question with the role ``query``, and cut it.
+    """Check the arguments of a search, embed its question with the role ``query``, and cut the vector.
 
     Args:
-        engine: The engine whose vectors are searched.
+        engine: The engine that embeds the question.
         question: One question.
         widths: The widths of the collection, ascending.
         k: How many results, from 1.
-        funnel: Whether to search the smallest width first; of no effect with one width.
-        candidates: Rows that the first stage hands on; ``max(100, 10 * k)`` by default.
+        funnel: Whether to search the smallest width first; has no effect with one width.
+        candidates: How many rows the first stage selects; ``max(100, 10 * k)`` by default.
 
     Raises:
-        InvalidRequestError: A value out of its range, or a question without a direction.
+        InvalidRequestError: An argument out of range, or a question whose vector is zero or not finite.
     """
     if not isinstance(question, str):
         raise InvalidRequestError(f"question is of type {type(question).__name__}; pass one str")
@@ -89,7 +89,7 @@ def plan_search(
         )
     full = widths[-1]
     coarse = widths[0] if funnel and len(widths) > 1 else None
-    row = engine.embed(  # at full width, of which every other is cut
+    row = engine.embed(  # at full width; every other width is cut from it
         [question], role="query", dimensions=engine.spec.dimensions, normalize=False
     ).embeddings  # [1, d]
     vectors = {width: matryoshka.cut(row, width, normalize=True)[0] for width in (coarse, full) if width is not None}
@@ -99,16 +99,16 @@ def plan_search(
 
 
 def check_filter(conditions: Mapping[str, object]) -> dict[str, tuple[Scalar, ...]]:
-    """A filter on metadata: every key must hold its value, or one of its list of values.
+    """Check a filter on metadata: every key must have its value, or one of a list of values.
 
     Returns:
-        For each key, the values of which one must match: str, int, bool or finite float.
+        For each key, the accepted values: str, int, bool or finite float.
     """
     result: dict[str, tuple[Scalar, ...]] = {}
-    for key, wanted in conditions.items():
+    for key, condition in conditions.items():
         if not isinstance(key, str):
             raise InvalidRequestError(f"filter key {key!r} is not a str")
-        values = tuple(wanted) if isinstance(wanted, list | tuple | set | frozenset) else (wanted,)
+        values = tuple(condition) if isinstance(condition, list | tuple | set | frozenset) else (condition,)
         if not values:
             raise InvalidRequestError(f"filter[{key!r}] is an empty list, which nothing matches; leave the key out")
         result[key] = tuple(_scalar(key, value) for value in values)

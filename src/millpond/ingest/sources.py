@@ -1,6 +1,6 @@
 """Sources: files, folders and standard input, read as a stream of records.
 
-What a line cannot be is a stop sign: a bad one comes out as a :class:`Rejected` and the stream goes on.
+A bad line does not stop the stream: it is yielded as a :class:`Rejected`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millpond.ingest.record import Record, content_hash
 logger = logging.getLogger(__name__)
 
 _TEXT_SUFFIXES = (".txt", ".md")
-# A cell may hold a book; the csv module's own limit (128 Ki characters, one for the whole process) is only ever raised.
+# A cell may hold a book. The csv module's limit (128 Ki characters) is global to the process, so it is only raised.
 _CSV_FIELD_CHARS = 1 << 27
 _BOM = b"\xef\xbb\xbf"
 
@@ -33,7 +33,7 @@ class Rejected:
 
     Attributes:
         where: ``path:line``, or the path of a file in a folder.
-        reason: What is wrong with it.
+        reason: Why it holds none.
     """
 
     where: str
@@ -43,28 +43,28 @@ class Rejected:
 def read(
     source: str | os.PathLike[str], *, id_column: str = "id", text_column: str = "text"
 ) -> Generator[Record | Rejected, None, None]:
-    """The records of a path.
+    """Read the records of a path.
 
     ========== ======================================================================================================
     ``.jsonl`` one object a line: ``id``, ``text``, ``metadata`` (other keys are ignored, and named once in the log)
     ``.csv``   a header row; the columns other than id and text become metadata
-    folder     every ``.txt`` and ``.md`` below it, in order, hidden ones aside; the id is the relative path
+    folder     every ``.txt`` and ``.md`` below it, in order, without hidden ones; the id is the relative path
     ``-``      standard input, as JSONL
     ========== ======================================================================================================
 
-    A missing id becomes the text's content hash; an integer one becomes a str. Blank lines are skipped.
+    A missing id becomes the text's content hash; an integer id becomes a str. Blank lines are skipped.
 
     Args:
         source: A path, or ``"-"``.
-        id_column: Key or column of the id. Only a CSV's default one may be absent.
+        id_column: Key or column of the id. A CSV may lack the column only if this is the default.
         text_column: Key or column of the text.
 
     Yields:
-        A :class:`~millpond.ingest.Record`, or a :class:`Rejected` for a line that is none.
+        A :class:`~millpond.ingest.Record`, or a :class:`Rejected` for a line that holds none.
 
     Raises:
-        SourceNotFoundError: No such file or folder. Like every error here, raised before anything is read.
-        InvalidRequestError: A kind of file that cannot be read, or a CSV without the named columns.
+        SourceNotFoundError: No such file or folder. Like every error here, raised before the first record is read.
+        InvalidRequestError: An unsupported kind of file, or a CSV without the named columns.
     """
     if id_column == text_column:
         raise InvalidRequestError(f"id_column and text_column are both {id_column!r}; name two columns")
@@ -123,7 +123,7 @@ def _jsonl(lines: BinaryIO, name: str, id_column: str, text_column: str) -> Gene
 
 
 def _csv_header(path: Path, id_column: str, text_column: str) -> list[str]:
-    """The column names, checked before the first row is asked for."""
+    """The column names, checked before the first row is read."""
     csv.field_size_limit(max(csv.field_size_limit(), _CSV_FIELD_CHARS))
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         try:
@@ -141,7 +141,7 @@ def _csv_header(path: Path, id_column: str, text_column: str) -> list[str]:
 
 
 def _csv(path: Path, header: list[str], id_column: str, text_column: str) -> Generator[Record | Rejected, None, None]:
-    # surrogateescape turns bytes that are not UTF-8 into lone surrogates, found again below: one bad row, not a stop.
+    # surrogateescape turns bytes that are not UTF-8 into lone surrogates, which _csv_record rejects row by row.
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         rows = csv.reader(file, strict=True)
         next(rows, None)
@@ -173,23 +173,23 @@ def _csv_record(header: list[str], row: list[str], id_column: str, text_column: 
 
 
 def _folder(folder: Path) -> Generator[Record | Rejected, None, None]:
-    found = 0
+    files = 0
     unreadable: list[OSError] = []
     for parent, children, names in os.walk(folder, onerror=unreadable.append):
-        yield from _closed(unreadable)
+        yield from _unlisted(unreadable)
         children[:] = sorted(child for child in children if not child.startswith("."))
         for name in sorted(names):
             if name.startswith(".") or not name.lower().endswith(_TEXT_SUFFIXES):
                 continue
-            found += 1
+            files += 1
             yield _text_file(Path(parent, name), folder)
-    yield from _closed(unreadable)
-    if not found:
+    yield from _unlisted(unreadable)
+    if not files:
         logger.warning("%s holds no .txt or .md file", folder)
 
 
-def _closed(errors: list[OSError]) -> Iterator[Rejected]:
-    """Folders that could not be listed since the last time."""
+def _unlisted(errors: list[OSError]) -> Iterator[Rejected]:
+    """Empty the list: a rejection for every folder that could not be listed."""
     while errors:
         error = errors.pop(0)
         yield Rejected(where=str(error.filename), reason=f"cannot be listed ({error.strerror})")
@@ -197,7 +197,7 @@ def _closed(errors: list[OSError]) -> Iterator[Rejected]:
 
 def _text_file(path: Path, folder: Path) -> Record | Rejected:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # reading from a pipe would wait for ever
+        if not stat.S_ISREG(path.stat().st_mode):  # reading from a pipe would block
             return Rejected(where=str(path), reason="is no regular file")
         return Record(path.relative_to(folder).as_posix(), path.read_bytes().removeprefix(_BOM).decode())
     except UnicodeDecodeError as error:

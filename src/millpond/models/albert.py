@@ -8,10 +8,12 @@ import torch
 from torch import nn
 
 from millpond.attention.segments import Segments
-from millpond.models.encoder import Names, Output, PackedLayer
+from millpond.checkpoints.architecture import Architecture, EncoderNames
+from millpond.models.encoder import Output, PackedLayer
 from millpond.models.linear import linear
 
-_NAMES = Names(
+_NAMES = EncoderNames(
+    prefix="albert",
     query="attention.query",
     key="attention.key",
     value="attention.value",
@@ -26,7 +28,7 @@ _NAMES = Names(
 class PackedAlbert(nn.Module):
     """A loaded ALBERT, run on one packed row."""
 
-    def __init__(self, backbone: nn.Module, model_type: str) -> None:
+    def __init__(self, backbone: nn.Module, row: Architecture) -> None:
         super().__init__()
         parts: Any = backbone
         config, encoder = parts.config, parts.encoder
@@ -38,7 +40,7 @@ class PackedAlbert(nn.Module):
             for layers in (group.albert_layers for group in encoder.albert_layer_groups)
         ]
         per_group = config.num_hidden_layers / config.num_hidden_groups
-        # One layer of several stands here several times, as every token passes it.
+        # A shared layer is listed once for every time that it runs.
         self.layers = nn.ModuleList(
             layer for i in range(config.num_hidden_layers) for layer in groups[int(i / per_group)]
         )
@@ -52,8 +54,8 @@ class PackedAlbert(nn.Module):
         token_type_ids: torch.Tensor | None = None,  # [1, tokens]
     ) -> Output:
         """Hidden states of every token."""
-        rows = self.embeddings(input_ids=input_ids, position_ids=position_ids, token_type_ids=token_type_ids)
-        hidden = self.widen(rows[0])  # [tokens, hidden]
+        embedded = self.embeddings(input_ids=input_ids, position_ids=position_ids, token_type_ids=token_type_ids)
+        hidden = self.widen(embedded[0])  # [tokens, hidden]
         for layer in self.layers:
             hidden = layer(hidden, segments, None)
         return Output(last_hidden_state=hidden[None])

@@ -1,4 +1,4 @@
-"""Checkpoint plus the user's options: the ModelSpec and the pipeline to build."""
+"""The ModelSpec and the pipeline of a checkpoint under the user's options."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast, get_args
 
+from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
-from millpond.checkpoints.classifiers import LLAMA_POOLING
-from millpond.checkpoints.families import matryoshka_family
+from millpond.checkpoints.matryoshka_families import matryoshka_family
 from millpond.checkpoints.modules import Dense, Pooling
-from millpond.checkpoints.sentence_transformers import Layout
+from millpond.checkpoints.sentence_transformers import PipelineLayout
 from millpond.errors import ModelLoadError
-from millpond.models.architectures import Architecture
-from millpond.models.task_detection import Purpose, with_pooling
+from millpond.models.task_detection import DetectedTasks, with_pooling
 from millpond.spec import ModelSpec, PoolingMode
 from millpond.tasks import Activation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What the user may override at construction."""
+class SpecOptions:
+    """What the user may override when an engine is built; ``None``: as the checkpoint has it."""
 
     max_length: int | None = None
     pooling: str | None = None
@@ -31,30 +30,34 @@ class Options:
     quantization: str | None = None
 
 
-def complete(checkpoint: Checkpoint, architecture: Architecture, options: Options) -> Layout:
-    """The checkpoint's layout with every open question answered: option, then file, then the family's default."""
+def complete_layout(checkpoint: Checkpoint, architecture: Architecture, options: SpecOptions) -> PipelineLayout:
+    """The checkpoint's layout with nothing left open: by option, then by file, then by the family's default."""
     layout = checkpoint.layout
-    pooling = layout.pooling or Pooling(modes=(_named_pooling(checkpoint.config) or architecture.pooling,))
+    pooling = layout.pooling or Pooling(
+        modes=(_config_pooling(checkpoint.config, architecture) or architecture.pooling,)
+    )
     if options.pooling is not None:
         pooling = replace(pooling, modes=_modes(options.pooling))
-    # As vLLM has it: a plain repository gives unit vectors, one with modules.json what its list says.
+    # As in vLLM: a plain repository gives unit vectors; one with modules.json gives them if the list has Normalize.
     normalize = layout.normalize if layout.normalize is not None else True
     return replace(layout, pooling=pooling, normalize=normalize if options.normalize is None else options.normalize)
 
 
-def _named_pooling(config: Mapping[str, Any]) -> PoolingMode | None:
-    """NVIDIA's bidirectional Llamas name their pooling in config.json."""
-    if config.get("model_type") != "llama" or not isinstance(config.get("pooling"), str):
+def _config_pooling(config: Mapping[str, Any], architecture: Architecture) -> PoolingMode | None:
+    """The pooling that config.json names, where the family has a field for it."""
+    field = architecture.pooling_field
+    if field is None:
         return None
-    return LLAMA_POOLING.get(config["pooling"])
+    values = [config.get(name) for name in field.names]
+    return next((field.modes.get(value) for value in values if isinstance(value, str)), None)
 
 
-def override(purpose: Purpose, options: Options) -> Purpose:
-    """``purpose`` with the user's pooling and activation in its head."""
-    head = purpose.classifier
+def override_head(detected: DetectedTasks, options: SpecOptions) -> DetectedTasks:
+    """``detected`` with the user's pooling and activation in its head."""
+    head = detected.classifier
     if head is not None and options.pooling is not None and head.pooling is not None:
         head = with_pooling(head, _modes(options.pooling))
-    return replace(purpose, classifier=head, activation=options.activation or purpose.activation)
+    return replace(detected, classifier=head, activation=options.activation or detected.activation)
 
 
 def _modes(pooling: str) -> tuple[PoolingMode, ...]:
@@ -65,12 +68,12 @@ def _modes(pooling: str) -> tuple[PoolingMode, ...]:
     return cast("tuple[PoolingMode, ...]", modes)
 
 
-def specify(
+def build_spec(
     checkpoint: Checkpoint,
     architecture: Architecture,
-    layout: Layout,
-    options: Options,
-    purpose: Purpose,
+    layout: PipelineLayout,
+    options: SpecOptions,
+    detected: DetectedTasks,
     *,
     tokenizer_limit: int | None,
     token_id: Callable[[str], int | None],
@@ -78,15 +81,15 @@ def specify(
     """The public description of an engine's model.
 
     Raises:
-        ModelLoadError: Widths that do not fit each other, or a ``max_length`` that the positions do not cover.
+        ModelLoadError: Widths do not fit each other, or the positions do not cover ``max_length``.
     """
     name, config = checkpoint.source.name, checkpoint.config
-    assert layout.pooling is not None and layout.normalize is not None  # answered by complete()
+    assert layout.pooling is not None and layout.normalize is not None  # complete_layout() set them
     hidden = _chain_width(backbone_width(config), layout.token_heads, name)
     dimensions = _chain_width(hidden * len(layout.pooling.modes), layout.heads, name)
     trained, declared, smallest = _matryoshka(checkpoint, options)
     max_length = _max_length(architecture, config, layout, options, tokenizer_limit, name)
-    # Whatever the user overrides and the files do not show.
+    # Part of the fingerprint: options that change a vector and are in no file.
     prompts = sorted(layout.prompts.items())
     settings: tuple[object, ...] = (
         layout.pooling.modes,
@@ -95,14 +98,14 @@ def specify(
         prompts,
         layout.default_prompt_name,
         *(() if options.quantization is None else (options.quantization,)),
-        # A ColBERT that is converted reads its texts without markers.
-        *(("plain",) if layout.late_interaction is not None and purpose.score_type != "late-interaction" else ()),
+        # A ColBERT converted to an embedder reads its texts without markers.
+        *(("plain",) if layout.late_interaction is not None and detected.score_type != "late-interaction" else ()),
     )
     return ModelSpec(
         name=name,
         architecture=checkpoint.architecture or architecture.model_class,
         model_type=architecture.model_type,
-        pooling=_pools(purpose, layout.pooling),
+        pooling=_modes_of(detected, layout.pooling),
         normalize=layout.normalize,
         dimensions=dimensions,
         hidden_size=hidden,
@@ -112,30 +115,31 @@ def specify(
         default_dimensions=_default_width(layout, dimensions, options, name),
         prompts=dict(layout.prompts),
         default_prompt_name=layout.default_prompt_name,
-        labels=purpose.labels,
-        activation=purpose.activation,
-        score_type=purpose.score_type,
-        step_tag_id=_step_tag(purpose, token_id),
+        labels=detected.labels,
+        activation=detected.activation,
+        score_type=detected.score_type,
+        step_tag_id=_step_tag(detected, token_id),
         adapters=tuple(config.get("lora_adaptations") or ()),
         max_length=max_length,
-        tasks=purpose.tasks,
+        tasks=detected.tasks,
         digest=partial(checkpoint.digest, *settings),
     )
 
 
-def _step_tag(purpose: Purpose, token_id: Callable[[str], int | None]) -> int | None:
-    """Id of the token whose rows are rewards: by its text, or where the vocabulary lacks that, the family's own."""
-    head = purpose.classifier
+def _step_tag(detected: DetectedTasks, token_id: Callable[[str], int | None]) -> int | None:
+    """Id of the token whose rows are rewards: looked up by its text; the family's id if the vocabulary lacks it."""
+    head = detected.classifier
     if head is None or head.step_tag is None:
         return None
-    found = token_id(head.step_tag[0])
-    return head.step_tag[1] if found is None else found
+    text, default = head.step_tag
+    number = token_id(text)
+    return default if number is None else number
 
 
-def _pools(purpose: Purpose, pooling: Pooling) -> tuple[PoolingMode, ...]:
-    """How a text's tokens become one row: as the head does it, where there are no vectors but its own logits."""
-    head = purpose.classifier
-    if head is None or head.pooling is None or "embed" in purpose.tasks:
+def _modes_of(detected: DetectedTasks, pooling: Pooling) -> tuple[PoolingMode, ...]:
+    """How a text's tokens become one row: as in the head, if the checkpoint gives logits and no vectors."""
+    head = detected.classifier
+    if head is None or head.pooling is None or "embed" in detected.tasks:
         return pooling.modes
     return (head.pooling,)
 
@@ -144,7 +148,7 @@ def backbone_width(config: Mapping[str, Any]) -> int:
     """Columns of a backbone's hidden states.
 
     Raises:
-        ModelLoadError: The config gives no number.
+        ModelLoadError: The config gives no int.
     """
     width = config.get("hidden_size", config.get("dim", config.get("n_embd", 0)))
     if not isinstance(width, int):
@@ -165,8 +169,8 @@ def _chain_width(width: int, heads: tuple[Any, ...], name: str) -> int:
     return width
 
 
-def _matryoshka(checkpoint: Checkpoint, options: Options) -> tuple[bool, tuple[int, ...] | None, int]:
-    """(trained for it, declared widths, least width); the user's word first, then the files', then known families."""
+def _matryoshka(checkpoint: Checkpoint, options: SpecOptions) -> tuple[bool, tuple[int, ...] | None, int]:
+    """(trained for it, declared widths, least width): by the user's override, then the files, then known families."""
     overrides, config = options.hf_overrides or {}, checkpoint.config
     if "is_matryoshka" in overrides and "matryoshka_dimensions" not in overrides:
         return bool(overrides["is_matryoshka"]), None, 1
@@ -181,10 +185,10 @@ def _matryoshka(checkpoint: Checkpoint, options: Options) -> tuple[bool, tuple[i
     return False, None, 1
 
 
-def _default_width(layout: Layout, dimensions: int, options: Options, name: str) -> int | None:
-    """``truncate_dim`` of a dense embedder, where it cuts anything and the user does not forbid cuts."""
+def _default_width(layout: PipelineLayout, dimensions: int, options: SpecOptions, name: str) -> int | None:
+    """``truncate_dim`` of a dense embedder, if it is less than the full width and the user does not forbid cuts."""
     width = layout.truncate_dim
-    if width is None or layout.late_interaction is not None:  # whose rows sentence-transformers does not cut
+    if width is None or layout.late_interaction is not None:  # sentence-transformers does not cut its rows
         return None
     if isinstance(width, bool) or not isinstance(width, int) or width < 1:
         raise ModelLoadError(f"{name}: truncate_dim {width!r} of config_sentence_transformers.json is no width")
@@ -196,12 +200,12 @@ def _default_width(layout: Layout, dimensions: int, options: Options, name: str)
 def _max_length(
     architecture: Architecture,
     config: Mapping[str, Any],
-    layout: Layout,
-    options: Options,
+    layout: PipelineLayout,
+    options: SpecOptions,
     tokenizer_limit: int | None,
     name: str,
 ) -> int:
-    """The user's length, else max_seq_length, else what tokenizer and positions allow; never past a position table."""
+    """The user's length, else max_seq_length, else the tokenizer's limit; a position table bounds all of them."""
     capacity = architecture.capacity(config)
     if options.max_length is not None:
         if capacity is not None and options.max_length > capacity and architecture.bounded(config):

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 from millpond.attention.segments import Segments
+from millpond.checkpoints.architecture import Architecture
 from millpond.errors import ModelLoadError
-from millpond.models.architectures import Architecture
 from millpond.models.int8 import Int8Linear
 from millpond.models.linear import ReorderedLinear
 

@@ -9,8 +9,7 @@ may do and this does not (see :meth:`PackedDecoder.fits`) runs there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +17,7 @@ from torch import nn
 from millpond.attention.segments import Segments
 from millpond.attention.select import select
 from millpond.attention.signature import Masking
+from millpond.checkpoints.architecture import Architecture, DecoderTraits
 from millpond.models.encoder import Output
 from millpond.models.linear import linear
 from millpond.models.rms_norm import RMSNorm
@@ -26,36 +26,6 @@ from millpond.models.rotary import apply_rotary
 CosSin = tuple[torch.Tensor, torch.Tensor]  # cos and sin, [tokens, 1, dim] each
 
 
-@dataclass(frozen=True, kw_only=True)
-class Traits:
-    """What sets a class of transformers' apart from Llama's.
-
-    Attributes:
-        activation: Field of the config that names it.
-        window: Where a layer's sliding window stands: its attention, the config, or nowhere.
-        centred: Norms multiply by ``1 + weight``, and embeddings come scaled.
-        softcap: Scores are capped.
-        waves: Rotary angles differ by the kind of the layer.
-    """
-
-    activation: str = "hidden_act"
-    window: Literal["layer", "config"] | None = None
-    centred: bool = False
-    softcap: bool = False
-    waves: bool = False
-
-
-# By the class that transformers loads: several rows of the table of architectures share Llama's.
-FAMILIES = {
-    "LlamaModel": Traits(),
-    "EuroBertModel": Traits(),
-    "MistralModel": Traits(window="config"),
-    "Qwen2Model": Traits(window="layer"),
-    "Qwen3Model": Traits(window="layer"),
-    "GemmaModel": Traits(centred=True),
-    "Gemma2Model": Traits(centred=True, activation="hidden_activation", window="layer", softcap=True),
-    "Gemma3TextModel": Traits(centred=True, activation="hidden_activation", window="layer", waves=True),
-}
 # Rows of a block on a CPU: beyond this the states between two products leave the cache, and beyond 32 MiB the system's
 # allocator maps each new one afresh; at 4,000 rows the norms and rotations of a layer take three times as long a row.
 _ROWS = 1024
@@ -71,23 +41,26 @@ class PackedDecoder(nn.Module):
 
     takes_rows = True
 
-    def __init__(self, backbone: nn.Module, model_type: str) -> None:
+    def __init__(self, backbone: nn.Module, row: Architecture) -> None:
         super().__init__()
         parts: Any = backbone
-        traits = FAMILIES[type(backbone).__name__]
+        traits = row.traits
+        assert traits is not None
         self.embeddings: nn.Module = parts.embed_tokens
         self.rotary: nn.Module = parts.rotary_emb
         self.layers = nn.ModuleList()
         for i in range(len(parts.layers)):
-            kind = parts.config.layer_types[i] if traits.waves else None
+            kind = parts.config.layer_types[i] if traits.rotary_by_kind else None
             self.layers.append(PackedLayer(parts.layers[i], parts.config, traits, kind))
             parts.layers[i] = nn.Identity()
         self.norm = _norm_of(parts.norm, traits)
 
     @staticmethod
-    def fits(backbone: nn.Module) -> bool:
-        """Whether this forward says all that the loaded class would do."""
-        return _is_known(backbone) and all(_is_plain(layer) for layer in backbone.get_submodule("layers").children())
+    def fits(backbone: nn.Module, row: Architecture) -> bool:
+        """Whether this forward does all that the loaded class would."""
+        return _is_known(backbone, row) and all(
+            _is_plain(layer) for layer in backbone.get_submodule("layers").children()
+        )
 
     def forward(
         self,
@@ -121,7 +94,7 @@ class PackedLayer(nn.Module):
         kind: Its attention, as the config calls it, where that decides on the rotary angles.
     """
 
-    def __init__(self, layer: Any, config: Any, traits: Traits, kind: str | None) -> None:
+    def __init__(self, layer: Any, config: Any, traits: DecoderTraits, kind: str | None) -> None:
         super().__init__()
         attention = layer.self_attn
         self.kind = kind
@@ -195,7 +168,7 @@ def _block(hidden: torch.Tensor) -> int:
     return len(hidden) if whole else _ROWS
 
 
-def _masking(attention: Any, config: Any, traits: Traits) -> Masking:
+def _masking(attention: Any, config: Any, traits: DecoderTraits) -> Masking:
     """What the class hands to its attention function."""
     # A config's word goes before the class's own, as in transformers.
     causal = getattr(config, "is_causal", None)
@@ -220,11 +193,11 @@ def _joined(*parts: Any, activation: str | None = None) -> nn.Module:
     return linear(weight, bias, activation)
 
 
-def _norm_of(norm: Any, traits: Traits) -> RMSNorm:
+def _norm_of(norm: Any, traits: DecoderTraits) -> RMSNorm:
     return RMSNorm(norm.weight, _eps(norm), centred=traits.centred)
 
 
-def _norm_of_heads(attention: Any, heads: int, kv_heads: int, traits: Traits) -> RMSNorm:
+def _norm_of_heads(attention: Any, heads: int, kv_heads: int, traits: DecoderTraits) -> RMSNorm:
     """One norm over the query heads and the key heads behind them."""
     pieces = ((attention.q_norm, heads), (attention.k_norm, kv_heads))
     weight = torch.cat([norm.weight.detach().expand(count, -1) for norm, count in pieces])  # [all heads, dim]
@@ -236,13 +209,13 @@ def _eps(norm: Any) -> float:
     return float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
 
 
-def _is_known(backbone: Any) -> bool:
-    """One of transformers' own classes, its embeddings, activation and rotary angles as they are understood here."""
+def _is_known(backbone: Any, row: Architecture) -> bool:
+    """Whether it is transformers' own class, with the embeddings, activation and rotary angles that are run here."""
     from transformers.activations import ACT2FN
 
     kind = type(backbone)
-    traits = FAMILIES.get(kind.__name__)
-    if traits is None or not kind.__module__.startswith("transformers.models."):
+    traits = row.traits
+    if traits is None or kind.__name__ != row.model_class or not kind.__module__.startswith("transformers.models."):
         return False
     activation = getattr(backbone.config, traits.activation, None)
     if activation not in ACT2FN or hasattr(backbone.embed_tokens, "embed_scale") != traits.centred:

@@ -1,9 +1,9 @@
 """BERT-like encoders, packed: one file top to bottom over the weights that transformers loaded.
 
-The same arithmetic as transformers' classes (post-norm: attention, add, norm, GELU block, add, norm) with what those
-leave on the table taken: q, k and v in one product, the activation fused into its linear on a CPU, no mask, no
-``[1, heads, tokens, dim]`` copies. MPNet, whose class cannot run packed rows at all, runs here with its relative
-position bias. transformers' own classes stay the reference: tests hold both equal.
+It computes what transformers' classes compute (post-norm: attention, add, norm, GELU block, add, norm), only faster:
+q, k and v in one product, the activation fused into its linear on a CPU, no mask, no ``[1, heads, tokens, dim]``
+copies. MPNet, whose class cannot run packed rows at all, runs here with its relative position bias. transformers' own
+classes stay the reference: tests hold both equal.
 """
 
 from __future__ import annotations
@@ -17,57 +17,14 @@ from torch import nn
 from millpond.attention.segments import Segments
 from millpond.attention.select import select
 from millpond.attention.signature import Masking
+from millpond.checkpoints.architecture import Architecture, EncoderNames
 from millpond.models.add_norm import AddNorm
 from millpond.models.linear import PlainLinear, linear
 
 
 @dataclass(frozen=True, kw_only=True)
-class Names:
-    """Where a family keeps its parts, as attribute paths inside the loaded class."""
-
-    layers: str = "encoder.layer"
-    query: str = "attention.self.query"
-    key: str = "attention.self.key"
-    value: str = "attention.self.value"
-    attention_out: str = "attention.output.dense"
-    attention_norm: str = "attention.output.LayerNorm"
-    up: str = "intermediate.dense"
-    down: str = "output.dense"
-    norm: str = "output.LayerNorm"
-
-
-BERT = Names()
-DISTILBERT = Names(
-    layers="transformer.layer",
-    query="attention.q_lin",
-    key="attention.k_lin",
-    value="attention.v_lin",
-    attention_out="attention.out_lin",
-    attention_norm="sa_layer_norm",
-    up="ffn.lin1",
-    down="ffn.lin2",
-    norm="output_layer_norm",
-)
-MPNET = Names(
-    query="attention.attn.q",
-    key="attention.attn.k",
-    value="attention.attn.v",
-    attention_out="attention.attn.o",
-    attention_norm="attention.LayerNorm",
-)
-FAMILIES = {
-    "bert": BERT,
-    "roberta": BERT,
-    "xlm-roberta": BERT,
-    "electra": BERT,
-    "distilbert": DISTILBERT,
-    "mpnet": MPNET,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
 class Output:
-    """What the runner reads, named as transformers names it."""
+    """A backbone's result, with the field that the runner reads from transformers' classes too."""
 
     last_hidden_state: torch.Tensor  # [1, tokens, hidden]
 
@@ -77,20 +34,20 @@ class PackedEncoder(nn.Module):
 
     takes_rows = True
 
-    def __init__(self, backbone: nn.Module, model_type: str) -> None:
+    def __init__(self, backbone: nn.Module, row: Architecture) -> None:
         super().__init__()
-        names = FAMILIES[model_type]
+        names = row.encoder
+        assert names is not None
         config: Any = backbone.config
         self.embeddings: nn.Module = backbone.embeddings  # type: ignore[assignment]
         # ELECTRA's embeddings may be narrower than its layers.
         self.widen: nn.Module | None = getattr(backbone, "embeddings_project", None)
-        heads = getattr(config, "num_attention_heads", None) or config.n_heads
-        activation = getattr(config, "hidden_act", None) or config.activation
+        heads, activation = int(getattr(config, names.fields.heads)), getattr(config, names.fields.activation)
         layers = backbone.get_submodule(names.layers)
-        self.layers = nn.ModuleList(PackedLayer(layer, names, int(heads), activation) for layer in layers.children())
+        self.layers = nn.ModuleList(PackedLayer(layer, names, heads, activation) for layer in layers.children())
         self.bias: RelativeBias | None = None
-        if model_type == "mpnet":
-            self.bias = RelativeBias(backbone.encoder.relative_attention_bias.weight)  # type: ignore[union-attr,arg-type]
+        if names.relative_bias:
+            self.bias = RelativeBias(backbone.get_submodule(names.relative_bias).weight)  # type: ignore[arg-type]
 
     def forward(
         self,
@@ -101,7 +58,7 @@ class PackedEncoder(nn.Module):
         token_type_ids: torch.Tensor | None = None,  # [1, tokens]
         rows: torch.Tensor | None = None,  # [n]
     ) -> Output:
-        """Hidden states of every token, or of the ``rows`` that are read alone."""
+        """Hidden states of every token, or only of the tokens ``rows``."""
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         hidden = self.embeddings(input_ids=input_ids, position_ids=position_ids, **types)[0]  # [tokens, embedding]
         if self.widen is not None:
@@ -115,9 +72,9 @@ class PackedEncoder(nn.Module):
 
 
 class PackedLayer(nn.Module):
-    """One post-norm layer; its linears are cut out of the loaded one."""
+    """One post-norm layer over the weights of the loaded one."""
 
-    def __init__(self, layer: nn.Module, names: Names, heads: int, activation: str) -> None:
+    def __init__(self, layer: nn.Module, names: EncoderNames, heads: int, activation: str) -> None:
         super().__init__()
         self.heads = heads
         parts = [layer.get_submodule(name) for name in (names.query, names.key, names.value)]
@@ -136,7 +93,7 @@ class PackedLayer(nn.Module):
         bias: torch.Tensor | None,  # [heads, longest, longest], added to the scores
         rows: torch.Tensor | None = None,  # [n]
     ) -> torch.Tensor:  # [tokens, hidden], or [n, hidden]
-        """The layer's states, or those of the ``rows`` that are read."""
+        """The layer's states, of every token or only of the tokens ``rows``."""
         qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # [tokens, 3, heads, dim]
         query, key, value = qkv.unbind(1)
         masking = Masking(scale=query.shape[-1] ** -0.5, causal=False, bias=bias)
@@ -144,12 +101,12 @@ class PackedLayer(nn.Module):
         return self._feed(hidden, mixed) if rows is None else self._feed(hidden[rows], mixed[rows])
 
     def _feed(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """``hidden`` and what the attention mixed, through the rest of the layer."""
+        """The rest of the layer: ``hidden`` and the attention's output to the layer's states."""
         hidden = self.attention_norm(self.attention_out(mixed), hidden)
         return self.norm(self.down(self.up(hidden)), hidden)  # type: ignore[no-any-return]
 
     def compiled_parts(self) -> tuple[str, ...]:
-        """What compiled code runs faster: nothing where oneDNN has fused the activation."""
+        """Methods that run faster compiled: none where oneDNN has fused the activation."""
         return ("_feed",) if isinstance(self.up, PlainLinear) else ()
 
 
@@ -162,14 +119,14 @@ class RelativeBias(nn.Module):
         self.max_distance = max_distance
 
     def forward(self, length: int) -> torch.Tensor:
-        """``[heads, length, length]``: what is added to the score of a query row and a key column."""
+        """``[heads, length, length]``: added to the score of a query (row) and a key (column)."""
         weight = self.weight
         assert isinstance(weight, torch.Tensor)
-        places = torch.arange(length, device=weight.device)
-        return weight[self._bucket(places[None, :] - places[:, None])].permute(2, 0, 1)
+        positions = torch.arange(length, device=weight.device)
+        return weight[self._bucket(positions[None, :] - positions[:, None])].permute(2, 0, 1)
 
     def _bucket(self, distance: torch.Tensor) -> torch.Tensor:
-        """Half of the buckets for each direction; of these, half exact and half logarithmic up to ``max_distance``."""
+        """Half of the buckets for each direction; half of those exact, half logarithmic up to ``max_distance``."""
         assert isinstance(self.weight, torch.Tensor)
         per_side = self.weight.shape[0] // 2
         exact = per_side // 2

@@ -1,13 +1,13 @@
 """A BERT-like encoder's modules made straight from its tensors, without transformers, which takes seconds to import.
 
-Only a checkpoint that is exactly what its config.json says is read here: every tensor that the class has, in its
-shape, under today's name, and none that it does not know. Any other is left to transformers' class, which renames old
-spellings, fills in, and says what is wrong.
+Only a checkpoint that matches its config.json exactly is read here: every tensor of the family, in its shape, under
+today's name, and no unknown one. Any other is left to transformers' class, which renames old spellings, fills in
+missing tensors and reports what is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +16,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from millpond.checkpoints.architecture import EncoderFields, EncoderNames
 from millpond.checkpoints.weights import read_tensors, tensor_shapes
 from millpond.errors import ModelLoadError
-from millpond.models.encoder import FAMILIES, Names
 from millpond.models.linear import PlainLinear
 
-# Fields whose meaning is not built here when they say anything but this.
+# Fields that are not built here with any other value.
 _PLAIN = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
+# The fields of EncoderFields that are no sizes.
+_NO_SIZES = ("epsilon", "activation")
+_EPSILON = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,61 +46,58 @@ class _Shape:
 
 
 def read_encoder(
-    folder: Path, config: Mapping[str, Any], model_type: str, *, dtype: torch.dtype, unread: Any
+    folder: Path,
+    config: Mapping[str, Any],
+    names: EncoderNames,
+    *,
+    dtype: torch.dtype,
+    is_head_tensor: Callable[[str], bool],
 ) -> nn.Module | None:
-    """The modules that :class:`millpond.models.encoder.PackedEncoder` takes; ``None`` where transformers must read.
+    """The modules that :class:`millpond.models.encoder.PackedEncoder` takes; ``None`` if transformers has to read them.
 
     Args:
         folder: The transformer's folder.
         config: Its config.json.
-        model_type: The family.
+        names: The family's names.
         dtype: Precision of the weights.
-        unread: Pattern of names that a backbone rightly leaves alone.
+        is_head_tensor: Whether a tensor belongs to a head, so that a backbone leaves it alone.
     """
-    names, shape = FAMILIES.get(model_type), _shape(config, model_type)
-    if names is None or shape is None:
+    shape = _shape(config, names.fields)
+    if shape is None:
         return None
     if not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
         return None
-    expected = _expected(names, shape, model_type)
+    expected = _expected(names, shape)
     try:
-        held = tensor_shapes(folder)
-        prefix = _prefix(model_type) if next(iter(expected)) not in held else ""
-        wanted = {prefix + name: size for name, size in expected.items()}
-        if any(held.get(name) != size for name, size in wanted.items()):
+        sizes = tensor_shapes(folder)
+        prefix = f"{names.prefix}." if next(iter(expected)) not in sizes else ""
+        prefixed = {prefix + name: size for name, size in expected.items()}
+        if any(sizes.get(name) != size for name, size in prefixed.items()):
             return None
-        if any(name not in wanted and not unread.search(name) for name in held):
+        if any(name not in prefixed and not is_head_tensor(name) for name in sizes):
             return None
-        tensors = read_tensors(folder, only=tuple(wanted))
+        tensors = read_tensors(folder, only=tuple(prefixed))
     except ModelLoadError:
         return None
     backbone = _modules({name: tensors.pop(prefix + name).to(dtype) for name in expected}, shape)
-    backbone.config = SimpleNamespace(num_attention_heads=shape.heads, hidden_act=shape.activation)  # type: ignore[assignment]
+    fields = names.fields
+    backbone.config = SimpleNamespace(**{fields.heads: shape.heads, fields.activation: shape.activation})  # type: ignore[assignment]
     return backbone
 
 
-def _shape(config: Mapping[str, Any], model_type: str) -> _Shape | None:
-    """The sizes, if config.json names them all and nothing unusual."""
+def _shape(config: Mapping[str, Any], fields: EncoderFields) -> _Shape | None:
+    """The sizes, if config.json gives them all and nothing unusual."""
     if any(config.get(field, plain) != plain for field, plain in _PLAIN.items()) or config.get("pruned_heads"):
         return None
     if "quantization_config" in config:
         return None
-    distil, mpnet = model_type == "distilbert", model_type == "mpnet"
-    fields = {
-        "layers": "n_layers" if distil else "num_hidden_layers",
-        "heads": "n_heads" if distil else "num_attention_heads",
-        "hidden": "dim" if distil else "hidden_size",
-        "inner": "hidden_dim" if distil else "intermediate_size",
-        "words": "vocab_size",
-        "positions": "max_position_embeddings",
-        **({} if distil or mpnet else {"types": "type_vocab_size"}),
-        **({"embedding": "embedding_size"} if model_type == "electra" else {}),
-        **({"buckets": "relative_attention_num_buckets"} if mpnet else {}),
+    size_fields = {size: field for size, field in vars(fields).items() if field and size not in _NO_SIZES}
+    sizes = {
+        size: value for size, field in size_fields.items() if type(value := config.get(field)) is int and value > 0
     }
-    sizes = {name: size for name, field in fields.items() if type(size := config.get(field)) is int and size > 0}
-    activation = config.get("activation" if distil else "hidden_act")
-    epsilon = 1e-12 if distil else config.get("layer_norm_eps")
-    if sizes.keys() != fields.keys():
+    activation = config.get(fields.activation)
+    epsilon = config.get(fields.epsilon) if fields.epsilon else _EPSILON
+    if sizes.keys() != size_fields.keys():
         return None
     if sizes["hidden"] % sizes["heads"] or not isinstance(activation, str) or not isinstance(epsilon, float):
         return None
@@ -105,13 +105,8 @@ def _shape(config: Mapping[str, Any], model_type: str) -> _Shape | None:
     return _Shape(epsilon=epsilon, activation=activation, **whole)
 
 
-def _prefix(model_type: str) -> str:
-    """What a class with a head puts before the backbone's names."""
-    return {"xlm-roberta": "roberta"}.get(model_type, model_type) + "."
-
-
-def _expected(names: Names, shape: _Shape, model_type: str) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the class with its shape."""
+def _expected(names: EncoderNames, shape: _Shape) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the family with its shape."""
     hidden, narrow = shape.hidden, shape.embedding
     expected: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (shape.words, narrow),
@@ -121,7 +116,7 @@ def _expected(names: Names, shape: _Shape, model_type: str) -> dict[str, tuple[i
         **(_linear("embeddings_project", hidden, narrow) if narrow != hidden else {}),
     }
     if shape.buckets:
-        expected["encoder.relative_attention_bias.weight"] = (shape.buckets, shape.heads)
+        expected[f"{names.relative_bias}.weight"] = (shape.buckets, shape.heads)
     for i in range(shape.layers):
         layer = f"{names.layers}.{i}."
         for part in (names.query, names.key, names.value, names.attention_out):
@@ -140,19 +135,19 @@ def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
 
 
 def _modules(tensors: Mapping[str, torch.Tensor], shape: _Shape) -> nn.Module:
-    """The tree of modules that the tensors' names spell."""
+    """The tree of modules with these names of tensors."""
     root = nn.Module()
     root.embeddings = Embeddings(typed=shape.types > 0)
     for name, weight in tensors.items():
         path, _, kind = name.rpartition(".")
         if kind == "weight":
-            parent, _, own = path.rpartition(".")
-            _child(root, parent).add_module(own, _leaf(weight, tensors.get(f"{path}.bias"), shape.epsilon))
+            parent, _, leaf = path.rpartition(".")
+            _child(root, parent).add_module(leaf, _leaf(weight, tensors.get(f"{path}.bias"), shape.epsilon))
     return root
 
 
 def _child(root: nn.Module, path: str) -> nn.Module:
-    """The module at ``path``, made on the way where there is none."""
+    """The module at ``path``, created if it is missing."""
     for step in path.split(".") if path else ():
         if getattr(root, step, None) is None:
             root.add_module(step, nn.Module())
@@ -167,13 +162,15 @@ def _leaf(weight: torch.Tensor, bias: torch.Tensor | None, epsilon: float) -> nn
         return table
     if weight.dim() == 2:
         return PlainLinear(weight, bias, None)
-    norm = nn.LayerNorm(len(weight), eps=epsilon, elementwise_affine=False)  # makes no weights to throw away
+    norm = nn.LayerNorm(
+        len(weight), eps=epsilon, elementwise_affine=False
+    )  # creates no weights, which would be replaced at once
     norm.weight, norm.bias = (nn.Parameter(part, requires_grad=False) for part in (weight, bias))
     return norm
 
 
 class Embeddings(nn.Module):
-    """Words, then types, then positions, summed in transformers' order, and a norm."""
+    """Sum of words, types and positions, in this order as in transformers, and a norm."""
 
     word_embeddings: nn.Embedding
     position_embeddings: nn.Embedding

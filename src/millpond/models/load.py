@@ -1,6 +1,6 @@
-"""A checkpoint's backbone: from its tensors alone where millpond has the family, else through transformers' class.
+"""A checkpoint's backbone: built from its tensors alone if it is BERT-like, else by transformers' class.
 
-transformers' class gets the packed attention.
+transformers' class runs with the packed attention.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from millpond.attention import interface
+from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.weights import read_tensors
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
-from millpond.models.architectures import Architecture
 from millpond.models.encoder_file import read_encoder
-from millpond.models.forward_registry import packed as packed_forward
 from millpond.models.quantize import quantize
 from millpond.tasks import Quantization
 
 logger = logging.getLogger(__name__)
 
-# Tensors of a checkpoint that a backbone rightly leaves alone: heads of other tasks, and buffers of older versions.
+# Tensors of a checkpoint that are no part of its backbone: heads of other tasks, and buffers of older versions.
 _NOT_BACKBONE = re.compile(
     r"^(pooler|cls|lm_head|classifier|score|qa_outputs|pre_classifier|vocab_\w+|head|decoder)\."
     r"|^(v_head|output|dense|(lm_|mask_|discriminator_|generator_)?predictions|generator_lm_head|sop_classifier)\."
@@ -46,38 +46,58 @@ def load_backbone(
 ) -> nn.Module:
     """The backbone in evaluation mode, on its device.
 
-    ``packed=False`` keeps transformers' own class where millpond has a forward of its own: the tests compare them.
+    ``packed=False`` keeps transformers' own class where millpond has a packed forward: the tests compare them.
 
     Raises:
         ModelLoadError: The files cannot be read, or the config describes no valid model.
-        WeightMismatchError: Tensors are missing, left over or of another shape.
+        WeightMismatchError: A tensor is missing, unknown or of another shape.
     """
-    # In a forked child torch makes its thread pool anew on first use, which fails when two threads are first at once;
-    # transformers loads with several. Here one thread is first.
+    # In a forked child torch creates its thread pool on first use, which fails if two threads do so at once, and
+    # transformers loads with several. This call creates it on one thread.
     torch.set_num_threads(torch.get_num_threads())
     backbone = None
-    if packed and architecture.family is None:
-        folder, model_type = checkpoint.layout.transformer, architecture.model_type
-        backbone = read_encoder(folder, checkpoint.config, model_type, dtype=dtype, unread=_NOT_BACKBONE)
+    if packed and architecture.encoder is not None and architecture.module is None:
+        backbone = read_encoder(
+            checkpoint.layout.transformer,
+            checkpoint.config,
+            architecture.encoder,
+            dtype=dtype,
+            is_head_tensor=partial(is_head_tensor, architecture=architecture),
+        )
     if backbone is None:
         backbone = _load_by_transformers(checkpoint, architecture, device=device, dtype=dtype)
     backbone = backbone.eval().to(device)
     if packed:
-        backbone = packed_forward(backbone, architecture.model_type)
+        backbone = packed_forward(backbone, architecture)
     return backbone if quantization is None else quantize(backbone, quantization, device)
+
+
+def packed_forward(backbone: nn.Module, architecture: Architecture) -> nn.Module:
+    """``backbone`` in its family's packed forward, which may take it apart; unchanged if none fits."""
+    forward = architecture.forward_class()
+    if forward is None or (hasattr(forward, "fits") and not forward.fits(backbone, architecture)):
+        return backbone
+    module: nn.Module = forward(backbone, architecture)
+    return module.eval()
+
+
+def is_head_tensor(name: str, architecture: Architecture) -> bool:
+    """Whether a checkpoint's tensor is no part of its backbone."""
+    heads = architecture.head_names()
+    return bool(_NOT_BACKBONE.search(name)) or any(name == head or name.startswith(f"{head}.") for head in heads)
 
 
 def _load_by_transformers(
     checkpoint: Checkpoint, architecture: Architecture, *, device: torch.device, dtype: torch.dtype
 ) -> nn.Module:
-    """The backbone in transformers' own class, and whatever the family does to it."""
+    """The backbone in transformers' own class, completed by the family's own code."""
     from huggingface_hub.errors import StrictDataclassError
 
     interface.register()
     name, folder = checkpoint.source.name, checkpoint.layout.transformer
-    family = architecture.module
+    hooks = architecture.hooks()
     model_class = _backbone_class(architecture)
-    rename = getattr(family, "tensors", None)
+    rename = getattr(hooks, "tensors", None)
     try:
         config = model_class.config_class.from_dict(_config_fields(checkpoint.config))
         with quiet_transformers():
@@ -90,7 +110,7 @@ def _load_by_transformers(
                 trust_remote_code=False,
                 local_files_only=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are in the report, by name
+                ignore_mismatched_sizes=True,  # the report names them
                 **({"add_pooling_layer": False} if architecture.pooler else {}),
             )
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
@@ -102,12 +122,12 @@ def _load_by_transformers(
     except Exception as error:  # safetensors' own error derives from nothing more specific
         if type(error).__module__.partition(".")[0] not in ("safetensors", "safetensors_rust", "builtins", "_pickle"):
             raise
-        if isinstance(error, AssertionError | AttributeError | ZeroDivisionError):  # of the class, not of a reader
+        if isinstance(error, AssertionError | AttributeError | ZeroDivisionError):  # from the class, not from a reader
             raise ModelLoadError(f"{name} could not be loaded: {type(error).__name__}: {error}") from error
         raise ModelLoadError(f"{name}: a weight file is damaged: {error}; fetch it again") from error
-    _check_report(report, name)
+    _check_report(report, architecture, name)
     backbone.requires_grad_(False)
-    finish = getattr(family, "finish", None)
+    finish = getattr(hooks, "finish", None)
     if finish is not None:
         backbone = finish(backbone.to(device), checkpoint)
     loaded: nn.Module = backbone
@@ -118,7 +138,7 @@ def _backbone_class(architecture: Architecture) -> type[Any]:
     """transformers' class, or the family's stand-in for it."""
     import transformers
 
-    stand_in = getattr(architecture.module, "backbone_class", None)
+    stand_in = getattr(architecture.hooks(), "backbone_class", None)
     found: type[Any] | None = getattr(transformers, architecture.model_class, None) if stand_in is None else stand_in()
     if found is None:
         raise UnsupportedArchitectureError(
@@ -132,10 +152,10 @@ def _config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in ("auto_map", "_attn_implementation")}
 
 
-def _check_report(report: Mapping[str, Any], name: str) -> None:
+def _check_report(report: Mapping[str, Any], architecture: Architecture, name: str) -> None:
     mismatched = [key[0] if isinstance(key, tuple) else str(key) for key in report.get("mismatched_keys", ())]
     missing = sorted(report["missing_keys"])
-    unexpected = sorted(key for key in report["unexpected_keys"] if not _NOT_BACKBONE.search(key))
+    unexpected = sorted(key for key in report["unexpected_keys"] if not is_head_tensor(key, architecture))
     for problem, keys in (("misses", missing), ("has a wrong shape for", mismatched), ("does not know", unexpected)):
         if keys:
             raise WeightMismatchError(

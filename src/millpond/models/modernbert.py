@@ -16,6 +16,7 @@ from torch import nn
 from millpond.attention.segments import Segments
 from millpond.attention.select import select
 from millpond.attention.signature import Masking
+from millpond.checkpoints.architecture import Architecture
 from millpond.models.encoder import Output
 from millpond.models.linear import linear
 from millpond.models.rotary import apply_rotary
@@ -31,7 +32,7 @@ class PackedModernBert(nn.Module):
 
     takes_rows = True
 
-    def __init__(self, backbone: nn.Module, model_type: str) -> None:
+    def __init__(self, backbone: nn.Module, row: Architecture) -> None:
         super().__init__()
         parts: Any = backbone
         self.embeddings: nn.Module = parts.embeddings

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from millpond.checkpoints.architecture import Architecture
 from millpond.errors import ModelLoadError
-from millpond.models.architectures import Architecture
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

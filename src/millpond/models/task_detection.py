@@ -1,4 +1,4 @@
-"""Purpose: what a checkpoint is for, by its architecture's name, its files and the user's ``convert``."""
+"""Task detection: which tasks a checkpoint serves, by its architecture's name, its files and the user's ``convert``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from millpond.checkpoints import classifiers
+from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
-from millpond.checkpoints.classifiers import Classifier, Linear
+from millpond.checkpoints.classifier_steps import Linear
+from millpond.checkpoints.classifiers import Classifier
 from millpond.checkpoints.cross_encoder import CrossEncoder
 from millpond.checkpoints.modules import Dense
 from millpond.checkpoints.rerankers import Reranker, detect_reranker
@@ -17,28 +19,25 @@ from millpond.checkpoints.score_template import ScoreTemplate
 from millpond.checkpoints.sparse import Splade
 from millpond.checkpoints.weights import find_tensor, tensor_shapes
 from millpond.errors import ModelLoadError
-from millpond.models.architectures import Architecture
 from millpond.spec import PoolingMode
 from millpond.tasks import Activation, ScoreType, Task
 
 _EMBED: frozenset[Task] = frozenset(("embed", "token_embed"))
-# gte-multilingual-base's class: with one label it is a dense model, beside which a sparse head weighs tokens.
-_WEIGHED = "NewForTokenClassification"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Purpose:
-    """What a checkpoint is for.
+class DetectedTasks:
+    """The tasks of a checkpoint, and how it computes those that are not embedding.
 
     Attributes:
-        tasks: What it serves.
+        tasks: The tasks it serves.
         score_type: How it scores a pair.
         labels: Class names by index.
-        activation: What it makes of its logits.
-        classifier: Its head, where it has one.
+        activation: Applied to its logits by default.
+        classifier: Its head, if it has one.
         pooled_logits: The pooled vector, behind its heads, is the logits.
-        template: How it reads pairs, where that takes more than the tokenizer's own pairs.
-        prompt: Put before every query of a pair.
+        template: How a pair becomes one text; ``None``: by the tokenizer's own pairs.
+        prompt: Put before the query of every pair.
     """
 
     tasks: frozenset[Task]
@@ -51,39 +50,39 @@ class Purpose:
     prompt: str = ""
 
 
-def decide(
+def detect_tasks(
     checkpoint: Checkpoint, row: Architecture, *, convert: str, token_id: Callable[[str], int | None]
-) -> Purpose:
-    """What ``checkpoint`` is for.
+) -> DetectedTasks:
+    """The tasks of ``checkpoint``.
 
     Args:
         checkpoint: Its descriptions.
         row: Its architecture.
         convert: ``auto``, ``embed`` or ``classify``.
-        token_id: A token's id in the checkpoint's vocabulary.
+        token_id: Gives a token's id in the checkpoint's vocabulary.
 
     Raises:
-        ModelLoadError: The head's description makes no sense.
+        ModelLoadError: The description of its head is contradictory or not understood.
     """
     layout, claimed = checkpoint.layout, checkpoint.architecture or row.model_class
     if convert == "embed":
-        return Purpose(tasks=_EMBED, score_type="bi-encoder")
+        return DetectedTasks(tasks=_EMBED, score_type="bi-encoder")
     if isinstance(layout.sparse, Splade) and convert == "auto":
-        return Purpose(tasks=frozenset(("sparse_embed",)), score_type=None)
+        return DetectedTasks(tasks=frozenset(("sparse_embed",)), score_type=None)
     if layout.sparse is not None and convert == "auto":
-        return Purpose(tasks=_EMBED | {"sparse_embed"}, score_type="bi-encoder")
-    if getattr(layout, "late_interaction", None) is not None and convert == "auto":
-        return Purpose(tasks=frozenset(("token_embed", "score")), score_type="late-interaction")
+        return DetectedTasks(tasks=_EMBED | {"sparse_embed"}, score_type="bi-encoder")
+    if layout.late_interaction is not None and convert == "auto":
+        return DetectedTasks(tasks=frozenset(("token_embed", "score")), score_type="late-interaction")
     if claimed.endswith(("RewardModel", "ForRewardModeling")):
-        head = classifiers.reward_model(checkpoint.config, claimed, layout.transformer)
+        head = classifiers.reward_model(checkpoint.config, row, claimed, layout.transformer)
         if not claimed.endswith(("ForRewardModel", "ForProcessRewardModel")):
-            head = _as_found(head)
-            if not _is_there(head):
-                return Purpose(tasks=_EMBED, score_type="bi-encoder")
+            head = _present_head(head)
+            if not _has_tensors(head):
+                return DetectedTasks(tasks=_EMBED, score_type="bi-encoder")
         return _with_head(head, _EMBED | {"reward", "token_classify"})
     if claimed.endswith("ForTokenClassification"):
         head = _labelled(classifiers.token_classifier, checkpoint.config, row, layout.transformer)
-        if claimed != _WEIGHED or len(head.labels) > 1 or convert == "classify":
+        if claimed != row.weighted_tokens or len(head.labels) > 1 or convert == "classify":
             return _with_head(head, {"token_classify"})
     if checkpoint.cross_encoder is not None:
         return _cross_encoder(checkpoint, checkpoint.cross_encoder, row, token_id)
@@ -91,18 +90,18 @@ def decide(
     is_classifier = claimed.endswith(("ForSequenceClassification", "ClassificationModel")) or convert == "classify"
     if is_classifier or (reranker is not None and layout.pooling is None):
         return _classification(checkpoint, row, reranker, token_id)
-    return Purpose(tasks=_EMBED, score_type="bi-encoder")
+    return DetectedTasks(tasks=_EMBED, score_type="bi-encoder")
 
 
-def _with_head(head: Classifier, tasks: set[Task] | frozenset[Task]) -> Purpose:
-    return Purpose(
+def _with_head(head: Classifier, tasks: set[Task] | frozenset[Task]) -> DetectedTasks:
+    return DetectedTasks(
         tasks=frozenset(tasks), score_type=None, labels=head.labels, activation=head.activation, classifier=head
     )
 
 
 def _classification(
     checkpoint: Checkpoint, row: Architecture, reranker: Reranker | None, token_id: Callable[[str], int | None]
-) -> Purpose:
+) -> DetectedTasks:
     """A head over one text or a pair: the checkpoint's own, or a language model's logits of a few tokens."""
     folder, config = checkpoint.layout.transformer, checkpoint.config
     if reranker is not None and reranker.tokens:
@@ -113,7 +112,7 @@ def _classification(
     return _scoring(head, template=None if reranker is None else reranker.template)
 
 
-def _scoring(head: Classifier, *, template: ScoreTemplate | None = None, prompt: str = "") -> Purpose:
+def _scoring(head: Classifier, *, template: ScoreTemplate | None = None, prompt: str = "") -> DetectedTasks:
     tasks: set[Task] = {"classify", "token_classify"}
     if len(head.labels) == 1:
         tasks |= {"score", "reward"}
@@ -127,7 +126,7 @@ def _scoring(head: Classifier, *, template: ScoreTemplate | None = None, prompt:
 
 def _cross_encoder(
     checkpoint: Checkpoint, pairs: CrossEncoder, row: Architecture, token_id: Callable[[str], int | None]
-) -> Purpose:
+) -> DetectedTasks:
     """One of sentence-transformers' cross-encoders."""
     folder, config = pairs.transformer, checkpoint.config
     if pairs.kind == "feature-extraction":
@@ -138,22 +137,22 @@ def _cross_encoder(
         reranker = detect_reranker(checkpoint) if pairs.template is None else None
         template = pairs.template if reranker is None else reranker.template
         return _scoring(head, template=template, prompt=pairs.prompt)
-    if not pairs.tokens:  # "yes" and "no" by their names
-        purpose = _classification(checkpoint, row, detect_reranker(checkpoint), token_id)
-        return replace(purpose, template=pairs.template or purpose.template)
+    if not pairs.tokens:  # the tokens "yes" and "no", looked up in the vocabulary
+        detected = _classification(checkpoint, row, detect_reranker(checkpoint), token_id)
+        return replace(detected, template=pairs.template or detected.template)
     head = classifiers.token_scores(
         config, folder, pairs.tokens, difference=len(pairs.tokens) == 2, activation=pairs.activation_of(1)
     )
     return _scoring(head, template=pairs.template, prompt=pairs.prompt)
 
 
-def _pooled(pairs: CrossEncoder) -> Purpose:
-    """A bare encoder, whose last Dense gives the logits."""
+def _pooled(pairs: CrossEncoder) -> DetectedTasks:
+    """A bare encoder whose last Dense gives the logits."""
     last = pairs.heads[-1]
-    assert isinstance(last, Dense)  # the reader saw to it
+    assert isinstance(last, Dense)  # read_cross_encoder checked it
     count = last.out_features
     tasks: frozenset[Task] = frozenset(("classify", "score", "reward") if count == 1 else ("classify",))
-    return Purpose(
+    return DetectedTasks(
         tasks=tasks,
         score_type="cross-encoder" if count == 1 else None,
         labels=tuple(f"LABEL_{i}" for i in range(count)),
@@ -166,14 +165,14 @@ def _pooled(pairs: CrossEncoder) -> Purpose:
 
 def _token_head(checkpoint: Checkpoint, reranker: Reranker, token_id: Callable[[str], int | None]) -> Classifier:
     ids = []
-    for name in reranker.tokens:
-        found = token_id(name)
-        if found is None:
+    for token in reranker.tokens:
+        number = token_id(token)
+        if number is None:
             raise ModelLoadError(
-                f"{checkpoint.source.name} scores by the token {name!r}, which its vocabulary does not have; "
+                f"{checkpoint.source.name} scores by the token {token!r}, which its vocabulary does not have; "
                 'name others with hf_overrides={"classifier_from_token": [...]}'
             )
-        ids.append(found)
+        ids.append(number)
     return classifiers.token_scores(
         checkpoint.config,
         checkpoint.layout.transformer,
@@ -183,40 +182,40 @@ def _token_head(checkpoint: Checkpoint, reranker: Reranker, token_id: Callable[[
     )
 
 
-class _Describes(Protocol):
-    def __call__(self, config: Mapping[str, Any], row: str, folder: Path, *, decoder: bool) -> Classifier: ...
+class _DescribesHead(Protocol):
+    def __call__(self, config: Mapping[str, Any], row: Architecture, folder: Path) -> Classifier: ...
 
 
 def _labelled(
-    describe: _Describes, config: Mapping[str, Any], row: Architecture, folder: Path, *, converted: bool = False
+    describe: _DescribesHead, config: Mapping[str, Any], row: Architecture, folder: Path, *, converted: bool = False
 ) -> Classifier:
-    """A head with labels, counted from its last tensor where config.json has neither names nor a number.
+    """A head with labels; without names or a number in config.json they are counted from its last tensor.
 
-    transformers leaves both out of the file for two labels, its default. A ``converted`` checkpoint is of another class
-    than the family's classifier, and may have a plain head.
+    transformers leaves both out of the file for two labels, its default. The class of a ``converted`` checkpoint is not
+    the family's classifier, so its head may be a plain linear.
     """
-    found_in = _as_found if converted else _as_it_is
-    head = found_in(describe(config, row.model_type, folder, decoder=row.decoder))
+    choose = _present_head if converted else _same_head
+    head = choose(describe(config, row, folder))
     last = head.steps[-1]
     if head.labels or not isinstance(last, Linear):
         return head
     shapes = tensor_shapes(folder)
-    found = find_tensor(shapes, f"{last.name}.weight")
-    count = 2 if found is None else shapes[found][0]  # a missing head is reported when it is built
-    return found_in(describe({**config, "num_labels": count}, row.model_type, folder, decoder=row.decoder))
+    weight = find_tensor(shapes, f"{last.name}.weight")
+    count = 2 if weight is None else shapes[weight][0]  # a missing head is reported when it is built
+    return choose(describe({**config, "num_labels": count}, row, folder))
 
 
-def _as_it_is(head: Classifier) -> Classifier:
+def _same_head(head: Classifier) -> Classifier:
     return head
 
 
-def _as_found(head: Classifier) -> Classifier:
-    """``head``, or the one linear that stands in its place in the weights, as vLLM's conversion has it."""
+def _present_head(head: Classifier) -> Classifier:
+    """``head`` if the weights have its tensors, else the one linear that they have, as in vLLM's conversion."""
     plain = [replace(head, steps=(Linear(name=name, biased=False),), pool_logits=False) for name in ("score", "v_head")]
-    return next((one for one in (head, *plain) if _is_there(one)), head)
+    return next((candidate for candidate in (head, *plain) if _has_tensors(candidate)), head)
 
 
-def _is_there(head: Classifier) -> bool:
+def _has_tensors(head: Classifier) -> bool:
     """Whether the weights have every tensor that ``head`` needs."""
     shapes = tensor_shapes(head.folder)
     return all(find_tensor(shapes, f"{step.name}.weight") for step in head.steps if isinstance(step, Linear))
@@ -226,7 +225,7 @@ def with_pooling(head: Classifier, modes: tuple[PoolingMode, ...]) -> Classifier
     """``head`` with the user's pooling.
 
     Raises:
-        ModelLoadError: Several modes, which a classifier does not concatenate.
+        ModelLoadError: There are several modes, which a classifier does not concatenate.
     """
     if len(modes) != 1:
         raise ModelLoadError(f"pooling={'+'.join(modes)!r}: a classifier pools one way; choose one of them")

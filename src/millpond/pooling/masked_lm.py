@@ -1,95 +1,17 @@
-"""MaskedLanguageHead: hidden states to vocabulary logits, in float32, by the names that each family gives its parts."""
+"""MaskedLanguageHead: hidden states to vocabulary logits, in float32."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from millpond.checkpoints import architectures
 from millpond.checkpoints.weights import read_tensors
 from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Names:
-    """Where a family's language model keeps its head: projection, activation, norm, decoder.
-
-    Attributes:
-        backbone: Prefix of the backbone's tensors.
-        dense: The projection.
-        norm: The norm behind its activation.
-        decoder: The product with the vocabulary, absent where it is the embedding table.
-        biases: Names of the decoder's bias, the first one there being it.
-        table: The embedding table, in the backbone.
-        activation: Field of config.json; gelu where it has none.
-        epsilon: The norm's, a field too.
-        default_epsilon: What counts where config.json leaves it out.
-    """
-
-    backbone: str
-    dense: str
-    norm: str
-    decoder: str
-    biases: tuple[str, ...]
-    table: str = "embeddings.word_embeddings.weight"
-    activation: str = ""
-    epsilon: str = "layer_norm_eps"
-    default_epsilon: float = 1e-12
-
-    def wanted(self) -> tuple[str, ...]:
-        """Every tensor that a file may have of this head, under any of its names."""
-        parts = [f"{part}.{kind}" for part in (self.dense, self.norm) for kind in ("weight", "bias")]
-        older = [f"{self.norm}.gamma", f"{self.norm}.beta"]
-        return (*parts, *older, self.decoder, *self.biases, self.table, f"{self.backbone}.{self.table}")
-
-
-def _roberta(backbone: str) -> Names:
-    return Names(
-        backbone=backbone,
-        dense="lm_head.dense",
-        norm="lm_head.layer_norm",
-        decoder="lm_head.decoder.weight",
-        biases=("lm_head.decoder.bias", "lm_head.bias"),
-    )
-
-
-FAMILIES = {
-    "bert": Names(
-        backbone="bert",
-        dense="cls.predictions.transform.dense",
-        norm="cls.predictions.transform.LayerNorm",
-        decoder="cls.predictions.decoder.weight",
-        biases=("cls.predictions.decoder.bias", "cls.predictions.bias"),
-        activation="hidden_act",
-    ),
-    "distilbert": Names(
-        backbone="distilbert",
-        dense="vocab_transform",
-        norm="vocab_layer_norm",
-        decoder="vocab_projector.weight",
-        biases=("vocab_projector.bias",),
-        activation="activation",
-        epsilon="",
-    ),
-    "roberta": _roberta("roberta"),
-    "xlm-roberta": _roberta("roberta"),
-    "mpnet": _roberta("mpnet"),
-    "modernbert": Names(
-        backbone="model",
-        dense="head.dense",
-        norm="head.norm",
-        decoder="decoder.weight",
-        biases=("decoder.bias",),
-        table="embeddings.tok_embeddings.weight",
-        activation="classifier_activation",
-        epsilon="norm_eps",
-        default_epsilon=1e-5,
-    ),
-}
 
 
 class MaskedLanguageHead(nn.Module):
@@ -122,16 +44,18 @@ def build_masked_head(folder: Path, config: Mapping[str, Any], device: torch.dev
     """The head of the language model in ``folder``; ``config`` is its config.json.
 
     Raises:
-        UnsupportedArchitectureError: A family whose head millpond does not know.
-        WeightMismatchError: The head's tensors are not there, or do not fit each other.
+        UnsupportedArchitectureError: The family's head is not known.
+        WeightMismatchError: The head's tensors are missing, or do not fit each other.
     """
-    names = FAMILIES.get(str(config.get("model_type")))
+    row = architectures.row_of(str(config.get("model_type")))
+    names = None if row is None else row.mlm
     if names is None:
+        known = ", ".join(row.model_type for row in architectures.ARCHITECTURES if row.mlm is not None)
         raise UnsupportedArchitectureError(
             f"{folder}: millpond knows no masked-language-model head of model_type {config.get('model_type')!r}; "
-            f"SPLADE runs over {', '.join(FAMILIES)}"
+            f"SPLADE runs over {known}"
         )
-    held = read_tensors(folder, only=names.wanted())
+    held = read_tensors(folder, only=names.tensors())
     parts = {
         "dense": held.get(f"{names.dense}.weight"),
         "dense_bias": held.get(f"{names.dense}.bias"),

@@ -1,4 +1,4 @@
-"""The application: routes over served models."""
+"""The ASGI application: routes over the served models."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from millpond.errors import MillpondError
 from millpond.server import openapi
 from millpond.server.admission.body_budget import BodyBudget
 from millpond.server.admission.drain import Drain
+from millpond.server.admission.prepare_executor import PrepareExecutor
 from millpond.server.errors import answer_error
-from millpond.server.middleware import Gate, Keys
+from millpond.server.middleware import ApiKeys, RequestMiddleware
 from millpond.server.models import ServedModels
-from millpond.server.requests.calls import PrepareExecutor
 from millpond.server.routes import ROUTERS
 from millpond.server.schemas.error import ErrorAnswer
 from millpond.server.settings.config import ServerConfig
-from millpond.server.telemetry.metrics import Measured, Metrics
-from millpond.server.telemetry.timings import TimingHeaders
-from millpond.server.telemetry.tracing import Traced, tracing_of
+from millpond.server.telemetry.metrics import Metrics, MetricsMiddleware
+from millpond.server.telemetry.timings import TimingHeadersMiddleware
+from millpond.server.telemetry.tracing import TracingMiddleware, tracing_of
 from millpond.server.violations import answer_violation
 
 
 def create_app(models: ServedModels, config: ServerConfig | None = None) -> FastAPI:
-    """An ASGI application that answers for ``models``, and closes them when it is shut down.
+    """An ASGI application that serves ``models``, and closes them when it is shut down.
 
-    ``app.state.drain.begin()`` announces that it is about to.
+    ``app.state.drain.begin()`` announces the shutdown.
     """
     config = config or ServerConfig()
-    desk = PrepareExecutor()
+    prepare_executor = PrepareExecutor()
     tracing = tracing_of(config.otlp_traces_endpoint, os.environ)
     routes = {route.path for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)}
     metrics = Metrics(models, paths={*routes, "/docs", "/openapi.json"})
@@ -48,13 +48,13 @@ def create_app(models: ServedModels, config: ServerConfig | None = None) -> Fast
         try:
             yield
         finally:
-            await asyncio.to_thread(models.close)  # which waits for what is queued
-            desk.close()
+            await asyncio.to_thread(models.close)  # waits for the queued work
+            prepare_executor.close()
             metrics.close()
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)
 
-    # /docs out of files that come with it, where FastAPI's own asks a content delivery network.
+    # /docs from files in the package; FastAPI's own page loads them from a content delivery network.
     app = FastAPIOffline(
         title="millpond",
         version=version("millpond"),
@@ -62,28 +62,28 @@ def create_app(models: ServedModels, config: ServerConfig | None = None) -> Fast
         redoc_url=None,
         static_url="/page/docs",
         favicon_url="page/icon.svg",
-        # FastAPI's own, where it has any, tells whoever else in the process listens; tracing.py tells who asks.
+        # FastAPI's own telemetry would report to whatever the process has set up; tracing.py reports where configured.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
-        # FastAPI adds its own 422 to whatever has parameters, unless it is told what failures look like.
+        # Without a default FastAPI documents its own 422 for every route with parameters.
         responses={"default": {"model": ErrorAnswer, "description": "What went wrong."}},
     )
     app.state.models = models
     app.state.config = config
-    app.state.desk = desk
+    app.state.prepare_executor = prepare_executor
     app.state.metrics = metrics
     app.state.drain = Drain()
-    app.state.held = BodyBudget(config.max_body_bytes)
-    app.openapi = openapi.describe(app, guarded=Keys(config.api_keys).guard)  # type: ignore[method-assign]  # as FastAPI tells
+    app.state.body_budget = BodyBudget(config.max_body_bytes)
+    app.openapi = openapi.describe(app, key_required=ApiKeys(config.api_keys).required)  # type: ignore[method-assign]  # as FastAPI documents
     app.add_exception_handler(MillpondError, answer_error)
     app.add_exception_handler(HTTPException, answer_error)
     app.add_exception_handler(RequestValidationError, answer_violation)
-    # The last one is the outermost.
-    app.add_middleware(TimingHeaders)
-    app.add_middleware(Gate, config=config, drain=app.state.drain, held=app.state.held)
-    app.add_middleware(Measured, metrics=metrics)
+    # The one added last is the outermost.
+    app.add_middleware(TimingHeadersMiddleware)
+    app.add_middleware(RequestMiddleware, config=config, drain=app.state.drain, body_budget=app.state.body_budget)
+    app.add_middleware(MetricsMiddleware, metrics=metrics)
     if tracing is not None:
-        app.add_middleware(Traced, tracing=tracing)
-    if config.cors_origins:  # outermost: an answer to a wrong key is to be readable in the browser, too
+        app.add_middleware(TracingMiddleware, tracing=tracing)
+    if config.cors_origins:  # outermost, so that browsers can read a 401 too
         app.add_middleware(
             CORSMiddleware,
             allow_origins=config.cors_origins,

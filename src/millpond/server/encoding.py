@@ -1,4 +1,4 @@
-"""Answers as bytes: JSON with numpy arrays written as they are, and vectors in binary."""
+"""Encoding: responses as JSON with numpy arrays, and vectors as binary or base64."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
 EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 Endianness = Literal["native", "big", "little"]
 
-# Numbers of an answer that is encoded on the event loop; a hand-over to a thread takes longer than these do.
+# A response of at most this many numbers is encoded on the event loop: handing it to a thread takes longer.
 _INLINE = 16384
 _TORCH_NAMES = {"bfloat16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Base64:
-    """Numbers that an answer in JSON holds as base64; made into it only when the answer is written.
+    """Numbers that become base64 when the JSON is written.
 
     Attributes:
         rows: The numbers.
-        dtype: Their type there.
+        dtype: Type of the encoded numbers.
         order: Their byte order.
     """
 
@@ -38,31 +38,31 @@ class Base64:
     order: Endianness = "little"
 
 
-async def json_answer(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer in JSON.
+async def json_response(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON response.
 
     Args:
-        content: Mappings with str keys, lists, numpy arrays of any shape (what is not finite becomes null), and
+        content: Mappings with str keys, lists, numpy arrays of any shape (values that are not finite become null), and
             :class:`Base64`.
         status: HTTP status.
-        headers: Sent with it.
+        headers: Headers of the response.
     """
     body = await encoded(lambda: to_json(content), numbers=_numbers(content))
     return Response(body, status_code=status, headers=headers, media_type="application/json")
 
 
 async def encoded(encode: Callable[[], bytes], *, numbers: int) -> bytes:
-    """The bytes that ``encode`` makes of so many numbers: in a thread, where that takes long."""
+    """The bytes from ``encode``, called in a thread if it has many ``numbers`` to encode."""
     return encode() if numbers <= _INLINE else await asyncio.to_thread(encode)
 
 
 def to_json(content: Any) -> bytes:
-    """``content`` in JSON."""
-    return orjson.dumps(content, default=_written, option=orjson.OPT_PASSTHROUGH_DATACLASS)
+    """``content`` as JSON."""
+    return orjson.dumps(content, default=_fragment, option=orjson.OPT_PASSTHROUGH_DATACLASS)
 
 
 def repeatable(value: Any) -> Any:
-    """A value of a request's JSON, as an answer can hold it: whole numbers of more than 64 bits keep their digits."""
+    """A value from a request's JSON, for a response: integers of more than 64 bits keep their digits."""
     if isinstance(value, Mapping):
         return {name: repeatable(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -73,24 +73,24 @@ def repeatable(value: Any) -> Any:
 
 
 def to_bytes(rows: npt.NDArray[np.float32], dtype: EmbedDtype = "float32", order: Endianness = "little") -> bytes:
-    """The numbers of ``rows``, row behind row."""
+    """The numbers of ``rows``, one row after the other."""
     typed = _as(rows, dtype)
     foreign = resolved(order) != sys.byteorder and typed.dtype.itemsize > 1
     return (typed.byteswap() if foreign else typed).tobytes()
 
 
 def to_base64(rows: npt.NDArray[np.float32], dtype: EmbedDtype = "float32", order: Endianness = "little") -> str:
-    """:func:`to_bytes` as text."""
+    """:func:`to_bytes` as base64."""
     return base64.b64encode(to_bytes(rows, dtype, order)).decode("ascii")
 
 
 def resolved(order: Endianness) -> Literal["big", "little"]:
-    """The byte order that ``native`` is, where it is asked for."""
+    """``order``, with ``native`` replaced by the byte order of this machine."""
     return sys.byteorder if order == "native" else order
 
 
 def _as(rows: npt.NDArray[np.float32], dtype: EmbedDtype) -> npt.NDArray[Any]:
-    """``rows`` in another precision; what numpy has no type for, as whole numbers of its width."""
+    """``rows`` in another precision; types that numpy lacks are viewed as integers of the same width."""
     if dtype in ("float32", "float16"):
         return np.ascontiguousarray(rows, dtype=dtype)
     import torch
@@ -100,8 +100,8 @@ def _as(rows: npt.NDArray[np.float32], dtype: EmbedDtype) -> npt.NDArray[Any]:
     return rounded.view(torch.int16 if dtype == "bfloat16" else torch.uint8).numpy()
 
 
-def _written(value: Any) -> orjson.Fragment:
-    """An array, encoded by itself: between two of them the event loop gets its turn, which one long call would keep."""
+def _fragment(value: Any) -> orjson.Fragment:
+    """An array, encoded separately: between two arrays the event loop can run, during one long call it cannot."""
     if isinstance(value, Base64):
         return orjson.Fragment(f'"{to_base64(value.rows, value.dtype, value.order)}"')
     if not isinstance(value, np.ndarray | np.generic):
@@ -112,7 +112,7 @@ def _written(value: Any) -> orjson.Fragment:
 
 
 def _numbers(content: Any) -> int:
-    """About how many numbers are to be written, taking the items of a list for alike."""
+    """An estimate of the numbers to write; the items of a list are assumed to be alike."""
     if isinstance(content, Base64):
         return content.rows.size // 4  # copying is faster than writing digits
     if isinstance(content, np.ndarray):

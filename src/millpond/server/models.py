@@ -1,4 +1,4 @@
-"""ServedModels: the models of one server, by name and by what they can do."""
+"""ServedModels: the models of one server, by name and by task."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class ServedModel:
     """A loaded checkpoint under the names that clients use.
 
     Attributes:
-        names: What it answers to; the first is what responses call it.
-        root: Hub id or folder that it was loaded from.
-        pooling: The engine, with vLLM's manners.
-        chat_template: Jinja source in the place of the tokenizer's own.
+        names: Names that requests may use; responses use the first.
+        root: Hub id or folder of the checkpoint.
+        pooling: The engine behind vLLM's interface.
+        chat_template: Jinja source that replaces the tokenizer's own.
         created: Unix time of the load.
     """
 
@@ -41,7 +41,7 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """What responses call it."""
+        """The name in responses."""
         return self.names[0]
 
     @property
@@ -59,10 +59,10 @@ class ServedModels:
     """Every model of a server.
 
     Args:
-        models: At least one; no name twice.
+        models: At least one; no two with the same name.
 
     Raises:
-        InvalidRequestError: No model, or two of one name.
+        InvalidRequestError: No model, or two with the same name.
     """
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
@@ -78,14 +78,14 @@ class ServedModels:
 
     @classmethod
     def load(cls, configs: Sequence[ModelConfig]) -> Self:
-        """Load every checkpoint; what is loaded is closed again where a later one fails.
+        """Load every checkpoint; if one fails, those already loaded are closed.
 
         Raises:
             ModelLoadError: A checkpoint cannot be found, read or run.
-            InvalidRequestError: An option that makes no sense.
+            InvalidRequestError: An invalid option.
         """
         for config in configs:
-            # A mistake in the last is told before the first is loaded.
+            # A mistake in the last configuration is reported before the first checkpoint is loaded.
             EngineConfig(model=config.model, **_options(config))
             _chat_template(config)
         loaded: list[ServedModel] = []
@@ -105,17 +105,17 @@ class ServedModels:
         return len(self._models)
 
     def find(self, name: str | None, *, tasks: Collection[Task], api: str) -> ServedModel:
-        """The model that a request means.
+        """The model for a request.
 
         Args:
-            name: What the request calls it; without one, the only model that serves the tasks.
-            tasks: Any of these will do; none asks for nothing in particular.
-            api: What the answer 501 calls the route: ``Embeddings API``.
+            name: The name in the request; without one, the only model that serves one of the tasks.
+            tasks: The model must serve at least one of them; empty: any model.
+            api: Name of the route in error messages: ``Embeddings API``.
 
         Raises:
-            UnknownModelError: No model of that name (404).
-            NotServedError: The model, or every model, serves none of the tasks (501).
-            InvalidRequestError: No name, and several models that serve them (400).
+            UnknownModelError: No model has that name (404).
+            NotServedError: The named model, or every model, serves none of the tasks (501).
+            InvalidRequestError: No name, and several models serve the tasks (400).
         """
         if name:
             model = self._by_name.get(name)
@@ -133,7 +133,7 @@ class ServedModels:
         return able[0]
 
     def close(self) -> None:
-        """Finish what is queued, then stop every engine."""
+        """Finish the queued work, then stop every engine."""
         for model in self._models:
             model.engine.close()
 
@@ -142,7 +142,7 @@ def _load(config: ModelConfig) -> ServedModel:
     options = _options(config)
     chat_template = _chat_template(config)
     if chat_template is not None and config.score_template is None:
-        # vLLM's --chat-template of a reranker is the template of its pairs.
+        # As in vLLM, --chat-template of a reranker is the template of its pairs.
         pairs = describe(EngineConfig(model=config.model, **options)).score_type == "cross-encoder"
         if pairs and ScoreTemplate(source=chat_template).names_roles:
             options["score_template"] = chat_template
@@ -156,7 +156,7 @@ def _load(config: ModelConfig) -> ServedModel:
 
 
 def _chat_template(config: ModelConfig) -> str | None:
-    """The template's source; what has no brace and no line break is a file's path."""
+    """The template's source; a value without a brace and a line break is the path of a file."""
     value = config.chat_template
     if value is None or "{" in value or "\n" in value:
         return value
@@ -169,7 +169,7 @@ def _chat_template(config: ModelConfig) -> str | None:
 
 
 def _options(config: ModelConfig) -> dict[str, Any]:
-    """The engine's arguments, which it has in common with its configuration."""
+    """The arguments that the engine and its configuration share."""
     return {
         "revision": config.revision,
         "device": config.device,

@@ -1,4 +1,4 @@
-"""What /openapi.json says of routes that read their bodies and write their answers by themselves."""
+"""OpenAPI: descriptions of the routes that parse their bodies and write their responses themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from millpond.server.schemas.error import ErrorAnswer
 
-# Where an operation carries the schemas that it refers to, until the document is put together.
+# The key under which an operation carries its schemas until the document is assembled.
 _SCHEMAS = "x-millpond-schemas"
 _REF = "#/components/schemas/{model}"
 
@@ -30,60 +30,69 @@ _FAILURES = {
 }
 
 
-def operation(schema: Any, *, answer: Any, octets: bool, description: str) -> dict[str, Any]:
-    """The part of an operation that FastAPI cannot know."""
+def operation(
+    schema: Any, *, answer: Any = None, binary: bool = False, description: str = "The answer."
+) -> dict[str, Any]:
+    """The part of an operation that FastAPI cannot derive: pass it as a route's ``openapi_extra``.
+
+    Args:
+        schema: The body: a pydantic model, or any type that pydantic knows, such as a union of models.
+        answer: The same for the response; ``None`` leaves its schema open.
+        binary: Whether the response may also be ``application/octet-stream``.
+        description: A sentence about the response.
+    """
     schemas: dict[str, Any] = {}
     body = _reference(schema, "validation", schemas)
     shape = {} if answer is None else _reference(answer, "serialization", schemas)
     failure = {"application/json": {"schema": _reference(ErrorAnswer, "serialization", schemas)}}
     content: dict[str, Any] = {"application/json": {"schema": shape}}
-    if octets:
+    if binary:
         content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
     return {
         "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
         "responses": {
             "200": {"description": description, "content": content},
-            **{str(status): {"description": told, "content": failure} for status, told in _FAILURES.items()},
+            **{str(status): {"description": meaning, "content": failure} for status, meaning in _FAILURES.items()},
         },
         _SCHEMAS: schemas,
     }
 
 
-def describe(app: FastAPI, *, guarded: Callable[[str, str], bool]) -> Callable[[], dict[str, Any]]:
-    """``app.openapi``: FastAPI's document with every schema in its place.
+def describe(app: FastAPI, *, key_required: Callable[[str, str], bool]) -> Callable[[], dict[str, Any]]:
+    """``app.openapi``: FastAPI's document with the schemas of every operation.
 
     Args:
         app: The application.
-        guarded: Whether a method of a path asks for an API key.
+        key_required: Whether a method of a path needs an API key.
     """
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _document(app, guarded)
+            app.openapi_schema = _document(app, key_required)
         return app.openapi_schema
 
     return document
 
 
-def _document(app: FastAPI, guarded: Callable[[str, str], bool]) -> dict[str, Any]:
-    found = get_openapi(
+def _document(app: FastAPI, key_required: Callable[[str, str], bool]) -> dict[str, Any]:
+    document = get_openapi(
         title=app.title, version=app.version, summary=app.summary, description=app.description, routes=app.routes
     )
-    components = found.setdefault("components", {})
+    components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
-    for path, operations in found.get("paths", {}).items():
-        for method, told in operations.items():
-            for name, schema in told.pop(_SCHEMAS, {}).items():
+    for path, operations in document.get("paths", {}).items():
+        for method, described in operations.items():
+            for name, schema in described.pop(_SCHEMAS, {}).items():
                 if schemas.setdefault(name, schema) != schema:
                     raise ValueError(f"two schemas of {path} and another route are called {name}; rename one")
-            if guarded(method.upper(), path):
-                told["security"] = [{"key": []}]
+            if key_required(method.upper(), path):
+                described["security"] = [{"key": []}]
                 components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    return found
+    return document
 
 
 def _reference(kind: Any, mode: Literal["validation", "serialization"], schemas: dict[str, Any]) -> dict[str, Any]:
-    """The schema of ``kind``: a reference where it is a model, whose schema is put into ``schemas``."""
+    """The schema of ``kind``; for a model a reference, with the schema itself added to ``schemas``."""
     shape = TypeAdapter(kind).json_schema(ref_template=_REF, mode=mode)
     schemas.update(shape.pop("$defs", {}))
     if isinstance(kind, type) and "title" in shape:

@@ -1,4 +1,4 @@
-"""The server as a Ray Serve deployment: replicas on a cluster, behind one address.
+"""The server as a Ray Serve deployment: replicas on a cluster behind one address.
 
 From Python::
 
@@ -38,18 +38,18 @@ try:
 except ImportError as error:
     raise MissingExtraError("a deployment on Ray Serve needs ray: pip install 'millpond[ray]'") from error
 
-# Ray Serve's proxies listen, in the place of the server: its http_options say where, and with which certificate.
+# Ray Serve's proxies listen instead of the server; its http_options set the address and the certificate.
 _PROXY = ("host", "port", "uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
 _LISTS = ("served_model_name", "api_key", "allowed_origins")
-_ATTEMPTS = 3  # a checkpoint that cannot be loaded three times will not be loaded by trying on
+_ATTEMPTS = 3  # more retries would not load the checkpoint either
 
 
 class Replica:
-    """One copy of the server; the checkpoints are loaded where it runs, and nothing but their names travels.
+    """One copy of the server; it loads the checkpoints where it runs, and receives only their names.
 
     Args:
-        models: What it serves.
-        config: How.
+        models: The models to serve.
+        config: The server's configuration.
     """
 
     def __init__(self, models: Sequence[ModelConfig], config: ServerConfig) -> None:
@@ -58,14 +58,14 @@ class Replica:
         self._config = config
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Ray's: the application that answers; shutting it down works off what is queued."""
+        """Called by Ray: the application; its shutdown finishes the queued work."""
         return create_app(self._models, self._config)
 
     def check_health(self) -> None:
-        """Ray's: raise if this replica has to be replaced.
+        """Called by Ray: raise if this replica has to be replaced.
 
         Raises:
-            EngineClosedError: An engine does not take requests any more.
+            EngineClosedError: An engine no longer accepts requests.
         """
         for model in self._models:
             if model.engine.closed:
@@ -85,25 +85,25 @@ def deployment(
     health_check_period: float = 10,
     health_check_timeout: float = 30,
 ) -> serve.Application:
-    """A Serve application that answers as ``millpond serve`` does.
+    """A Serve application that answers like ``millpond serve``.
 
     Args:
-        models: What every replica serves.
-        config: How; where it listens is for Ray Serve's ``http_options`` to say. Requests that run when a replica is
-            taken away have ``drain_timeout`` seconds.
-        name: What Ray calls the deployment.
-        replicas: As :class:`millpond.server.settings.replicas.Replicas`, and so are the others.
+        models: The models that every replica serves.
+        config: The server's configuration; the address is set in Ray Serve's ``http_options``. When a replica is
+            removed, running requests have ``drain_timeout`` seconds.
+        name: Name of the deployment.
+        replicas: Number of replicas; see :class:`millpond.server.settings.replicas.Replicas` for this and the rest.
         autoscaling: How the number of replicas follows the load.
-        num_cpus: Cores of each replica.
+        num_cpus: CPU cores of each replica.
         num_gpus: GPUs of each replica.
-        max_ongoing_requests: Requests that a replica takes at once.
+        max_ongoing_requests: Most requests in a replica at once.
         health_check_period: Seconds between two health checks of a replica.
-        health_check_timeout: Seconds until no answer means that it is not well.
+        health_check_timeout: Seconds after which a health check without an answer has failed.
 
     Raises:
-        InvalidRequestError: No models, or a setting that makes no sense.
+        InvalidRequestError: No models, or an invalid setting.
     """
-    return _bound(
+    return _application(
         tuple(models),
         config or ServerConfig(),
         Replicas(
@@ -120,35 +120,37 @@ def deployment(
 
 
 def build_app(args: Mapping[str, Any]) -> serve.Application:
-    """What ``serve run millpond.server.ray_serve:build_app key=value ...`` deploys, and a Serve config file's ``args``.
+    """The application for ``serve run millpond.server.ray_serve:build_app key=value ...`` and for Serve config files.
 
     Args:
-        args: ``model``, one or several with commas between them or a list; every setting of ``millpond serve``, as
-            ``config=FILE`` of a YAML file, but for where to listen; ``name`` and the fields of
-            :class:`millpond.server.settings.replicas.Replicas`, ``autoscaling`` as an object or its JSON. The
-            environment is read as ``millpond serve`` reads it, so that a key need not be written on a command line.
+        args: ``model``: one, several separated by commas, or a list; every setting of ``millpond serve`` except the
+            address, including ``config=FILE``; ``name``; and the fields of
+            :class:`millpond.server.settings.replicas.Replicas`, with ``autoscaling`` as an object or its JSON. The
+            environment is read as by ``millpond serve``, so that an API key need not be on the command line.
 
     Raises:
-        InvalidRequestError: A setting that is unknown or makes no sense.
+        InvalidRequestError: An unknown or invalid setting.
     """
-    given = {key.replace("-", "_"): value for key, value in args.items()}
-    name = str(given.pop("name", "millpond"))
-    ours = {key: given.pop(key) for key in list(given) if key in replica_settings.SETTINGS}
-    models = _listed(given.pop("model", ()))
-    given = {key: _listed(value) if key in _LISTS else value for key, value in given.items()}
-    _refuse_proxy([key for key in _PROXY if key in given])
-    proxies = {sources.environment_name(key) for key in _PROXY}  # of an image that is made for a single server
-    found = sources.read(models, given, {key: value for key, value in os.environ.items() if key not in proxies})
-    return _bound(found.models, found.server, replica_settings.read(ours), name)
+    options = {key.replace("-", "_"): value for key, value in args.items()}
+    name = str(options.pop("name", "millpond"))
+    replica_options = {key: options.pop(key) for key in list(options) if key in replica_settings.SETTINGS}
+    models = _split(options.pop("model", ()))
+    options = {key: _split(value) if key in _LISTS else value for key, value in options.items()}
+    _refuse_proxy_settings([key for key in _PROXY if key in options])
+    proxies = {sources.environment_name(key) for key in _PROXY}  # set in images made for a single server
+    settings = sources.read(models, options, {key: value for key, value in os.environ.items() if key not in proxies})
+    return _application(settings.models, settings.server, replica_settings.read(replica_options), name)
 
 
-def _bound(models: tuple[ModelConfig, ...], config: ServerConfig, replicas: Replicas, name: str) -> serve.Application:
+def _application(
+    models: tuple[ModelConfig, ...], config: ServerConfig, replicas: Replicas, name: str
+) -> serve.Application:
     if not models:
         raise InvalidRequestError("a deployment needs a model; name at least one")
     defaults = {field.name: field.default for field in dataclasses.fields(ServerConfig)}
-    _refuse_proxy([key for key in _PROXY if getattr(config, key) != defaults[key]])
+    _refuse_proxy_settings([key for key in _PROXY if getattr(config, key) != defaults[key]])
     scaling = replicas.autoscaling
-    made = serve.deployment(
+    deploy = serve.deployment(
         name=name,
         num_replicas=replicas.replicas if scaling is None else None,
         autoscaling_config=None if scaling is None else _autoscaling(scaling),
@@ -159,16 +161,16 @@ def _bound(models: tuple[ModelConfig, ...], config: ServerConfig, replicas: Repl
         graceful_shutdown_timeout_s=config.drain_timeout,
         max_constructor_retry_count=_ATTEMPTS,
     )
-    return made(serve.ingress()(Replica)).bind(models, config)
+    return deploy(serve.ingress()(Replica)).bind(models, config)
 
 
-def _listed(value: Any) -> Any:
-    """A text of ``serve run``'s, with commas between its items, as a list."""
+def _split(value: Any) -> Any:
+    """A text from ``serve run`` split at its commas; other values as they are."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
 def _autoscaling(scaling: Autoscaling) -> dict[str, Any]:
-    """In Ray's words."""
+    """Ray's names of the settings."""
     return {
         "min_replicas": scaling.min_replicas,
         "max_replicas": scaling.max_replicas,
@@ -179,7 +181,7 @@ def _autoscaling(scaling: Autoscaling) -> dict[str, Any]:
     }
 
 
-def _refuse_proxy(keys: Sequence[str]) -> None:
+def _refuse_proxy_settings(keys: Sequence[str]) -> None:
     if keys:
         raise InvalidRequestError(
             f"{', '.join(keys)}: on Ray Serve its proxies listen; give this to serve.start(http_options=...) or to the "

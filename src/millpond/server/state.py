@@ -1,44 +1,62 @@
-"""What a route needs of the application."""
+"""Typed access to what an application keeps in ``app.state``, and the lookup of a request's model."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import cast
 
 from fastapi import Request
 
 from millpond.server.admission.body_budget import BodyBudget
 from millpond.server.admission.drain import Drain
+from millpond.server.admission.prepare_executor import PrepareExecutor
 from millpond.server.models import ServedModel, ServedModels
 from millpond.server.settings.config import ServerConfig
 from millpond.server.telemetry.metrics import Metrics
+from millpond.tasks import Task
 
 
 def models_of(request: Request) -> ServedModels:
-    """The models that are served."""
+    """The served models."""
     return cast("ServedModels", request.app.state.models)
 
 
-def meant(request: Request, model: ServedModel) -> ServedModel:
-    """``model``; from here on the log and the metrics call the request by it, whatever becomes of it."""
-    request.state.model = model.name
-    return model
-
-
 def config_of(request: Request) -> ServerConfig:
-    """How the server is to behave."""
+    """The server's configuration."""
     return cast("ServerConfig", request.app.state.config)
 
 
-def held_of(request: Request) -> BodyBudget:
-    """How many bytes of bodies there are."""
-    return cast("BodyBudget", request.app.state.held)
+def body_budget_of(request: Request) -> BodyBudget:
+    """The budget of all request bodies in flight."""
+    return cast("BodyBudget", request.app.state.body_budget)
+
+
+def prepare_executor_of(request: Request) -> PrepareExecutor:
+    """The threads in which calls are prepared."""
+    return cast("PrepareExecutor", request.app.state.prepare_executor)
 
 
 def drain_of(request: Request) -> Drain:
-    """Whether the server is about to stop."""
+    """Whether the server is shutting down."""
     return cast("Drain", request.app.state.drain)
 
 
 def metrics_of(request: Request) -> Metrics:
-    """What is counted."""
+    """The application's metrics."""
     return cast("Metrics", request.app.state.metrics)
+
+
+def find_model(request: Request, name: str | None, *, tasks: Collection[Task], api: str) -> ServedModel:
+    """:meth:`ServedModels.find`, with the model recorded for the log and the metrics."""
+    return record_model(request, models_of(request).find(name, tasks=tasks, api=api))
+
+
+def record_model(request: Request, model: ServedModel) -> ServedModel:
+    """``model``, whose name labels the request in the log and the metrics from here on, even if it fails."""
+    request.state.model = model.name
+    return model
+
+
+def named_model(request: Request, name: str | None) -> str | None:
+    """The name in the body, or in the query string: TEI serves one model, so its bodies have no field for it."""
+    return name or request.query_params.get("model")

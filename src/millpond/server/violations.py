@@ -1,4 +1,4 @@
-"""Violations of a schema, in vLLM's words."""
+"""Violations of a schema, in vLLM's format."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from fastapi.responses import JSONResponse
 
 from millpond.server.errors import RequestError, answer_error
 
-# A union can fail in as many ways as it has members for every item of a list.
-_MOST = 8
+# For every item of a list, a union can fail in as many ways as it has members.
+_MAX_SHOWN = 8
 _VALUE_LENGTH = 100
 
 
-def violation(found: Sequence[Any]) -> RequestError:
-    """The answer to a body of another shape: what is wrong, where, and the value that is.
+def violation(errors: Sequence[Any]) -> RequestError:
+    """The error for a body that does not match its schema: what is wrong, where, and the invalid value.
 
     Args:
-        found: pydantic's errors.
+        errors: pydantic's errors.
     """
-    told = "; ".join(_one(each) for each in found[:_MOST])
-    more = f"; and {len(found) - _MOST} more" if len(found) > _MOST else ""
-    noun = "error" if len(found) == 1 else "errors"
+    shown = "; ".join(_line(error) for error in errors[:_MAX_SHOWN])
+    more = f"; and {len(errors) - _MAX_SHOWN} more" if len(errors) > _MAX_SHOWN else ""
+    noun = "error" if len(errors) == 1 else "errors"
     return RequestError(
-        f"{len(found)} validation {noun}: {told}{more}",
+        f"{len(errors)} validation {noun}: {shown}{more}",
         type="Bad Request",
-        param=_field(found[0]["loc"]) or None,
+        param=_field(errors[0]["loc"]) or None,
     )
 
 
 async def answer_violation(request: Request, error: Exception) -> JSONResponse:
-    """The same of what FastAPI reads by itself: a query, or a part of a path."""
+    """The response to an error in what FastAPI itself validates: a query, or a part of a path."""
     assert isinstance(error, RequestValidationError)
     return await answer_error(request, violation(error.errors()))
 
 
-def _one(found: Any) -> str:
-    where = ".".join(str(part) for part in found["loc"]) or "body"
-    value = "" if found["type"] == "json_invalid" else f", input={_shown(found['input'])}"
-    return f"{where[:_VALUE_LENGTH]}: {found['msg'][: 4 * _VALUE_LENGTH]} [type={found['type']}{value}]"
+def _line(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"]) or "body"
+    value = "" if error["type"] == "json_invalid" else f", input={_shown(error['input'])}"
+    return f"{where[:_VALUE_LENGTH]}: {error['msg'][: 4 * _VALUE_LENGTH]} [type={error['type']}{value}]"
 
 
 def _field(loc: tuple[int | str, ...]) -> str:
-    """The field at fault: the names in front, without the members of unions behind them."""
+    """The invalid field: the first name of the path, without the union members after it."""
     return str(loc[0]) if loc and isinstance(loc[0], str) else ""
 
 
 def _shown(value: Any) -> str:
-    """The value in few characters; the insides of a large one are never walked."""
+    """The value, shortened; the contents of a large one are never read."""
     if isinstance(value, str):
         return repr(value if len(value) <= _VALUE_LENGTH else f"{value[:_VALUE_LENGTH]}…")
     if isinstance(value, list | dict):

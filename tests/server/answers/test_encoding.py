@@ -16,7 +16,7 @@ ROWS = np.arange(12, dtype=np.float32).reshape(3, 4) / 8
 
 
 def answered(content, **options):
-    return asyncio.run(encoding.json_answer(content, **options))
+    return asyncio.run(encoding.json_response(content, **options))
 
 
 class TestJson:

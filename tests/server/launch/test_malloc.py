@@ -11,9 +11,9 @@ import pytest
 CODE = """
 import ctypes, json, sys, tempfile, threading
 from xml.etree import ElementTree
-from millpond.server import arenas
+from millpond.server.launch import malloc
 
-done = arenas.keep_few() if sys.argv[1] == "few" else None
+done = malloc.limit_arenas() if sys.argv[1] == "few" else None
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 together = threading.Barrier(8)

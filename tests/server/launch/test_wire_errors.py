@@ -215,7 +215,8 @@ def test_truncation_to_more_than_the_model_reads(ask: Ask) -> None:
     [
         (
             {"trained": False, "native": 48},
-            "Model 'tiny' does not support Matryoshka embeddings; dimensions must be unset (received dimensions=5).",
+            "Model 'tiny' does not support Matryoshka embeddings; dimensions must be unset (received dimensions=5). "
+            "A model known to be trained for it can be served with --hf-overrides '{\"is_matryoshka\": true}'.",
         ),
         (
             {"trained": True, "native": 48, "declared": (8, 16)},

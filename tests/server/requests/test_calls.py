@@ -21,6 +21,8 @@ from tests.server.conftest import address_of, running, serving
 
 from millpond.engine.execute.runner import Runner
 from millpond.errors import EngineOverloadedError
+from millpond.server.admission import prepare_executor
+from millpond.server.admission.prepare_executor import THREADS, PrepareExecutor
 from millpond.server.app import create_app
 from millpond.server.models import ServedModels
 from millpond.server.requests import calls
@@ -232,7 +234,7 @@ def test_a_full_queue_is_noticed_while_every_thread_is_busy(held: Any) -> None:
     blocking = next(iter(pond.models)).engine.submit("embed", ["a", "b"])
     app = create_app(pond.models)
     with serving(app) as server:
-        busy = [app.state.desk.submit(lambda: go.wait(timeout=300)) for _ in range(calls._THREADS)]
+        busy = [app.state.prepare_executor.submit(lambda: go.wait(timeout=300)) for _ in range(THREADS)]
         assert httpx.post(address_of(server) + PATH, json={"input": "c"}, timeout=300).status_code == 429
         assert not any(future.done() for future in busy)
         go.set()
@@ -261,18 +263,18 @@ def test_where_no_text_finds_room_no_body_is_waited_for(held: Any) -> None:
         blocking.result(timeout=300)
 
 
-def test_a_desk_takes_no_more_than_it_can_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_MOST_PREPARING", 2)
-    desk, go = calls.PrepareExecutor(), threading.Event()
-    kept = [desk.submit(lambda: go.wait(timeout=300)) for _ in range(2)]
+def test_the_prepare_executor_refuses_calls_above_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare_executor, "_MAX_PREPARING", 2)
+    executor, go = PrepareExecutor(), threading.Event()
+    kept = [executor.submit(lambda: go.wait(timeout=300)) for _ in range(2)]
     with pytest.raises(EngineOverloadedError) as caught:
-        desk.submit(lambda: True)
+        executor.submit(lambda: True)
     assert caught.value.retry_after > 0
     go.set()
     assert all(future.result(timeout=300) for future in kept)
-    until(lambda: desk._preparing == 0)
-    assert desk.submit(lambda: True).result(timeout=300)
-    desk.close()
+    until(lambda: executor._preparing == 0)
+    assert executor.submit(lambda: True).result(timeout=300)
+    executor.close()
 
 
 def test_the_loop_is_free_while_a_call_is_checked(held: Any, monkeypatch: pytest.MonkeyPatch) -> None:

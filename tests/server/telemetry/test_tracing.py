@@ -24,6 +24,7 @@ from millpond.server.app import create_app
 from millpond.server.launch import run
 from millpond.server.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
+from millpond.server.telemetry.spans import OpenTelemetrySpans
 from millpond.server.telemetry.tracing import Tracing, tracing_of
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -44,7 +45,7 @@ def spans() -> InMemorySpanExporter:
 
 @pytest.fixture
 def app(models: ServedModels, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
-    tracing = Tracing(SimpleSpanProcessor(spans))
+    tracing = OpenTelemetrySpans(SimpleSpanProcessor(spans))
     monkeypatch.setattr(application, "tracing_of", lambda endpoint, environ: tracing)
     return create_app(models)
 
@@ -130,7 +131,7 @@ async def test_probes_leave_no_spans(app: FastAPI, spans: InMemorySpanExporter, 
 def test_the_resource_says_whose_spans_they_are(monkeypatch: pytest.MonkeyPatch):
     def name() -> Any:
         spans = InMemorySpanExporter()
-        tracing = Tracing(SimpleSpanProcessor(spans))
+        tracing = OpenTelemetrySpans(SimpleSpanProcessor(spans))
         scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
         tracing.end(tracing.begin(scope), scope, 200)
         return spans.get_finished_spans()[0].resource.attributes["service.name"]
@@ -246,6 +247,7 @@ def test_what_else_in_the_process_is_traced_hears_nothing(embedder: Path):
 def absent(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenTelemetry's exporter is not installed."""
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    monkeypatch.delitem(sys.modules, "millpond.server.telemetry.spans")
 
 
 @pytest.mark.usefixtures("absent")

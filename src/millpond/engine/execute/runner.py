@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from millpond.attention.segments import Segments
+from millpond.checkpoints.architecture import Architecture
 from millpond.engine.execute.batch import Batch
 from millpond.engine.execute.cuda.buckets import Buckets
 from millpond.engine.execute.cuda.graphs import Graphs
 from millpond.engine.execute.cuda.pipeline import Pending, Pipeline, Result, results
 from millpond.engine.execute.cuda.streams import Backend
 from millpond.engine.schedule.request import Request
-from millpond.models.architectures import Architecture
 from millpond.models.int8 import Int8Linear
 from millpond.models.linear import ReorderedLinear
 from millpond.pooling.pooler import Pooler, Reading, Readout

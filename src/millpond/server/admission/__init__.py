@@ -1,1 +1,1 @@
-"""Admission: what may be under way at once, and what happens at shutdown."""
+"""Admission: limits on what may be in flight at once, and shutdown."""

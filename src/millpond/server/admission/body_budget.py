@@ -1,4 +1,4 @@
-"""Held: how many bytes of bodies all requests under way have together."""
+"""BodyBudget: the memory that the bodies of all requests in flight may take together."""
 
 from __future__ import annotations
 
@@ -6,43 +6,43 @@ from starlette.types import Scope
 
 from millpond.errors import EngineOverloadedError
 
-# A server has room for this many bytes, and for some of the largest bodies that it takes.
-_LEAST = 512 << 20
-_LARGEST = 4
-_KEY = "held_bytes"
+# The budget is the larger of this many bytes and this many bodies of the largest allowed size.
+_MIN_BYTES = 512 << 20
+_LARGEST_BODIES = 4
+_KEY = "body_bytes"
 
 
 class BodyBudget:
-    """Bounds what a flood of large bodies can take: each counts from its first byte to the end of its answer.
+    """Bounds the memory of a flood of large bodies: a body counts from its first byte to the end of the response.
 
     Args:
-        max_body_bytes: The largest body that one request may have.
+        max_body_bytes: The largest body of one request.
     """
 
     def __init__(self, max_body_bytes: int) -> None:
-        self._most = max(_LEAST, _LARGEST * max_body_bytes)
-        self._held = 0
+        self._max_bytes = max(_MIN_BYTES, _LARGEST_BODIES * max_body_bytes)
+        self._used = 0
 
     @property
-    def count(self) -> int:
-        """How many there are."""
-        return self._held
+    def used(self) -> int:
+        """Bytes in use."""
+        return self._used
 
     def take(self, scope: Scope, count: int) -> None:
-        """Count bytes for a request; called by the event loop alone.
+        """Count ``count`` bytes for a request; called by the event loop only.
 
         Raises:
-            EngineOverloadedError: Others have too many already.
+            EngineOverloadedError: The other requests leave too little.
         """
-        if self._held + count > self._most:
+        if self._used + count > self._max_bytes:
             raise EngineOverloadedError(
-                f"the bodies of the requests under way have {self._held} bytes, and {self._most} is the most; "
+                f"the bodies of the requests under way have {self._used} bytes, and {self._max_bytes} is the most; "
                 "retry in about 1 s",
                 retry_after=1.0,
             )
-        self._held += count
+        self._used += count
         scope["state"][_KEY] = scope["state"].get(_KEY, 0) + count
 
     def give_back(self, scope: Scope) -> None:
-        """Forget the bytes of a request that is over."""
-        self._held -= scope["state"].pop(_KEY, 0)
+        """Release the bytes of a request that has ended."""
+        self._used -= scope["state"].pop(_KEY, 0)

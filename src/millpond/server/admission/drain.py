@@ -1,10 +1,10 @@
-"""Drain: whether the server is about to stop."""
+"""Drain: whether the server is shutting down."""
 
 from __future__ import annotations
 
 
 class Drain:
-    """A server that is about to stop still answers, and says that nothing new should come."""
+    """A server that is shutting down still answers, and announces that it takes no new work."""
 
     def __init__(self) -> None:
         self._begun = False
@@ -15,5 +15,5 @@ class Drain:
         return self._begun
 
     def begin(self) -> None:
-        """From now on ``/ready`` answers 503, and every connection is closed behind its answer."""
+        """From now on ``/ready`` answers 503, and every connection is closed after its response."""
         self._begun = True

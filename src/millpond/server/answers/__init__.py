@@ -1,1 +1,1 @@
-"""Answers: response bodies, as JSON and as bytes."""
+"""Answers: response bodies as JSON and as binary."""

@@ -1,4 +1,4 @@
-"""What OpenAI's and vLLM's answers have around their data."""
+"""Envelope: the fields around the data of OpenAI's, vLLM's and Cohere's responses."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from fastapi import Request
 from millpond.server.models import ServedModel
 
 
-def envelope(request: Request, prefix: str, model: ServedModel, *, wanted: str | None = None) -> dict[str, Any]:
+def envelope(request: Request, prefix: str, model: ServedModel, *, request_id: str | None = None) -> dict[str, Any]:
     """``id``, ``object``, ``created`` and ``model``.
 
     Args:
-        request: Whose answer it is; its id, which the log and the headers have, stands in the answer's.
-        prefix: What the id begins with: ``embd``.
-        model: Who answered.
-        wanted: The request's own ``request_id``.
+        request: The request; its id, which is also in the log and the headers, is part of the response's.
+        prefix: What the id starts with: ``embd``.
+        model: The model that answered.
+        request_id: The body's own ``request_id``.
     """
     return {
-        "id": f"{prefix}-{wanted or request.state.request_id}",
+        "id": f"{prefix}-{request_id or request.state.request_id}",
         "object": "list",
         "created": int(time.time()),
         "model": model.name,
@@ -28,11 +28,26 @@ def envelope(request: Request, prefix: str, model: ServedModel, *, wanted: str |
 
 
 def usage(prompt_tokens: int) -> dict[str, Any]:
-    """Tokens as OpenAI counts them; nothing is generated."""
+    """Token counts in OpenAI's format; nothing is generated."""
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens,
         "completion_tokens": 0,
         "prompt_tokens_details": None,
         "completion_tokens_details": None,
+    }
+
+
+def cohere_meta(version: str, tokens: int, **units: int) -> dict[str, Any]:
+    """Cohere's ``meta``; nothing is billed.
+
+    Args:
+        version: Version of Cohere's API: ``1`` or ``2``.
+        tokens: Input tokens.
+        units: The units that Cohere would bill.
+    """
+    return {
+        "api_version": {"version": version},
+        "billed_units": units,
+        "tokens": {"input_tokens": tokens, "output_tokens": 0},
     }

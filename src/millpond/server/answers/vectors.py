@@ -1,4 +1,4 @@
-"""Results: the rows and matrices of an answer, in the encoding that its request asks for."""
+"""Vectors: a response with the rows or matrices of each prompt, in the encoding that the request names."""
 
 from __future__ import annotations
 
@@ -9,42 +9,44 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import Response
 
-from millpond.server.answers.binary import Rows, octet_answer
-from millpond.server.encoding import Base64, json_answer
+from millpond.server.answers.binary import RowsOrMatrices, binary_response
+from millpond.server.encoding import Base64, json_response
 from millpond.server.schemas.vectors import VectorRequest
 
 
-async def vector_answer(
-    rows: Rows, body: VectorRequest, envelope: dict[str, Any], usage: dict[str, Any], *, item: str, field: str
+async def vector_response(
+    rows: RowsOrMatrices, body: VectorRequest, envelope: dict[str, Any], usage: dict[str, Any], *, item: str, field: str
 ) -> Response:
-    """An answer that holds numbers for each prompt.
+    """A response that holds numbers for each prompt.
 
     Args:
         rows: ``[n, d]``, or n matrices.
         body: The request, for its encoding.
-        envelope: What stands before the data.
+        envelope: The fields before the data.
         usage: Token counts.
-        item: What each item's ``object`` is.
+        item: The ``object`` of each item.
         field: The item's field for the numbers.
     """
     if body.encoding_format in ("bytes", "bytes_only"):
-        return await octet_answer(
+        return await binary_response(
             rows,
             envelope,
             usage,
             dtype=body.embed_dtype,
             order=body.endianness,
-            described=body.encoding_format == "bytes",
+            with_metadata=body.encoding_format == "bytes",
         )
-    listed: Iterable[npt.NDArray[np.float32]] = rows
+    arrays: Iterable[npt.NDArray[np.float32]] = rows
     if body.encoding_format == "float":
-        data = [{"index": i, "object": item, field: row} for i, row in enumerate(listed)]
+        data = [{"index": i, "object": item, field: row} for i, row in enumerate(arrays)]
     else:
-        data = [_in_base64(i, row, body, item, field) for i, row in enumerate(listed)]
-    return await json_answer({**envelope, "data": data, "usage": usage})
+        data = [_base64_item(i, row, body, item, field) for i, row in enumerate(arrays)]
+    return await json_response({**envelope, "data": data, "usage": usage})
 
 
-def _in_base64(i: int, row: npt.NDArray[np.float32], body: VectorRequest, item: str, field: str) -> dict[str, Any]:
+def _base64_item(
+    index: int, row: npt.NDArray[np.float32], body: VectorRequest, item: str, field: str
+) -> dict[str, Any]:
     numbers = Base64(rows=row, dtype=body.embed_dtype, order=body.endianness)
-    told: dict[str, Any] = {"index": i, "object": item, field: numbers}
-    return told if row.ndim == 1 else {**told, "shape": list(row.shape)}  # a matrix is lost without
+    content: dict[str, Any] = {"index": index, "object": item, field: numbers}
+    return content if row.ndim == 1 else {**content, "shape": list(row.shape)}  # base64 does not keep a shape

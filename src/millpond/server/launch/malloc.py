@@ -1,4 +1,4 @@
-"""Arenas: how many pools of memory glibc keeps for a server's threads."""
+"""Malloc: the number of glibc's memory arenas for a server's threads."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import ctypes
 import os
 
 _ARENA_MAX = -8  # M_ARENA_MAX of malloc.h
-_FEW = 2
+_ARENAS = 2
 
 
-def keep_few() -> bool:
-    """Let threads share two pools; whether that was done.
+def limit_arenas() -> bool:
+    """Let all threads share two arenas; returns whether glibc accepted it.
 
-    glibc gives each thread that allocates at the same time as others a pool of its own, up to eight for each core, and
-    what is freed in one is not used by another: a server whose threads take turns at large texts grows by a tenth in
-    an hour. ``MALLOC_ARENA_MAX``, where it is set, goes before this. It is the program's to decide: a process that only
-    embeds through :class:`millpond.Engine` keeps what it has.
+    glibc gives threads that allocate at the same time separate arenas, up to eight per core, and memory freed in one
+    is not used by another: a server whose threads take turns at large texts grows by a tenth in an hour.
+    ``MALLOC_ARENA_MAX`` takes precedence if it is set. Only the server does this: a process that embeds through
+    :class:`millpond.Engine` keeps its own setting.
     """
     if "MALLOC_ARENA_MAX" in os.environ:
         return False
     try:
-        done: int = ctypes.CDLL(None).mallopt(_ARENA_MAX, _FEW)
+        done: int = ctypes.CDLL(None).mallopt(_ARENA_MAX, _ARENAS)
     except (OSError, AttributeError, TypeError):  # another C library
         return False
     return done == 1

@@ -1,4 +1,4 @@
-"""Running a server: load, listen, answer, drain."""
+"""Running a server: bind, load the models, serve, drain."""
 
 from __future__ import annotations
 
@@ -17,36 +17,37 @@ from fastapi import FastAPI
 
 from millpond.server.app import create_app
 from millpond.server.launch import malloc, sockets
-from millpond.server.launch.protocol import Wire
-from millpond.server.launch.sockets import refused
+from millpond.server.launch.protocol import HttpProtocol
+from millpond.server.launch.sockets import listen_error
 from millpond.server.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 from millpond.server.telemetry.tracing import check_installed
 
 logger = logging.getLogger(__name__)
 
-# Longer than clients and proxies keep idle connections: who closes first never closes on a request that is on its way.
+# Longer than clients and proxies keep idle connections: if the server closed first, it could meet a request under way.
 _KEEP_ALIVE_SECONDS = 65
 
 Ready = Callable[[str, ServedModels], None]
 
 
 def serve(models: Sequence[ModelConfig], config: ServerConfig, *, ready: Ready) -> None:
-    """Serve until SIGTERM or SIGINT; then no connection is accepted, and requests that run have ``drain_timeout``.
+    """Serve until SIGTERM or SIGINT; then accept no connections, and give running requests ``drain_timeout``.
 
-    The address is taken first and answers only when every model is loaded. A second signal ends the process at once.
+    The address is bound first, and accepts connections when every model is loaded. A second signal ends the process
+    at once.
 
     Args:
-        models: What to load.
-        config: How to behave.
-        ready: Told the address and the models as soon as requests are answered.
+        models: The models to load.
+        config: The server's configuration.
+        ready: Called with the address and the models when requests are accepted.
 
     Raises:
-        InvalidRequestError: The address cannot be listened on, or an option makes no sense.
+        InvalidRequestError: The address cannot be listened on, or an option is invalid.
         ModelLoadError: A checkpoint cannot be found, read or run; nothing stays open.
-        MissingExtraError: Traces are asked for without the package that sends them.
+        MissingExtraError: Tracing is configured, and OpenTelemetry is not installed.
     """
-    malloc.keep_few()
+    malloc.limit_arenas()
     check_installed(config.otlp_traces_endpoint)
     sockets.check_certificates(config)
     bound = sockets.bind(config)
@@ -56,7 +57,7 @@ def serve(models: Sequence[ModelConfig], config: ServerConfig, *, ready: Ready) 
             config.host,
         )
     try:
-        with _ending_orderly():
+        with _sigterm_as_exit():
             loaded = ServedModels.load(models)
             try:
                 app = create_app(loaded, config)
@@ -69,33 +70,33 @@ def serve(models: Sequence[ModelConfig], config: ServerConfig, *, ready: Ready) 
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which ends with 0 after a signal and at once after another."""
+    """uvicorn's server; the first signal drains it and ends it with 0, the second ends it at once."""
 
     def __init__(self, app: FastAPI, config: ServerConfig, *, started: Callable[[], None]) -> None:
         super().__init__(_uvicorn_config(app, config))
         self._app = app
-        self._ours = config
-        self._tell = started
+        self._settings = config
+        self._started = started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open the sockets, then tell."""
+        """Open the sockets, then report."""
         try:
             await super().startup(sockets)
-        except OSError as error:  # somebody else listens there since it was bound
+        except OSError as error:  # another process listens there since it was bound
             await self.lifespan.shutdown()
-            raise refused(self._ours, error) from None
-        self._tell()
+            raise listen_error(self._settings, error) from None
+        self._started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the sockets, let requests end, close the models."""
-        logger.info("stopping: requests that run have %g s", self._ours.drain_timeout)
+        """Close the sockets, let requests finish, close the models."""
+        logger.info("stopping: requests that run have %g s", self._settings.drain_timeout)
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains, the second ends the process as it would one that handles none."""
+        """The first signal drains; the second ends the process as if it had no handler."""
         if self.should_exit:
-            sockets.close([], self._ours)
-            os._exit(128 + sig)  # not by the signal itself: a container's first process would survive that
+            sockets.close([], self._settings)
+            os._exit(128 + sig)  # not by the signal itself, which a container's first process ignores
         self._app.state.drain.begin()
         self.should_exit = True
 
@@ -103,9 +104,9 @@ class _Server(uvicorn.Server):
 def _uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=Wire,
-        log_config=None,  # the program's own handlers write its lines
-        access_log=False,  # the gate's line says more
+        http=HttpProtocol,
+        log_config=None,  # the program's own handlers write the log
+        access_log=False,  # RequestMiddleware logs more
         server_header=False,
         lifespan="on",
         ws="none",
@@ -119,17 +120,17 @@ def _uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
 
 
 @contextmanager
-def _ending_orderly() -> Iterator[None]:
-    """Where uvicorn does not listen to it, SIGTERM ends the program as an exception does.
+def _sigterm_as_exit() -> Iterator[None]:
+    """Outside of uvicorn's own handling, SIGTERM raises SystemExit.
 
-    A container's first process would not hear it otherwise.
+    A container's first process would otherwise ignore it.
     """
 
     def end(sig: int, _: FrameType | None) -> None:
         raise SystemExit(128 + sig)
 
-    before = signal.signal(signal.SIGTERM, end)
+    previous = signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)

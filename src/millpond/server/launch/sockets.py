@@ -1,4 +1,4 @@
-"""Listening: the sockets of a server, bound before its models are loaded and opened after."""
+"""Sockets of a server: bound before its models are loaded, opened afterwards."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from pathlib import Path
 from millpond.errors import InvalidRequestError
 from millpond.server.settings.config import ServerConfig
 
-# What a host name may resolve to on a machine that has no such address family.
-_ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+# A host name can resolve to an address family that the machine does not have.
+_NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def bind(config: ServerConfig) -> list[socket.socket]:
-    """The sockets that ``config`` asks for. They refuse every connection until somebody listens on them.
+    """The bound sockets for ``config``; they refuse connections until the server listens.
 
     Raises:
-        InvalidRequestError: The address is taken, or is none of this machine.
+        InvalidRequestError: The address is in use, or does not belong to this machine.
     """
     if config.uds is not None:
         return [_bind_file(config.uds)]
     try:
-        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        resolved = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise refused(config, error) from None
+        raise listen_error(config, error) from None
     sockets: list[socket.socket] = []
-    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in resolved))
     for i, (family, address) in enumerate(addresses):
-        # A free port that the first address got is meant for all of them.
+        # All addresses use the free port that the first one got.
         port = sockets[0].getsockname()[1] if sockets else config.port
         try:
             sockets.append(_bind_address(family, (address[0], port, *address[2:]), alone=len(addresses) == 1))
         except OSError as error:
-            if error.errno in _ABSENT and (sockets or i + 1 < len(addresses)):
+            if error.errno in _NO_SUCH_FAMILY and (sockets or i + 1 < len(addresses)):
                 continue
             close(sockets, config)
-            raise refused(config, error) from None
+            raise listen_error(config, error) from None
     return sockets
 
 
 def close(sockets: list[socket.socket], config: ServerConfig) -> None:
-    """Close them, and take the file of a Unix socket away."""
+    """Close the sockets, and remove the file of a Unix socket."""
     for each in sockets:
         each.close()
     if config.uds is not None:
@@ -53,7 +53,7 @@ def close(sockets: list[socket.socket], config: ServerConfig) -> None:
 
 
 def address_of(sockets: list[socket.socket], config: ServerConfig) -> str:
-    """Where clients find the server: a URL, or ``unix:`` and a path."""
+    """The address for clients: a URL, or ``unix:`` and a path."""
     if config.uds is not None:
         return f"unix:{config.uds}"
     host = f"[{config.host}]" if ":" in config.host else config.host
@@ -61,7 +61,7 @@ def address_of(sockets: list[socket.socket], config: ServerConfig) -> str:
 
 
 def is_local(config: ServerConfig) -> bool:
-    """Whether only programs of this machine reach the server."""
+    """Whether only programs on this machine can reach the server."""
     if config.uds is not None or config.host == "localhost":
         return True
     try:
@@ -71,10 +71,10 @@ def is_local(config: ServerConfig) -> bool:
 
 
 def check_certificates(config: ServerConfig) -> None:
-    """Read the files of TLS once, so that a mistake is told before the models are loaded.
+    """Read the TLS files once, so that a mistake is reported before the models are loaded.
 
     Raises:
-        InvalidRequestError: A file is missing or is no PEM, the key belongs to another certificate or is encrypted.
+        InvalidRequestError: A file is missing or not PEM, or the key is encrypted or belongs to another certificate.
     """
     if config.ssl_certfile is None:
         return
@@ -84,7 +84,7 @@ def check_certificates(config: ServerConfig) -> None:
             raise InvalidRequestError(f"{name}={str(path)!r} is not there, or cannot be read; give a PEM file")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=_ask_nobody)
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=_no_password)
         if config.ssl_ca_certs is not None:
             context.load_verify_locations(config.ssl_ca_certs)
     except (ssl.SSLError, OSError) as error:
@@ -94,15 +94,15 @@ def check_certificates(config: ServerConfig) -> None:
         ) from None
 
 
-def _ask_nobody() -> str:
-    """The password of an encrypted key: OpenSSL would ask the terminal for it."""
+def _no_password() -> str:
+    """Without this OpenSSL asks the terminal for the password of an encrypted key."""
     return ""
 
 
 def _bind_address(family: int, address: tuple[object, ...], *, alone: bool) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
-        if os.name == "posix":  # elsewhere the option would share the port with whoever has it
+        if os.name == "posix":  # elsewhere the option would share the port with its owner
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6 and not alone:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -114,7 +114,7 @@ def _bind_address(family: int, address: tuple[object, ...], *, alone: bool) -> s
 
 
 def _bind_file(path: Path) -> socket.socket:
-    """A Unix socket that its owner alone may connect to; the file of a server that is gone gives way."""
+    """A Unix socket that only its owner can connect to; the file of a stopped server is replaced."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.exists():
@@ -137,7 +137,7 @@ def _bind_file(path: Path) -> socket.socket:
     return bound
 
 
-def refused(config: ServerConfig, error: OSError) -> InvalidRequestError:
+def listen_error(config: ServerConfig, error: OSError) -> InvalidRequestError:
     """The error for an address that cannot be listened on."""
     reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
     return InvalidRequestError(

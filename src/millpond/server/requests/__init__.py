@@ -1,1 +1,1 @@
-"""Requests: what every route reads of a body, and how it calls an engine."""
+"""Requests: from a request body to an engine call."""

@@ -1,10 +1,10 @@
-"""Request bodies: read within their limits, parsed, checked, and described in OpenAPI."""
+"""Request bodies: read within their limits, parsed and validated."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -12,34 +12,33 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from millpond.errors import EngineOverloadedError
-from millpond.server import openapi
 from millpond.server.errors import ClientGoneError, RequestError
-from millpond.server.state import config_of, held_of, meant, models_of
+from millpond.server.state import body_budget_of, config_of, models_of, record_model
 from millpond.server.violations import violation
 
 Body = TypeVar("Body")
 
-# A larger body is parsed in a thread: what is smaller takes less time than the way there.
+# A larger body is parsed in a thread; a smaller one takes less time than the handover.
 _INLINE_BYTES = 1 << 16
-# Lists and objects of a body, the least that is refused: an object of Python for each takes the interpreter seconds.
-_MANY = 1 << 16
-_PER_INPUT = 8  # where a server takes so many inputs that they may have more
+# Most lists and objects of a body: creating a Python object for each of more of them takes seconds.
+_MAX_CONTAINERS = 1 << 16
+_CONTAINERS_PER_INPUT = 8  # raises the limit for servers with a large max_inputs
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _TOO_SLOW = "The body did not arrive within {seconds:g} s; send less, or over a faster line"
 
 
 async def read(request: Request, schema: type[Body] | TypeAdapter[Body], *, queued: bool = True) -> Body:
-    """The body of ``request``.
+    """The validated body of ``request``.
 
     Args:
         request: The request.
-        schema: What the body is: a pydantic model, or a TypeAdapter of a union of them.
-        queued: Whether its texts are to be queued: while no model takes any, the body is not read at all.
+        schema: Schema of the body: a pydantic model, or a TypeAdapter of a union of models.
+        queued: Whether the request queues texts; then the body is not even read while every queue is full.
 
     Raises:
-        EngineOverloadedError: Every queue is full, or the bodies under way are too large together (429).
-        RequestError: Another content type (400), too large (413) or too slow (408), no JSON, or JSON of another shape
-            (400).
+        EngineOverloadedError: Every queue is full, or the bodies in flight are too large together (429).
+        RequestError: Wrong content type (400), too large (413), too slow (408), invalid JSON, or JSON that does not
+            match the schema (400).
     """
     _check_headers(request)
     if queued:
@@ -47,22 +46,8 @@ async def read(request: Request, schema: type[Body] | TypeAdapter[Body], *, queu
     data = await _within_time(request)
     if len(data) <= _INLINE_BYTES:
         return _parsed(data, schema)
-    most = max(_MANY, _PER_INPUT * config_of(request).max_inputs)
-    return await asyncio.to_thread(_large, data, schema, most)
-
-
-def documented(
-    schema: Any, *, answer: Any = None, octets: bool = False, description: str = "The answer."
-) -> dict[str, Any]:
-    """What a route that reads its body by itself tells OpenAPI: pass it as ``openapi_extra``.
-
-    Args:
-        schema: The body: a pydantic model, or any type that pydantic knows, such as a union of models.
-        answer: The same for the answer; ``None`` leaves its shape open.
-        octets: Whether the answer may be ``application/octet-stream`` as well.
-        description: A sentence on the answer.
-    """
-    return openapi.operation(schema, answer=answer, octets=octets, description=description)
+    limit = max(_MAX_CONTAINERS, _CONTAINERS_PER_INPUT * config_of(request).max_inputs)
+    return await asyncio.to_thread(_parsed_within, data, schema, limit)
 
 
 def _check_headers(request: Request) -> None:
@@ -86,7 +71,7 @@ def _check_queues(request: Request) -> None:
         except EngineOverloadedError as error:
             full = error
     if len(models) == 1:
-        meant(request, models[0])
+        record_model(request, models[0])
     raise full
 
 
@@ -103,50 +88,50 @@ async def _within_time(request: Request) -> bytearray:
         raise ClientGoneError from None
 
 
-async def _whole(request: Request, most: int) -> bytearray:
-    """Every byte of the body, whatever its header says about their number."""
-    said = request.headers.get("content-length", "")
-    data, held = bytearray(), held_of(request)
-    seen = 0
-    # Of a body that is too large as much again is read and dropped: most clients look for an answer when they have
-    # sent everything, and would see a broken connection instead of it.
-    hopeless = said.isascii() and said.isdigit() and len(said) < 20 and int(said) > 2 * most
-    if not hopeless:
+async def _whole(request: Request, max_bytes: int) -> bytearray:
+    """Every byte of the body, whatever its Content-Length says."""
+    length = request.headers.get("content-length", "")
+    data, budget = bytearray(), body_budget_of(request)
+    received = 0
+    # A body up to twice the limit is read to its end and dropped: most clients read the response only when they have
+    # sent everything, and would see a broken connection instead.
+    not_read = length.isascii() and length.isdigit() and len(length) < 20 and int(length) > 2 * max_bytes
+    if not not_read:
         async for chunk in request.stream():
-            seen += len(chunk)
-            if seen <= most:
-                held.take(request.scope, len(chunk))
+            received += len(chunk)
+            if received <= max_bytes:
+                budget.take(request.scope, len(chunk))
                 data += chunk
-            elif seen > 2 * most:
+            elif received > 2 * max_bytes:
                 break
             else:
                 data.clear()
-        if seen <= most:
+        if received <= max_bytes:
             return data
     raise RequestError(
-        f"The body has more than {most} bytes, which is the most that this server reads; send it in parts",
+        f"The body has more than {max_bytes} bytes, which is the most that this server reads; send it in parts",
         status=413,
         type="Request Entity Too Large",
-        headers={"Connection": "close"} if hopeless or seen > 2 * most else None,
+        headers={"Connection": "close"} if not_read or received > 2 * max_bytes else None,
     )
 
 
-def _large(data: bytearray, schema: type[Body] | TypeAdapter[Body], most: int) -> Body:
-    """A body that is looked at before it is taken apart."""
-    if _parts(data) > most:  # texts may have any number of brackets
-        parts = _parts(_STRINGS.sub(b"", data))
-        if parts > most:
-            raise RequestError(f"The body has {parts} lists and objects; this server reads {most}: send it in parts")
+def _parsed_within(data: bytearray, schema: type[Body] | TypeAdapter[Body], limit: int) -> Body:
+    """A large body, parsed only if it has at most ``limit`` lists and objects."""
+    if _containers(data) > limit:  # strings may hold any number of brackets
+        count = _containers(_STRINGS.sub(b"", data))
+        if count > limit:
+            raise RequestError(f"The body has {count} lists and objects; this server reads {limit}: send it in parts")
     return _parsed(data, schema)
 
 
-def _parts(data: bytes | bytearray) -> int:
+def _containers(data: bytes | bytearray) -> int:
     return data.count(b"[") + data.count(b"{")
 
 
 def _parsed(data: bytearray, schema: type[Body] | TypeAdapter[Body]) -> Body:
     try:
-        if b"NaN" in data or b"Infinity" in data:  # in a text, most likely; elsewhere they are no JSON
+        if b"NaN" in data or b"Infinity" in data:  # most likely in a string; elsewhere they are not JSON
             _refuse_constants(data)
         if isinstance(schema, TypeAdapter):
             return schema.validate_json(data)
@@ -160,5 +145,5 @@ def _refuse_constants(data: bytearray) -> None:
     try:
         from_json(bytes(data), allow_inf_nan=False)
     except ValueError as error:
-        told = f"1 validation error: body: Invalid JSON: {error} [type=json_invalid]"
-        raise RequestError(told, type="Bad Request") from None
+        message = f"1 validation error: body: Invalid JSON: {error} [type=json_invalid]"
+        raise RequestError(message, type="Bad Request") from None

@@ -1,4 +1,4 @@
-"""Conversations, rendered to texts by a model's chat template."""
+"""Chat: conversations rendered to texts by a model's chat template."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from millpond.server.models import ServedModel
 from millpond.server.schemas.conversation import ChatFields, Message
 from millpond.server.settings.config import ServerConfig
 
-# What this server decides, or another field of the request does.
+# Set by this server or by another field of the request.
 _RESERVED = frozenset(
     "add_generation_prompt chat_template continue_final_message conversation documents messages padding "
     "return_assistant_tokens_mask return_dict return_tensors sanitize_control_tokens tokenize tokenizer_kwargs tools "
     "truncation max_length".split()
 )
-_MARK = "\ue0f1\ue0f2"  # private use: in no template
+_PROBE = "\ue0f1\ue0f2"  # private-use characters, which no template contains
 
 Render = Callable[[list[dict[str, Any]]], str]
 
@@ -30,18 +30,18 @@ def render(
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[str]:
-    """The text of each conversation.
+    """The rendered text of each conversation.
 
     Args:
-        conversations: The conversations.
-        fields: How they are to be rendered.
-        model: Whose template is used.
+        conversations: The messages of each conversation.
+        fields: The rendering options of the request.
+        model: The model whose template is used.
         config: Whether a request's own template is trusted.
         tools: Descriptions of tools, for the template.
 
     Raises:
-        RequestError: A template that is not trusted, a reserved variable, or flags that exclude each other.
-        InvalidRequestError: No template, or a conversation that it refuses.
+        RequestError: An untrusted template, a reserved variable, or flags that exclude each other.
+        InvalidRequestError: No template, or a conversation that the template refuses.
     """
     _check(fields, config)
     tokenizer = model.engine.tokenizer
@@ -52,7 +52,7 @@ def render(
             "--chat-template"
         )
 
-    def rendered(messages: list[dict[str, Any]]) -> str:
+    def apply_template(messages: list[dict[str, Any]]) -> str:
         return str(
             tokenizer.apply_chat_template(
                 messages,
@@ -65,12 +65,12 @@ def render(
             )
         )
 
-    parts = _reads_parts(rendered)
+    parts = _needs_parts(apply_template)
     texts = []
     for i, conversation in enumerate(conversations):
         try:
-            texts.append(rendered([_plain(message, parts=parts) for message in conversation]))
-        except Exception as error:  # Jinja's own, and whatever the template raises
+            texts.append(apply_template([_plain(message, parts=parts) for message in conversation]))
+        except Exception as error:  # from Jinja, or raised by the template
             raise InvalidRequestError(
                 f"the conversation at index {i} does not fit the chat template of {model.name}: {error}"
             ) from error
@@ -89,34 +89,34 @@ def _check(fields: ChatFields, config: ServerConfig) -> None:
             "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
             param="continue_final_message",
         )
-    taken = sorted(_RESERVED & (fields.chat_template_kwargs or {}).keys())
-    if taken:
+    reserved = sorted(_RESERVED & (fields.chat_template_kwargs or {}).keys())
+    if reserved:
         raise RequestError(
-            f"chat_template_kwargs holds {taken[0]}, which is no variable of a template; pass it beside, if at all",
+            f"chat_template_kwargs holds {reserved[0]}, which is no variable of a template; pass it beside, if at all",
             param="chat_template_kwargs",
         )
 
 
-def _reads_parts(rendered: Render) -> bool:
-    """Whether the template reads a message as a list of parts, and would say nothing about a text."""
+def _needs_parts(apply_template: Render) -> bool:
+    """Whether the template reads content as a list of parts, and would ignore a plain text."""
     try:
-        if _MARK in rendered([{"role": "user", "content": _MARK}]):
+        if _PROBE in apply_template([{"role": "user", "content": _PROBE}]):
             return False
-    except Exception:  # whatever the template raises: the parts may suit it
+    except Exception:  # the template may accept parts
         pass
     try:
-        return _MARK in rendered([{"role": "user", "content": [{"type": "text", "text": _MARK}]}])
-    except Exception:  # it does not like the example: the caller's messages will tell
+        return _PROBE in apply_template([{"role": "user", "content": [{"type": "text", "text": _PROBE}]}])
+    except Exception:  # the template refuses the probe; the caller's messages will show why
         return False
 
 
 def _plain(message: Message, *, parts: bool) -> dict[str, Any]:
-    """A message as templates know it."""
-    given = message.model_dump(exclude_unset=True)
+    """A message in the form that templates read."""
+    fields = message.model_dump(exclude_unset=True)
     content = message.content
     if content is None:
-        return given
+        return fields
     if parts:
-        listed = [content] if isinstance(content, str) else [part.text for part in content]
-        return {**given, "content": [{"type": "text", "text": text} for text in listed]}
-    return {**given, "content": content if isinstance(content, str) else "\n".join(part.text for part in content)}
+        texts = [content] if isinstance(content, str) else [part.text for part in content]
+        return {**fields, "content": [{"type": "text", "text": text} for text in texts]}
+    return {**fields, "content": content if isinstance(content, str) else "\n".join(part.text for part in content)}

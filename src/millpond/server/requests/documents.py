@@ -1,4 +1,4 @@
-"""Documents of a rerank request: texts, or objects that hold one."""
+"""Documents of a rerank request: texts, or objects with a text."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from millpond.vllm_dialect.prompts import read_texts
 Document = str | Mapping[str, Any]
 
 
-def text_of(document: Document, i: int, fields: Sequence[str] | None) -> str:
-    """What of the document at index ``i`` is read.
+def text_of(document: Document, index: int, fields: Sequence[str] | None) -> str:
+    """The text of the document at ``index``.
 
     Args:
         document: A text, or an object with ``text`` (Cohere's and Jina's) or ``content`` (vLLM's).
-        i: Its place.
-        fields: Which fields of an object are read, one behind the other; those that it lacks are left out.
+        index: Its index in the request.
+        fields: Names of the fields of an object to read, joined by line breaks; missing ones are skipped.
 
     Raises:
-        InvalidRequestError: There is no text in it.
+        InvalidRequestError: It has no text.
     """
     if isinstance(document, str):
         return document
     if fields:
-        found = [document[name] for name in fields if document.get(name) is not None]
-        if not found:
-            raise InvalidRequestError(f"the document at index {i} has none of rank_fields: {', '.join(fields)}")
-        return "\n".join(value if isinstance(value, str) else str(value) for value in found)
+        values = [document[name] for name in fields if document.get(name) is not None]
+        if not values:
+            raise InvalidRequestError(f"the document at index {index} has none of rank_fields: {', '.join(fields)}")
+        return "\n".join(value if isinstance(value, str) else str(value) for value in values)
     if isinstance(document.get("text"), str):
         return str(document["text"])
     try:
         return read_texts(document, "documents")[0]
     except InvalidRequestError:
         raise InvalidRequestError(
-            f"the document at index {i} holds no text; pass a text, or an object with text, with content of text "
+            f"the document at index {index} holds no text; pass a text, or an object with text, with content of text "
             "parts, or with the fields that rank_fields names"
         ) from None
 
 
-def repeated(document: Document, text: str) -> dict[str, Any]:
-    """The document in an answer: its text, and the fields that it had besides."""
+def echo(document: Document, text: str) -> dict[str, Any]:
+    """The document for the response: its text and its other fields."""
     if isinstance(document, str):
         return {"text": text}
-    told: dict[str, Any] = repeatable({**document, "text": document.get("text", text)})
-    return told
+    content: dict[str, Any] = repeatable({**document, "text": document.get("text", text)})
+    return content

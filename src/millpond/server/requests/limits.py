@@ -1,4 +1,4 @@
-"""Limits: how much one request may ask for."""
+"""Limits: how many texts, and how long, one request may have."""
 
 from __future__ import annotations
 
@@ -7,39 +7,41 @@ from fastapi import Request
 from millpond.server.errors import RequestError
 from millpond.server.state import config_of
 
-# A text whose tokens are all wanted may have this many characters, or this many for each token that the model reads.
-_LONGEST = 1 << 21
-_LONGEST_PER_TOKEN = 64
+# Most characters of a text that is tokenized in full: the larger of these two, the second per token of the model.
+_MAX_CHARACTERS = 1 << 21
+_MAX_CHARACTERS_PER_TOKEN = 64
 
 
 def check_count(count: int, request: Request, *, field: str) -> None:
-    """Refuse a request that has more texts than the server takes at once.
+    """Refuse a request with more texts than the server accepts.
 
     Args:
-        count: How many there are.
-        request: Whose they are.
-        field: What the request calls them.
+        count: Number of texts.
+        request: The request.
+        field: The field that holds them.
 
     Raises:
         RequestError: More than ``max_inputs``.
     """
-    most = config_of(request).max_inputs
-    if count > most:
-        raise RequestError(f"{count} {field} in one request; this server takes {most}: send them in parts", param=field)
+    limit = config_of(request).max_inputs
+    if count > limit:
+        raise RequestError(
+            f"{count} {field} in one request; this server takes {limit}: send them in parts", param=field
+        )
 
 
 def check_length(text: str, max_model_len: int) -> None:
-    """Refuse a text that would have to be tokenized to its end, which takes a tokenizer gigabytes.
+    """Refuse a text whose full tokenization would take gigabytes.
 
     Args:
-        text: It may be much longer than any model reads.
-        max_model_len: What the model reads.
+        text: May be much longer than the model's limit.
+        max_model_len: The model's limit, in tokens.
 
     Raises:
-        RequestError: It has too many characters all the same.
+        RequestError: Too many characters.
     """
-    most = max(_LONGEST, _LONGEST_PER_TOKEN * max_model_len)
-    if len(text) > most:
+    limit = max(_MAX_CHARACTERS, _MAX_CHARACTERS_PER_TOKEN * max_model_len)
+    if len(text) > limit:
         raise RequestError(
-            f"a text has {len(text)} characters; {most} are the most to be tokenized whole: send it in parts"
+            f"a text has {len(text)} characters; {limit} are the most to be tokenized whole: send it in parts"
         )

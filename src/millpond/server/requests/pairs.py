@@ -1,4 +1,4 @@
-"""Scoring: a request's pairs, sent to the model that it means."""
+"""Pairs: the queries and documents of a request, scored by its model."""
 
 from __future__ import annotations
 
@@ -17,23 +17,27 @@ from millpond.server.models import ServedModel, ServedModels
 from millpond.server.requests import calls
 from millpond.server.requests.limits import check_count
 from millpond.server.schemas.score import PairRequest
-from millpond.server.state import config_of
+from millpond.server.state import config_of, models_of, record_model
 from millpond.tasks import Activation, ScoreType
 from millpond.vllm_dialect.model import Pending
 from millpond.vllm_dialect.prompts import Tokenization
 
-# A server with a reranker may have an embedder beside it, which could score, too, and is not what a reranking means.
+# An embedder can score pairs too, but beside a reranker it is not the model that a rerank request means.
 _PREFERENCE: tuple[tuple[ScoreType, ...], ...] = (("cross-encoder", "late-interaction"), ("bi-encoder",))
 
 
-def scorer(models: ServedModels, name: str | None, *, api: str) -> ServedModel:
-    """The model that a request means; without a name, the only reranker, or else the only embedder.
+def find_scorer(request: Request, name: str | None, *, api: str) -> ServedModel:
+    """The model that scores the request's pairs; without a name, the only reranker, or else the only embedder.
 
     Raises:
-        UnknownModelError: No model of that name (404).
-        NotServedError: It gives a pair no score, or none does (501).
-        InvalidRequestError: No name, and several that would do (400).
+        UnknownModelError: No model has that name (404).
+        NotServedError: The named model, or every model, scores no pairs (501).
+        InvalidRequestError: No name, and several models score pairs (400).
     """
+    return record_model(request, _scorer(models_of(request), name, api=api))
+
+
+def _scorer(models: ServedModels, name: str | None, *, api: str) -> ServedModel:
     if name:
         model = models.find(name, tasks=(), api=api)
         if model.engine.spec.score_type is None:
@@ -54,15 +58,15 @@ class Scoring:
     """How the pairs of one request are scored.
 
     Attributes:
-        how: How they are tokenized.
-        activation: What a cross-encoder makes of its logit; ``None`` is its habit. Other models have none.
-        instruction: Fills an LLM reranker's template slot.
-        query_tokens: Tokens of each query that are kept; 0 keeps all.
-        document_tokens: The same, of each document.
-        template: A score template in the place of the checkpoint's own.
+        tokenization: How the texts are tokenized.
+        activation: Applied to a cross-encoder's logit; ``None`` is the checkpoint's default. Other models have none.
+        instruction: Fills the slot in an LLM reranker's template.
+        query_tokens: Cut each query to this many tokens; 0 keeps all.
+        document_tokens: The same for each document.
+        template: A score template that replaces the checkpoint's own.
     """
 
-    how: Tokenization
+    tokenization: Tokenization
     activation: bool | Activation | None = None
     instruction: str | None = None
     query_tokens: int = 0
@@ -70,27 +74,27 @@ class Scoring:
     template: str | None = None
 
     @classmethod
-    def of(cls, body: PairRequest, request: Request, model: ServedModel, *, cuts: bool = False) -> Self:
-        """What a request in vLLM's or Cohere's shape asks for.
+    def of(cls, body: PairRequest, request: Request, model: ServedModel, *, truncate: bool = False) -> Self:
+        """The options of a request in vLLM's or Cohere's format.
 
         Args:
-            body: The request.
-            request: Whose it is.
-            model: The model that it means.
-            cuts: As Cohere does, over-long pairs are cut, and longer limits than the model's are no mistake.
+            body: The body of the request.
+            request: The request.
+            model: The model of the request.
+            truncate: As in Cohere's API, cut over-long pairs, and accept limits above the model's.
 
         Raises:
-            RequestError: A limit or a template that cannot be used.
+            RequestError: An invalid limit, or an untrusted template.
         """
         limit = model.max_model_len
-        how = body.tokenization(limit)
-        if not how.special_tokens:
+        tokenization = body.tokenization(limit)
+        if not tokenization.special_tokens:
             raise RequestError(
                 "add_special_tokens=false would leave a pair's two texts undivided; leave it out",
                 param="add_special_tokens",
             )
-        if cuts and how.limit is None:
-            how = how.cutting_to(limit)
+        if truncate and tokenization.limit is None:
+            tokenization = tokenization.cutting_to(limit)
         if body.chat_template is not None and not config_of(request).trust_request_chat_template:
             raise RequestError(
                 "Chat template is passed with request, but --trust-request-chat-template is not set. "
@@ -98,11 +102,11 @@ class Scoring:
                 param="chat_template",
             )
         return cls(
-            how=how,
-            activation=body.asked_activation,
-            instruction=body.asked_instruction,
-            query_tokens=_kept("max_tokens_per_query", body.max_tokens_per_query, limit, cuts=cuts),
-            document_tokens=_kept("max_tokens_per_doc", body.max_tokens_per_doc or 0, limit, cuts=cuts),
+            tokenization=tokenization,
+            activation=body.cross_encoder_activation,
+            instruction=body.reranker_instruction,
+            query_tokens=_cut_length("max_tokens_per_query", body.max_tokens_per_query, limit, truncate=truncate),
+            document_tokens=_cut_length("max_tokens_per_doc", body.max_tokens_per_doc or 0, limit, truncate=truncate),
             template=body.chat_template,
         )
 
@@ -112,7 +116,7 @@ class Scoring:
         """The score of each pair: one to one, one to many, or as many as there are.
 
         Raises:
-            RequestError: A side is empty, or the numbers do not pair up.
+            RequestError: A side is empty, or the numbers of texts do not match.
         """
         if not queries:
             raise RequestError("At least one text element must be given")
@@ -133,13 +137,13 @@ class Scoring:
             documents = engine.clip(documents, self.document_tokens)
         activation = self.activation if engine.spec.score_type == "cross-encoder" else None
         params = PoolingParams(activation=activation, instruction=self.instruction)
-        params = model.pooling.complete("score", params, self.how)
+        params = model.pooling.complete("score", params, self.tokenization)
         return model.pooling.submit_score(pair_up(queries, documents), params, template=self.template)
 
 
-def _kept(name: str, tokens: int, limit: int, *, cuts: bool) -> int:
+def _cut_length(name: str, tokens: int, limit: int, *, truncate: bool) -> int:
     if tokens < 0:
         raise RequestError(f"{name} must be a non-negative integer", param=name)
-    if tokens >= limit and not cuts:
+    if tokens >= limit and not truncate:
         raise RequestError(f"{name} ({tokens}) must be less than max_model_len ({limit}).", param=name)
     return tokens

@@ -1,4 +1,4 @@
-"""Inputs: the prompts of a request, in any of their forms, as the items of a call."""
+"""Prompts: the inputs of a request, in any of their forms, as the items of an engine call."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from millpond.vllm_dialect.prompts import Tokenization
 
 
 def count(body: PromptRequest, request: Request) -> int:
-    """How many prompts there are.
+    """The number of prompts.
 
     Args:
-        body: The request's body.
+        body: The body of the request.
         request: The request.
 
     Raises:
-        RequestError: None at all, or more than the server takes.
+        RequestError: No prompt, or more than the server accepts.
     """
     conversations = body.conversations
     number = len(body.prompts if conversations is None else conversations)
@@ -41,51 +41,51 @@ def count(body: PromptRequest, request: Request) -> int:
 def submit(
     task: Task, body: PromptRequest, params: PoolingParams, model: ServedModel, config: ServerConfig
 ) -> Pending[Any]:
-    """Queue the prompts of ``body``; takes as long as rendering and checking them does.
+    """Render, check and queue the prompts of ``body``; runs in a thread, since rendering takes time.
 
     Raises:
-        RequestError: A form, or a field, that cannot be served.
-        InvalidRequestError: A prompt or an option that cannot be served; nothing was queued.
+        RequestError: A form or a field that is not supported.
+        InvalidRequestError: An invalid prompt or option; nothing was queued.
         EngineOverloadedError: Too many texts are waiting.
     """
-    items, how = read(body, model, config)
-    if isinstance(body, VectorRequest) and body.has_purpose:
-        _check_prompted(items, params, task, model)
-    return model.pooling.submit(task, items, model.pooling.complete(task, params, how))
+    items, tokenization = read(body, model, config)
+    if isinstance(body, VectorRequest) and body.selects_prompt:
+        _check_prompt_applies(items, params, task, model)
+    return model.pooling.submit(task, items, model.pooling.complete(task, params, tokenization))
 
 
 def read(body: PromptRequest, model: ServedModel, config: ServerConfig) -> tuple[list[Item], Tokenization]:
-    """The items, and how they are to be tokenized.
+    """The items of the call, and tokenization they are tokenized.
 
     Raises:
-        RequestError: A form, or a field, that cannot be served.
+        RequestError: A form or a field that is not supported.
         InvalidRequestError: A prompt that cannot be read.
     """
     conversations = body.conversations
-    how = body.tokenization(model.max_model_len, special_tokens=conversations is None)
+    tokenization = body.tokenization(model.max_model_len, special_tokens=conversations is None)
     prompts = body.prompts if conversations is None else chat.render(conversations, body, model, config)
-    if not how.special_tokens:  # all tokens are made before any is cut
+    if not tokenization.special_tokens:  # the tokenizer tokenizes all of it before cutting
         for prompt in prompts:
             if isinstance(prompt, str):
                 check_length(prompt, model.max_model_len)
     items = [prompt if isinstance(prompt, str) else TokenIds(tuple(prompt)) for prompt in prompts]
-    return model.pooling.bare(items, how), how
+    return model.pooling.bare(items, tokenization), tokenization
 
 
-def _check_prompted(items: list[Item], params: PoolingParams, task: Task, model: ServedModel) -> None:
-    """A prompt stands before a text, which token ids, messages and texts without special tokens are not any more.
+def _check_prompt_applies(items: list[Item], params: PoolingParams, task: Task, model: ServedModel) -> None:
+    """Refuse items that a prompt cannot be put before: token ids, messages, and texts without special tokens.
 
     Raises:
-        RequestError: The model has a prompt for what is asked, and an item cannot take it.
+        RequestError: The model has a prompt for the request, and an item cannot take it.
     """
-    place = next((i for i, item in enumerate(items) if isinstance(item, TokenIds)), None)
-    if place is None or task not in ("embed", "token_embed"):
+    index = next((i for i, item in enumerate(items) if isinstance(item, TokenIds)), None)
+    if index is None or task not in ("embed", "token_embed"):
         return
-    asked = PoolingParams(role=params.role, prompt_name=params.prompt_name, adapter=params.adapter)
+    prompted = PoolingParams(role=params.role, prompt_name=params.prompt_name, adapter=params.adapter)
     token_ids = model.engine.token_ids
-    if token_ids(task, "a", asked) != token_ids(task, "a", PoolingParams(prompt="")):
+    if token_ids(task, "a", prompted) != token_ids(task, "a", PoolingParams(prompt="")):
         raise RequestError(
-            f"role, prompt_name and input_type ask for a prompt of the model, which the input at index {place} cannot "
+            f"role, prompt_name and input_type ask for a prompt of the model, which the input at index {index} cannot "
             "take: token ids, messages and texts without special tokens run as they are; pass plain texts, or put the "
             "prompt there yourself",
             param="input",

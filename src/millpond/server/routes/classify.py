@@ -5,20 +5,21 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from millpond.outputs import ClassificationOutput
+from millpond.server import openapi
 from millpond.server.answers.envelope import envelope, usage
-from millpond.server.encoding import json_answer
+from millpond.server.encoding import json_response
 from millpond.server.requests import bodies, calls, prompts
 from millpond.server.schemas.classify import ClassificationRequest, ClassificationResponse
-from millpond.server.state import config_of, meant, models_of
+from millpond.server.state import config_of, find_model
 
 router = APIRouter(tags=["vLLM"])
 
 
-@router.post("/classify", openapi_extra=bodies.documented(ClassificationRequest, answer=ClassificationResponse))
+@router.post("/classify", openapi_extra=openapi.operation(ClassificationRequest, answer=ClassificationResponse))
 async def classify(request: Request) -> Response:
-    """The likeliest class of each text, and how likely every class is."""
+    """The most probable class of each text, and the probability of every class."""
     body, config = await bodies.read(request, ClassificationRequest), config_of(request)
-    model = meant(request, models_of(request).find(body.model, tasks={"classify"}, api="Classification API"))
+    model = find_model(request, body.model, tasks={"classify"}, api="Classification API")
     output: ClassificationOutput = await calls.run(
         request,
         lambda: prompts.submit("classify", body, body.params(), model, config),
@@ -30,5 +31,5 @@ async def classify(request: Request) -> Response:
         {"index": i, "label": output.labels[column], "probs": row, "num_classes": len(row)}
         for i, (column, row) in enumerate(zip(best, output.probs, strict=True))
     ]
-    head = envelope(request, "classify", model, wanted=body.request_id)
-    return await json_answer({**head, "data": data, "usage": usage(output.usage.prompt_tokens)})
+    head = envelope(request, "classify", model, request_id=body.request_id)
+    return await json_response({**head, "data": data, "usage": usage(output.usage.prompt_tokens)})

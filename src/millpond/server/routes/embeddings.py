@@ -5,23 +5,24 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from millpond.outputs import EmbeddingOutput, TokenEmbeddingOutput
+from millpond.server import openapi
 from millpond.server.answers.envelope import envelope, usage
-from millpond.server.answers.vectors import vector_answer
+from millpond.server.answers.vectors import vector_response
 from millpond.server.errors import NotServedError, RequestError
 from millpond.server.models import ServedModel, ServedModels
 from millpond.server.requests import bodies, calls, prompts
 from millpond.server.schemas.embeddings import EmbeddingRequest, EmbeddingResponse
-from millpond.server.state import config_of, meant, models_of
+from millpond.server.state import config_of, models_of, record_model
 from millpond.tasks import Task
 
 router = APIRouter(tags=["OpenAI"])
 
 
-@router.post("/v1/embeddings", openapi_extra=bodies.documented(EmbeddingRequest, answer=EmbeddingResponse, octets=True))
+@router.post("/v1/embeddings", openapi_extra=openapi.operation(EmbeddingRequest, answer=EmbeddingResponse, binary=True))
 async def embeddings(request: Request) -> Response:
-    """A vector for each text; of a model that has them for tokens only, a matrix."""
+    """A vector for each text; from a model with token vectors only, a matrix."""
     body, config = await bodies.read(request, EmbeddingRequest), config_of(request)
-    model = meant(request, _model(models_of(request), body.model))
+    model = record_model(request, _model(models_of(request), body.model))
     if body.late_chunking_params is not None:
         raise RequestError(
             "late_chunking_params is not served; embed the chunks as texts of their own", param="late_chunking_params"
@@ -34,14 +35,14 @@ async def embeddings(request: Request) -> Response:
         model=model,
         texts=prompts.count(body, request),
     )
-    head = envelope(request, "embd", model, wanted=body.request_id)
-    return await vector_answer(
+    head = envelope(request, "embd", model, request_id=body.request_id)
+    return await vector_response(
         output.embeddings, body, head, usage(output.usage.prompt_tokens), item="embedding", field="embedding"
     )
 
 
 def _model(models: ServedModels, name: str | None) -> ServedModel:
-    """The model that is meant; where none is named, one that embeds texts goes before one that embeds tokens."""
+    """The model for a request; without a name, a model that embeds texts is preferred to one that embeds tokens."""
     api = "Embeddings API"
     if not name:
         try:

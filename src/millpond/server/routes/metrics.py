@@ -1,4 +1,4 @@
-"""What the server counts: for Prometheus, and for the page at ``/``."""
+"""``/metrics`` and ``/stats``: metrics for Prometheus, and statistics for the page at ``/``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FORMATS = {
 @router.get("/metrics", response_class=Response, responses={200: _FORMATS})
 def metrics(request: Request) -> Response:
     """Metrics for Prometheus."""
-    # No coroutine: a thread writes them out, which takes a while where routes and models are many.
+    # Not a coroutine, so that it runs in a thread: with many routes and models it takes a while.
     content, content_type = metrics_of(request).text(request.headers.get("accept"))
     return Response(content, headers={"Content-Type": content_type})
 

@@ -1,4 +1,4 @@
-"""The page at ``/``: static files of this package."""
+"""The page at ``/``: static files from this package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 _HEADERS = {
-    # Only this server's own files and answers; what a text may hold can never become a script.
+    # Only this server's own files and responses; the content of a text can never run as a script.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
@@ -30,7 +30,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    # Asked for anew each time, and answered 304: a page of one release never runs a script of another.
+    # Revalidated each time (304): a page of one release never runs a script of another.
     "Cache-Control": "no-cache",
 }
 
@@ -43,7 +43,7 @@ class _File:
 
 @cache
 def _files() -> dict[str, _File]:
-    """Every file of the page by its name, with the headers it is sent with."""
+    """Every file of the page by name, with its headers."""
     files = {}
     for entry in resources.files("millpond.server").joinpath("page").iterdir():
         kind = _TYPES.get(PurePath(entry.name).suffix)
@@ -54,12 +54,12 @@ def _files() -> dict[str, _File]:
     return files
 
 
-def _answer(request: Request, name: str) -> Response:
+def _response(request: Request, name: str) -> Response:
     file = _files().get(name)
     if file is None:
         raise RequestError(f"The page has no file {name!r}.", status=404, type="NotFoundError")
-    known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
-    if known & {file.headers["ETag"], "*"}:
+    cached_tags = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
+    if cached_tags & {file.headers["ETag"], "*"}:
         return Response(status_code=304, headers=file.headers)
     return Response(file.content, headers=file.headers)
 
@@ -67,10 +67,10 @@ def _answer(request: Request, name: str) -> Response:
 @router.api_route("/", methods=["GET", "HEAD"])
 async def page(request: Request) -> Response:
     """The page."""
-    return _answer(request, _INDEX)
+    return _response(request, _INDEX)
 
 
 @router.api_route("/page/{name}", methods=["GET", "HEAD"])
 async def page_file(request: Request, name: str) -> Response:
-    """A file that the page needs."""
-    return _answer(request, name)
+    """A file of the page."""
+    return _response(request, name)

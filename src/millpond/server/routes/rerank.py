@@ -1,4 +1,4 @@
-"""``/rerank``: documents in the order of how well they answer a query, in the shapes of four servers."""
+"""``/rerank``: documents ranked by relevance to a query, in the formats of four servers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import PlainValidator, TypeAdapter
 
 from millpond.outputs import RerankOutput, ScoreOutput
-from millpond.server import encoding
-from millpond.server.answers.billing import meta
-from millpond.server.answers.envelope import envelope, usage
+from millpond.server import encoding, openapi
+from millpond.server.answers.envelope import cohere_meta, envelope, usage
 from millpond.server.requests import bodies, documents
-from millpond.server.requests.pairs import Scoring, scorer
+from millpond.server.requests.pairs import Scoring, find_scorer
 from millpond.server.schemas.rerank import RerankAnswer, RerankRequest
 from millpond.server.schemas.tei import RankedText, TeiRerankRequest
-from millpond.server.state import meant, models_of
+from millpond.server.state import named_model
 from millpond.vllm_dialect.prompts import read_texts
 
 router = APIRouter(tags=["Scores and rankings"])
@@ -28,25 +27,25 @@ def _by_shape(body: Any) -> RerankRequest | TeiRerankRequest:
     return (TeiRerankRequest if tei else RerankRequest).model_validate(body)
 
 
-# By hand, so that errors speak of the shape that was meant.
+# Not a pydantic union, so that errors refer to the matching format only.
 AnyRerank = Annotated[
     RerankRequest | TeiRerankRequest,
     PlainValidator(_by_shape, json_schema_input_type=RerankRequest | TeiRerankRequest),
 ]
 _ANY: TypeAdapter[RerankRequest | TeiRerankRequest] = TypeAdapter(AnyRerank)
-_DOCUMENTED = bodies.documented(AnyRerank, answer=RerankAnswer | list[RankedText])
+_DOCUMENTED = openapi.operation(AnyRerank, answer=RerankAnswer | list[RankedText])
 
 
 @router.post("/rerank", openapi_extra=_DOCUMENTED)
 @router.post("/v1/rerank", openapi_extra=_DOCUMENTED)
 async def rerank(request: Request) -> Response:
-    """Rank documents. A body with ``texts`` in the place of ``documents`` is TEI's, and answered with a bare list."""
+    """Rank documents. A body with ``texts`` instead of ``documents`` is TEI's, and the answer is a plain list."""
     return await _ranking(request, version="1")
 
 
 @router.post("/v2/rerank", openapi_extra=_DOCUMENTED)
 async def rerank_v2(request: Request) -> Response:
-    """The same, but as Cohere does: over-long documents are cut at their end."""
+    """The same in Cohere's way: over-long documents are cut at their end."""
     return await _ranking(request, version="2")
 
 
@@ -58,40 +57,39 @@ async def _ranking(request: Request, *, version: str) -> Response:
 
 
 async def _cohere(request: Request, body: RerankRequest, *, version: str) -> Response:
-    model = meant(request, scorer(models_of(request), body.model, api=_API))
-    given = body.documents if isinstance(body.documents, list) else [body.documents]
-    texts = [documents.text_of(document, i, body.rank_fields) for i, document in enumerate(given)]
-    scoring = Scoring.of(body, request, model, cuts=version == "2")
+    model = find_scorer(request, body.model, api=_API)
+    sent = body.documents if isinstance(body.documents, list) else [body.documents]
+    texts = [documents.text_of(document, i, body.rank_fields) for i, document in enumerate(sent)]
+    scoring = Scoring.of(body, request, model, truncate=version == "2")
     output = await scoring.run(request, model, read_texts(body.query, "query"), texts)
     results = []
     for each in _ranked(output, texts, body.top_n):
         result: dict[str, Any] = {"index": each.index, "relevance_score": each.relevance_score}
         if body.return_documents is not False:
-            result["document"] = documents.repeated(given[each.index], each.document)
+            result["document"] = documents.echo(sent[each.index], each.document)
         results.append(result)
-    around = envelope(request, "rerank", model, wanted=body.request_id)
-    return await encoding.json_answer(
+    head = envelope(request, "rerank", model, request_id=body.request_id)
+    return await encoding.json_response(
         {
-            "id": around["id"],
+            "id": head["id"],
             "model": model.name,
             "usage": usage(output.usage.prompt_tokens),
             "results": results,
-            "meta": meta(version, output.usage.prompt_tokens, search_units=1),
+            "meta": cohere_meta(version, output.usage.prompt_tokens, search_units=1),
         }
     )
 
 
 async def _tei(request: Request, body: TeiRerankRequest) -> Response:
-    wanted = body.model or request.query_params.get("model")
-    model = meant(request, scorer(models_of(request), wanted, api=_API))
-    # TEI's scores are sigmoids, whatever the checkpoint's own habit is.
-    scoring = Scoring(how=body.tokenization(), activation=False if body.raw_scores else "sigmoid")
+    model = find_scorer(request, named_model(request, body.model), api=_API)
+    # TEI's scores are sigmoids, whatever the checkpoint's default.
+    scoring = Scoring(tokenization=body.tokenization(), activation=False if body.raw_scores else "sigmoid")
     output = await scoring.run(request, model, [body.query], body.texts)
     ranked = []
     for each in _ranked(output, body.texts, None):
-        told: dict[str, Any] = {"index": each.index, "score": each.relevance_score}
-        ranked.append({**told, "text": each.document} if body.return_text else told)
-    return await encoding.json_answer(ranked)
+        result: dict[str, Any] = {"index": each.index, "score": each.relevance_score}
+        ranked.append({**result, "text": each.document} if body.return_text else result)
+    return await encoding.json_response(ranked)
 
 
 def _ranked(output: ScoreOutput, texts: list[str], top_n: int | None) -> RerankOutput:

@@ -1,4 +1,4 @@
-"""``POST /``: TEI's shortest route, which huggingface_hub's InferenceClient takes when it is given a bare address."""
+"""``POST /``: TEI's shortest route, which huggingface_hub's InferenceClient uses for a plain address."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _BY_KIND = {"embedding": tei.embed_or_compare, "classifier": predict.predict, "r
 
 @router.post("/")
 async def root(request: Request) -> Response:
-    """What the model is for: vectors, classes or a ranking."""
+    """The model's main task: vectors, classes or a ranking."""
     model = models_of(request).find(request.query_params.get("model"), tasks=(), api="Root API")
     if model.engine.tasks == {"sparse_embed"}:
         return await tei.embed_sparse(request)
-    return await _BY_KIND[tei.kind(model)](request)
+    return await _BY_KIND[tei.model_kind(model)](request)

@@ -1,34 +1,33 @@
-"""``/score``: how well texts answer others, in vLLM's shape."""
+"""``/score``: relevance scores of pairs of texts, in vLLM's format."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from millpond.server import encoding
+from millpond.server import encoding, openapi
 from millpond.server.answers.envelope import envelope, usage
 from millpond.server.requests import bodies
-from millpond.server.requests.pairs import Scoring, scorer
+from millpond.server.requests.pairs import Scoring, find_scorer
 from millpond.server.schemas.score import ScoreAnswer, ScoreRequest, Side
-from millpond.server.state import meant, models_of
 from millpond.vllm_dialect.prompts import read_texts
 
 router = APIRouter(tags=["Scores and rankings"])
 
-_DOCUMENTED = bodies.documented(ScoreRequest, answer=ScoreAnswer)
+_DOCUMENTED = openapi.operation(ScoreRequest, answer=ScoreAnswer)
 
 
 @router.post("/score", openapi_extra=_DOCUMENTED)
 @router.post("/v1/score", openapi_extra=_DOCUMENTED)
 async def score(request: Request) -> Response:
-    """A score for each pair: by a cross-encoder, by late interaction or by the cosine, as the model is."""
+    """A score for each pair, by a cross-encoder, late interaction or the cosine, depending on the model."""
     body = await bodies.read(request, ScoreRequest)
-    model = meant(request, scorer(models_of(request), body.model, api="Score API"))
+    model = find_scorer(request, body.model, api="Score API")
     left, right = body.sides()
     scoring = Scoring.of(body, request, model)
     output = await scoring.run(request, model, _texts(*left), _texts(*right))
-    return await encoding.json_answer(
+    return await encoding.json_response(
         {
-            **envelope(request, "score", model, wanted=body.request_id),
+            **envelope(request, "score", model, request_id=body.request_id),
             "data": [{"index": i, "object": "score", "score": float(each)} for i, each in enumerate(output.scores)],
             "usage": usage(output.usage.prompt_tokens),
         }

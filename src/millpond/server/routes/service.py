@@ -1,4 +1,4 @@
-"""The server about itself: its models, its health, its version, its load."""
+"""Service routes: health, readiness, version, load, and the list of models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ router = APIRouter(tags=["The server"])
 
 
 async def health(request: Request) -> Response:
-    """Whether the server can work: 503 tells an orchestrator to start another one."""
+    """Whether the server works: after 503 an orchestrator should replace it."""
     for model in models_of(request):
         if model.engine.closed:
             raise EngineClosedError(f"the engine of {model.name} was closed")
@@ -26,7 +26,7 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """Whether new requests should be sent here: 503 from the moment that the server is told to stop."""
+    """Whether to send new requests here: 503 from the start of the shutdown."""
     if drain_of(request).begun:
         raise RequestError(
             "The server is about to stop", status=503, type="ServiceUnavailableError", headers={"Retry-After": "1"}
@@ -34,7 +34,7 @@ async def ready(request: Request) -> Response:
     return await health(request)
 
 
-# SageMaker pings; what balances load asks with HEAD.
+# SageMaker sends /ping; load balancers use HEAD.
 for _path, _answer, _methods in (("/health", health, ["GET"]), ("/ready", ready, ["GET"]), ("/ping", health, ["GET"])):
     router.add_api_route(_path, _answer, methods=_methods, response_model=Status)
     router.add_api_route(_path, _answer, methods=["HEAD"], include_in_schema=False)
@@ -43,25 +43,25 @@ router.add_api_route("/ping", health, methods=["POST"], response_model=Status, n
 
 @router.get("/version")
 async def show_version() -> Version:
-    """Which millpond this is."""
+    """The version of millpond."""
     return Version(version=version("millpond"))
 
 
 @router.get("/load")
 async def load(request: Request) -> Load:
-    """How many calls are under way."""
+    """The number of calls in progress."""
     return Load(server_load=sum(model.engine.stats().running_calls for model in models_of(request)))
 
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> ModelList:
-    """Every model, under every name."""
+    """Every model, once for each of its names."""
     return ModelList(data=[_card(model, name) for model in models_of(request) for name in model.names])
 
 
 @router.get("/v1/models/{name:path}")
 async def show_model(request: Request, name: str) -> ModelCard:
-    """One model; its name may have slashes."""
+    """One model; its name may contain slashes."""
     for model in models_of(request):
         if name in model.names:
             return _card(model, name)

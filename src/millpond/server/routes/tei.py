@@ -1,4 +1,4 @@
-"""The routes of Text Embeddings Inference: bare lists in, bare lists out."""
+"""The routes of Text Embeddings Inference (TEI); their responses are plain lists."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pydantic import PlainValidator, TypeAdapter
 from millpond.inputs import Item, TokenIds
 from millpond.outputs import EmbeddingOutput, SparseEmbeddingOutput, TokenEmbeddingOutput
 from millpond.params import PoolingParams
-from millpond.server import encoding
+from millpond.server import encoding, openapi
 from millpond.server.errors import RequestError
 from millpond.server.models import ServedModel
-from millpond.server.requests import bodies, calls, widths
+from millpond.server.requests import bodies, calls
 from millpond.server.requests.limits import check_count
 from millpond.server.schemas.tei import (
     Info,
@@ -25,7 +25,7 @@ from millpond.server.schemas.tei import (
     TeiSimilarityRequest,
     TeiTexts,
 )
-from millpond.server.state import config_of, meant, models_of
+from millpond.server.state import config_of, find_model, models_of, named_model
 from millpond.tasks import Task
 from millpond.vllm_dialect.prompts import Tokenization
 
@@ -43,44 +43,43 @@ _EITHER: TypeAdapter[TeiEmbedRequest | TeiSimilarityRequest] = TypeAdapter(
 _API: dict[Task, str] = {"embed": "Embed API", "token_embed": "Embed All API", "sparse_embed": "Embed Sparse API"}
 
 
-@router.post("/embed", openapi_extra=bodies.documented(TeiEmbedRequest, answer=list[list[float]]))
+@router.post("/embed", openapi_extra=openapi.operation(TeiEmbedRequest, answer=list[list[float]]))
 async def embed(request: Request) -> Response:
     """A vector for each text, L2-normalized unless ``normalize`` is false."""
-    return await _embedded(request, await bodies.read(request, TeiEmbedRequest))
+    return await _embedding_response(request, await bodies.read(request, TeiEmbedRequest))
 
 
 async def embed_or_compare(request: Request) -> Response:
-    """:func:`embed`, or :func:`similarity` where that is what the body has the shape of."""
+    """:func:`embed`, or :func:`similarity` if the body has that format."""
     body = await bodies.read(request, _EITHER)
     if isinstance(body, TeiSimilarityRequest):
-        return await _compared(request, body)
-    return await _embedded(request, body)
+        return await _similarity_response(request, body)
+    return await _embedding_response(request, body)
 
 
-async def _embedded(request: Request, body: TeiEmbedRequest) -> Response:
+async def _embedding_response(request: Request, body: TeiEmbedRequest) -> Response:
     model = _model(request, body.model, "embed")
-    widths.check(body.dimensions, model)
     params = PoolingParams(
         normalize=body.normalize is not False, dimensions=body.dimensions, prompt_name=body.prompt_name
     )
     output: EmbeddingOutput = await _run(request, model, "embed", body.items(), params, body.tokenization())
-    return await encoding.json_answer(output.embeddings)
+    return await encoding.json_response(output.embeddings)
 
 
-@router.post("/embed_all", openapi_extra=bodies.documented(TeiTexts, answer=list[list[list[float]]]))
+@router.post("/embed_all", openapi_extra=openapi.operation(TeiTexts, answer=list[list[list[float]]]))
 async def embed_all(request: Request) -> Response:
-    """A matrix for each text, a row for each token: as the model has them, which is not normalized but for ColBERT."""
+    """A matrix for each text, with a row for each token; normalized for ColBERT only."""
     body = await bodies.read(request, TeiTexts)
     model = _model(request, body.model, "token_embed")
     late = model.engine.spec.score_type == "late-interaction"
     params = PoolingParams(normalize=None if late else False, prompt_name=body.prompt_name)
     output: TokenEmbeddingOutput = await _run(request, model, "token_embed", body.items(), params, body.tokenization())
-    return await encoding.json_answer(list(output.embeddings))
+    return await encoding.json_response(list(output.embeddings))
 
 
-@router.post("/embed_sparse", openapi_extra=bodies.documented(TeiTexts, answer=list[list[SparseValue]]))
+@router.post("/embed_sparse", openapi_extra=openapi.operation(TeiTexts, answer=list[list[SparseValue]]))
 async def embed_sparse(request: Request) -> Response:
-    """The weights of the vocabulary's tokens for each text, without those of no weight."""
+    """The vocabulary weights of each text, without the zeros."""
     body = await bodies.read(request, TeiTexts)
     model = _model(request, body.model, "sparse_embed")
     output: SparseEmbeddingOutput = await _run(
@@ -91,40 +90,43 @@ async def embed_sparse(request: Request) -> Response:
         PoolingParams(prompt_name=body.prompt_name),
         body.tokenization(),
     )
-    return await encoding.json_answer(await asyncio.to_thread(_listed, output))
+    return await encoding.json_response(await asyncio.to_thread(_sparse_lists, output))
 
 
-@router.post("/similarity", openapi_extra=bodies.documented(TeiSimilarityRequest, answer=list[float]))
+@router.post("/similarity", openapi_extra=openapi.operation(TeiSimilarityRequest, answer=list[float]))
 async def similarity(request: Request) -> Response:
-    """The cosine of one sentence's vector and each of the others'."""
-    return await _compared(request, await bodies.read(request, TeiSimilarityRequest))
+    """The cosine similarity of one sentence to each of the others."""
+    return await _similarity_response(request, await bodies.read(request, TeiSimilarityRequest))
 
 
-async def _compared(request: Request, body: TeiSimilarityRequest) -> Response:
+async def _similarity_response(request: Request, body: TeiSimilarityRequest) -> Response:
     model = _model(request, body.model, "embed")
     options = body.parameters or SimilarityParameters.model_validate({})
     sentences = body.inputs.sentences
     if not sentences:
         raise RequestError("sentences is an empty list; pass at least one", param="inputs")
     params = PoolingParams(normalize=True, prompt_name=options.prompt_name)
-    texts: list[Item] = [*sentences, body.inputs.source_sentence]  # an error's index is that of the sentence
+    texts: list[Item] = [
+        *sentences,
+        body.inputs.source_sentence,
+    ]  # so that the index in an error is that of the sentence
     output: EmbeddingOutput = await _run(request, model, "embed", texts, params, options.tokenization())
-    return await encoding.json_answer(output.embeddings[:-1] @ output.embeddings[-1])
+    return await encoding.json_response(output.embeddings[:-1] @ output.embeddings[-1])
 
 
 @router.get("/info", response_model=Info)
 async def info(request: Request, model: str | None = None) -> Info:
-    """What is served, in TEI's words; of several models the first, unless ``model`` names another."""
+    """The served model in TEI's format; with several models the first, unless ``model`` names another."""
     models = models_of(request)
-    found = models.find(model, tasks=(), api="Info API") if model else next(iter(models))
-    engine = found.engine
+    served = models.find(model, tasks=(), api="Info API") if model else next(iter(models))
+    engine = served.engine
     return Info(
-        model_id=found.name,
+        model_id=served.name,
         model_sha=engine.config.revision,
         model_dtype=str(engine.dtype).removeprefix("torch."),
-        model_type=_type(found),
+        model_type=_model_type(served),
         max_concurrent_requests=engine.config.max_queue,
-        max_input_length=found.max_model_len,
+        max_input_length=served.max_model_len,
         max_batch_tokens=engine.max_batch_tokens,
         max_batch_requests=None,
         max_client_batch_size=config_of(request).max_inputs,
@@ -138,27 +140,30 @@ async def info(request: Request, model: str | None = None) -> Info:
 
 
 def _model(request: Request, name: str | None, task: Task) -> ServedModel:
-    """The model that a request means: TEI serves one, so here the body or the query string may name one of several."""
-    wanted = name or request.query_params.get("model")
-    return meant(request, models_of(request).find(wanted, tasks=(task,), api=_API[task]))
+    return find_model(request, named_model(request, name), tasks=(task,), api=_API[task])
 
 
 async def _run(
-    request: Request, model: ServedModel, task: Task, items: list[Item], params: PoolingParams, how: Tokenization
+    request: Request,
+    model: ServedModel,
+    task: Task,
+    items: list[Item],
+    params: PoolingParams,
+    tokenization: Tokenization,
 ) -> Any:
     check_count(len(items), request, field="inputs")
     if params.prompt_name is not None:
-        _check_plain(items)
+        _refuse_token_ids(items)
     pooling = model.pooling
     return await calls.run(
         request,
-        lambda: pooling.submit(task, items, pooling.complete(task, params, how)),
+        lambda: pooling.submit(task, items, pooling.complete(task, params, tokenization)),
         model=model,
         texts=len(items),
     )
 
 
-def _check_plain(items: list[Item]) -> None:
+def _refuse_token_ids(items: list[Item]) -> None:
     for i, item in enumerate(items):
         if isinstance(item, TokenIds):
             raise RequestError(
@@ -167,24 +172,24 @@ def _check_plain(items: list[Item]) -> None:
             )
 
 
-def _listed(output: SparseEmbeddingOutput) -> list[list[dict[str, float]]]:
+def _sparse_lists(output: SparseEmbeddingOutput) -> list[list[dict[str, float]]]:
     return [[{"index": token, "value": weight} for token, weight in sorted(each.items())] for each in output]
 
 
-def kind(model: ServedModel) -> Literal["reranker", "classifier", "embedding"]:
-    """Which of TEI's three kinds a model is."""
+def model_kind(model: ServedModel) -> Literal["reranker", "classifier", "embedding"]:
+    """Which of TEI's three kinds of model this is."""
     spec = model.engine.spec
     if spec.score_type == "cross-encoder":
         return "reranker"
     return "classifier" if "classify" in spec.tasks else "embedding"
 
 
-def _type(model: ServedModel) -> dict[str, Any]:
+def _model_type(model: ServedModel) -> dict[str, Any]:
     spec = model.engine.spec
-    if kind(model) == "embedding":
+    if model_kind(model) == "embedding":
         return {"embedding": {"pooling": "splade" if "embed" not in spec.tasks else "+".join(spec.pooling)}}
     return {
-        kind(model): {
+        model_kind(model): {
             "id2label": {str(i): label for i, label in enumerate(spec.labels)},
             "label2id": {label: i for i, label in enumerate(spec.labels)},
         }

@@ -1,4 +1,4 @@
-"""Absent: ``null``, which many clients send for what their caller left open, is the field's default."""
+"""Absent: ``null``, which many clients send for unset options, means the field's default."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic_core import PydanticUseDefault
 
 
 def absent_if_null(kind: Any) -> BeforeValidator:
-    """What goes into the ``Annotated`` of a field of ``kind`` that has a default other than null."""
+    """A validator for the ``Annotated`` type of a field of ``kind`` whose default is not null."""
     return BeforeValidator(_default, json_schema_input_type=kind | None)
 
 

@@ -15,30 +15,32 @@ from millpond.tasks import Activation
 class ClassificationRequest(PromptRequest):
     """Texts to classify."""
 
-    use_activation: bool | None = Field(None, description="Whether logits become probabilities; as the model does.")
+    use_activation: bool | None = Field(
+        None, description="Whether logits become probabilities; by default as the model does."
+    )
     activation: bool | Activation | None = Field(None, description="The same, or an activation by name.")
-    softmax: bool | None = Field(None, description="vLLM's older name for it.")
+    softmax: bool | None = Field(None, description="vLLM's older name for use_activation.")
 
     def params(self) -> PoolingParams:
-        """The options of the task.
+        """The options of the call.
 
         Raises:
-            InvalidRequestError: An option that makes no sense.
+            InvalidRequestError: An invalid option.
         """
         return PoolingParams(use_activation=self.use_activation, activation=self.activation, softmax=self.softmax)
 
 
 class ClassificationData(BaseModel):
-    """A text's classes."""
+    """The classes of a text."""
 
     index: int
-    label: str = Field(description="The likeliest class.")
+    label: str = Field(description="The most probable class.")
     probs: list[float]
     num_classes: int
 
 
 class ClassificationResponse(BaseModel):
-    """The classes of each text, in their order."""
+    """The classes of each text, in the order of the request."""
 
     id: str
     object: Literal["list"] = "list"

@@ -1,4 +1,4 @@
-"""Requests and answers of ``/v2/embed`` and ``/v1/embed``, in Cohere's shape."""
+"""Requests and answers of ``/v2/embed`` and ``/v1/embed``, in Cohere's format."""
 
 from __future__ import annotations
 
@@ -16,35 +16,39 @@ Cut = Literal["NONE", "START", "END"]
 
 
 class CohereEmbedRequest(BaseModel):
-    """Texts to embed; unknown fields are let through."""
+    """Texts to embed; unknown fields are ignored."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    model: str | None = Field(None, description="May be left out where one model embeds.")
-    texts: list[str] | None = Field(None, description="Either these, or inputs.")
+    model: str | None = Field(None, description="Optional if only one model embeds.")
+    texts: list[str] | None = Field(None, description="Either texts or inputs.")
     inputs: list[dict[str, Any]] | None = Field(None, description="Objects with content: a list of text parts.")
-    images: list[Any] | None = Field(None, description="Refused: the models here read texts.")
+    images: list[Any] | None = Field(None, description="Refused: the models embed texts only.")
     input_type: str | None = Field(
         None,
         description="search_query, search_document, classification or clustering, or the name of one of the "
-        "checkpoint's prompts; without it no prompt is put before the texts.",
+        "checkpoint's prompts; without it no prompt is added.",
     )
-    embedding_types: list[EmbeddingType] | None = Field(None, description="float, unless others are named.")
+    embedding_types: list[EmbeddingType] | None = Field(None, description="Default: float.")
     output_dimension: Annotated[int, Field(lt=INT64)] | None = Field(None, description="Matryoshka width.")
     truncate: Annotated[Cut, absent_if_null(Cut)] = Field(
-        "END", description="The end of an over-long text that is cut."
+        "END", description="Which end of an over-long text is cut; NONE refuses it."
     )
     max_tokens: Annotated[int, Field(ge=1, lt=INT64)] | None = Field(
-        None, description="The length above which a text is over-long, where that is less than the model's."
+        None, description="Most tokens of a text; the model's limit, if lower, counts."
     )
-    priority: Annotated[Priority, absent_if_null(Priority)] = Field(0, description="Accepted; calls are served fairly.")
-    request_id: Annotated[str, Field(max_length=256)] | None = Field(None, description="Stands in the answer's id.")
+    priority: Annotated[Priority, absent_if_null(Priority)] = Field(
+        0, description="Accepted and ignored; calls are scheduled fairly."
+    )
+    request_id: Annotated[str, Field(max_length=256)] | None = Field(
+        None, description="Becomes part of the answer's id."
+    )
 
-    def given(self) -> list[str]:
+    def read_texts(self) -> list[str]:
         """The texts.
 
         Raises:
-            InvalidRequestError: None or several of texts, inputs and images, or something that is no text.
+            InvalidRequestError: Not exactly one of texts and inputs, or an input that is not text.
         """
         if self.images:
             raise InvalidRequestError("images are not embedded here, only texts; pass texts")
@@ -61,10 +65,10 @@ class CohereEmbedRequest(BaseModel):
 
 
 class CohereEmbedAnswer(BaseModel):
-    """Vectors by type; for ``/v1/embed`` without embedding_types a list of vectors."""
+    """Vectors by type; from ``/v1/embed`` without embedding_types a list of vectors."""
 
     id: str
     embeddings: dict[EmbeddingType, list[Any]] | list[list[float]]
     texts: list[str]
-    meta: dict[str, Any] = Field(description="api_version, and input_tokens among the billed_units.")
+    meta: dict[str, Any] = Field(description="api_version, billed_units and tokens.")
     response_type: Literal["embeddings_by_type", "embeddings_floats"]

@@ -1,4 +1,4 @@
-"""Conversations: messages of text, and what a chat template is told besides."""
+"""Conversations: messages of text, and the options of the chat template."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millpond.server.schemas.absent import absent_if_null
 
 
 class TextPart(BaseModel):
-    """A piece of a message; images and sound are not read here."""
+    """A part of a message; images and audio are not supported."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -19,19 +19,19 @@ class TextPart(BaseModel):
 
 
 class Message(BaseModel):
-    """What one side says; fields that only the model's template knows are handed to it."""
+    """One message; additional fields are passed to the model's template."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    role: str = Field(description="`user`, `assistant`, `system`, or what else the model's template knows.")
-    content: str | list[TextPart] | None = Field(None, description="A text, or parts of one.")
+    role: str = Field(description="`user`, `assistant`, `system`, or another role of the model's template.")
+    content: str | list[TextPart] | None = Field(None, description="A text, or a list of text parts.")
 
 
 Conversation = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
 
 
 def is_batch(value: Any) -> bool:
-    """Whether ``value``, of a request's JSON, is a list of conversations rather than one."""
+    """Whether ``value``, from a request's JSON, is a list of conversations rather than one."""
     return isinstance(value, list) and bool(value) and isinstance(value[0], list)
 
 
@@ -45,16 +45,20 @@ Switch = Annotated[bool, absent_if_null(bool)]
 
 
 class ChatFields(BaseModel):
-    """The fields of a request that holds conversations."""
+    """The fields of a request with conversations."""
 
-    messages: Conversations | None = Field(None, description="A conversation, or a list of them, instead of a text.")
-    add_generation_prompt: Switch = Field(False, description="Let the template open the assistant's turn.")
-    continue_final_message: Switch = Field(False, description="Leave the last message open.")
-    chat_template: str | None = Field(None, description="Jinja, in the model's place; only where the server trusts it.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the template.")
+    messages: Conversations | None = Field(
+        None, description="A conversation, or a list of conversations, instead of texts."
+    )
+    add_generation_prompt: Switch = Field(False, description="Let the template start the assistant's turn.")
+    continue_final_message: Switch = Field(False, description="Do not end the last message.")
+    chat_template: str | None = Field(
+        None, description="Jinja template that replaces the model's own, if the server accepts one."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Additional variables for the template.")
 
 
-def listed(conversations: Any) -> list[list[Message]]:
-    """One conversation, or several, as several."""
-    found: list[list[Message]] = conversations if is_batch(conversations) else [conversations]
-    return found
+def as_batch(conversations: Any) -> list[list[Message]]:
+    """One conversation or several, as a list of conversations."""
+    batch: list[list[Message]] = conversations if is_batch(conversations) else [conversations]
+    return batch

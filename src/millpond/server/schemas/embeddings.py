@@ -17,16 +17,16 @@ class EmbeddingRequest(VectorRequest):
 
 
 class EmbeddingData(BaseModel):
-    """A text's vector; of a late-interaction model, its matrix."""
+    """The vector of a text; from a late-interaction model a matrix."""
 
     index: int
     object: Literal["embedding"] = "embedding"
-    embedding: list[float] | list[list[float]] | str = Field(description="A str is base64.")
-    shape: list[int] | None = Field(None, description="Rows and columns of a matrix in base64.")
+    embedding: list[float] | list[list[float]] | str = Field(description="Numbers, or a base64 string.")
+    shape: list[int] | None = Field(None, description="Rows and columns of a base64 matrix.")
 
 
 class EmbeddingResponse(BaseModel):
-    """A vector for each text, in their order."""
+    """A vector for each text, in the order of the request."""
 
     id: str
     object: Literal["list"] = "list"

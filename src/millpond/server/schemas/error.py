@@ -8,13 +8,13 @@ from pydantic import BaseModel, Field
 class ErrorDetail(BaseModel):
     """What went wrong."""
 
-    message: str = Field(description="What is wrong, the limit, and the way out.")
-    type: str = Field(description="The kind of error, as vLLM calls it.")
-    param: str | None = Field(default=None, description="The field at fault.")
+    message: str = Field(description="What is wrong, the limit, and how to fix it.")
+    type: str = Field(description="The type of error, with vLLM's name.")
+    param: str | None = Field(default=None, description="The invalid field.")
     code: int = Field(description="The HTTP status.")
 
 
 class ErrorAnswer(BaseModel):
-    """The body of every answer that is an error."""
+    """The body of every error response."""
 
     error: ErrorDetail

@@ -22,20 +22,22 @@ class PoolingTaskRequest(VectorRequest):
 
     task: str | None = Field(
         None,
-        description="`embed`, `classify`, `token_embed`, `token_classify` or `reward`; by default what the model "
-        "is for.",
+        description="`embed`, `classify`, `token_embed`, `token_classify` or `reward`; by default the "
+        "model's own task.",
     )
-    activation: bool | Activation | None = Field(None, description="Of logits: on, off, or one by name.")
+    activation: bool | Activation | None = Field(
+        None, description="Applied to logits: on, off, or an activation by name."
+    )
     softmax: bool | None = Field(None, description="vLLM's older name for `activation`.")
-    step_tag_id: TokenId | None = Field(None, description="Step rewards: the token whose rows are kept.")
-    returned_token_ids: list[TokenId] | None = Field(None, description="Step rewards: the columns that are kept.")
+    step_tag_id: TokenId | None = Field(None, description="Step rewards: keep the rows of this token.")
+    returned_token_ids: list[TokenId] | None = Field(None, description="Step rewards: keep these columns.")
 
     def params(self, task: Task, spec: ModelSpec) -> PoolingParams:
         """The options of ``task``.
 
         Raises:
             RequestError: As :meth:`vector_params`.
-            InvalidRequestError: An option that makes no sense.
+            InvalidRequestError: An invalid option.
         """
         ids = self.returned_token_ids
         return replace(
@@ -48,16 +50,16 @@ class PoolingTaskRequest(VectorRequest):
 
 
 class PoolingData(BaseModel):
-    """A prompt's result."""
+    """The result of a prompt."""
 
     index: int
     object: Literal["pooling"] = "pooling"
-    data: list[float] | list[list[float]] | str = Field(description="A row, a row for each token, or base64.")
-    shape: list[int] | None = Field(None, description="Rows and columns of a matrix in base64.")
+    data: list[float] | list[list[float]] | str = Field(description="One row, one row per token, or a base64 string.")
+    shape: list[int] | None = Field(None, description="Rows and columns of a base64 matrix.")
 
 
 class PoolingResponse(BaseModel):
-    """A result for each prompt, in their order."""
+    """A result for each prompt, in the order of the request."""
 
     id: str
     object: Literal["list"] = "list"

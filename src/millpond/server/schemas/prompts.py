@@ -6,14 +6,14 @@ from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from millpond.server.schemas.conversation import ChatFields, Conversation, Message, is_batch, listed
+from millpond.server.schemas.conversation import ChatFields, Conversation, Message, as_batch, is_batch
 from millpond.server.schemas.request import PoolingRequest
 
 TokenList = Annotated[list[int], Field(fail_fast=True)]
 
 
 def _kind(value: Any) -> str:
-    """Which form of ``input`` this is, by its first item: errors then speak of that form alone."""
+    """The form of ``input``, by its first item, so that errors refer to that form only."""
     first = value[0] if isinstance(value, list) and value else None
     if not isinstance(value, list):
         return "text"
@@ -38,9 +38,7 @@ Input = Annotated[
 class PromptRequest(PoolingRequest, ChatFields):
     """A request over ``input`` or ``messages``."""
 
-    input: Input | None = Field(
-        None, description="A text, token ids, a conversation, or a list of one of these; all of one kind."
-    )
+    input: Input | None = Field(None, description="A text, token ids, a conversation, or a list of one of these kinds.")
 
     @model_validator(mode="after")
     def _check_forms(self) -> Self:
@@ -52,18 +50,18 @@ class PromptRequest(PoolingRequest, ChatFields):
 
     @property
     def conversations(self) -> list[list[Message]] | None:
-        """The conversations, where these are the prompts."""
+        """The conversations, if the prompts are conversations."""
         if self.messages is not None:
-            return listed(self.messages)
-        return listed(self.input) if _holds_messages(self.input) else None
+            return as_batch(self.messages)
+        return as_batch(self.input) if _holds_messages(self.input) else None
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """The texts or token ids, where there are no conversations."""
+        """The texts or token ids, if the prompts are not conversations."""
         if isinstance(self.input, str):
             return [self.input]
-        listed: Any = self.input
-        return [listed] if listed and isinstance(listed[0], int) else listed
+        items: Any = self.input
+        return [items] if items and isinstance(items[0], int) else items
 
 
 def _holds_messages(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Requests and answers of ``/rerank``, in the shape that vLLM, Cohere and Jina share."""
+"""Requests and answers of ``/rerank``, in the format that vLLM, Cohere and Jina share."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from millpond.server.schemas.usage import UsageInfo
 
 
 class RerankRequest(PairRequest):
-    """A query and the documents that may answer it."""
+    """A query and documents to rank."""
 
     query: Text = Field(description="A text, or an object with content.")
     documents: Text | list[Text] = Field(
-        description="Texts, or objects with text, content, or the fields that rank_fields names."
+        description="Texts, or objects with text, content, or the fields in rank_fields."
     )
     top_n: Annotated[int, Field(ge=0, lt=INT64)] | None = Field(
-        None, description="Answer with the best documents only; 0 and absent are all of them."
+        None, description="Return only this many documents; 0 or absent: all."
     )
     return_documents: bool | None = Field(
-        None, description="Whether the answer repeats the documents; it does unless this is false."
+        None, description="Whether the answer contains the documents; by default true."
     )
     rank_fields: list[str] | None = Field(
-        None, description="Which fields of documents that are objects are read, in this order; by default text."
+        None, description="Fields of document objects to read, in this order; by default text."
     )
 
 
 class RankedDocument(BaseModel):
-    """A document and how well it answers the query."""
+    """A document and its relevance to the query."""
 
-    index: int = Field(description="Its place in the request.")
+    index: int = Field(description="Its index in the request.")
     relevance_score: float
-    document: dict[str, Any] | None = Field(None, description="Its text as `text`, and its other fields if it had any.")
+    document: dict[str, Any] | None = Field(None, description="Its text as `text`, and its other fields.")
 
 
 class RerankAnswer(BaseModel):
-    """The documents, the best one first; of equal ones the earlier first."""
+    """The documents, best first; ties in the order of the request."""
 
     id: str
     model: str

@@ -1,4 +1,4 @@
-"""Requests and answers of ``/score``, in vLLM's shape."""
+"""Requests and answers of ``/score``, in vLLM's format."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ _SPELLINGS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2
 
 
 class PairRequest(PoolingRequest):
-    """What a request that scores pairs may have, whatever its pairs are called."""
+    """The fields of every request that scores pairs."""
 
     max_tokens_per_query: Annotated[int, absent_if_null(int)] = Field(
         0, description="Keep this many tokens of each query; 0 keeps all."
     )
     max_tokens_per_doc: int | None = Field(None, description="Keep this many tokens of each document; 0 keeps all.")
-    instruction: str | None = Field(None, description="Fills the slot of an LLM reranker's template.")
+    instruction: str | None = Field(None, description="Fills the slot in an LLM reranker's template.")
     use_activation: bool | None = Field(
-        None, description="Whether a cross-encoder's logit is activated; other models give no logits, and read it not."
+        None, description="Whether to apply the activation to a cross-encoder's logit; ignored by other models."
     )
-    activation: bool | None = Field(None, description="The older name of use_activation.")
-    softmax: bool | None = Field(None, description="The oldest.")
+    activation: bool | None = Field(None, description="Older name of use_activation.")
+    softmax: bool | None = Field(None, description="Oldest name of use_activation.")
     chat_template: str | None = Field(
-        None, description="A score template of the request's own, where the server was started to accept one."
+        None, description="A score template that replaces the model's own, if the server accepts one."
     )
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Of these, instruction is read.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Only `instruction` is read.")
 
     @property
-    def asked_instruction(self) -> str | None:
-        """The instruction, in either place."""
+    def reranker_instruction(self) -> str | None:
+        """The instruction, from its own field or from chat_template_kwargs."""
         other = (self.chat_template_kwargs or {}).get("instruction")
         return other if self.instruction is None and isinstance(other, str) else self.instruction
 
     @property
-    def asked_activation(self) -> bool | None:
-        """Whether logits are to be activated, by any of the names.
+    def cross_encoder_activation(self) -> bool | None:
+        """Whether to activate logits; ``None``: the checkpoint's default.
 
         Raises:
-            InvalidRequestError: They contradict each other.
+            InvalidRequestError: The three fields contradict each other.
         """
         switch: bool | None = one_of(
             {"use_activation": self.use_activation, "activation": self.activation, "softmax": self.softmax}
@@ -56,18 +56,18 @@ class PairRequest(PoolingRequest):
 
 
 class ScoreRequest(PairRequest):
-    """Pairs in any of four spellings: one to one, one to many, or as many as there are."""
+    """Pairs under any of four names: one to one, one to many, or n to n."""
 
     queries: Side | None = Field(None, description="One query, or one for each document.")
-    documents: Side | None = Field(None, description="Goes with queries.")
-    items: Side | None = Field(None, description="Goes with queries.")
+    documents: Side | None = Field(None, description="Paired with queries.")
+    items: Side | None = Field(None, description="Paired with queries.")
     data_1: Side | None = Field(None, description="One text, or one for each of data_2.")
-    data_2: Side | None = Field(None, description="Goes with data_1.")
+    data_2: Side | None = Field(None, description="Paired with data_1.")
     text_1: Side | None = Field(None, description="One text, or one for each of text_2.")
-    text_2: Side | None = Field(None, description="Goes with text_1.")
+    text_2: Side | None = Field(None, description="Paired with text_1.")
 
     def sides(self) -> tuple[tuple[str, Side], tuple[str, Side]]:
-        """Both sides of the pairs, each behind its name.
+        """The two sides of the pairs, each with its name.
 
         Raises:
             InvalidRequestError: A side is missing.

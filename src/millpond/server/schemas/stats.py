@@ -1,4 +1,4 @@
-"""What the page at ``/`` asks for every second or so."""
+"""The statistics that the page at ``/`` requests about once a second."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from pydantic import BaseModel, Field
 class CacheStats(BaseModel):
     """A model's vector cache."""
 
-    hits: int = Field(description="Texts that it had.")
-    misses: int = Field(description="Texts that it had not.")
+    hits: int = Field(description="Texts found in the cache.")
+    misses: int = Field(description="Texts not found in the cache.")
 
 
 class ModelStats(BaseModel):
-    """A model at work; throughput is that of the last ten seconds."""
+    """The activity of a model; throughput is over the last ten seconds."""
 
     name: str
     tasks: list[str]
-    waiting_texts: int = Field(description="Texts of calls under way: what `max_queue` bounds.")
+    waiting_texts: int = Field(description="Texts of calls in progress, bounded by `max_queue`.")
     running_calls: int
     tokens_per_second: float
     texts_per_second: float
     batches: int = Field(description="Batches since the start.")
-    cache: CacheStats | None = Field(description="Left out of the work, where the model has no cache.")
+    cache: CacheStats | None = Field(description="null if the model has no cache.")
 
 
 class Stats(BaseModel):
-    """The server at work."""
+    """The activity of the server."""
 
     models: list[ModelStats]
     requests_per_second: float = Field(description="POST requests, over the last ten seconds.")

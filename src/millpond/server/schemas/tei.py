@@ -1,4 +1,4 @@
-"""Requests and answers of Text Embeddings Inference's own routes."""
+"""Requests and answers of Text Embeddings Inference (TEI)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def _lowered(value: Any) -> Any:
 
 
 class TeiRequest(BaseModel):
-    """What every request of TEI's may have; unknown fields are let through."""
+    """The fields of every TEI request; unknown fields are ignored."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    model: str | None = Field(None, description="Not of TEI: which model, where several serve the task.")
-    truncate: bool | None = Field(None, description="Whether over-long texts are cut; they are, unless this is false.")
+    model: str | None = Field(None, description="Not in TEI: names the model if several serve the task.")
+    truncate: bool | None = Field(None, description="Whether to cut over-long texts; by default true.")
     truncation_direction: Annotated[
         Literal["left", "right"] | None,
         BeforeValidator(_lowered, json_schema_input_type=Literal["Left", "Right", "left", "right"] | None),
-    ] = Field("right", description="The end that is cut: Left or Right.")
+    ] = Field("right", description="Which end is cut: Left or Right.")
 
     def tokenization(self) -> Tokenization:
-        """How the texts are to be tokenized."""
+        """How the texts are tokenized."""
         return Tokenization.of({"truncation": self.truncate is not False, "truncation_side": self.truncation_direction})
 
 
@@ -36,16 +36,16 @@ Ids = list[Annotated[int, Field(ge=0, lt=INT64)]]
 
 
 class TeiTexts(TeiRequest):
-    """Texts, or the token ids of texts; one or several."""
+    """One or several texts, or their token ids."""
 
     inputs: str | Ids | list[str | Ids] = Field(description="A text, its token ids, or a list of either.")
-    prompt_name: str | None = Field(None, description="The prompt of the checkpoint that is put before each text.")
+    prompt_name: str | None = Field(None, description="Name of the checkpoint's prompt to put before each text.")
 
     def items(self) -> list[Item]:
-        """What the engine is to read.
+        """The items for the engine.
 
         Raises:
-            InvalidRequestError: There is none.
+            InvalidRequestError: There are none.
         """
         return read_prompts(self.inputs)
 
@@ -53,7 +53,7 @@ class TeiTexts(TeiRequest):
 class TeiEmbedRequest(TeiTexts):
     """Texts to embed."""
 
-    normalize: bool | None = Field(None, description="L2-normalize the vectors; they are, unless this is false.")
+    normalize: bool | None = Field(None, description="Whether to L2-normalize the vectors; by default true.")
     dimensions: Annotated[int, Field(lt=INT64)] | None = Field(None, description="Matryoshka width.")
 
 
@@ -61,36 +61,38 @@ class TeiPredictRequest(TeiRequest):
     """Texts or pairs of texts to classify."""
 
     inputs: str | list[str] | list[list[str]] = Field(
-        description="A text; a pair as two texts; or a batch, each of its members a list of one or two texts."
+        description="A text; a pair as a list of two texts; or a batch of lists of one or two texts."
     )
-    raw_scores: bool | None = Field(False, description="Give logits.")
+    raw_scores: bool | None = Field(False, description="Return logits.")
     parameters: PipelineParameters | None = Field(
-        None, description="huggingface_hub's: with these, the answer is always a list of lists."
+        None, description="From huggingface_hub: with parameters the answer is always a list of lists."
     )
 
 
 class PipelineParameters(BaseModel):
-    """What huggingface_hub sends beside a text to classify."""
+    """The parameters that huggingface_hub sends with a text to classify."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    top_k: Annotated[int, Field(ge=1, lt=INT64)] | None = Field(None, description="The likeliest classes only.")
+    top_k: Annotated[int, Field(ge=1, lt=INT64)] | None = Field(
+        None, description="Return only the most probable classes."
+    )
     function_to_apply: Literal["sigmoid", "softmax", "none"] | None = Field(
-        None, description="In the place of the checkpoint's own activation."
+        None, description="Replaces the checkpoint's own activation."
     )
 
 
 class TeiRerankRequest(TeiRequest):
-    """A query and texts that may answer it."""
+    """A query and texts to rank."""
 
     query: str
-    texts: list[str] = Field(description="The texts; /rerank answers in TEI's shape where the body has this field.")
-    raw_scores: bool | None = Field(False, description="Give a cross-encoder's logits, not their sigmoid.")
-    return_text: bool | None = Field(False, description="Repeat the texts.")
+    texts: list[str] = Field(description="The texts; a body with this field is answered in TEI's format.")
+    raw_scores: bool | None = Field(False, description="Return a cross-encoder's logits instead of their sigmoid.")
+    return_text: bool | None = Field(False, description="Include the texts in the answer.")
 
 
 class Sentences(BaseModel):
-    """A sentence, and others to compare it with."""
+    """A sentence, and other sentences to compare it with."""
 
     source_sentence: str
     sentences: list[str]
@@ -103,7 +105,7 @@ class SimilarityParameters(TeiRequest):
 
 
 class TeiSimilarityRequest(BaseModel):
-    """One sentence against others."""
+    """One sentence compared with others."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -113,14 +115,14 @@ class TeiSimilarityRequest(BaseModel):
 
 
 class Prediction(BaseModel):
-    """A class, and how likely it is."""
+    """A class and its probability."""
 
     score: float
     label: str
 
 
 class RankedText(BaseModel):
-    """A text and how well it answers the query."""
+    """A text and its relevance to the query."""
 
     index: int
     score: float
@@ -128,14 +130,14 @@ class RankedText(BaseModel):
 
 
 class SparseValue(BaseModel):
-    """A token id, and its weight."""
+    """A token id and its weight."""
 
     index: int
     value: float
 
 
 class Info(BaseModel):
-    """What TEI tells of the model and the server."""
+    """TEI's description of the model and the server."""
 
     model_id: str
     model_sha: str | None

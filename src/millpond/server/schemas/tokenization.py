@@ -18,9 +18,9 @@ class TokenizeRequest(ChatFields):
     model: str | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = Field(None, description="By default true for a prompt, false for messages.")
-    return_token_strs: Switch = Field(False, description="Give the tokens as the vocabulary writes them, too.")
-    add_generation_prompt: Switch = Field(True, description="Let the template open the assistant's turn.")
-    tools: list[dict[str, Any]] | None = Field(None, description="Handed to the template.")
+    return_token_strs: Switch = Field(False, description="Also return the tokens as strings of the vocabulary.")
+    add_generation_prompt: Switch = Field(True, description="Let the template start the assistant's turn.")
+    tools: list[dict[str, Any]] | None = Field(None, description="Passed to the template.")
 
     @model_validator(mode="after")
     def _check_forms(self) -> Self:
@@ -39,7 +39,7 @@ class TokenizeResponse(BaseModel):
 
 
 class DetokenizeRequest(BaseModel):
-    """Token ids to make a text of."""
+    """Token ids to convert to a text."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 

@@ -1,4 +1,4 @@
-"""Usage: the tokens of a request, as OpenAI counts them."""
+"""Usage: token counts of a request, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 
 class UsageInfo(BaseModel):
-    """Tokens read."""
+    """Token counts."""
 
     prompt_tokens: int
     total_tokens: int

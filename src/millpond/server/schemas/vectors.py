@@ -1,4 +1,4 @@
-"""Requests for vectors: what they are made for, how wide they are, how they are written."""
+"""Vector requests: options for the role, the width and the encoding of vectors."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ from millpond.spec import ModelSpec
 
 
 class VectorRequest(PromptRequest):
-    """The fields of a request whose answer holds vectors."""
+    """The fields of a request for vectors."""
 
     encoding_format: Annotated[EncodingFormat, absent_if_null(EncodingFormat)] = Field(
-        "float", description="JSON numbers, base64, or an octet stream."
+        "float", description="JSON numbers, base64, or binary (`bytes`, `bytes_only`)."
     )
     embed_dtype: Annotated[EmbedDtype, absent_if_null(EmbedDtype)] = Field(
-        "float32", description="The numbers' type, of base64 and bytes."
+        "float32", description="Type of the numbers in base64 and binary."
     )
-    endianness: Annotated[Endianness, absent_if_null(Endianness)] = Field("little", description="Their byte order.")
+    endianness: Annotated[Endianness, absent_if_null(Endianness)] = Field(
+        "little", description="Byte order of the numbers."
+    )
     dimensions: int | None = Field(None, description="Matryoshka width: the vector is cut, then normalized.")
     normalize: bool | None = Field(None, description="L2-normalize; by default as the model does.")
     use_activation: bool | None = Field(None, description="vLLM's name for `normalize`, and for `activation`.")
     role: Literal["query", "document", "passage"] | None = Field(
-        None, description="Apply the model's prompt for a query or a document; none is applied by default."
+        None, description="Add the model's prompt for a query or a document; by default none is added."
     )
-    prompt_name: str | None = Field(None, description="One of the model's prompts by name.")
+    prompt_name: str | None = Field(None, description="Name of one of the model's prompts.")
     input_type: str | None = Field(
         None,
         description="`query`, `search_query`, `document`, `search_document`, `passage`, `classification`, "
-        "`clustering`, or a prompt or an adapter of the model by name.",
+        "`clustering`, or the name of a prompt or an adapter of the model.",
     )
 
     def vector_params(self, spec: ModelSpec) -> PoolingParams:
-        """The options that vectors have.
+        """The options of a call for vectors.
 
         Raises:
-            RequestError: Two fields that say one thing.
-            InvalidRequestError: An input type that the model does not know, or an option that makes no sense.
+            RequestError: More than one of role, prompt_name and input_type.
+            InvalidRequestError: An unknown input type or an invalid option.
         """
-        given = {name: getattr(self, name) for name in ("role", "prompt_name", "input_type")}
-        said = {name: value for name, value in given.items() if value is not None}
-        if len(said) > 1:
-            listed = ", ".join(f"{name}={value!r}" for name, value in said.items())
-            raise RequestError(f"{listed} exclude each other; pass one", param=next(iter(said)))
-        purpose = PoolingParams(prompt_name=self.prompt_name)
+        fields = {name: getattr(self, name) for name in ("role", "prompt_name", "input_type")}
+        present = {name: value for name, value in fields.items() if value is not None}
+        if len(present) > 1:
+            listed = ", ".join(f"{name}={value!r}" for name, value in present.items())
+            raise RequestError(f"{listed} exclude each other; pass one", param=next(iter(present)))
+        params = PoolingParams(prompt_name=self.prompt_name)
         if self.prompt_name is None:
-            purpose = input_types.purpose(self.role or self.input_type, spec)
-        return replace(
-            purpose, dimensions=self.dimensions, normalize=self.normalize, use_activation=self.use_activation
-        )
+            params = input_types.params_of(self.role or self.input_type, spec)
+        return replace(params, dimensions=self.dimensions, normalize=self.normalize, use_activation=self.use_activation)
 
     @property
-    def has_purpose(self) -> bool:
-        """Whether a prompt of the model's is asked for."""
+    def selects_prompt(self) -> bool:
+        """Whether the request selects a prompt of the model."""
         return (self.role, self.prompt_name, self.input_type) != (None, None, None)

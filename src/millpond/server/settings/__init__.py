@@ -1,1 +1,1 @@
-"""Settings: options from the command line, the environment and a file."""
+"""Settings: options from the command line, the environment and a YAML file."""

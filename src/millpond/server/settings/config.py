@@ -1,4 +1,4 @@
-"""What a server is started with, valid from construction."""
+"""Config: the configuration of a server and of its models, valid from construction."""
 
 from __future__ import annotations
 
@@ -14,37 +14,42 @@ from millpond.vllm_dialect import arguments
 LogFormat = Literal["plain", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-_DTYPES = ("auto", "float32", "float16", "bfloat16")  # what the engine will say too, but after loading other models
+_DTYPES = (
+    "auto",
+    "float32",
+    "float16",
+    "bfloat16",
+)  # checked by the engine too, but only after other models are loaded
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """One model of a server; the arguments are the engine's and vLLM's.
+    """One model of a server, with options of the engine and of vLLM.
 
     Attributes:
         model: Hub id or local folder.
-        names: What clients call it; by default ``model``.
+        names: Names that clients use; by default ``model``.
         revision: Branch, tag or commit of a hub id.
         runner: ``auto`` or ``pooling``.
         convert: ``auto``, ``embed``, ``classify`` or ``none``.
-        task: The older word for the conversion, and the default task of ``/pooling``.
+        task: Older name of ``convert``, and the default task of ``/pooling``.
         device: As :class:`millpond.Engine`.
         dtype: As :class:`millpond.Engine`; also ``half`` and ``float``.
         max_model_len: Most tokens per prompt.
         hf_overrides: Merged into config.json.
         pooler_config: A dict or its JSON.
-        chat_template: Jinja source, or a file of it, in the place of the tokenizer's own. One that renders a query and
-            a document is a reranker's score template, as in vLLM.
-        score_template: Jinja source, or a file of it, for a reranker's pairs.
-        trust_remote_code: Accepted, and never needed: no code of a checkpoint is run.
+        chat_template: Jinja source or file that replaces the tokenizer's own. As in vLLM, one that renders a query and
+            a document is a reranker's score template.
+        score_template: Jinja source or file for a reranker's pairs.
+        trust_remote_code: Accepted; code from checkpoints is never run.
         quantization: As :class:`millpond.Engine`.
-        cache: File of vectors to read and fill.
+        cache: File of the vector cache.
         compile: As :class:`millpond.Engine`.
         max_batch_tokens: As :class:`millpond.Engine`.
-        max_queue: Most texts waiting for this model; a request that finds more is answered 429.
+        max_queue: Most texts waiting for this model; further requests get 429.
 
     Raises:
-        InvalidRequestError: An option that makes no sense.
+        InvalidRequestError: An invalid option.
     """
 
     model: str
@@ -81,37 +86,37 @@ class ModelConfig:
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """What clients call it."""
+        """The names that clients use."""
         return self.names or (self.model,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """How the server itself behaves.
+    """Options of the server itself.
 
     Attributes:
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
-        uds: A Unix socket to listen on, in the place of host and port.
-        api_keys: Any of these opens the routes that do work; none leaves them open.
-        root_path: Prefix that a proxy in front strips.
-        max_body_bytes: Largest request body; a larger one is answered 413.
-        max_inputs: Most texts of one request.
-        request_timeout: Seconds until a request is given up (504).
+        uds: Unix socket to listen on instead of host and port.
+        api_keys: A request needs one of these keys; empty: no key is needed.
+        root_path: Path prefix that a proxy strips.
+        max_body_bytes: Largest request body; larger ones get 413.
+        max_inputs: Most texts in one request.
+        request_timeout: Seconds after which a request is given up (504).
         drain_timeout: Seconds that running requests have after SIGTERM.
         cors_origins: Origins that browsers may call from; none by default.
-        trust_request_chat_template: Whether a request may bring a chat template of its own.
-        log_requests: Log a line for each request.
-        log_format: ``plain``, or ``json``: an object a line.
-        log_level: What is logged: ``debug``, ``info``, ``warning`` or ``error``, and what is worse.
-        otlp_traces_endpoint: URL that OpenTelemetry's spans are sent to; none are, unless it or OpenTelemetry's own
-            variables name one.
-        ssl_certfile: PEM file of the certificate; with it the server speaks TLS.
-        ssl_keyfile: PEM file of its key, where the certificate's file does not hold it.
-        ssl_ca_certs: PEM file of authorities; clients must show a certificate that one of them signed.
+        trust_request_chat_template: Whether requests may contain chat templates.
+        log_requests: Whether to log a line for each request.
+        log_format: ``plain``, or ``json``: one object per line.
+        log_level: Lowest level that is logged: ``debug``, ``info``, ``warning`` or ``error``.
+        otlp_traces_endpoint: URL for OpenTelemetry's spans; by default from OpenTelemetry's own variables, and if those
+            are unset no spans are sent.
+        ssl_certfile: PEM file of the certificate; enables TLS.
+        ssl_keyfile: PEM file of its key, unless it is in the certificate's file.
+        ssl_ca_certs: PEM file of authorities; clients must present a certificate signed by one of them.
 
     Raises:
-        InvalidRequestError: An option that makes no sense.
+        InvalidRequestError: An invalid option.
     """
 
     host: str = "127.0.0.1"

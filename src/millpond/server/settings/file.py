@@ -1,4 +1,4 @@
-"""SettingsFile: the YAML file of a server, taken apart into what is for all models and what is for one."""
+"""SettingsFile: the YAML file of a server, split into settings for all models and for each model."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from millpond.errors import InvalidRequestError, SourceNotFoundError
 
 @dataclass(frozen=True, kw_only=True)
 class ModelEntry:
-    """One model of the file, or of the command line.
+    """One model from the file or the command line.
 
     Attributes:
-        label: What errors call it.
+        label: Its name in errors.
         model: Hub id or folder.
-        name: Its key, where the models stand under names.
-        options: Its own settings, their names with ``_``.
+        name: Its key, if the models are a mapping.
+        options: Its own settings; names with ``_``.
     """
 
     label: str
@@ -31,12 +31,12 @@ class ModelEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsFile:
-    """What a file says.
+    """The content of a settings file.
 
     Attributes:
-        label: What errors call the file.
-        top: Settings for the server and for all models, their names with ``_``.
-        models: The models, with their own options.
+        label: The file's name in errors.
+        top: Settings for the server and for all models; names with ``_``.
+        models: The models with their own options.
     """
 
     label: str = ""
@@ -45,24 +45,24 @@ class SettingsFile:
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data only; a key that is written twice is an error, where YAML's own reader takes the last."""
+    """Reads plain data only; a duplicate key is an error, where the standard loader takes the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        written: set[str] = set()
+        keys: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
-                if key.value in written and key.value != "<<":
+                if key.value in keys and key.value != "<<":
                     raise InvalidRequestError(f"line {key.start_mark.line + 1} has {key.value} a second time")
-                written.add(key.value)
+                keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 def read(path: Path) -> SettingsFile:
-    """Read and take apart; which settings there are is not asked here.
+    """Read the file; the names of the settings are not checked here.
 
     Raises:
-        SourceNotFoundError: There is no such file.
-        InvalidRequestError: It is no YAML, or not of this shape. No message quotes the file, which may hold keys.
+        SourceNotFoundError: The file does not exist.
+        InvalidRequestError: Invalid YAML, or another structure. No message quotes the file, which may hold API keys.
     """
     label = path.name
     try:
@@ -75,58 +75,59 @@ def read(path: Path) -> SettingsFile:
         raise InvalidRequestError(f"{label}: {error}; write it once") from None
     except (yaml.YAMLError, UnicodeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        place = "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
+        position = "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
         raise InvalidRequestError(
-            f"{label} is no YAML{place}; indent with spaces, and put values with special characters in quotes"
+            f"{label} is no YAML{position}; indent with spaces, and put values with special characters in quotes"
         ) from None
     top = _settings({} if content is None else content, label)
     if "model" in top and "models" in top:
         raise InvalidRequestError(f"{label} has both model and models; list all of them under models")
     if "model" in top:
-        one = top.pop("model")
-        return SettingsFile(label=label, top=top, models=_listed(one if isinstance(one, list) else [one], label))
-    found = top.pop("models", None)
-    if isinstance(found, Mapping):
-        return SettingsFile(label=label, top=top, models=_named(found, label))
-    if found is not None and not isinstance(found, list):
+        model = top.pop("model")
+        entries = model if isinstance(model, list) else [model]
+        return SettingsFile(label=label, top=top, models=_from_list(entries, label))
+    models = top.pop("models", None)
+    if isinstance(models, Mapping):
+        return SettingsFile(label=label, top=top, models=_from_mapping(models, label))
+    if models is not None and not isinstance(models, list):
         raise InvalidRequestError(f"{label}: models must be a list, or a mapping of names to options")
-    return SettingsFile(label=label, top=top, models=_listed(found or [], label))
+    return SettingsFile(label=label, top=top, models=_from_list(models or [], label))
 
 
-def _listed(entries: list[Any], label: str) -> tuple[ModelEntry, ...]:
-    found = []
+def _from_list(entries: list[Any], label: str) -> tuple[ModelEntry, ...]:
+    models = []
     for i, entry in enumerate(entries):
         where = f"{label}: models[{i}]"
         options = {"model": entry} if isinstance(entry, str) else _settings(entry, where)
         if "model" not in options:
             raise InvalidRequestError(f"{where} has no model; name a hub id or a folder as model:")
-        found.append(ModelEntry(label=where, model=_model(options.pop("model"), where), options=options))
-    return tuple(found)
+        models.append(ModelEntry(label=where, model=_model(options.pop("model"), where), options=options))
+    return tuple(models)
 
 
-def _named(entries: Mapping[Any, Any], label: str) -> tuple[ModelEntry, ...]:
-    found = []
+def _from_mapping(entries: Mapping[Any, Any], label: str) -> tuple[ModelEntry, ...]:
+    models = []
     for name, entry in entries.items():
         where = f"{label}: models.{name}"
         if not isinstance(name, str):
             raise InvalidRequestError(f"{where} is no text; put the name in quotes")
         options = {"model": entry} if isinstance(entry, str) else _settings({} if entry is None else entry, where)
         model = _model(options.pop("model", name), where)
-        found.append(ModelEntry(label=where, model=model, name=name, options=options))
-    return tuple(found)
+        models.append(ModelEntry(label=where, model=model, name=name, options=options))
+    return tuple(models)
 
 
 def _settings(content: Any, where: str) -> dict[str, Any]:
-    """A mapping with ``_`` in its keys; what is null is left out."""
+    """A mapping with ``_`` in its keys and without null values."""
     if not isinstance(content, Mapping):
         raise InvalidRequestError(f"{where} must hold settings as key: value")
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in content.items():
         name = str(key).replace("-", "_")
-        if name in found:
+        if name in settings:
             raise InvalidRequestError(f"{where} has {name} a second time; write it once")
-        found[name] = value
-    return {name: value for name, value in found.items() if value is not None}
+        settings[name] = value
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _model(value: Any, where: str) -> str:

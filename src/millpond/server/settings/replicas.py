@@ -1,4 +1,4 @@
-"""Replicas: how many copies of the server a cluster runs, and on what."""
+"""Replicas: the number of copies of the server on a Ray cluster, and their resources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from millpond.errors import InvalidRequestError
-from millpond.server.settings.values import Values
+from millpond.server.settings.values import RawValue
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,15 +17,15 @@ class Autoscaling:
     """How the number of replicas follows the load.
 
     Attributes:
-        min_replicas: Fewest; 0 lets all of them go while nobody asks.
-        max_replicas: Most.
-        target_ongoing_requests: Requests under way in each replica that are aimed at: with more of them there will be
-            more replicas. A replica batches across its requests, so that a few dozen short ones are no hardship.
-        upscale_delay: Seconds of too much load before replicas are added.
-        downscale_delay: Seconds of too little before they are taken away.
+        min_replicas: Fewest replicas; 0 stops all of them while there are no requests.
+        max_replicas: Most replicas.
+        target_ongoing_requests: Target of requests in progress per replica; above it replicas are added. A replica
+            batches across its requests, so a few dozen short ones are fine.
+        upscale_delay: Seconds of high load before replicas are added.
+        downscale_delay: Seconds of low load before replicas are removed.
 
     Raises:
-        InvalidRequestError: Numbers that make no sense together.
+        InvalidRequestError: Invalid numbers, alone or together.
     """
 
     min_replicas: int = 1
@@ -43,19 +43,19 @@ class Autoscaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Replicas:
-    """Copies of the server.
+    """The copies of the server.
 
     Attributes:
-        replicas: How many; with ``autoscaling`` its numbers say that.
-        autoscaling: How the number follows the load; None keeps it.
-        num_cpus: Cores of each replica; the cluster gives them out, and a replica computes with as many threads.
-        num_gpus: GPUs of each replica, which sees no others; parts of one, as 0.5, let replicas share it.
-        max_ongoing_requests: Requests that a replica takes at once; what comes on top waits before the replicas.
-        health_check_period: Seconds between two questions whether a replica is well.
-        health_check_timeout: Seconds until no answer means that it is not.
+        replicas: Number of replicas; set by ``autoscaling`` if that is given.
+        autoscaling: How the number follows the load; ``None``: it is fixed.
+        num_cpus: CPU cores that the cluster reserves for each replica, which computes with as many threads.
+        num_gpus: GPUs of each replica, which sees no others; fractions such as 0.5 let replicas share one.
+        max_ongoing_requests: Most requests in a replica at once; others wait in the proxy.
+        health_check_period: Seconds between two health checks of a replica.
+        health_check_timeout: Seconds after which a health check without an answer has failed.
 
     Raises:
-        InvalidRequestError: Numbers that make no sense, alone or together.
+        InvalidRequestError: Invalid numbers, alone or together.
     """
 
     replicas: int = 1
@@ -88,37 +88,37 @@ SETTINGS = frozenset(field.name for field in dataclasses.fields(Replicas))
 
 
 def read(values: Mapping[str, Any]) -> Replicas:
-    """Replicas as a command line or a file gives them: numbers may be text, and ``autoscaling`` JSON.
+    """The replicas from a command line or a file: numbers may be text, and ``autoscaling`` JSON.
 
     Args:
-        values: By the names of the fields, which are in ``SETTINGS``.
+        values: By field name; ``SETTINGS`` lists the names.
 
     Raises:
-        InvalidRequestError: A value that cannot be read, or makes no sense.
+        InvalidRequestError: A value that cannot be converted, or is invalid.
     """
-    given = dict(values)
-    scaled = given.pop("autoscaling", None)
-    numbers = _numbers(Replicas, given, "")
-    if scaled is None:
+    options = dict(values)
+    autoscaling = options.pop("autoscaling", None)
+    numbers = _numbers(Replicas, options, "")
+    if autoscaling is None:
         return Replicas(**numbers)
-    scaling = Values(label="autoscaling", value=scaled).read(Mapping[str, Any] | None)
+    scaling = RawValue(label="autoscaling", value=autoscaling).read(Mapping[str, Any] | None)
     if "max_replicas" not in scaling:
         raise InvalidRequestError('autoscaling needs max_replicas, as {"min_replicas": 1, "max_replicas": 4}')
     return Replicas(**numbers, autoscaling=Autoscaling(**_numbers(Autoscaling, scaling, "autoscaling: ")))
 
 
 def _numbers(kind: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """``values`` as the numbers that the fields of ``kind`` are."""
+    """``values`` converted to the number types of the fields of ``kind``."""
     types = {name: hint for name, hint in get_type_hints(kind).items() if hint in (int, float)}
-    if stranger := next((name for name in values if name not in types), None):
-        raise InvalidRequestError(f"{where}{stranger} is no setting of replicas; there are {', '.join(types)}")
-    return {name: Values(label=f"{where}{name}", value=value).read(types[name]) for name, value in values.items()}
+    if unknown := next((name for name in values if name not in types), None):
+        raise InvalidRequestError(f"{where}{unknown} is no setting of replicas; there are {', '.join(types)}")
+    return {name: RawValue(label=f"{where}{name}", value=value).read(types[name]) for name, value in values.items()}
 
 
-def _check(config: Any, **least: float) -> None:
-    """Every number is one of its field's kind, and large enough."""
+def _check(config: Any, **minimums: float) -> None:
+    """Check that every number has its field's type and is large enough."""
     whole = {field.name for field in dataclasses.fields(config) if field.type == "int"}
-    for name, limit in least.items():
+    for name, limit in minimums.items():
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int if name in whole else int | float):
             raise InvalidRequestError(f"{name}={value!r} must be {'a whole' if name in whole else 'a'} number")

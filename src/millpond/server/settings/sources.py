@@ -1,7 +1,7 @@
-"""Settings: what a server is started with, from flags, environment and a YAML file.
+"""Sources: the settings of a server from flags, environment variables and a YAML file.
 
-A flag wins over an environment variable, that over the file, that over the default. Within the file a model's own
-options win over those at the top, which are for all models.
+A flag takes precedence over a variable, a variable over the file, the file over the default. Within the file a
+model's own options take precedence over those at the top, which are for all models.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from millpond.errors import InvalidRequestError
 from millpond.server.settings.config import ModelConfig, ServerConfig
 from millpond.server.settings.file import ModelEntry, SettingsFile
 from millpond.server.settings.file import read as read_file
-from millpond.server.settings.values import Values
+from millpond.server.settings.values import RawValue
 from millpond.vllm_dialect import arguments
 
 Config = TypeVar("Config", ModelConfig, ServerConfig)
-Layer = dict[str, Values]  # what one source says, by setting
+Layer = dict[str, RawValue]  # the values of one source, by setting
 
-# Settings that are called otherwise than their field.
-_CALLED = {"names": "served_model_name", "api_keys": "api_key", "cors_origins": "allowed_origins"}
-# Other words for a setting: vLLM's, and its older ones.
+# Settings whose name differs from their field's.
+_SETTING_NAMES = {"names": "served_model_name", "api_keys": "api_key", "cors_origins": "allowed_origins"}
+# Other names of a setting: vLLM's, current and older.
 SYNONYMS = {
     "override_pooler_config": "pooler_config",
     "max_num_batched_tokens": "max_batch_tokens",
@@ -35,10 +35,10 @@ OPPOSITES = {"disable_log_requests": "log_requests"}
 
 
 def _settings(config: type) -> dict[str, tuple[str, Any]]:
-    """Each setting's field, and its type."""
+    """The field and the type of each setting."""
     hints = get_type_hints(config)
     fields = (field.name for field in dataclasses.fields(config) if field.name != "model")
-    return {_CALLED.get(name, name): (name, hints[name]) for name in fields}
+    return {_SETTING_NAMES.get(name, name): (name, hints[name]) for name in fields}
 
 
 MODEL_SETTINGS = _settings(ModelConfig)
@@ -48,12 +48,12 @@ NAMES = frozenset((*MODEL_SETTINGS, *SERVER_SETTINGS, *SYNONYMS, *OPPOSITES))
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What to serve, and how.
+    """The models and the server's configuration.
 
     Attributes:
-        models: At least one; no name twice.
-        server: How the server behaves.
-        ignored: Arguments of vLLM that were given and change nothing here.
+        models: At least one; no two with the same name.
+        server: The server's configuration.
+        ignored: Arguments of vLLM that have no effect here.
     """
 
     models: tuple[ModelConfig, ...]
@@ -68,39 +68,39 @@ def read(
     *,
     ignored_args: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """What the command line, the environment and the file named by ``config`` say together.
+    """Merge the command line, the environment and the file named by ``config``.
 
     Args:
-        models: Hub ids, folders, or names of the file's models. Without any, those of ``MILLPOND_MODEL`` or all of the
+        models: Hub ids, folders, or names of the file's models. If empty, those in ``MILLPOND_MODEL``, or all of the
             file.
-        flags: The command line's, by their names with ``_``; what was not given is left out.
+        flags: Flags on the command line, by name with ``_``.
         environ: The environment: ``MILLPOND_`` and a flag's name in capitals, and ``VLLM_API_KEY``.
-        ignored_args: The command line's arguments that change nothing.
+        ignored_args: Arguments on the command line that have no effect.
 
     Raises:
-        InvalidRequestError: A setting that there is not, a value of another type, a name that is used twice, a file
-            that cannot be read. No message holds a key of the API.
+        InvalidRequestError: An unknown setting, a value of another type, a duplicate name, or a file that cannot be
+            read. No message shows an API key.
     """
     flags, ignored = dict(flags), dict(ignored_args or {})
     path = flags.pop("config", None) or environ.get(environment_name("config"))
     file = read_file(Path(path)) if path else SettingsFile()
     flagged = _layer(flags, lambda name: f"--{name.replace('_', '-')}")
-    surroundings = _environment(environ)
-    shared = _layer(_ours(file.top, ignored), lambda name: f"{file.label}: {name}")
-    server = _build(ServerConfig, SERVER_SETTINGS, (flagged, surroundings, shared))
+    environment = _environment(environ)
+    shared = _layer(_without_ignored(file.top, ignored), lambda name: f"{file.label}: {name}")
+    server = _build(ServerConfig, SERVER_SETTINGS, (flagged, environment, shared))
 
-    entries = _chosen(models or _named_by(environ), file.models)
+    entries = _chosen(models or _models_in(environ), file.models)
     if not entries:
         raise InvalidRequestError(
             "there is no model to serve; name one or more before the flags, or list them in the file of --config"
         )
-    layers = [_for_each(layer, len(entries)) for layer in (flagged, surroundings, shared)]
-    owned = [_own(entry, ignored) for entry in entries]
+    layers = [_per_model(layer, len(entries)) for layer in (flagged, environment, shared)]
+    own = [_own_layer(entry, ignored) for entry in entries]
     configs = [
-        _build(ModelConfig, MODEL_SETTINGS, (layers[0][i], layers[1][i], owned[i], layers[2][i]), model=entry.model)
+        _build(ModelConfig, MODEL_SETTINGS, (layers[0][i], layers[1][i], own[i], layers[2][i]), model=entry.model)
         for i, entry in enumerate(entries)
     ]
-    _refuse_doubles(configs)
+    _refuse_duplicate_names(configs)
     arguments.check_parallel(ignored)
     return Settings(models=tuple(configs), server=server, ignored=tuple(sorted(ignored)))
 
@@ -111,14 +111,14 @@ def environment_name(setting: str) -> str:
 
 
 def no_such_setting(label: str, name: str) -> InvalidRequestError:
-    """The error for a setting that there is not, with the one that was probably meant."""
+    """The error for an unknown setting, with a suggestion."""
     near = difflib.get_close_matches(name, sorted(NAMES), n=1)
     hint = f"did you mean {near[0]}?" if near else "millpond serve --help lists what there is"
     return InvalidRequestError(f"{label} is no setting of the server; {hint}")
 
 
 def _layer(values: Mapping[str, Any], label: Callable[[str], str], *, listed: bool = False) -> Layer:
-    """The values of one source, under their settings' present names."""
+    """The values of one source, by the settings' current names."""
     layer: Layer = {}
     for name, value in values.items():
         if name not in NAMES:
@@ -126,14 +126,14 @@ def _layer(values: Mapping[str, Any], label: Callable[[str], str], *, listed: bo
         setting = OPPOSITES.get(name) or SYNONYMS.get(name, name)
         if setting in layer:
             raise InvalidRequestError(f"{label(name)} and {layer[setting].label} are one setting; give one of them")
-        layer[setting] = Values(
+        layer[setting] = RawValue(
             label=label(name), value=value, listed=listed, secret=setting == "api_key", opposite=name in OPPOSITES
         )
     return layer
 
 
 def _environment(environ: Mapping[str, str]) -> Layer:
-    """What the environment says. An empty variable says nothing, but an empty key would leave the server open."""
+    """The environment's values. Empty variables are ignored, except an empty key, which would leave the server open."""
     variables = {name: environ.get(environment_name(name)) for name in sorted(NAMES)}
     layer = _layer({name: value for name, value in variables.items() if value}, environment_name, listed=True)
     for variable in (environment_name("api_key"), "VLLM_API_KEY"):
@@ -143,75 +143,76 @@ def _environment(environ: Mapping[str, str]) -> Layer:
         if key == "":
             raise InvalidRequestError(f"{variable} is empty, which would leave the server open; set it, or remove it")
         if key:
-            layer["api_key"] = Values(label=variable, value=key, secret=True)  # one key, whatever it holds
+            layer["api_key"] = RawValue(label=variable, value=key, secret=True)  # one key, even with commas
     return layer
 
 
-def _named_by(environ: Mapping[str, str]) -> Sequence[str]:
+def _models_in(environ: Mapping[str, str]) -> Sequence[str]:
     variable = environment_name("model")
-    given = Values(label=variable, value=environ.get(variable, ""), listed=True)
-    named: tuple[str, ...] = given.read(tuple[str, ...])
-    return named
+    names: tuple[str, ...] = RawValue(label=variable, value=environ.get(variable, ""), listed=True).read(
+        tuple[str, ...]
+    )
+    return names
 
 
-def _chosen(models: Sequence[str], listed: Sequence[ModelEntry]) -> Sequence[ModelEntry]:
-    """All that the file lists, or those of ``models``, with the options that the file has for them."""
+def _chosen(models: Sequence[str], entries: Sequence[ModelEntry]) -> Sequence[ModelEntry]:
+    """The entries for ``models`` with their options in the file; without ``models`` all entries of the file."""
     if not models:
-        return listed
+        return entries
     chosen: list[ModelEntry] = []
     for model in models:
-        found = [entry for entry in listed if model in (entry.name, entry.model)]
-        chosen += found or [ModelEntry(label=model, model=model)]
+        matches = [entry for entry in entries if model in (entry.name, entry.model)]
+        chosen += matches or [ModelEntry(label=model, model=model)]
     return chosen
 
 
-def _ours(options: Mapping[str, Any], ignored: dict[str, Any]) -> dict[str, Any]:
-    """Without the arguments of vLLM that change nothing, which go to ``ignored``."""
+def _without_ignored(options: Mapping[str, Any], ignored: dict[str, Any]) -> dict[str, Any]:
+    """The options, without vLLM's arguments that have no effect, which are added to ``ignored``."""
     ignored_args = {name: value for name, value in options.items() if name in arguments.SERVER_KNOBS - NAMES}
     ignored.update(ignored_args)
     return {name: value for name, value in options.items() if name not in ignored_args}
 
 
-def _own(entry: ModelEntry, ignored: dict[str, Any]) -> Layer:
-    """A model's own options."""
-    layer = _layer(_ours(entry.options, ignored), lambda name: f"{entry.label}: {name}")
-    for name, given in layer.items():
+def _own_layer(entry: ModelEntry, ignored: dict[str, Any]) -> Layer:
+    """The values of a model's own options."""
+    layer = _layer(_without_ignored(entry.options, ignored), lambda name: f"{entry.label}: {name}")
+    for name, raw in layer.items():
         if name not in MODEL_SETTINGS:
-            raise InvalidRequestError(f"{given.label} is for the whole server; write it at the top of the file")
+            raise InvalidRequestError(f"{raw.label} is for the whole server; write it at the top of the file")
     if entry.name is not None:
         more = layer["served_model_name"].read(tuple[str, ...]) if "served_model_name" in layer else ()
         names = (entry.name, *(name for name in more if name != entry.name))
-        layer["served_model_name"] = Values(label=entry.label, value=names)
+        layer["served_model_name"] = RawValue(label=entry.label, value=names)
     return layer
 
 
-def _for_each(layer: Layer, count: int) -> list[Layer]:
-    """The layer of each model: ``served_model_name`` holds all names of one model, or one for each of several."""
-    given = layer.get("served_model_name")
-    if given is None or count == 1:
+def _per_model(layer: Layer, count: int) -> list[Layer]:
+    """The layer of each model: ``served_model_name`` holds all names of one model, or one name per model."""
+    raw = layer.get("served_model_name")
+    if raw is None or count == 1:
         return [layer] * count
-    names = given.read(tuple[str, ...])
+    names = raw.read(tuple[str, ...])
     if len(names) != count:
         raise InvalidRequestError(
-            f"{given.label}={', '.join(names)}: {len(names)} names for {count} models; give as many, in their order, "
+            f"{raw.label}={', '.join(names)}: {len(names)} names for {count} models; give as many, in their order, "
             "or list the models with their names in the file of --config"
         )
-    return [layer | {"served_model_name": Values(label=given.label, value=(name,))} for name in names]
+    return [layer | {"served_model_name": RawValue(label=raw.label, value=(name,))} for name in names]
 
 
 def _build(
     config: type[Config], settings: Mapping[str, tuple[str, Any]], layers: Sequence[Layer], **more: Any
 ) -> Config:
-    """A configuration: of each setting the first layer's value, or the default."""
+    """A configuration: each setting from the first layer that has it, or its default."""
     values = dict(more)
     for name, (field, kind) in settings.items():
-        given = next((layer[name] for layer in layers if name in layer), None)
-        if given is not None:
-            values[field] = given.read(kind)
+        raw = next((layer[name] for layer in layers if name in layer), None)
+        if raw is not None:
+            values[field] = raw.read(kind)
     return config(**values)
 
 
-def _refuse_doubles(configs: Sequence[ModelConfig]) -> None:
+def _refuse_duplicate_names(configs: Sequence[ModelConfig]) -> None:
     owners: dict[str, str] = {}
     for config in configs:
         for name in config.served_names:

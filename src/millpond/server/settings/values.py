@@ -1,4 +1,4 @@
-"""Given: a setting's value as a flag, a variable or a file gave it, and how it is read."""
+"""Values: a setting's raw value from a flag, a variable or a file, and its conversion to the setting's type."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any, Literal, get_args, get_origin
 from millpond.errors import InvalidRequestError
 
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-# As vLLM reads them: 16k is 16,000 and 16K is 16,384.
+# As in vLLM: 16k is 16,000 and 16K is 16,384.
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _WHOLE = re.compile(r"([+-]?\d+(?:\.\d+)?)([kmgKMG]?)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Values:
+class RawValue:
     """One value from one source.
 
     Attributes:
-        label: What errors call it: ``--port``, ``MILLPOND_PORT``, ``server.yaml: port``.
-        value: Text, or what the file's types make of it.
-        listed: A list is one text with commas between its items.
-        secret: No error shows the value.
-        opposite: A switch that means the opposite, such as ``disable_log_requests``.
+        label: Its name in errors: ``--port``, ``MILLPOND_PORT``, ``server.yaml: port``.
+        value: A text, or a value of a YAML type.
+        listed: Whether a list is one text with commas between its items.
+        secret: Whether errors leave the value out.
+        opposite: Whether the switch is negated, such as ``disable_log_requests``.
     """
 
     label: str
@@ -36,10 +36,10 @@ class Values:
     opposite: bool = False
 
     def read(self, kind: Any) -> Any:
-        """The value as a setting of the type ``kind``.
+        """The value converted to ``kind``, the type of a field of a configuration.
 
         Raises:
-            InvalidRequestError: It is none; the message says whose value it is and what would do.
+            InvalidRequestError: It cannot be converted; the message names its source and the valid values.
         """
         if get_origin(kind) is Literal:
             if self.value not in get_args(kind):
@@ -47,80 +47,80 @@ class Values:
             return self.value
         return READERS[kind](self)
 
-    def refused(self, wanted: str) -> InvalidRequestError:
-        """The error for a value that is not what is ``wanted``."""
-        return InvalidRequestError(f"{self.label}{'' if self.secret else f'={self.value!r}'} must be {wanted}")
+    def refused(self, expected: str) -> InvalidRequestError:
+        """The error for a value that is not ``expected``."""
+        return InvalidRequestError(f"{self.label}{'' if self.secret else f'={self.value!r}'} must be {expected}")
 
 
-def _text(given: Values) -> str:
-    if not isinstance(given.value, str):
-        raise given.refused("text; put it in quotes")
-    return given.value
+def _text(raw: RawValue) -> str:
+    if not isinstance(raw.value, str):
+        raise raw.refused("text; put it in quotes")
+    return raw.value
 
 
-def _path(given: Values) -> Path:
-    if not _text(given):
-        raise given.refused("a path")
-    return Path(given.value).expanduser()
+def _path(raw: RawValue) -> Path:
+    if not _text(raw):
+        raise raw.refused("a path")
+    return Path(raw.value).expanduser()
 
 
-def _whole(given: Values) -> int:
-    if isinstance(given.value, int) and not isinstance(given.value, bool):
-        return given.value
-    found = _WHOLE.fullmatch(given.value.strip()) if isinstance(given.value, str) else None
-    number = 0.5 if found is None else float(found[1]) * _UNITS[found[2]]
+def _whole(raw: RawValue) -> int:
+    if isinstance(raw.value, int) and not isinstance(raw.value, bool):
+        return raw.value
+    match = _WHOLE.fullmatch(raw.value.strip()) if isinstance(raw.value, str) else None
+    number = 0.5 if match is None else float(match[1]) * _UNITS[match[2]]
     if not number.is_integer():
-        raise given.refused("a whole number, such as 8192, 8k (8000) or 8K (8192)")
+        raise raw.refused("a whole number, such as 8192, 8k (8000) or 8K (8192)")
     return int(number)
 
 
-def _number(given: Values) -> float:
-    if not isinstance(given.value, bool) and isinstance(given.value, int | float | str):
+def _number(raw: RawValue) -> float:
+    if not isinstance(raw.value, bool) and isinstance(raw.value, int | float | str):
         try:
-            return float(given.value)
+            return float(raw.value)
         except ValueError:
             pass
-    raise given.refused("a number")
+    raise raw.refused("a number")
 
 
-def _switch(given: Values) -> bool:
-    said = str(given.value).strip().lower()
-    if not isinstance(given.value, bool | str) or said not in (*_YES, *_NO):
-        raise given.refused("true or false")
-    return (said in _YES) != given.opposite
+def _switch(raw: RawValue) -> bool:
+    text = str(raw.value).strip().lower()
+    if not isinstance(raw.value, bool | str) or text not in (*_YES, *_NO):
+        raise raw.refused("true or false")
+    return (text in _YES) != raw.opposite
 
 
-def _list(given: Values) -> tuple[str, ...]:
-    items = given.value
+def _list(raw: RawValue) -> tuple[str, ...]:
+    items = raw.value
     if isinstance(items, list | tuple) and len(items) == 1 and isinstance(items[0], str):
         items = items[0]
-    # JSON, as vLLM's --allowed-origins; a key may begin with anything.
-    if isinstance(items, str) and items.lstrip().startswith("[") and not given.secret:
+    # JSON, as in vLLM's --allowed-origins; an API key may start with any character.
+    if isinstance(items, str) and items.lstrip().startswith("[") and not raw.secret:
         try:
             items = json.loads(items)
         except ValueError:
-            raise given.refused("a JSON list of texts, since it begins with [") from None
+            raise raw.refused("a JSON list of texts, since it begins with [") from None
     if isinstance(items, str):
-        items = [item.strip() for item in items.split(",") if item.strip()] if given.listed else [items]
+        items = [item.strip() for item in items.split(",") if item.strip()] if raw.listed else [items]
     if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
-        raise given.refused("a text or a list of texts; put numbers in quotes")
+        raise raw.refused("a text or a list of texts; put numbers in quotes")
     return tuple(items)
 
 
-def _mapping(given: Values) -> Mapping[str, Any]:
-    value = given.value
+def _mapping(raw: RawValue) -> Mapping[str, Any]:
+    value = raw.value
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise given.refused(f"a JSON object ({error})") from None
+            raise raw.refused(f"a JSON object ({error})") from None
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise given.refused("an object, such as " + '{"is_matryoshka": true}')
+        raise raw.refused("an object, such as " + '{"is_matryoshka": true}')
     return value
 
 
-# The types of the configurations' fields.
-READERS: Mapping[Any, Callable[[Values], Any]] = {
+# By the type of the configuration's field.
+READERS: Mapping[Any, Callable[[RawValue], Any]] = {
     str: _text,
     str | None: _text,
     Path | None: _path,

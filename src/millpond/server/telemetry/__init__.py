@@ -1,1 +1,1 @@
-"""Telemetry: metrics, throughput, timings, tracing and access logs."""
+"""Telemetry: metrics, timings, tracing, and the log."""

@@ -1,4 +1,4 @@
-"""The server's log: plain lines or JSON, each with its request's id; never a body, and never a key."""
+"""Logs: plain lines or JSON, each with the id of its request; never a body, and never a key."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 from starlette.types import Scope
 
+from millpond.server.scope import client_address, declared_path, request_state
+
 logger = logging.getLogger("millpond.access")
 
 REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="-")
@@ -18,32 +20,31 @@ _FIELDS = "_millpond_fields"
 
 
 def access(scope: Scope, *, status: int | None, seconds: float) -> None:
-    """One line about a request that is over; ``status`` is missing where nothing was answered."""
+    """Log one line about a request that has ended; ``status`` is ``None`` if no response was started."""
     if not logger.isEnabledFor(logging.INFO):
         return
-    state = scope.get("state", {})
-    route = scope.get("route")
+    state = request_state(scope)
     fields: dict[str, Any] = {
         "request_id": state.get("request_id"),
-        "client": scope["client"][0] if scope.get("client") else None,
+        "client": client_address(scope),
         "method": scope["method"],
-        # Of a path that leads nowhere the log keeps no more than that somebody tried.
-        "route": getattr(route, "path", None),
+        # An unknown path is not logged: it may hold anything.
+        "route": declared_path(scope),
         "model": state.get("model"),
         "status": status,
         "tokens": state.get("tokens"),
         "milliseconds": round(seconds * 1000, 2),
     }
-    told = {key: value for key, value in fields.items() if value is not None}
-    line = " ".join(f"{key}={value}" for key, value in told.items() if key != "request_id")
-    logger.info("%s", line, extra={_FIELDS: told})
+    shown = {key: value for key, value in fields.items() if value is not None}
+    line = " ".join(f"{key}={value}" for key, value in shown.items() if key != "request_id")
+    logger.info("%s", line, extra={_FIELDS: shown})
 
 
 class Formatter(logging.Formatter):
-    """Log records with the id of the request that they are about.
+    """Log records with the id of their request.
 
     Args:
-        style: ``plain`` is made for eyes, ``json`` for collectors: one object a line.
+        style: ``plain`` for people, ``json`` for log collectors: one object per line.
     """
 
     def __init__(self, style: str = "plain") -> None:
@@ -51,7 +52,7 @@ class Formatter(logging.Formatter):
         self._json = style == "json"
 
     def format(self, record: logging.LogRecord) -> str:
-        """One record: one line, but for a plain traceback."""
+        """One record as one line, except for a plain traceback."""
         fields = getattr(record, _FIELDS, None)
         request_id = REQUEST_ID.get() if fields is None else fields["request_id"]
         if not self._json:

@@ -1,4 +1,4 @@
-"""Metrics: what an application counts, for Prometheus and for the page."""
+"""Metrics: counters and histograms for Prometheus, and statistics for the page."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from prometheus_client import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from millpond.server.middleware import route_path
 from millpond.server.models import ServedModel, ServedModels
+from millpond.server.scope import StatusObserver, declared_path, request_state, route_path
 from millpond.server.telemetry.throughput import Throughput
 from millpond.server.telemetry.timings import work_of
 from millpond.stats import BatchRun, EngineStats
@@ -33,12 +33,12 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 
 _TEXTS = tuple(float(1 << power) for power in range(13))
 _TOKENS = tuple(float(16 << power) for power in range(14))
 
-# What a request to a path that leads nowhere is told under: clients may think of any number of those.
+# Route label of requests to unknown paths, of which clients can invent any number.
 OTHER = "other"
-# Statuses with a counter of their own.
+# Statuses that have their own counter.
 _REJECTED, _DISCONNECTED = 429, 499
 
-# Each counter of an engine: its name, what it is, and where it stands.
+# Each value of an engine's statistics: name, description, and how to read it.
 _GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("waiting_texts", "Texts of calls under way, which max_queue bounds.", lambda stats: stats.waiting_texts),
     ("running_calls", "Calls under way.", lambda stats: stats.running_calls),
@@ -58,11 +58,11 @@ _OUTCOMES: tuple[tuple[str, Callable[[EngineStats], float]], ...] = (
 
 
 class Metrics:
-    """The metrics of one application, in a registry of their own, so that several may live in one process.
+    """The metrics of one application, in a registry of its own, so that several can live in one process.
 
     Args:
-        models: The models that are served.
-        paths: The paths of all routes; every other path is told as one.
+        models: The served models.
+        paths: The paths of all routes; all others share one label.
     """
 
     def __init__(self, models: ServedModels, *, paths: Collection[str]) -> None:
@@ -86,35 +86,34 @@ class Metrics:
         self._batch_texts = per_model("batch_texts", "Texts of a batch.", buckets=_TEXTS)
         self._batch_tokens = per_model("batch_tokens", "Tokens of a batch.", buckets=_TOKENS)
         self._batch_seconds = per_model("batch_duration_seconds", "How long a batch took.", buckets=_SECONDS)
-        self.registry.register(_Engines(models))
+        self.registry.register(_EngineCollector(models))
         for process in (ProcessCollector, PlatformCollector, GCCollector):
             process(registry=self.registry)
         self._throughput = Throughput()
         self._throughputs = {model.name: Throughput() for model in models}
-        self._ends = [model.engine.observe(self._observer(model)) for model in models]
+        self._unsubscribe = [model.engine.observe(self._observer(model)) for model in models]
 
     def close(self) -> None:
-        """Stop watching the engines."""
-        for end in self._ends:
-            end()
+        """Stop observing the engines."""
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
 
     def text(self, accept: str | None = None) -> tuple[bytes, str]:
-        """Everything in the text format that an Accept header asks for, and its content type."""
+        """All metrics in the text format that an Accept header asks for, and its content type."""
         encode, content_type = choose_encoder(accept or "")
         return encode(self.registry), content_type
 
     def stats(self) -> dict[str, Any]:
         """What the page at ``/`` shows: queues, and the throughput of the last seconds."""
         return {
-            "models": [self._told(model) for model in self._models],
+            "models": [self._model_stats(model) for model in self._models],
             "requests_per_second": self._throughput.rate("requests"),
             "uptime_seconds": self._throughput.uptime,
         }
 
     def count(self, scope: Scope, *, status: int | None, seconds: float) -> None:
-        """A request is over; without a status nothing was answered."""
-        state = scope.get("state", {})
-        labels = {"route": self.route(scope), "model": state.get("model", "")}
+        """Count a request that has ended; ``status`` is ``None`` if no response was started."""
+        labels = {"route": self.route(scope), "model": request_state(scope).get("model", "")}
         self._requests.labels(**labels, status=status or "none").inc()
         self._durations.labels(**labels).observe(seconds)
         if scope["method"] == "POST":
@@ -131,23 +130,23 @@ class Metrics:
             self._inference.labels(**labels).observe(work.timings.inference)
 
     def route(self, scope: Scope) -> str:
-        """What a request's route is called: its path as it was declared, or ``other``."""
-        declared = getattr(scope.get("route"), "path", None) or route_path(scope)
+        """The route label of a request: its path as declared, or ``other``."""
+        declared = declared_path(scope) or route_path(scope)
         return declared if declared in self._paths else OTHER
 
     def _observer(self, model: ServedModel) -> Callable[[BatchRun], None]:
         texts, tokens = self._batch_texts.labels(model=model.name), self._batch_tokens.labels(model=model.name)
         seconds, throughput = self._batch_seconds.labels(model=model.name), self._throughputs[model.name]
 
-        def ran(batch: BatchRun) -> None:
+        def observe(batch: BatchRun) -> None:
             texts.observe(batch.texts)
             tokens.observe(batch.tokens)
             seconds.observe(batch.seconds)
             throughput.add(texts=batch.texts, tokens=batch.tokens)
 
-        return ran
+        return observe
 
-    def _told(self, model: ServedModel) -> dict[str, Any]:
+    def _model_stats(self, model: ServedModel) -> dict[str, Any]:
         stats, throughput = model.engine.stats(), self._throughputs[model.name]
         return {
             "name": model.name,
@@ -161,8 +160,8 @@ class Metrics:
         }
 
 
-class Measured:
-    """ASGI middleware: counts every request, whatever answers it."""
+class MetricsMiddleware:
+    """ASGI middleware: counts every request, whatever responds to it."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self._app = app
@@ -172,53 +171,46 @@ class Measured:
         """Pass a request on."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        began = time.perf_counter()
-        status: int | None = None
-
-        async def answer(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
+        start = time.perf_counter()
+        response = StatusObserver(send)
         with self._metrics.in_flight.track_inprogress():
             try:
-                await self._app(scope, receive, answer)
+                await self._app(scope, receive, response)
             finally:
-                self._metrics.count(scope, status=status, seconds=time.perf_counter() - began)
+                self._metrics.count(scope, status=response.status, seconds=time.perf_counter() - start)
 
 
-class _Engines(Collector):
-    """The engines' own counters, read when somebody asks."""
+class _EngineCollector(Collector):
+    """The engines' own statistics, read at each scrape."""
 
     def __init__(self, models: ServedModels) -> None:
         self._models = models
 
     def describe(self) -> list[Metric]:
-        """Nothing: their names are no one else's."""
+        """Nothing: no other collector uses these names."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Each counter of each engine, at this moment."""
-        read = [(model.name, model.engine.stats()) for model in self._models]
+        """The current values of every engine."""
+        engines = [(model.name, model.engine.stats()) for model in self._models]
         model_info = GaugeMetricFamily("millpond_model_info", "The models.", labels=("model", "device", "dtype"))
         for model in self._models:
             model_info.add_metric((model.name, model.engine.device, model.engine.dtype), 1)
         yield model_info
-        for name, told, value in _GAUGES:
-            gauge = GaugeMetricFamily(f"millpond_{name}", told, labels=("model",))
-            for model_name, stats in read:
+        for name, description, value in _GAUGES:
+            gauge = GaugeMetricFamily(f"millpond_{name}", description, labels=("model",))
+            for model_name, stats in engines:
                 gauge.add_metric((model_name,), value(stats))
             yield gauge
-        for name, told, value in _COUNTERS:
-            counter = CounterMetricFamily(f"millpond_{name}", told, labels=("model",))
-            for model_name, stats in read:
+        for name, description, value in _COUNTERS:
+            counter = CounterMetricFamily(f"millpond_{name}", description, labels=("model",))
+            for model_name, stats in engines:
                 counter.add_metric((model_name,), value(stats))
             yield counter
         calls = CounterMetricFamily(
             "millpond_calls", "Calls of the engine, by how they ended.", labels=("model", "outcome")
         )
         for outcome, value in _OUTCOMES:
-            for model_name, stats in read:
+            for model_name, stats in engines:
                 calls.add_metric((model_name, outcome), value(stats))
         yield calls

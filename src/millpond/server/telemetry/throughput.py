@@ -1,4 +1,4 @@
-"""Throughput: how much was done in the last seconds."""
+"""Throughput: rates over the last seconds."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import threading
 import time
 from collections import Counter, deque
 
-# So many whole seconds are looked back on.
+# Whole seconds that a rate covers.
 WINDOW = 10
 
 
 class Throughput:
-    """Amounts by their names, summed up by the second; any thread may add."""
+    """Named amounts, summed per second; any thread may add."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
+        self._start = time.monotonic()
         self._seconds: deque[tuple[int, Counter[str]]] = deque()  # oldest first
         self._lock = threading.Lock()
 
     @property
     def uptime(self) -> float:
-        """Seconds since it was made."""
-        return time.monotonic() - self._began
+        """Seconds since this object was created."""
+        return time.monotonic() - self._start
 
     def add(self, **amounts: int) -> None:
-        """Something was done just now."""
+        """Count amounts for the current second."""
         now = int(time.monotonic())
         with self._lock:
             if not self._seconds or self._seconds[-1][0] < now:
@@ -35,13 +35,13 @@ class Throughput:
                 counts[name] += amount
 
     def rate(self, name: str) -> float:
-        """Of ``name`` per second."""
+        """Average of ``name`` per second."""
         now = time.monotonic()
         with self._lock:
             self._forget(int(now))
             amount = sum(counts[name] for _, counts in self._seconds)
-        # The oldest second that counts is whole, the present one is not.
-        return amount / max(1.0, min(now - self._began, WINDOW + now % 1))
+        # The oldest second counts in full, the current one up to now.
+        return amount / max(1.0, min(now - self._start, WINDOW + now % 1))
 
     def _forget(self, now: int) -> None:
         while self._seconds and self._seconds[0][0] < now - WINDOW:

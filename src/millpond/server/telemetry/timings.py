@@ -1,4 +1,4 @@
-"""Where a request's time went, in the headers that clients of TEI read."""
+"""Timings: the time of each part of a request, in the headers that TEI's clients read."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millpond.inputs import TokenIds, size_of
 from millpond.server.models import ServedModel
+from millpond.server.scope import request_state
 from millpond.stats import Timings
 from millpond.vllm_dialect.model import Pending
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a model did for a request.
+    """The work that a model did for a request.
 
     Attributes:
-        model: What the model is called.
+        model: Name of the model.
         device: ``cpu``, ``cuda`` or ``mps``.
         timings: Of the engine's call.
-        tokens: Read for it.
-        characters: Of its texts; token ids have none.
-        ended: When the engine had the result, in nanoseconds of Unix time.
+        tokens: Input tokens.
+        characters: Characters of the texts; token ids have none.
+        ended: When the engine had the result, in Unix nanoseconds.
     """
 
     model: str
@@ -37,7 +38,7 @@ class Work:
     ended: int
 
     def headers(self, total: float) -> dict[str, str]:
-        """TEI's headers, in whole milliseconds as there; ``total``: seconds since the request came."""
+        """TEI's headers, in whole milliseconds; ``total``: seconds since the request arrived."""
         return {
             "x-compute-type": self.device,
             "x-compute-time": _milliseconds(total),
@@ -50,10 +51,10 @@ class Work:
         }
 
 
-def note(request: Request, model: ServedModel, pending: Pending[Any], output: Any) -> None:
-    """Remember what a call that is over did, as ``request.state.work`` and ``request.state.timings``."""
+def record_work(request: Request, model: ServedModel, pending: Pending[Any], output: Any) -> None:
+    """Store the work of a finished call as ``request.state.work`` and ``request.state.timings``."""
     timings = pending.future.timings
-    if timings is None:  # its future has a result, so they are there; nothing here is worth an answer
+    if timings is None:  # never, since the future has a result; not worth failing the request
         return
     request.state.timings = timings
     request.state.work = Work(
@@ -67,13 +68,13 @@ def note(request: Request, model: ServedModel, pending: Pending[Any], output: An
 
 
 def work_of(scope: Scope) -> Work | None:
-    """What was done for a request, if anything was."""
-    work: Work | None = scope.get("state", {}).get("work")
+    """The work for a request, or ``None`` if no model ran."""
+    work: Work | None = request_state(scope).get("work")
     return work
 
 
-class TimingHeaders:
-    """ASGI middleware: puts the headers on answers to requests that were worked on."""
+class TimingHeadersMiddleware:
+    """ASGI middleware: adds the headers to responses of requests that ran a model."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -82,14 +83,14 @@ class TimingHeaders:
         """Pass a request on."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        began = time.perf_counter()
+        start = time.perf_counter()
 
-        async def answer(message: Message) -> None:
+        async def respond(message: Message) -> None:
             if message["type"] == "http.response.start" and (work := work_of(scope)) is not None:
-                MutableHeaders(scope=message).update(work.headers(time.perf_counter() - began))
+                MutableHeaders(scope=message).update(work.headers(time.perf_counter() - start))
             await send(message)
 
-        await self._app(scope, receive, answer)
+        await self._app(scope, receive, respond)
 
 
 def _milliseconds(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""One run of the demo, stage by stage, told as it happens."""
+"""One run of the demo: read, embed, fill the databases, search, report."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from millpond.cli.demo_questions import QUESTIONS, short_of
-from millpond.cli.demo_report import DemoReport
-from millpond.cli.demo_search import CANDIDATES, COARSE, FULL, Answered, Searchable, answer
+from millpond.cli.demo.questions import QUESTIONS, short_of
+from millpond.cli.demo.report import DemoReport
+from millpond.cli.demo.search import CANDIDATES, COARSE, FULL, AnsweredQuestion, Searchable, answer
 from millpond.cli.stdlib_docs import read_stdlib
 from millpond.errors import SinkError
 from millpond.ingest.pipeline import ingest
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from millpond.engine.engine import Engine
 
 MODEL = "all-MiniLM-L6-v2"
-_HOW = (
-    f"Each question finds its nearest passages by {COARSE} dimensions, scored by all {FULL}, in both databases; then "
-    f"MaxSim over token states orders the best {CANDIDATES}. Behind each name: its MaxSim, and where the search had it."
+_METHOD = (
+    f"Both databases find the passages nearest to a question at {COARSE} dimensions and rescore them at {FULL}; then "
+    f"MaxSim over token states reranks the best {CANDIDATES}. Beside each name: its MaxSim and its rank in the search."
 )
-_FORCED = (
+_MATRYOSHKA_NOTE = (
     f"{MODEL} was not trained for Matryoshka. The cut to {COARSE} is forced here and costs some quality; where that "
     "matters, use a model trained for it."
 )
 
 
 class _Database(Sink, Searchable, Protocol):
-    """A sink that can be asked, as both of the demo's can."""
+    """A sink that can also be searched."""
 
 
 def run(
@@ -51,31 +51,31 @@ def run(
     """Run the demo, printing to standard output.
 
     Args:
-        model: The checkpoint's folder.
-        folder: Where the databases are kept.
-        cache: The file where the vectors are kept.
-        short: Whether to search a few hundred passages instead of all.
-        ask: One question instead of the ten; databases filled by an earlier run are left as they are then.
-        k: How many answers to show.
-        device: As the engine takes it.
-        dtype: As the engine takes it.
+        model: Folder of the checkpoint.
+        folder: Folder of the databases.
+        cache: Vector cache file.
+        short: Search 400 passages instead of all.
+        ask: Ask this question instead of the ten; databases that an earlier run filled are then used unchanged.
+        k: Number of answers to show per question.
+        device: ``device`` of the engine.
+        dtype: ``dtype`` of the engine.
 
     Raises:
         MissingExtraError: A database's package is not installed.
-        SinkError: Another run uses the databases.
+        SinkError: Another process has the databases open.
     """
     report = DemoReport()
     report.title(f"millpond demo: asking the standard library of Python {platform.python_version()}")
-    # Before the model is loaded, since parsing is slow beside torch's many objects.
+    # Before the model is loaded: parsing is slower once torch's many objects are in memory.
     records = _read(report, short=short)
     with ExitStack() as stack:
         engine = stack.enter_context(_load(report, model, cache, device=device, dtype=dtype))
-        # A folder per corpus and model: after an upgrade of Python no passage of the old one is left over.
-        place = folder / f"{'short' if short else 'full'}-{_digest(engine, records)}"
-        databases = _open(report, stack, place)
-        filled = place / "filled"
+        # One folder per corpus and model, so that an upgrade of Python leaves no old passages in the results.
+        database_folder = folder / f"{'short' if short else 'full'}-{_digest(engine, records)}"
+        databases = _open(report, stack, database_folder)
+        filled = database_folder / "filled"
         if ask is not None and filled.exists():
-            report.timed("the databases", None, "were filled by an earlier run; nothing is embedded again")
+            report.timed("the databases", None, "were filled by an earlier run and are used unchanged")
         else:
             filled.unlink(missing_ok=True)
             _embed(report, engine, records)
@@ -83,15 +83,15 @@ def run(
                 _fill(report, engine, records, name, database)
             filled.touch()
         questions = [question.text for question in QUESTIONS] if ask is None else [ask]
-        _sum_up(report, engine, _answer(report, engine, databases, questions, k=k))
+        _summarize(report, engine, _answer(report, engine, databases, questions, k=k))
 
 
 def _read(report: DemoReport, *, short: bool) -> list[Record]:
     with report.stage("read the docs") as stage:
-        every = read_stdlib()
-        records = short_of(every) if short else every
-        of_all = f" of {len(every):,}" if short else ""
-        stage.note = f"{len(records):,}{of_all} docstrings of modules, classes, functions and methods"
+        all_records = read_stdlib()
+        records = short_of(all_records) if short else all_records
+        total = f" of {len(all_records):,}" if short else ""
+        stage.note = f"{len(records):,}{total} docstrings of modules, classes, functions and methods"
     return records
 
 
@@ -104,14 +104,14 @@ def _load(report: DemoReport, model: Path, cache: Path, *, device: str, dtype: s
     return engine
 
 
-def _open(report: DemoReport, stack: ExitStack, place: Path) -> dict[str, _Database]:
+def _open(report: DemoReport, stack: ExitStack, folder: Path) -> dict[str, _Database]:
     urls = {
-        "Qdrant": f"qdrant+path:{place / 'qdrant'}#docs",
-        "Milvus Lite": f"milvus+file:{place / 'milvus.db'}#docs",
+        "Qdrant": f"qdrant+path:{folder / 'qdrant'}#docs",
+        "Milvus Lite": f"milvus+file:{folder / 'milvus.db'}#docs",
     }
     databases: dict[str, _Database] = {}
     with report.stage("open the databases") as stage:
-        place.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for name, url in urls.items():
             try:
                 sink = cast(_Database, open_sink(url, dimensions=[COARSE, FULL]))
@@ -122,12 +122,12 @@ def _open(report: DemoReport, stack: ExitStack, place: Path) -> dict[str, _Datab
                 ) from error
             stack.callback(sink.close)
             databases[name] = sink
-        stage.note = _tilde(place)
+        stage.note = _tilde(folder)
     return databases
 
 
 def _embed(report: DemoReport, engine: Engine, records: Sequence[Record]) -> None:
-    """All vectors into the cache, where the filling of both databases finds them."""
+    """Compute all vectors into the cache, from which both databases are filled."""
     texts = [record.text for record in records]
     with report.stage("embed", bar=True) as stage:
         output = engine.embed(texts, role="document", show_progress=True)
@@ -137,30 +137,30 @@ def _embed(report: DemoReport, engine: Engine, records: Sequence[Record]) -> Non
         if not new:
             stage.note += f" ({len(texts) / seconds:,.0f} a second)"
     if new:
-        known = [text for text, cached in zip(texts, output.cached.tolist(), strict=True) if cached]
-        tokens = output.usage.prompt_tokens - engine.embed(known, role="document").usage.prompt_tokens
+        cached_texts = [text for text, cached in zip(texts, output.cached.tolist(), strict=True) if cached]
+        tokens = output.usage.prompt_tokens - engine.embed(cached_texts, role="document").usage.prompt_tokens
         note = f"{tokens:,} tokens, {tokens / seconds:,.0f} a second"
-        if cut := int(output.truncated.sum()):
-            note += f"; {cut} passages were cut to {engine.spec.max_length} tokens"
+        if truncated := int(output.truncated.sum()):
+            note += f"; {truncated} passages were cut to {engine.spec.max_length} tokens"
         report.timed("", None, note)
 
 
 def _fill(report: DemoReport, engine: Engine, records: Sequence[Record], name: str, database: _Database) -> None:
     with report.stage(f"fill {name}", bar=True) as stage:
-        done = ingest(records, engine=engine, sink=database)
+        counts = ingest(records, engine=engine, sink=database)
         stage.note = (
-            f"{done.written:,} rows, {COARSE} and {FULL} wide: "
-            f"{done.embedded:,} embedded, {done.cached:,} from the cache"
+            f"{counts.written:,} rows, {COARSE} and {FULL} wide: "
+            f"{counts.embedded:,} embedded, {counts.cached:,} from the cache"
         )
 
 
 def _answer(
     report: DemoReport, engine: Engine, databases: Mapping[str, _Database], questions: Sequence[str], *, k: int
-) -> list[Answered]:
+) -> list[AnsweredQuestion]:
     report.title("questions and answers")
-    report.text(_HOW)
-    report.text(_FORCED)
-    engine.embed(questions, role="query")  # into the cache: the searches are to time the databases
+    report.text(_METHOD)
+    report.text(_MATRYOSHKA_NOTE)
+    engine.embed(questions, role="query")  # fills the cache, so that the search times are those of the databases
     answered = []
     for question in questions:
         answered.append(answer(engine, databases, question, k=k))
@@ -168,15 +168,15 @@ def _answer(
     return answered
 
 
-def _sum_up(report: DemoReport, engine: Engine, answered: Sequence[Answered]) -> None:
+def _summarize(report: DemoReport, engine: Engine, answered: Sequence[AnsweredQuestion]) -> None:
     for name in answered[0].seconds:
         seconds = [one.seconds[name] for one in answered]
         report.timed(f"search {name}", sum(seconds), f"{_each(seconds)}, {COARSE} then {FULL} wide")
     seconds = [one.rerank_seconds for one in answered]
-    found = sum(one.found for one in answered)
-    report.timed("rerank", sum(seconds), f"{_each(seconds)}, {found / len(answered):.0f} passages each")
-    alike = sum(one.shared for one in answered) / found
-    report.timed("agreement", None, f"{alike:.1%} of these passages were found by both databases")
+    candidates = sum(one.candidates for one in answered)
+    report.timed("rerank", sum(seconds), f"{_each(seconds)}, {candidates / len(answered):.0f} passages each")
+    agreement = sum(one.shared for one in answered) / candidates
+    report.timed("agreement", None, f"{agreement:.1%} of these passages were found by both databases")
     if engine.cache is not None:
         stats = engine.cache.stats()
         note = f"{stats.hits:,} look-ups answered, {stats.written:,} vectors added"
@@ -190,7 +190,7 @@ def _each(seconds: Sequence[float]) -> str:
 
 
 def _digest(engine: Engine, records: Sequence[Record]) -> str:
-    """Names the model and the corpus."""
+    """A hash of the model and the corpus."""
     digest = blake2b(engine.spec.fingerprint.encode(), digest_size=6)
     for record in records:
         digest.update(f"{record.id}\0{record.text}\0".encode())
@@ -198,5 +198,5 @@ def _digest(engine: Engine, records: Sequence[Record]) -> str:
 
 
 def _tilde(path: Path) -> str:
-    """The path as a person would write it."""
+    """The path with ``~`` for the home folder."""
     return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)

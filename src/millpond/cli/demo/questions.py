@@ -1,4 +1,4 @@
-"""The demo's questions, and the few hundred passages that are enough to ask them of."""
+"""The demo's ten questions, and the choice of passages for its short form."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ SHORT_PASSAGES = 400
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A question, and where the standard library answers it.
+    """A question and its right answers.
 
     Attributes:
-        text: The question, as somebody would ask it who does not know the answer's name.
-        answers: Dotted names, any of which is a right answer. The search never sees them.
+        text: The question, in the words of somebody who does not know the name of the answer.
+        answers: Dotted names; each is a right answer. Only the tests read them, never the search.
     """
 
     text: str
@@ -69,8 +69,11 @@ QUESTIONS = (
 
 
 def short_of(records: Sequence[Record]) -> list[Record]:
-    """The answers to the questions and, up to some hundreds, passages drawn by the hash of their names; in order."""
+    """At most :data:`SHORT_PASSAGES` records: the answers to the questions, and others chosen by the hash of their ids.
+
+    The order of ``records`` is kept.
+    """
     answers = {name for question in QUESTIONS for name in question.answers}
-    drawn = sorted(records, key=lambda record: (record.id not in answers, blake2b(record.id.encode()).digest()))
-    kept = {record.id for record in drawn[:SHORT_PASSAGES]}
+    by_priority = sorted(records, key=lambda record: (record.id not in answers, blake2b(record.id.encode()).digest()))
+    kept = {record.id for record in by_priority[:SHORT_PASSAGES]}
     return [record for record in records if record.id in kept]

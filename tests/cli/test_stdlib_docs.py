@@ -1,10 +1,10 @@
-"""The demo's corpus: what is read of the standard library, and that it is only read."""
+"""The demo's corpus: which docstrings of the standard library are read, and that no module is imported."""
 
 import sys
 
 import pytest
 
-from millpond.cli.demo_questions import QUESTIONS, SHORT_PASSAGES, short_of
+from millpond.cli.demo.questions import QUESTIONS, SHORT_PASSAGES, short_of
 from millpond.cli.stdlib_docs import read_stdlib
 from millpond.errors import InvalidRequestError
 
@@ -15,7 +15,7 @@ def records():
 
 
 def library(folder, files):
-    """A library of these files."""
+    """Write a library of these files."""
     for name, source in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -24,9 +24,9 @@ def library(folder, files):
 
 
 def texts(folder):
-    """The records of the library alone, not those of the interpreter's own modules."""
-    own = {record.id for record in read_stdlib(library(folder / "bare", {"bare.py": ""}))}
-    return {record.id: record.text for record in read_stdlib(folder) if record.id not in own}
+    """Texts by id, without the records of modules written in C."""
+    in_c = {record.id for record in read_stdlib(library(folder / "bare", {"bare.py": ""}))}
+    return {record.id: record.text for record in read_stdlib(folder) if record.id not in in_c}
 
 
 def test_names_signatures_and_docstrings(tmp_path):
@@ -142,7 +142,7 @@ def test_a_library_without_sources_is_an_error(tmp_path):
 
 
 def test_the_library_of_this_python(records):
-    """Thousands, each once, in one order, with the built-in modules; none of it private or a test."""
+    """Thousands of records, each once, in a fixed order, built-in modules included, nothing private and no tests."""
     ids = [record.id for record in records]
     assert len(ids) > 3000
     assert len(set(ids)) == len(ids)

@@ -1,4 +1,4 @@
-"""Layout: which fields a payload form has in Milvus, and a record as a row of them."""
+"""PayloadSchema: the fields of a payload form in Milvus, and a record as a row of them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MAX_JSON = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
-    """The fields of a collection, vectors aside.
+class PayloadSchema:
+    """The fields of a collection, without the vector fields.
 
     Attributes:
         form: The payload form.
-        primary: Name of the primary field, which holds the point's id.
+        primary: Name of the primary field, which holds the row's id.
         strings: The other VARCHAR fields.
-        json: The JSON field of the metadata; ``None`` where its keys are fields of their own (dynamic ones).
+        json: The JSON field that holds the metadata; ``None`` if every metadata key is a dynamic field.
     """
 
     form: Payload
@@ -37,12 +37,12 @@ class Layout:
         return frozenset((self.primary, *self.strings))
 
     def row(self, record: Record, point: str, *, vectors: frozenset[str]) -> dict[str, Any]:
-        """The fields of a record, vectors aside.
+        """The fields of a record, without the vectors.
 
         Args:
             record: The record.
-            point: Its id in the database.
-            vectors: Names of the vector fields, which metadata may not take either.
+            point: The row's id.
+            vectors: Names of the vector fields, which no metadata key may have.
 
         Raises:
             InvalidRequestError: A text or metadata that Milvus cannot store.
@@ -61,7 +61,7 @@ class Layout:
             fields = {**record.metadata, "record_id": record.id, "content_hash": content_hash(record.text)}
             row = {"pk": point, "text": record.text}
         else:
-            # The node keeps every key; a flat one that is a field already would only have served filters.
+            # The node keeps every key; the flat ones only serve filters, so those that clash with a field are left out.
             flat = llama_index_fields(record, point, text_inside=False)
             fields = {key: value for key, value in flat.items() if key not in taken}
             row = {"id": point, "doc_id": record.id, "text": record.text}
@@ -72,11 +72,11 @@ class Layout:
         return {**row, **fields}
 
     def output_fields(self) -> list[str]:
-        """What a search asks back."""
+        """The fields that a search requests."""
         return [*self.strings, self.json or "$meta"]
 
     def record_fields(self, entity: Mapping[str, Any], point: str) -> tuple[str, str, dict[str, Any]]:
-        """Id, text and metadata of a stored row. One written by the framework itself has its row's id."""
+        """Id, text and metadata of a stored row. The id of a row that the framework wrote is the row's own."""
         text = str(entity["text"])
         if self.form == "plain":
             return str(entity["id"]), text, dict(entity["metadata"] or {})
@@ -88,8 +88,8 @@ class Layout:
         return str(entity.get("record_id", point)), text, metadata
 
 
-LAYOUTS: Mapping[Payload, Layout] = {
-    "plain": Layout(form="plain", primary="pk", strings=("id", "text", "content_hash"), json="metadata"),
-    "langchain": Layout(form="langchain", primary="pk", strings=("text",), json=None),
-    "llama_index": Layout(form="llama_index", primary="id", strings=("doc_id", "text"), json=None),
+SCHEMAS: Mapping[Payload, PayloadSchema] = {
+    "plain": PayloadSchema(form="plain", primary="pk", strings=("id", "text", "content_hash"), json="metadata"),
+    "langchain": PayloadSchema(form="langchain", primary="pk", strings=("text",), json=None),
+    "llama_index": PayloadSchema(form="llama_index", primary="id", strings=("doc_id", "text"), json=None),
 }

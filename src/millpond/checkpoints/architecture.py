@@ -1,0 +1,259 @@
+"""Architecture: one row of the table of architectures, as pure data; code is named as a string and imported on use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Literal
+
+from millpond.checkpoints.classifier_steps import (
+    DECODER_HEAD,
+    ENCODER_HEAD,
+    ConfigField,
+    FamilyHead,
+    FamilyStep,
+    Linear,
+    Norm,
+    PoolingField,
+)
+from millpond.spec import PoolingMode
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderFields:
+    """What a BERT-like family calls its sizes in config.json; an empty name is a size that the family does not have.
+
+    Attributes:
+        layers: Number of layers.
+        heads: Number of attention heads.
+        hidden: Width of the hidden states.
+        embedding: Width of the embeddings; empty: ``hidden``.
+        inner: Width inside the feed forward.
+        words: Rows of the vocabulary.
+        positions: Rows of the position table.
+        types: Rows of the table of token types.
+        buckets: Buckets of relative distances.
+        epsilon: Epsilon of every norm; empty: 1e-12.
+        activation: Activation of the feed forward.
+    """
+
+    layers: str = "num_hidden_layers"
+    heads: str = "num_attention_heads"
+    hidden: str = "hidden_size"
+    embedding: str = ""
+    inner: str = "intermediate_size"
+    words: str = "vocab_size"
+    positions: str = "max_position_embeddings"
+    types: str = "type_vocab_size"
+    buckets: str = ""
+    epsilon: str = "layer_norm_eps"
+    activation: str = "hidden_act"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderNames:
+    """Where a BERT-like family keeps its parts: paths of attributes in the loaded class, and names of its tensors.
+
+    Attributes:
+        prefix: Put before the backbone's tensors by a class with a head.
+        layers: The list of layers. The fields below are paths within a layer.
+        query: Projection to queries.
+        key: Projection to keys.
+        value: Projection to values.
+        attention_out: Projection of the attention's output.
+        attention_norm: Norm behind the attention.
+        up: First linear of the feed forward.
+        down: Second linear of the feed forward.
+        norm: Norm behind the feed forward.
+        relative_bias: Table of relative distances, in the backbone; empty: none.
+        fields: Names in config.json.
+    """
+
+    prefix: str
+    layers: str = "encoder.layer"
+    query: str = "attention.self.query"
+    key: str = "attention.self.key"
+    value: str = "attention.self.value"
+    attention_out: str = "attention.output.dense"
+    attention_norm: str = "attention.output.LayerNorm"
+    up: str = "intermediate.dense"
+    down: str = "output.dense"
+    norm: str = "output.LayerNorm"
+    relative_bias: str = ""
+    fields: EncoderFields = EncoderFields()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderTraits:
+    """How a class of transformers differs from Llama's.
+
+    Attributes:
+        activation: Field of config.json that names the activation.
+        window: Where a layer's sliding window is found: its attention, the config, or nowhere.
+        centred: Norms multiply by ``1 + weight``, and embeddings come scaled.
+        softcap: Attention scores are capped.
+        rotary_by_kind: Rotary angles differ between kinds of layers.
+    """
+
+    activation: str = "hidden_act"
+    window: Literal["layer", "config"] | None = None
+    centred: bool = False
+    softcap: bool = False
+    rotary_by_kind: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedHeadNames:
+    """Where a family's masked language model keeps its head: projection, activation, norm, decoder.
+
+    Attributes:
+        backbone: Prefix of the backbone's tensors.
+        dense: The projection.
+        norm: The norm behind its activation.
+        decoder: The product with the vocabulary, absent where it is the embedding table.
+        biases: Names of the decoder's bias; the first that the files have counts.
+        table: The embedding table, in the backbone.
+        activation: Field of config.json that names the activation; empty, or not there: gelu.
+        epsilon: Field of config.json with the norm's epsilon; empty: ``default_epsilon``.
+        default_epsilon: The epsilon where config.json gives none.
+    """
+
+    backbone: str
+    dense: str
+    norm: str
+    decoder: str
+    biases: tuple[str, ...]
+    table: str = "embeddings.word_embeddings.weight"
+    activation: str = ""
+    epsilon: str = "layer_norm_eps"
+    default_epsilon: float = 1e-12
+
+    def tensors(self) -> tuple[str, ...]:
+        """Every tensor of this head that a file may have, under any of its names."""
+        parts = [f"{part}.{kind}" for part in (self.dense, self.norm) for kind in ("weight", "bias")]
+        older = [f"{self.norm}.gamma", f"{self.norm}.beta"]
+        return (*parts, *older, self.decoder, *self.biases, self.table, f"{self.backbone}.{self.table}")
+
+
+# Qwen2ForRewardModel and Qwen2ForProcessRewardModel.
+QWEN_REWARD: tuple[FamilyStep, ...] = (Linear(name="score.0"), "relu", Linear(name="score.2"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A family of backbones: everything that millpond knows of it.
+
+    Attributes:
+        prefix: What the checkpoints' class names begin with: ``Bert`` for ``BertModel``.
+        model_type: ``model_type`` in config.json.
+        aliases: Other ``model_type`` values of the same family.
+        recognized_by: Fields of config.json that mark this family where ``model_type`` is another family's.
+        names: Class names besides ``prefix`` and a suffix.
+        native: transformers' class, where it is not ``{prefix}Model``.
+        module: A module with what transformers does not do by itself: any of
+            ``translate(config, name) -> dict`` (config.json in the native class's terms, its ``model_type`` included),
+            ``tensors(state, config) -> dict`` (the checkpoint's tensors under the native names),
+            ``backbone_class() -> type`` (the class to load them into, where transformers may lack it) and
+            ``finish(backbone, checkpoint) -> module`` (whatever the loaded class still lacks).
+        forward: ``module:class`` of millpond's own packed forward. The class takes the loaded backbone and this row;
+            its ``fits(backbone, row)``, if it has one, says whether the forward does all that the loaded class would.
+            ``None``: transformers' class runs.
+        encoder: Names of a BERT-like family's parts, which :mod:`millpond.models.encoder` runs and
+            :mod:`millpond.models.encoder_file` reads without transformers.
+        traits: Differences of a family like Llama, which :mod:`millpond.models.decoder` runs.
+        head: Its classifiers; ``None``: ``score`` on a decoder's last token, ``classifier`` on an encoder's first.
+        mlm: Its masked-language-model head, which SPLADE reads; ``None``: not known.
+        reward_head: Steps of its ``*ForRewardModel``.
+        reward_token: Id of the token put behind a conversation, where its reward models read the score.
+        weighted_tokens: Class of a token classifier that with one label is a dense model; the label weighs tokens.
+        tokenizers: transformers' tokenizer classes whose tokenizer.json is read without transformers
+            (:mod:`millpond.checkpoints.tokenizer_file`); the first counts where the files name no class.
+        pooling: How a repository without modules.json is pooled.
+        pooling_field: Field of config.json that says otherwise.
+        positions: ``absolute`` (a learned table), ``rotary``, ``relative`` (distances only) or ``none``.
+        offset_positions: The learned table begins behind the padding row (RoBERTa): ``padding_idx + 1``.
+        token_types: The class reads ``token_type_ids``.
+        adapters: The backbone takes ``adapter_ids [1, tokens]``, an adapter for each token (-1: none).
+        decoder: A causal language model, with a key-value cache to switch off.
+        recurrent: Some layers carry a state from token to token instead of attending.
+        pooler: The class would build BERT's own pooler, which pooling here does not use.
+        half: Half precision that suits it on a GPU.
+        example: A well-known checkpoint.
+    """
+
+    prefix: str
+    model_type: str
+    pooling: PoolingMode
+    positions: Literal["absolute", "rotary", "relative", "none"]
+    example: str
+    aliases: tuple[str, ...] = ()
+    recognized_by: Mapping[str, str] = field(default_factory=dict, hash=False)
+    names: tuple[str, ...] = ()
+    native: str = ""
+    module: str | None = None
+    forward: str | None = None
+    encoder: EncoderNames | None = None
+    traits: DecoderTraits | None = None
+    head: FamilyHead | None = None
+    mlm: MaskedHeadNames | None = None
+    reward_head: tuple[FamilyStep, ...] = QWEN_REWARD
+    reward_token: ConfigField | None = None
+    weighted_tokens: str = ""
+    tokenizers: tuple[str, ...] = ()
+    pooling_field: PoolingField | None = None
+    offset_positions: bool = False
+    token_types: bool = False
+    adapters: bool = False
+    decoder: bool = False
+    recurrent: bool = False
+    pooler: bool = False
+    half: str = "float16"
+
+    @property
+    def model_class(self) -> str:
+        """transformers' class of the backbone."""
+        return self.native or f"{self.prefix}Model"
+
+    @property
+    def classifiers(self) -> FamilyHead:
+        """What its classifiers compute."""
+        return self.head or (DECODER_HEAD if self.decoder else ENCODER_HEAD)
+
+    def hooks(self) -> ModuleType | None:
+        """The family's own code, if it has any."""
+        return None if self.module is None else import_module(self.module)
+
+    def forward_class(self) -> Any:
+        """The class of its packed forward; ``None`` where transformers' class runs."""
+        if self.forward is None:
+            return None
+        module, _, name = self.forward.partition(":")
+        return getattr(import_module(module), name)
+
+    def head_names(self) -> tuple[str, ...]:
+        """Modules and tensors of its heads, which a backbone leaves alone."""
+        steps = (*self.classifiers.sequence, *self.classifiers.tokens, *self.reward_head)
+        names = [step.name for step in steps if isinstance(step, Linear | Norm)]
+        if self.mlm is not None:
+            names += [self.mlm.dense, self.mlm.norm, self.mlm.decoder, *self.mlm.biases]
+        if self.encoder is not None:  # a pooler is saved beside the layers, under the same prefix
+            names += [f"{self.encoder.prefix}.{name}" for name in names]
+        return tuple(names)
+
+    def position_offset(self, config: Mapping[str, Any]) -> int:
+        """Position of a text's first token."""
+        if not self.offset_positions:
+            return 0
+        padding = config.get("pad_token_id")
+        return (1 if padding is None else int(padding)) + 1
+
+    def capacity(self, config: Mapping[str, Any]) -> int | None:
+        """Most tokens the position table (or the rotary training length) covers; ``None`` if the config names none."""
+        length = config.get("max_position_embeddings")
+        return None if length is None else int(length) - self.position_offset(config)
+
+    def bounded(self, config: Mapping[str, Any]) -> bool:
+        """Whether a text must end where :meth:`capacity` does; a family's ``translate`` may say ``positions_end``."""
+        return self.positions == "absolute" or bool(config.get("positions_end"))

@@ -1,0 +1,496 @@
+"""THE table: one row per family that millpond runs as packed rows.
+
+A family is added here and nowhere else: a row, and a module of :mod:`millpond.models` named in it where the family
+computes something that no other does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from millpond.checkpoints.architecture import (
+    Architecture,
+    DecoderTraits,
+    EncoderFields,
+    EncoderNames,
+    MaskedHeadNames,
+)
+from millpond.checkpoints.classifier_steps import CLASSIFIER, SCORE, ConfigField, FamilyHead, Linear, Norm, PoolingField
+from millpond.errors import UnsupportedArchitectureError
+
+# What a checkpoint may call the class around one backbone. The backbone is loaded; heads are built here.
+_SUFFIXES = (
+    "Model",
+    "ForMaskedLM",
+    "ForCausalLM",
+    "LMHeadModel",
+    "ForPreTraining",
+    "PreTrainedModel",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForRewardModel",
+    "ForProcessRewardModel",
+    "SpladeSparseEmbeddingModel",
+    "EmbeddingModel",  # this and the rest: the other suffixes in vLLM's table
+    "ForTextEncoding",
+    "ClassificationModel",
+    "RewardModel",
+    "ForRewardModeling",
+)
+
+# Packed forwards.
+_ENCODER = "millpond.models.encoder:PackedEncoder"
+_ROTARY_ENCODER = "millpond.models.rotary_encoder:PackedRotaryEncoder"
+_DECODER = "millpond.models.decoder:PackedDecoder"
+
+# Names of BERT-like families whose parts are not called as BERT's.
+_DISTILBERT_NAMES = EncoderNames(
+    prefix="distilbert",
+    layers="transformer.layer",
+    query="attention.q_lin",
+    key="attention.k_lin",
+    value="attention.v_lin",
+    attention_out="attention.out_lin",
+    attention_norm="sa_layer_norm",
+    up="ffn.lin1",
+    down="ffn.lin2",
+    norm="output_layer_norm",
+    fields=EncoderFields(
+        layers="n_layers",
+        heads="n_heads",
+        hidden="dim",
+        inner="hidden_dim",
+        types="",
+        epsilon="",
+        activation="activation",
+    ),
+)
+_MPNET_NAMES = EncoderNames(
+    prefix="mpnet",
+    query="attention.attn.q",
+    key="attention.attn.k",
+    value="attention.attn.v",
+    attention_out="attention.attn.o",
+    attention_norm="attention.LayerNorm",
+    relative_bias="encoder.relative_attention_bias",
+    fields=EncoderFields(types="", buckets="relative_attention_num_buckets"),
+)
+
+# Classifiers.
+_POOLER_HEAD = FamilyHead(sequence=(Linear(name="pooler.dense"), "tanh", *CLASSIFIER))
+_ROBERTA_HEAD = FamilyHead(sequence=(Linear(name="classifier.dense"), "tanh", Linear(name="classifier.out_proj")))
+_MODERNBERT_STEPS = (
+    Linear(name="head.dense", biased=False),
+    ConfigField(name="classifier_activation", default="gelu"),
+    Norm(name="head.norm", eps=1e-5, eps_field="norm_eps"),
+    *CLASSIFIER,
+)
+# The second name of the field is the one of EuroBERT's own code, and of what it saved.
+_CLASSIFIER_POOLING = ("classifier_pooling", "clf_pooling")
+_LLAMA_POOLING = PoolingField(
+    names=("pooling",), default="avg", modes={"avg": "mean", "mean": "mean", "cls": "cls", "last": "lasttoken"}
+)
+_MODERNBERT_HEAD = FamilyHead(
+    sequence=_MODERNBERT_STEPS,
+    tokens=_MODERNBERT_STEPS,
+    pooling=PoolingField(names=_CLASSIFIER_POOLING, default="cls", modes={"cls": "cls", "mean": "mean"}),
+)
+_EUROBERT_HEAD = FamilyHead(
+    sequence=(Linear(name="dense"), "gelu", *CLASSIFIER),
+    pooling=PoolingField(
+        names=_CLASSIFIER_POOLING,
+        default="late",
+        modes={"bos": "cls", "mean": "mean", "late": "mean"},
+        of_logits=frozenset(("late",)),
+    ),
+)
+_DEBERTA_HEAD = FamilyHead(
+    sequence=(Linear(name="pooler.dense"), ConfigField(name="pooler_hidden_act", default="gelu"), *CLASSIFIER)
+)
+_ELECTRA_HEAD = FamilyHead(sequence=(Linear(name="classifier.dense"), "gelu", Linear(name="classifier.out_proj")))
+
+# Masked-language-model heads.
+_BERT_MLM = MaskedHeadNames(
+    backbone="bert",
+    dense="cls.predictions.transform.dense",
+    norm="cls.predictions.transform.LayerNorm",
+    decoder="cls.predictions.decoder.weight",
+    biases=("cls.predictions.decoder.bias", "cls.predictions.bias"),
+    activation="hidden_act",
+)
+_DISTILBERT_MLM = MaskedHeadNames(
+    backbone="distilbert",
+    dense="vocab_transform",
+    norm="vocab_layer_norm",
+    decoder="vocab_projector.weight",
+    biases=("vocab_projector.bias",),
+    activation="activation",
+    epsilon="",
+)
+_MODERNBERT_MLM = MaskedHeadNames(
+    backbone="model",
+    dense="head.dense",
+    norm="head.norm",
+    decoder="decoder.weight",
+    biases=("decoder.bias",),
+    table="embeddings.tok_embeddings.weight",
+    activation="classifier_activation",
+    epsilon="norm_eps",
+    default_epsilon=1e-5,
+)
+
+
+def _roberta_mlm(backbone: str) -> MaskedHeadNames:
+    return MaskedHeadNames(
+        backbone=backbone,
+        dense="lm_head.dense",
+        norm="lm_head.layer_norm",
+        decoder="lm_head.decoder.weight",
+        biases=("lm_head.decoder.bias", "lm_head.bias"),
+    )
+
+
+ARCHITECTURES = (
+    Architecture(
+        prefix="Bert",
+        model_type="bert",
+        pooling="cls",
+        positions="absolute",
+        token_types=True,
+        pooler=True,
+        forward=_ENCODER,
+        encoder=EncoderNames(prefix="bert"),
+        head=_POOLER_HEAD,
+        mlm=_BERT_MLM,
+        tokenizers=("BertTokenizer",),
+        example="BAAI/bge-base-en-v1.5",
+    ),
+    Architecture(
+        prefix="Roberta",
+        model_type="roberta",
+        pooling="cls",
+        positions="absolute",
+        offset_positions=True,
+        pooler=True,
+        forward=_ENCODER,
+        encoder=EncoderNames(prefix="roberta"),
+        head=_ROBERTA_HEAD,
+        mlm=_roberta_mlm("roberta"),
+        tokenizers=("RobertaTokenizer",),
+        example="sentence-transformers/all-roberta-large-v1",
+    ),
+    Architecture(
+        prefix="XLMRoberta",
+        model_type="xlm-roberta",
+        pooling="cls",
+        positions="absolute",
+        offset_positions=True,
+        pooler=True,
+        names=("BgeM3EmbeddingModel",),
+        forward=_ENCODER,
+        encoder=EncoderNames(prefix="roberta"),
+        head=_ROBERTA_HEAD,
+        mlm=_roberta_mlm("roberta"),
+        tokenizers=("XLMRobertaTokenizer",),
+        example="intfloat/multilingual-e5-base",
+    ),
+    Architecture(
+        prefix="DistilBert",
+        model_type="distilbert",
+        pooling="mean",
+        positions="absolute",
+        forward=_ENCODER,
+        encoder=_DISTILBERT_NAMES,
+        head=FamilyHead(sequence=(Linear(name="pre_classifier"), "relu", *CLASSIFIER)),
+        mlm=_DISTILBERT_MLM,
+        tokenizers=("BertTokenizer", "DistilBertTokenizer"),
+        example="sentence-transformers/msmarco-distilbert-base-v4",
+    ),
+    Architecture(
+        prefix="MPNet",
+        model_type="mpnet",
+        pooling="mean",
+        positions="absolute",
+        offset_positions=True,
+        pooler=True,
+        forward=_ENCODER,
+        encoder=_MPNET_NAMES,
+        head=_ROBERTA_HEAD,
+        mlm=_roberta_mlm("mpnet"),
+        tokenizers=("MPNetTokenizer",),
+        example="sentence-transformers/all-mpnet-base-v2",
+    ),
+    Architecture(
+        prefix="ModernBert",
+        model_type="modernbert",
+        pooling="cls",
+        positions="rotary",
+        forward="millpond.models.modernbert:PackedModernBert",
+        head=_MODERNBERT_HEAD,
+        mlm=_MODERNBERT_MLM,
+        example="Alibaba-NLP/gte-modernbert-base",
+    ),
+    Architecture(
+        prefix="NomicBert",
+        model_type="nomic_bert",
+        pooling="mean",
+        positions="rotary",
+        token_types=True,
+        module="millpond.models.nomic",
+        forward=_ROTARY_ENCODER,
+        head=_POOLER_HEAD,
+        example="nomic-ai/nomic-embed-text-v1.5",
+    ),
+    Architecture(
+        prefix="Gte",
+        model_type="gte",
+        aliases=("new",),
+        names=(
+            "NewModel",
+            "NewForMaskedLM",
+            "NewForSequenceClassification",
+            "NewForTokenClassification",
+            "GteNewModel",
+            "GteNewForSequenceClassification",
+        ),
+        pooling="cls",
+        positions="rotary",
+        token_types=True,
+        module="millpond.models.gte",
+        forward=_ROTARY_ENCODER,
+        head=_POOLER_HEAD,
+        weighted_tokens="NewForTokenClassification",  # gte-multilingual-base's
+        example="Alibaba-NLP/gte-multilingual-base",
+    ),
+    Architecture(
+        prefix="JinaEmbeddingsV3",
+        model_type="jina_embeddings_v3",
+        names=(
+            "XLMRobertaModel",
+            "XLMRobertaForMaskedLM",
+            "XLMRobertaForSequenceClassification",
+            "XLMRobertaForTokenClassification",
+            "XLMRobertaLoRA",
+            "JinaRobertaModel",
+            "ColBERTJinaRobertaModel",
+        ),
+        adapters=True,
+        pooling="mean",
+        positions="rotary",
+        pooler=True,
+        recognized_by={"model_type": "xlm-roberta", "position_embedding_type": "rotary"},
+        module="millpond.models.jina",
+        head=_ROBERTA_HEAD,
+        example="jinaai/jina-embeddings-v3",
+    ),
+    Architecture(
+        prefix="Electra",
+        model_type="electra",
+        pooling="cls",
+        positions="absolute",
+        token_types=True,
+        forward=_ENCODER,
+        encoder=EncoderNames(prefix="electra", fields=EncoderFields(embedding="embedding_size")),
+        head=_ELECTRA_HEAD,
+        tokenizers=("BertTokenizer",),
+        example="cross-encoder/ms-marco-electra-base",
+    ),
+    Architecture(
+        prefix="Albert",
+        model_type="albert",
+        pooling="mean",
+        positions="absolute",
+        token_types=True,
+        pooler=True,
+        forward="millpond.models.albert:PackedAlbert",
+        head=FamilyHead(sequence=(Linear(name="pooler"), "tanh", *CLASSIFIER)),
+        example="sentence-transformers/paraphrase-albert-small-v2",
+    ),
+    Architecture(
+        prefix="DebertaV2",
+        model_type="deberta-v2",
+        pooling="cls",
+        positions="relative",
+        token_types=True,
+        half="bfloat16",
+        module="millpond.models.deberta",
+        head=_DEBERTA_HEAD,
+        example="cross-encoder/nli-deberta-v3-base",
+    ),
+    Architecture(
+        prefix="EuroBert",
+        model_type="eurobert",
+        pooling="mean",
+        positions="rotary",
+        forward=_DECODER,
+        traits=DecoderTraits(),
+        head=_EUROBERT_HEAD,
+        example="EuroBERT/EuroBERT-210m",
+    ),
+    Architecture(
+        prefix="Llama",
+        model_type="llama",
+        pooling="lasttoken",
+        positions="rotary",
+        decoder=True,
+        forward=_DECODER,
+        traits=DecoderTraits(),
+        pooling_field=_LLAMA_POOLING,  # NVIDIA's older checkpoints call themselves llama
+        example="samaya-ai/RepLLaMA-reproduced",
+    ),
+    Architecture(
+        prefix="LlamaBidirectional",
+        model_type="llama_bidirec",
+        native="LlamaModel",
+        pooling="mean",
+        positions="rotary",
+        decoder=True,
+        half="bfloat16",
+        module="millpond.models.llama_bidirectional",
+        forward=_DECODER,
+        traits=DecoderTraits(),
+        head=FamilyHead(sequence=SCORE, tokens=SCORE, pooling=_LLAMA_POOLING, divisor="temperature"),
+        pooling_field=_LLAMA_POOLING,
+        example="nvidia/llama-nemotron-rerank-1b-v2",
+    ),
+    Architecture(
+        prefix="InternLM2",
+        model_type="internlm2",
+        native="LlamaModel",
+        pooling="lasttoken",
+        positions="rotary",
+        decoder=True,
+        half="bfloat16",
+        module="millpond.models.internlm2",
+        forward=_DECODER,
+        traits=DecoderTraits(),
+        reward_head=(Linear(name="v_head", biased=False),),
+        reward_token=ConfigField(name="reward_token_id", default=92527),
+        example="internlm/internlm2-1_8b-reward",
+    ),
+    Architecture(
+        prefix="Mistral",
+        model_type="mistral",
+        pooling="lasttoken",
+        positions="rotary",
+        decoder=True,
+        forward=_DECODER,
+        traits=DecoderTraits(window="config"),
+        example="intfloat/e5-mistral-7b-instruct",
+    ),
+    Architecture(
+        prefix="Qwen2",
+        model_type="qwen2",
+        pooling="lasttoken",
+        positions="rotary",
+        decoder=True,
+        forward=_DECODER,
+        traits=DecoderTraits(window="layer"),
+        example="Alibaba-NLP/gte-Qwen2-1.5B-instruct",
+    ),
+    Architecture(
+        prefix="Qwen3",
+        model_type="qwen3",
+        pooling="lasttoken",
+        positions="rotary",
+        decoder=True,
+        forward=_DECODER,
+        traits=DecoderTraits(window="layer"),
+        example="Qwen/Qwen3-Embedding-0.6B",
+    ),
+    Architecture(
+        prefix="Gemma",
+        model_type="gemma",
+        pooling="lasttoken",
+        positions="rotary",
+        decoder=True,
+        half="bfloat16",
+        forward=_DECODER,
+        traits=DecoderTraits(centred=True),
+        example="google/gemma-2b",
+    ),
+    Architecture(
+        prefix="Gemma2",
+        model_type="gemma2",
+        pooling="lasttoken",
+        positions="rotary",
+        decoder=True,
+        half="bfloat16",
+        forward=_DECODER,
+        traits=DecoderTraits(centred=True, activation="hidden_activation", window="layer", softcap=True),
+        example="BAAI/bge-multilingual-gemma2",
+    ),
+    Architecture(
+        prefix="Gemma3Text",
+        model_type="gemma3_text",
+        names=("Gemma3ForCausalLM",),
+        pooling="lasttoken",
+        positions="rotary",
+        decoder=True,
+        half="bfloat16",
+        forward=_DECODER,
+        traits=DecoderTraits(centred=True, activation="hidden_activation", window="layer", rotary_by_kind=True),
+        example="google/embeddinggemma-300m",
+    ),
+    Architecture(
+        prefix="GPT2",
+        model_type="gpt2",
+        names=("GPT2DoubleHeadsModel",),
+        pooling="lasttoken",
+        positions="absolute",
+        decoder=True,
+        module="millpond.models.gpt2",
+        head=FamilyHead(sequence=SCORE, pooling="lasttoken"),
+        example="openai-community/gpt2",
+    ),
+    Architecture(
+        prefix="Jamba",
+        model_type="jamba",
+        pooling="lasttoken",
+        positions="none",
+        decoder=True,
+        half="bfloat16",
+        module="millpond.models.jamba",
+        recurrent=True,
+        example="ai21labs/Jamba-tiny-reward-dev",
+    ),
+)
+
+
+def row_of(model_type: str) -> Architecture | None:
+    """The row of a ``model_type``, or of an alias."""
+    return next((row for row in ARCHITECTURES if model_type in (row.model_type, *row.aliases)), None)
+
+
+def find(config: Mapping[str, Any], name: str) -> Architecture:
+    """The row for a checkpoint's config.json.
+
+    Raises:
+        UnsupportedArchitectureError: No row fits.
+    """
+    model_type, claimed = config.get("model_type"), (config.get("architectures") or [None])[0]
+    row = _recognized(config) or row_of(str(model_type))
+    if row is None:
+        remote = " and needs code of its own (auto_map)" if config.get("auto_map") else ""
+        known_types = ", ".join(known for row in ARCHITECTURES for known in (row.model_type, *row.aliases))
+        raise UnsupportedArchitectureError(
+            f"{name} is a {claimed or 'model'} of model_type {model_type!r}{remote}, which millpond cannot run; "
+            f"it runs {known_types} (`millpond models` lists them)"
+        )
+    # Stanford's late interaction is on any backbone; vLLM's names have the backbone's in them.
+    known = {row.prefix + suffix for suffix in _SUFFIXES} | {"HF_ColBERT", f"ColBERT{row.prefix}Model"} | set(row.names)
+    if claimed is not None and claimed not in known:
+        raise UnsupportedArchitectureError(
+            f"{name} is a {claimed}, which millpond does not run; "
+            f"of model_type {model_type!r} it runs {', '.join(sorted(known))}"
+        )
+    return row
+
+
+def _recognized(config: Mapping[str, Any]) -> Architecture | None:
+    """The row of a checkpoint whose ``model_type`` is another family's."""
+    for row in ARCHITECTURES:
+        if row.recognized_by and all(config.get(name) == value for name, value in row.recognized_by.items()):
+            return row
+    return None

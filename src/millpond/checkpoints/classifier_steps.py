@@ -1,0 +1,115 @@
+"""Steps of a classifier head as data, and which of them a family's classifiers have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from millpond.spec import PoolingMode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """``x W^T + b``; with ``biased`` the files must have a bias, else they may."""
+
+    name: str
+    biased: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """Layer normalization; the bias is optional in the files.
+
+    Attributes:
+        name: Prefix of its tensors.
+        eps: Added to the variance.
+        eps_field: Field of config.json that replaces ``eps``; empty: none does.
+    """
+
+    name: str
+    eps: float
+    eps_field: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadRows:
+    """Rows of the language-model head: one logit for each of ``tokens``, or ``tokens[1] - tokens[0]``."""
+
+    tokens: tuple[int, ...]
+    difference: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigField:
+    """A value that a checkpoint's config.json may replace."""
+
+    name: str
+    default: Any
+
+    def read(self, config: Mapping[str, Any]) -> Any:
+        """The value for a checkpoint."""
+        return config.get(self.name, self.default)
+
+
+Step = Linear | Norm | HeadRows | str  # a str is an activation, by transformers' name
+FamilyStep = Step | ConfigField  # a ConfigField is an activation that config.json names
+
+
+def read_steps(steps: tuple[FamilyStep, ...], config: Mapping[str, Any]) -> tuple[Step, ...]:
+    """A family's steps with the values of one checkpoint's config.json."""
+    return tuple(_read_step(step, config) for step in steps)
+
+
+def _read_step(step: FamilyStep, config: Mapping[str, Any]) -> Step:
+    if isinstance(step, ConfigField):
+        return str(step.read(config))
+    if isinstance(step, Norm) and step.eps_field:
+        return replace(step, eps=float(config.get(step.eps_field, step.eps)))
+    return step
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingField:
+    """Fields of config.json that name a pooling.
+
+    Attributes:
+        names: The fields; the first one with a value counts.
+        default: The value where none has one.
+        modes: The pooling of each known value.
+        of_logits: Values that pool the logits rather than the hidden states.
+    """
+
+    names: tuple[str, ...]
+    default: str
+    modes: Mapping[str, PoolingMode] = field(hash=False)
+    of_logits: frozenset[str] = frozenset()
+
+    def read(self, config: Mapping[str, Any]) -> Any:
+        """The value for a checkpoint, known or not."""
+        return next((config[name] for name in self.names if config.get(name)), self.default)
+
+
+CLASSIFIER = (Linear(name="classifier"),)
+SCORE = (Linear(name="score", biased=False),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyHead:
+    """What the classifiers of a family compute from hidden states.
+
+    Attributes:
+        sequence: Steps of ``*ForSequenceClassification``.
+        tokens: Steps of ``*ForTokenClassification``.
+        pooling: The row that a text's logits come from, or the fields of config.json that name it.
+        divisor: Field of config.json that the logits are divided by (a temperature); empty: none.
+    """
+
+    sequence: tuple[FamilyStep, ...] = CLASSIFIER
+    tokens: tuple[FamilyStep, ...] = CLASSIFIER
+    pooling: PoolingMode | PoolingField = "cls"
+    divisor: str = ""
+
+
+ENCODER_HEAD = FamilyHead()
+DECODER_HEAD = FamilyHead(sequence=SCORE, tokens=SCORE, pooling="lasttoken")

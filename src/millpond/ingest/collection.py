@@ -1,0 +1,315 @@
+"""CollectionSink: the part of a sink that is the same for every database."""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+
+from millpond.errors import InvalidRequestError, MillpondError, SinkError
+from millpond.ingest.batch import WriteBatch, record_bytes, slices
+from millpond.ingest.manifest import CollectionManifest
+from millpond.ingest.payload import Payload, check_payload
+from millpond.ingest.record import Record, point_id
+from millpond.ingest.search import Hit, SearchPlan, plan_search
+from millpond.ingest.sink import check_widths
+from millpond.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from millpond.engine.engine import Engine
+
+NativeFilter = TypeVar("NativeFilter")
+
+
+class CollectionSink(ABC, Generic[NativeFilter]):
+    """One collection of a database: ingest writes to it, and it can be searched.
+
+    A subclass names the database, its limits and its client, and implements the requests: ``_exists``, ``_create``,
+    ``_read_manifest``, ``_upsert``, ``_query``, ``_delete``, ``_count``, with ``_to_native`` for filters and
+    ``_describe_error`` for the client's errors. It may also override ``_prepare``, ``_load``, ``_flush`` and ``check``.
+
+    Args:
+        location: Where the database is; ``None`` if the caller passed a client, which :meth:`close` then leaves open.
+        collection: Name of the collection.
+        dimensions: The widths to store and search; ``None`` stores the width that ``embed`` returns, and searches
+            every width that the collection has.
+        payload: The form of the payload.
+
+    Raises:
+        InvalidRequestError: A name, width or payload form that is not valid.
+    """
+
+    database: ClassVar[str]  # as error messages name it
+    row: ClassVar[str] = "row"  # what the database calls one row
+    name_pattern: ClassVar[re.Pattern[str]]
+    name_rule: ClassVar[str]  # the pattern in words, after "use"
+    max_rows: ClassVar[int]  # of one request
+    max_bytes: ClassVar[int]  # of one request
+    float_bytes: ClassVar[int]  # bytes of one float in a request
+    max_results: ClassVar[int | None] = None  # of one search
+
+    _client: Any  # set by the subclass
+
+    def __init__(
+        self,
+        location: str | os.PathLike[str] | None,
+        collection: str,
+        *,
+        dimensions: Sequence[int] | None,
+        payload: str,
+    ) -> None:
+        if not isinstance(collection, str) or not self.name_pattern.fullmatch(collection):
+            raise InvalidRequestError(f"collection={collection!r} is no name for {self.database}; use {self.name_rule}")
+        self._collection = collection
+        self._dimensions = check_widths(dimensions)
+        self._payload = check_payload(payload)
+        self._owned = location is not None
+        self._where = "the client passed in" if location is None else os.path.expanduser(os.fspath(location))
+        self._manifest: CollectionManifest | None = None
+
+    @property
+    def dimensions(self) -> tuple[int, ...] | None:
+        """The widths passed at construction, ascending; ``None`` stands for the width that ``embed`` returns."""
+        return self._dimensions
+
+    @property
+    def collection(self) -> str:
+        """The collection's name."""
+        return self._collection
+
+    def prepare(self, spec: ModelSpec) -> None:
+        """Create the collection, or check that it was created with this model, these widths and this payload form.
+
+        Raises:
+            FingerprintMismatchError: The collection was built by another model, or not by millpond.
+            InvalidRequestError: It has other widths or another payload form, or the model does not have these widths.
+            SinkError: The database does not answer, or refuses.
+        """
+        wanted = CollectionManifest.of(spec, dimensions=self._dimensions, payload=self._payload)
+        if not self._found():
+            try:
+                with self._request("creating the collection"):
+                    self._create(wanted)
+            except SinkError:
+                if not self._found():  # else another process was faster, and its collection is checked next
+                    raise
+        self._stored_manifest().check_write(wanted, spec, collection=self._collection)
+        self._prepare(wanted)
+        self._load()
+        self._manifest = wanted
+
+    def check(self, record: Record) -> None:
+        """Raise InvalidRequestError for a record that no request could carry."""
+        if (size := record_bytes(record)) > self.max_bytes:
+            raise InvalidRequestError(f"{size} bytes of text and metadata; a {self.row} takes at most {self.max_bytes}")
+
+    def write(self, batch: WriteBatch) -> None:
+        """Upsert the rows, in requests that the database accepts, and wait until it has acknowledged them.
+
+        Raises:
+            InvalidRequestError: The collection is not prepared, or has other widths.
+            SinkError: The database does not answer, or refuses.
+        """
+        if self._manifest is None:
+            raise InvalidRequestError(f"collection {self._collection!r} is not prepared; call prepare(spec) first")
+        if tuple(sorted(batch.vectors)) != self._manifest.dimensions:
+            raise InvalidRequestError(
+                f"the batch holds the widths {sorted(batch.vectors)}, the collection {list(self._manifest.dimensions)}"
+            )
+        vector_bytes = self.float_bytes * sum(batch.vectors)
+        sizes = [vector_bytes + record_bytes(record) for record in batch.records]
+        for rows in slices(sizes, max_rows=self.max_rows, max_bytes=self.max_bytes):
+            part = batch.part(rows)
+            with self._request(f"an upsert of {len(part)} {self.row}s"):
+                self._upsert(part)
+        self._flush()
+
+    def delete(
+        self, ids: Sequence[str] | None = None, *, filter: Mapping[str, object] | NativeFilter | None = None
+    ) -> None:
+        """Delete records by id or by metadata, and wait until the database has acknowledged it.
+
+        Args:
+            ids: Ids of ingested records; those that the collection does not hold are ignored.
+            filter: What :meth:`search` takes, instead of ``ids``. It must have a condition.
+
+        Raises:
+            InvalidRequestError: No such collection, both or neither argument, or a filter without a condition.
+            FingerprintMismatchError: millpond did not create the collection.
+            SinkError: The database does not answer, or refuses.
+        """
+        if (ids is None) == (filter is None):
+            raise InvalidRequestError("delete takes either ids or filter; pass one of them")
+        if isinstance(ids, str):
+            raise InvalidRequestError(f"ids={ids!r} is one str; pass a list of ids")
+        manifest = self._opened()
+        if ids is None:
+            native = self._to_native(filter, manifest.payload)
+            if not native:
+                raise InvalidRequestError(f"filter={filter!r} has no condition and would delete every record")
+            with self._request("a delete by filter"):
+                self._delete(native, manifest.payload)
+        else:
+            points = [point_id(record_id) for record_id in ids]
+            for start in range(0, len(points), self.max_rows):
+                part = points[start : start + self.max_rows]
+                with self._request(f"a delete of {len(part)} {self.row}s"):
+                    self._delete(part, manifest.payload)
+        self._flush()
+
+    def count(self) -> int:
+        """How many rows the collection holds; 0 before it is created."""
+        if not self._found():
+            return 0
+        self._load()
+        with self._request("a count"):
+            return self._count()
+
+    def search(
+        self,
+        engine: Engine,
+        question: str,
+        *,
+        k: int = 10,
+        funnel: bool = True,
+        candidates: int | None = None,
+        filter: Mapping[str, object] | NativeFilter | None = None,
+    ) -> list[Hit]:
+        """The records nearest to a question.
+
+        Args:
+            engine: The engine that filled the collection; it embeds the question with the role ``query``.
+            question: One question.
+            k: Most hits to return; fewer if fewer records match.
+            funnel: Find candidates by the smallest width and score them by the largest; ``False`` searches the
+                largest width alone.
+            candidates: How many candidates, ``max(100, 10 * k)`` by default.
+            filter: A dict of metadata values that must match (of a list, one of them), or the database's own filter.
+
+        Returns:
+            At most ``k`` hits, best first; scores are cosine at the largest width.
+
+        Raises:
+            FingerprintMismatchError: Another model filled the collection.
+            InvalidRequestError: No such collection, or an argument out of range.
+            SinkError: The database does not answer, or refuses.
+        """
+        if self.max_results is not None:
+            for name, value in (("k", k), ("candidates", candidates)):
+                if isinstance(value, int) and value > self.max_results:
+                    raise InvalidRequestError(
+                        f"{name}={value} is more than {self.database} hands out ({self.max_results})"
+                    )
+        manifest = self._opened()
+        manifest.check_model(engine.spec, collection=self._collection)
+        widths = manifest.widths_to_search(self._dimensions, collection=self._collection)
+        native = self._to_native(filter, manifest.payload)
+        plan = plan_search(engine, question, widths=widths, k=k, funnel=funnel, candidates=candidates)
+        with self._request("a search"):
+            return self._query(plan, native, manifest.payload)
+
+    def close(self) -> None:
+        """Close the client, unless it was passed in."""
+        if self._owned:
+            self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._where!r}, {self._collection!r}, dimensions={self._dimensions}, "
+            f"{self._payload!r})"
+        )
+
+    # ------------------------------------------------------------------------------- what a database implements
+
+    @abstractmethod
+    def _exists(self) -> bool:
+        """Whether the collection exists."""
+
+    @abstractmethod
+    def _create(self, manifest: CollectionManifest) -> None:
+        """Create the collection: cosine vectors ``vector_name(width)`` for each width, and the manifest as metadata."""
+
+    @abstractmethod
+    def _read_manifest(self) -> object:
+        """The manifest's JSON as stored, whatever it is; ``None`` if the collection has none."""
+
+    @abstractmethod
+    def _upsert(self, batch: WriteBatch) -> None:
+        """Store the rows of one request, replacing those whose id exists, and wait for the acknowledgement."""
+
+    @abstractmethod
+    def _query(self, plan: SearchPlan, native: NativeFilter | None, payload: Payload) -> list[Hit]:
+        """Run the stages of a search: ``plan.coarse``, unless it is ``None``, selects rows that ``plan.full`` ranks."""
+
+    @abstractmethod
+    def _delete(self, which: Sequence[str] | NativeFilter, payload: Payload) -> None:
+        """Delete the rows with these database ids, or those that a filter matches."""
+
+    @abstractmethod
+    def _count(self) -> int:
+        """How many rows the collection holds, counting every acknowledged write."""
+
+    @abstractmethod
+    def _to_native(self, filter: Mapping[str, object] | NativeFilter | None, payload: Payload) -> NativeFilter | None:
+        """The database's own filter; a falsy value for no condition. Raises InvalidRequestError for other types."""
+
+    @abstractmethod
+    def _describe_error(self, error: Exception, request: str) -> str | None:
+        """An error of the client as the end of "Database at location ..."; ``None`` lets the error through."""
+
+    def _prepare(self, manifest: CollectionManifest) -> None:
+        """Make the collection ready to be written to, once it exists and its manifest is checked."""
+
+    def _load(self) -> None:
+        """Make an existing collection ready to be read."""
+
+    def _flush(self) -> None:
+        """Make acknowledged changes durable, once after the requests of a write or delete."""
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _request(self, request: str) -> Iterator[None]:
+        """Turn an error of the client into a SinkError that names the database, its location and the request."""
+        try:
+            yield
+        except MillpondError:
+            raise
+        except Exception as error:
+            description = self._describe_error(error, request)
+            if description is None:
+                raise
+            raise SinkError(f"{self.database} at {self._where} {description}") from error
+
+    def _found(self) -> bool:
+        with self._request("a look for the collection"):
+            return self._exists()
+
+    def _stored_manifest(self) -> CollectionManifest:
+        with self._request("a look at the collection"):
+            data = self._read_manifest()
+        return CollectionManifest.from_dict(data, collection=self._collection)
+
+    def _opened(self) -> CollectionManifest:
+        """The manifest of the collection, which is loaded on first use."""
+        if self._manifest is None:
+            if not self._found():
+                raise InvalidRequestError(
+                    f"there is no collection {self._collection!r} at {self._where}; ingest into it first"
+                )
+            manifest = self._stored_manifest()
+            self._load()
+            self._manifest = manifest
+        return self._manifest
