@@ -47,12 +47,12 @@ class Recording:
     def pinned(self, size: int) -> torch.Tensor:
         return torch.full((size,), GARBAGE, dtype=torch.int32)
 
-    def block(self, size: int) -> torch.Tensor:
+    def buffer(self, size: int) -> torch.Tensor:
         return torch.full((size,), GARBAGE, dtype=torch.int32)
 
-    def upload(self, host: torch.Tensor, block: torch.Tensor) -> None:
-        assert host.shape == block.shape and not (host == GARBAGE).any()
-        block.copy_(host)
+    def upload(self, host: torch.Tensor, buffer: torch.Tensor) -> None:
+        assert host.shape == buffer.shape and not (host == GARBAGE).any()
+        buffer.copy_(host)
         host.fill_(GARBAGE)
         self.log.append("upload")
 

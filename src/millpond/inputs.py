@@ -1,4 +1,4 @@
-"""Items: what a call is a list of. Each is hashable, so that equal ones are computed once."""
+"""Inputs: the kinds of items in a call. Each is hashable, so that equal items are computed once."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """A text that is tokenized already; run as it is, no special tokens and no prompt added.
+    """A text that is already tokenized; no special tokens and no prompt are added.
 
     Attributes:
         ids: The token ids.
-        skip: So many of them, the first, are a prompt that pooling leaves out.
-        tail: So many of them, the last, are never cut: a reward is read there.
+        skip: Number of leading ids that are a prompt, which pooling leaves out.
+        tail: Number of ids at the end that are never cut: a reward is read there.
     """
 
     ids: tuple[int, ...]
@@ -30,7 +30,7 @@ class TokenIds:
 
 @dataclass(frozen=True, slots=True)
 class SpannedText:
-    """A text, and the character spans ``(start, end)`` of it that are wanted (late chunking)."""
+    """A text and character spans ``(start, end)`` in it, each of which gets a vector (late chunking)."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
@@ -40,19 +40,19 @@ Item = str | Pair | TokenIds | SpannedText
 
 
 def text_of(item: Item) -> str:
-    """The text of an item; ``""`` where there is none."""
+    """The text of an item; ``""`` for a pair or token ids."""
     if isinstance(item, str):
         return item
     return item.text if isinstance(item, SpannedText) else ""
 
 
 def key_of(item: Item) -> str:
-    """What stands for an item in a cache, among items of its kind: a text itself, or token ids written out."""
+    """Key of an item in a cache, unique among items of its kind: the text, or the token ids written out."""
     return f"{item.skip} {item.ids}" if isinstance(item, TokenIds) else text_of(item)
 
 
 def size_of(item: Item) -> int:
-    """About how long an item is, in characters: what stretches are sorted by before anything is tokenized."""
+    """Approximate length of an item in characters, to sort items before they are tokenized."""
     if isinstance(item, str):
         return len(item)
     if isinstance(item, Pair):

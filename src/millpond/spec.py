@@ -1,4 +1,4 @@
-"""ModelSpec: what a checkpoint is, as plain data. No torch, no weights."""
+"""ModelSpec: the description of a checkpoint, as plain data. No torch, no weights."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ PoolingMode = Literal["cls", "mean", "max", "mean_sqrt_len", "weightedmean", "la
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A checkpoint, resolved: everything a caller may want to know before the first forward.
+    """The description of a checkpoint: what a caller may need to know before the first forward.
 
     Attributes:
         name: The hub id or folder the engine was given.
-        architecture: The checkpoint's own ``architectures[0]`` (or the row's, where the config names none).
+        architecture: ``architectures[0]`` of its config (of the architecture table, if the config names none).
         model_type: transformers' ``model_type``, the key of the architecture table.
-        pooling: Pooling modes, concatenated in order; one for nearly every checkpoint.
+        pooling: Pooling modes, whose vectors are concatenated in this order; nearly every checkpoint has one.
         normalize: Whether the checkpoint L2-normalizes its vectors.
         dimensions: Width of a vector of ``embed``.
         hidden_size: Width of a row of ``token_embed``.
-        default_dimensions: Width that ``embed`` gives unless it is asked for another (``truncate_dim`` of
-            sentence-transformers); ``None`` is ``dimensions``, which can be asked for in any case.
-        matryoshka: Whether ``dimensions`` may be cut.
-        matryoshka_dimensions: The widths it was trained for; ``None`` if it declares no list.
-        matryoshka_smallest: The least width, where it declares no list.
-        prompts: The checkpoint's own prompts by name.
-        default_prompt_name: The prompt used when the caller names none.
+        default_dimensions: Width of ``embed``'s vectors if the caller names none (``truncate_dim`` of
+            sentence-transformers); ``None``: ``dimensions``, which a caller may name in any case.
+        matryoshka: Whether vectors may be cut to fewer dimensions.
+        matryoshka_dimensions: The widths that it was trained for; ``None`` if it declares no list.
+        matryoshka_smallest: The least width, if it declares no list.
+        prompts: The checkpoint's prompts by name.
+        default_prompt_name: The prompt used if the caller names none.
         labels: Class names by index; empty for an embedder.
-        activation: What the checkpoint applies to its logits.
+        activation: Activation that the checkpoint applies to its logits.
         score_type: What ``score`` and ``rerank`` compute: a cross-encoder's score, MaxSim (``late-interaction``) or
-            the cosine of two vectors (``bi-encoder``); ``None`` where a pair has no one score.
-        step_tag_id: Process reward models: the token whose rows are rewards.
+            the cosine of two vectors (``bi-encoder``); ``None`` if a pair does not have a single score.
+        step_tag_id: Of process reward models: the token whose rows are rewards.
         adapters: Names of the adapters that a request may choose.
         max_length: Most tokens per text, special tokens and prompt included.
-        tasks: What the checkpoint serves.
+        tasks: Tasks that the checkpoint serves.
     """
 
     name: str
@@ -62,21 +62,25 @@ class ModelSpec:
     adapters: tuple[str, ...] = ()
     max_length: int
     tasks: frozenset[Task]
-    digest: Callable[[], str] = field(repr=False, compare=False)  # picklable, as all of a spec is
+    digest: Callable[[], str] = field(repr=False, compare=False)  # picklable, like the rest of the spec
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of everything that decides a text's vector, up to precision: weights, tokenizer, pooling, length.
+        """Hash of everything that decides a text's vector but the precision: weights, tokenizer, pooling, length.
 
-        Computed on first use, since it reads every weight file (a hub checkpoint is known by its revision instead).
+        Computed on first use, since it reads every weight file (of a hub checkpoint only the revision is hashed).
 
         Raises:
-            ModelLoadError: A file has changed since the checkpoint was read, so that none of this can be known.
+            ModelLoadError: A file has changed since the checkpoint was read.
         """
         return self.digest()
 
     def check_dimensions(self, dimensions: int | None) -> int:
-        """The width ``embed`` will return, or :class:`~millpond.errors.InvalidDimensionsError`."""
+        """Check a requested width and return that of ``embed``'s vectors.
+
+        Raises:
+            InvalidDimensionsError: The checkpoint's vectors cannot be cut to it.
+        """
         return matryoshka.check(
             dimensions,
             native=self.dimensions,

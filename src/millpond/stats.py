@@ -1,4 +1,4 @@
-"""What an engine tells about its work: where a call's time went, what ran, and how much is waiting."""
+"""Statistics of an engine: the times of a call, the batches that ran, and the counters."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Where the time of one call went, in seconds; of a score of two texts apart, of both its parts.
+    """Where the time of one call went, in seconds; for a score from two calls, of both together.
 
-    ``queue + inference`` is at most ``total``. Tokenization comes before the queue, save for a call of more than a
-    thousand texts, which is tokenized a stretch at a time while batches run.
+    ``queue + inference`` is at most ``total``. Tokenization comes before the queue, except in a call of more than a
+    thousand texts, which is tokenized in parts while batches run.
 
     Attributes:
-        tokenization: Turning its texts into token ids. Calls that were tokenized together have the whole of that time
-            each: all of them waited for it.
-        queue: From admission to its first batch, without the tokenization in between. 0 where nothing was run,
-            because a cache had it all.
-        inference: While at least one batch with texts of this call was under way. On a GPU a batch is under way from
-            when it is sent, so the end of the one before may be in it: nobody stops the device to look at its clock.
+        tokenization: Time to tokenize its texts. Calls that were tokenized together have the whole time each: all of
+            them waited for it.
+        queue: From admission to its first batch, without the tokenization in between. 0 if no batch was run because
+            everything was in the cache.
+        inference: Time in which at least one batch with texts of this call was running. On a GPU a batch counts from
+            its launch, so the end of the batch before may be included: the device is not stopped to read its clock.
         total: From admission to the result.
     """
 
@@ -30,13 +30,13 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRun:
-    """One batch that was run.
+    """One batch that ran.
 
     Attributes:
         texts: Distinct texts in it.
-        tokens: Their tokens.
-        seconds: How long it took. On a GPU, where batches are sent before their turn comes, from the end of the one
-            before, if that is later than when it was sent.
+        tokens: Tokens of these texts.
+        seconds: Duration. On a GPU, where a batch is launched before the one before has ended, from the later of the
+            two moments.
     """
 
     texts: int
@@ -46,26 +46,26 @@ class BatchRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """An engine's counters at one moment; all but the first three only ever grow.
+    """An engine's counters at one moment; all but the first three only grow.
 
-    What is admitted is under way until it is done, failed or cancelled. Each of the numbers is right by itself; they
-    are not taken at one instant.
+    A call is running from its admission until it is done, failed or cancelled. Each number is right by itself; they
+    are not read at one instant.
 
     Attributes:
-        waiting_texts: Texts of calls that are under way: what ``max_queue`` bounds.
-        running_calls: Calls under way.
-        running_batches: Batches under way.
+        waiting_texts: Texts of running calls, which ``max_queue`` limits.
+        running_calls: Running calls.
+        running_batches: Running batches.
         calls_done: Calls that have their result.
         calls_failed: Calls that ended with an error after they were admitted.
         calls_cancelled: Calls that were cancelled.
         calls_rejected: Calls that were refused because too many texts were waiting.
-        texts_done: Texts of the calls that have their result; duplicates and cached texts count.
-        batches: Batches run.
-        batch_texts: Distinct texts in those; cached ones were in none.
-        batch_tokens: Tokens in those.
-        batch_seconds: Seconds that those took, one by one; batches side by side count each.
-        cache_hits: Distinct texts that the cache had.
-        cache_misses: Distinct texts that it was asked for and had not.
+        texts_done: Texts of the calls that have their result, duplicates and cached texts included.
+        batches: Batches that ran.
+        batch_texts: Distinct texts in these batches; cached texts are in none.
+        batch_tokens: Tokens in these batches.
+        batch_seconds: Sum of the durations of these batches; batches that ran side by side count each.
+        cache_hits: Distinct texts found in the cache.
+        cache_misses: Distinct texts looked up in the cache and not found.
     """
 
     waiting_texts: int

@@ -1,4 +1,4 @@
-"""Calls made where a future's callback runs: in the thread that other callers wait for."""
+"""Calls made in a future's callback, which runs in a thread that other callers wait for."""
 
 import threading
 from concurrent.futures import wait
@@ -28,13 +28,13 @@ def cores(request, monkeypatch):
 
 
 def chained(first, second, count, texts):
-    """``count`` calls of ``first``, each with a callback that calls ``second``; what the callbacks got."""
+    """``count`` calls of ``first``, each with a callback that calls ``second``; returns the callbacks' results."""
     got, lock, over = [], threading.Lock(), threading.Event()
 
     def again(_):
         try:
             found = second.embed(texts)
-        except Exception as error:  # the test is told
+        except Exception as error:  # reported to the test
             found = error
         with lock:
             got.append(found)
@@ -43,7 +43,7 @@ def chained(first, second, count, texts):
 
     for i in range(count):
         first.submit("embed", [f"{SENTENCES[i % 5]} {i}"], PoolingParams()).add_done_callback(again)
-    assert over.wait(60), f"{len(got)} of {count} callbacks came to their end"
+    assert over.wait(60), f"{len(got)} of {count} callbacks ended"
     return got
 
 
@@ -65,8 +65,8 @@ def test_a_callback_may_call_another_engine(checkpoint, cores):
             assert np.abs(found.embeddings - expected).max() <= 1e-6
 
 
-def test_a_callback_in_the_thread_of_a_device_is_told(checkpoint, monkeypatch):
-    """It would wait for itself."""
+def test_a_callback_in_the_thread_of_a_device_gets_an_error(checkpoint, monkeypatch):
+    """The thread would wait for itself."""
     monkeypatch.setattr(dispatcher, "CpuLanes", lambda threads, cores: DeviceLane())
     with Engine(checkpoint, dtype="float32") as engine:
         (found,) = chained(engine, engine, 1, SENTENCES[:1])

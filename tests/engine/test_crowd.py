@@ -1,4 +1,4 @@
-"""Many callers of single texts: their texts are tokenized together, and everything that is a caller's stays so."""
+"""Many callers of single texts: the texts are tokenized together, and each caller gets its own result."""
 
 import asyncio
 import threading
@@ -26,7 +26,7 @@ def engine(tmp_path_factory):
 def held(engine, monkeypatch):
     """The engine's forwards wait until the event is set, so that callers come together."""
     go = threading.Event()
-    for runner in engine._loaded.runners:
+    for runner in engine._replicas.runners:
         forward = runner.states
         monkeypatch.setattr(runner, "states", lambda batch, forward=forward: go.wait(60) and forward(batch))
     return go
@@ -34,16 +34,18 @@ def held(engine, monkeypatch):
 
 @pytest.fixture
 def together(monkeypatch):
-    """How many calls were tokenized at once, each time."""
+    """The number of calls tokenized at once, each time."""
     sizes = []
-    whole = Intake._together
-    monkeypatch.setattr(Intake, "_together", lambda intake, calls: sizes.append(len(calls)) or whole(intake, calls))
+    whole = Intake._tokenize_group
+    monkeypatch.setattr(
+        Intake, "_tokenize_group", lambda intake, calls: sizes.append(len(calls)) or whole(intake, calls)
+    )
     return sizes
 
 
 def crowd(engine, held, calls):
     """The results of ``calls``, each made in a thread of its own while the engine is held."""
-    # More calls than there are lanes are under way before these.
+    # Before these, more calls are running than there are lanes.
     first = [engine.submit("embed", [text]) for text in SENTENCES[:9]]
     arrived = threading.Semaphore(0)
 
@@ -65,7 +67,7 @@ def crowd(engine, held, calls):
 
 def test_a_crowd_is_tokenized_together_and_gets_what_each_would_get_alone(engine, held, together):
     results = crowd(engine, held, [lambda text=text: engine.submit("embed", [text]) for text in TEXTS])
-    assert max(together) >= 8  # eight lanes at most have taken some of the 64 before the rest came together
+    assert max(together) >= 8  # 64 calls in at most nine groups: at most eight lanes took one each before the rest
     rows = np.concatenate([result.embeddings for result in results])
     alone = np.concatenate([engine.embed([text]).embeddings for text in TEXTS])
     np.testing.assert_allclose(rows, alone, atol=1e-5)
@@ -120,12 +122,12 @@ def test_tasks_of_one_loop_are_a_crowd_too(engine, held, together):
 
     async def main():
         tasks = [asyncio.create_task(front.embed([text])) for text in TEXTS]
-        await asyncio.sleep(0)  # each of them has begun, and waits
+        await asyncio.sleep(0)  # each of them has begun and waits
         held.set()
         return await asyncio.gather(*tasks)
 
     results = asyncio.run(main())
-    assert max(together) >= 6  # the first nine are not deferred, and eight lanes may have taken some
+    assert max(together) >= 6  # at least 55 deferred calls, in at most nine groups
     alone = np.concatenate([engine.embed([text]).embeddings for text in TEXTS])
     np.testing.assert_allclose(np.concatenate([result.embeddings for result in results]), alone, atol=1e-5)
 

@@ -16,7 +16,7 @@ from tests.tiny import TEXTS, write_checkpoint
 from millpond import Engine
 from millpond.engine import dispatcher, loading
 from millpond.engine.execute.cores import Cores
-from millpond.engine.execute.cuda.pipeline import Pending
+from millpond.engine.execute.cuda.pipeline import PendingBatch
 from millpond.engine.execute.runner import Runner
 from millpond.engine.schedule.request import Request
 from millpond.engine.shared import close_shared, shared
@@ -41,8 +41,8 @@ def expected(folder: Path) -> Iterator[Any]:
 
 @pytest.fixture(params=["cpu", "streams"])
 def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> set[Runner]:
-    """Each replica holds its first batch until the other one has got one: the runners that ran."""
-    # A lane of either replica needs a core while it waits for the other.
+    """Each replica holds its first batch until the other one has a batch; returns the runners that ran."""
+    # A lane of each replica needs a core while it waits for the other one.
     monkeypatch.setattr(dispatcher, "process_cores", lambda: Cores(16))
     if request.param == "streams":
         recording.pretend_varlen(monkeypatch)
@@ -64,14 +64,14 @@ def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> set
 def test_replicas_share_the_work_and_agree(both, folder, expected):
     with Engine(folder, device=TWO, dtype="float32", max_batch_tokens=64) as engine:
         found = engine.embed(MANY).embeddings
-        assert len(engine._loaded.runners) == 2
+        assert len(engine._replicas.runners) == 2
     assert len(both) == 2
     assert np.abs(found - expected).max() <= 1e-6
 
 
 def test_replicas_have_weights_of_their_own(folder):
     with Engine(folder, device=TWO, dtype="float32") as engine:
-        first, second = (dict(runner.backbone.named_parameters()) for runner in engine._loaded.runners)
+        first, second = (dict(runner.backbone.named_parameters()) for runner in engine._replicas.runners)
         assert first.keys() == second.keys()
         assert not {one.data_ptr() for one in first.values()} & {one.data_ptr() for one in second.values()}
 
@@ -87,7 +87,7 @@ def test_a_batch_that_fails_on_one_harms_nobody_else(streams, folder, expected, 
         if any(request.call.items[request.slot] == "bad" for request in requests):
             raise RuntimeError("odd shape")
 
-    def start(runner: Runner, requests: Sequence[Request]) -> Pending:
+    def start(runner: Runner, requests: Sequence[Request]) -> PendingBatch:
         refuse(requests)
         return right_start(runner, requests)
 

@@ -219,14 +219,14 @@ def test_impossible_dimensions(cuttable, width):
 
 
 def test_duplicates_are_computed_once(engine):
-    """Counted in the runner, not believed: the forward sees each distinct text once."""
+    """Counted in the runner: the forward sees each distinct text once."""
     seen = []
-    run = engine._loaded.runner.run
-    engine._loaded.runner.run = lambda requests: seen.extend(requests) or run(requests)
+    run = engine._replicas.runner.run
+    engine._replicas.runner.run = lambda requests: seen.extend(requests) or run(requests)
     try:
         output = engine.embed(["a", "b", "a", "a", "b"])
     finally:
-        engine._loaded.runner.run = run
+        engine._replicas.runner.run = run
     assert len(seen) == 2
     np.testing.assert_array_equal(output.embeddings[[0, 1]], output.embeddings[[2, 4]])
     tokens = engine.token_embed(["a b c", "d", "a b c"]).embeddings
@@ -299,20 +299,31 @@ async def test_64_tasks_equal_the_sequential_results(engine):
 
 
 async def test_the_event_loop_goes_on(engine, monkeypatch):
-    ticked = threading.Event()  # set by the event loop alone, and the batch waits for it
-    run = engine._loaded.runner.run
-    monkeypatch.setattr(engine._loaded.runner, "run", lambda requests: ticked.wait(timeout=30) and run(requests))
-    call = asyncio.create_task(AsyncEngine(engine).embed(some_texts(3, seed=5)))
-    for _ in range(5):
-        await asyncio.sleep(0.005)
-    ticked.set()
-    assert (await call).embeddings.shape == (3, 384)
+    ticked, run, waits = threading.Event(), engine._replicas.runner.run, []
+
+    def held(requests):
+        waits.append(ticked.wait(timeout=30))
+        return run(requests)
+
+    async def tick():
+        for _ in range(5):
+            await asyncio.sleep(0.005)
+        ticked.set()
+
+    monkeypatch.setattr(engine._replicas.runner, "run", held)
+    ticker = asyncio.create_task(tick())
+    await AsyncEngine(engine).embed(some_texts(30, seed=5))
+    await ticker
+    assert waits and all(waits)  # a blocked loop would never have ticked
 
 
 async def test_a_cancelled_task_leaves_the_others_alone(engine):
     asynchronous = AsyncEngine(engine)
+    loop, began = asyncio.get_running_loop(), asyncio.Event()
+    stop_observing = engine.observe(lambda batch: loop.call_soon_threadsafe(began.set))
     doomed = asyncio.create_task(asynchronous.embed(some_texts(3000, seed=8, longest=20)))
-    await asyncio.sleep(0.05)
+    await began.wait()  # some of it has run, and most of it waits
+    stop_observing()
     doomed.cancel()
     with pytest.raises(asyncio.CancelledError):
         await doomed
@@ -322,7 +333,7 @@ async def test_a_cancelled_task_leaves_the_others_alone(engine):
 
 def test_embed_and_token_embed_share_batches(engine):
     kinds = []
-    run = engine._loaded.runner.run
+    run = engine._replicas.runner.run
     entered, gate = threading.Semaphore(0), threading.Event()
 
     def gated(requests):
@@ -331,31 +342,33 @@ def test_embed_and_token_embed_share_batches(engine):
         kinds.append({request.call.plan.task for request in requests})
         return run(requests)
 
-    engine._loaded.runner.run = gated
+    engine._replicas.runner.run = gated
     try:
         blockers = []
-        for i, _ in enumerate(engine._dispatcher.workers):  # every lane has a batch: the two behind wait together
+        for i, _ in enumerate(
+            engine._dispatcher.workers
+        ):  # every lane has a batch, so that the next two calls wait together
             blockers.append(engine.submit("embed", [f"blocker {i}"]))
             assert entered.acquire(timeout=30)
         vectors, matrices = engine.submit("embed", ["mill pond"]), engine.submit("token_embed", ["mill pond"])
         scheduler = engine._dispatcher._scheduler
-        while len(scheduler._lines) + len(scheduler._deferred) < 2:
+        while len(scheduler._queues) + len(scheduler._deferred) < 2:
             pass
         gate.set()
         for blocker in blockers:
             blocker.result(timeout=30)
         pooled = matrices.result(timeout=30).embeddings
     finally:
-        engine._loaded.runner.run = run
+        engine._replicas.runner.run = run
     assert {"embed", "token_embed"} in kinds
     assert len(pooled) == 1 and vectors.result(timeout=30).embeddings.shape == (1, 384)
 
 
 def test_overload_is_refused_with_advice(monkeypatch):
     with Engine(model, dtype="float32", device="cpu", max_queue=50) as small:
-        gate, run = threading.Event(), small._loaded.runner.run
-        monkeypatch.setattr(small._loaded.runner, "run", lambda requests: gate.wait(timeout=30) and run(requests))
-        big = small.submit("embed", some_texts(400, longest=3))  # alone, a call may be of any size
+        gate, run = threading.Event(), small._replicas.runner.run
+        monkeypatch.setattr(small._replicas.runner, "run", lambda requests: gate.wait(timeout=30) and run(requests))
+        big = small.submit("embed", some_texts(400, longest=3))  # a call alone may be of any size
         with pytest.raises(EngineOverloadedError, match="max_queue=50") as caught:
             small.embed(["one more"])
         assert 0.1 <= caught.value.retry_after <= 60
@@ -379,7 +392,7 @@ def test_a_dropped_engine_stops_its_threads():
     engine.embed(["a"])
     threads, gone = [worker._thread for worker in engine._dispatcher.workers], weakref.ref(engine)
     del engine
-    for _ in range(200):  # the worker lets go of its last batch a moment after the result is out
+    for _ in range(200):  # the worker drops its last batch a moment after the result is set
         gc.collect()
         if gone() is None:
             break
@@ -478,14 +491,14 @@ def test_a_failing_progress_callback_is_its_callers_trouble(engine):
 def test_what_a_cancelled_call_computed_is_kept(tmp_path):
     with Engine(model, dtype="float32", device="cpu", cache=tmp_path / "v.db", max_batch_tokens=64) as engine:
         entered, gate = threading.Event(), threading.Event()
-        run = engine._loaded.runner.run
+        run = engine._replicas.runner.run
 
         def gated(requests):
             entered.set()
             gate.wait(timeout=30)
             return run(requests)
 
-        engine._loaded.runner.run = gated
+        engine._replicas.runner.run = gated
         future = engine.submit("embed", some_texts(50))
         assert entered.wait(timeout=30)
         assert future.cancel()
@@ -493,7 +506,7 @@ def test_what_a_cancelled_call_computed_is_kept(tmp_path):
         engine.embed(["a last one"])
         engine.close()
     with VectorCache(tmp_path / "v.db") as cache:
-        assert 2 <= len(cache) < 51  # the batch under way, and the last one
+        assert 2 <= len(cache) < 51  # the running batch and the last one
 
 
 def test_a_process_that_ends_with_work_queued_ends():

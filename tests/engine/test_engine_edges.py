@@ -1,4 +1,4 @@
-"""Cancelled, interrupted, overloaded, closed from the wrong thread: nobody waits for ever, nothing stays behind."""
+"""Calls cancelled, interrupted or refused, engines closed in any thread: no caller waits for ever, nothing leaks."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def engine(folder: Path) -> Iterator[Engine]:
 
 def hold(engine: Engine) -> threading.Event:
     """Let no batch run until the returned event is set."""
-    gate, run = threading.Event(), engine._loaded.runner.run
+    gate, run = threading.Event(), engine._replicas.runner.run
 
     def gated(requests):
         gate.wait(timeout=60)
         return run(requests)
 
-    engine._loaded.runner.run = gated
+    engine._replicas.runner.run = gated
     return gate
 
 
@@ -61,20 +61,22 @@ def test_an_interrupted_call_is_not_waited_for(engine, monkeypatch):
         patch.setattr(type(engine._loaded.encoder), "encode", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.embed(["a"])
-    assert not engine._dispatcher._waiting
+    assert not engine._dispatcher._admission.calls()
     assert engine.embed(["a"]).embeddings.shape == (1, 48)
 
 
-def test_what_is_cancelled_while_it_is_tokenized_leaves_nothing_behind(engine):
+def test_a_call_cancelled_while_it_is_tokenized_leaves_nothing_behind(engine):
     gate = hold(engine)
     for _ in range(20):
         engine.submit("embed", [f"text {i}" for i in range(3000)]).cancel()
     gate.set()
     engine.embed(["a"])
-    # Tokenizing threads may still be on a stretch of a cancelled call; when they are through, it is forgotten.
-    engine._dispatcher.threads.submit(lambda: None).result(timeout=60)
-    engine._dispatcher.threads.submit(lambda: None).result(timeout=60)
-    assert not engine._dispatcher._waiting
+    # An intake thread may still tokenize a stretch of a cancelled call: wait until all of them have met.
+    threads = engine._dispatcher.threads
+    met = threading.Barrier(threads._max_workers, timeout=60)
+    wait([threads.submit(met.wait) for _ in range(met.parties)], timeout=60)
+    assert not met.broken
+    assert not engine._dispatcher._admission.calls()
     assert not engine._dispatcher._intake._backlogs
 
 
@@ -171,7 +173,7 @@ def test_what_a_user_does_with_the_tokenizer_stays_out_of_the_engine(engine):
     before = engine.embed([text])
     assert engine.tokenizer is engine.tokenizer
     cut = engine.tokenizer([text, "a"], truncation=True, max_length=4, padding=True)["input_ids"]
-    assert [len(ids) for ids in cut] == [4, 4]  # its backend keeps both settings until its next call
+    assert [len(ids) for ids in cut] == [4, 4]  # the backend keeps both settings until the next call
     after = engine.embed([text])
     np.testing.assert_array_equal(after.embeddings, before.embeddings)
     assert after.usage == before.usage

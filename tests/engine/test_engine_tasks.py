@@ -1,4 +1,4 @@
-"""Every task through every door of the engine, with any company, and what each refuses."""
+"""Every task through every method of the engine, alone and beside other calls, and what each refuses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from tests.tiny_rewards import STEP, token_id, write_reward
 from tests.tiny_sparse import write_m3, write_splade
 
 from millpond.engine.async_engine import AsyncEngine
+from millpond.engine.dispatcher import Dispatcher
 from millpond.engine.engine import Engine
 from millpond.engine.execute.runner import Runner
+from millpond.engine.schedule.scheduler import Scheduler
 from millpond.errors import (
     EngineClosedError,
     EngineOverloadedError,
@@ -90,10 +92,10 @@ def pairs_of(documents: Sequence[str] = DOCUMENTS) -> list[tuple[str, str]]:
 
 
 def rows(output: Any) -> list[np.ndarray]:
-    """Any task's result as one array for each item."""
+    """The result of any task as one array per item."""
     for name in ("embeddings", "probs", "scores", "rewards"):
         found = getattr(output, name, None)
-        if isinstance(found, list):  # sparse: a fixed order
+        if isinstance(found, list):  # sparse, in a fixed order
             return [np.array(sorted(row.items()), dtype=np.float32).reshape(-1, 2) for row in found]
         if found is not None:
             return list(found)
@@ -148,7 +150,7 @@ def call(engine: Any, task: str, items: Sequence[Any], options: Mapping[str, Any
     return getattr(engine, task)(items, **options)
 
 
-# --- Doors ----------------------------------------------------------------------------------------------------------
+# --- Methods -------------------------------------------------------------------------------------------------------
 
 
 @each_case
@@ -176,7 +178,7 @@ def test_all_doors_lead_to_one_room(engines: Any, name: str, task: Any, items: A
 
 @each_case
 def test_each_item_is_what_it_is_alone(engines: Any, name: str, task: Any, items: Any, options: Any) -> None:
-    """Also of duplicates, which are run once, and of items in another order."""
+    """Duplicates, which run once, and items in another order too."""
     engine, params = engines(name), PoolingParams(**options)
     expected = engine.encode(items, task=task, params=params)
     mixed = [*reversed(items), items[0], items[-1]]
@@ -184,7 +186,7 @@ def test_each_item_is_what_it_is_alone(engines: Any, name: str, task: Any, items
     for row, item in zip(found, mixed, strict=True):
         np.testing.assert_allclose(row, rows(expected)[list(items).index(item)], atol=1e-5, rtol=1e-5)
         np.testing.assert_allclose(row, rows(engine.encode([item], task=task, params=params))[0], atol=1e-5, rtol=1e-5)
-    assert len({row.tobytes() for row in rows(expected)}) > 1  # constants would pass, too
+    assert len({row.tobytes() for row in rows(expected)}) > 1  # equal rows would pass the test above
 
 
 @each_case
@@ -219,32 +221,48 @@ def test_one_query_without_documents(engines: Any, name: str) -> None:
 def together(
     engine: Engine, jobs: Sequence[tuple[Any, Any, Mapping[str, Any]]], monkeypatch: Any
 ) -> tuple[list[Any], list[set[Any]]]:
-    """The jobs' results, from as many threads at once, and the calls of each batch, as (call, task)."""
-    gate, right, mixed = threading.Event(), Runner.run, []
-    running: set[Any] = set()
+    """The jobs' results, from as many threads at once, and the calls of each batch, as (call, task).
 
-    def gated(self: Runner, requests: Any) -> Any:
-        running.update(request.call for request in requests)
-        gate.wait(timeout=30)
-        mixed.append({(id(request.call), request.call.plan.task) for request in requests})
-        return right(self, requests)
+    No batch is picked before every call is in the scheduler, and the first one takes all that its budget holds.
+    """
+    gate, scheduler, admission = threading.Event(), engine._dispatcher._scheduler, engine._dispatcher._admission
+    pick, submit, run = Scheduler.pick, Dispatcher.submit, Runner.run
+    submitted: list[None] = []
+    batches: list[set[Any]] = []
+    calls = len(jobs) + sum("chunking" in options for _, _, options in jobs)  # windows are a second call
 
-    monkeypatch.setattr(Runner, "run", gated)
-    before, scheduler = len(engine._dispatcher._waiting), engine._dispatcher._scheduler
+    def held(self: Scheduler, lanes: int = 1, *, prepare: bool = True) -> Any:
+        if self is not scheduler:
+            return pick(self, lanes, prepare=prepare)
+        assert gate.wait(timeout=60)
+        return pick(self)
 
-    def in_line() -> bool:
-        """Every job's call is there, in line or running, or waiting to be tokenized with others."""
-        waiting = list(engine._dispatcher._waiting)
-        lined = {*running, *scheduler._deferred, *scheduler._lines.copy()}
-        return len(waiting) >= before + len(jobs) and lined.issuperset(waiting)
+    def counted(self: Dispatcher, *args: Any, **options: Any) -> Any:
+        future = submit(self, *args, **options)
+        submitted.append(None)
+        return future
 
+    def recorded(self: Runner, requests: Any) -> Any:
+        batches.append({(id(request.call), request.call.plan.task) for request in requests})
+        return run(self, requests)
+
+    def all_queued() -> bool:
+        """Every call was made, and is tokenized, or left to a worker to be tokenized, or over."""
+        queued = {*scheduler._deferred, *scheduler._queues.copy()}
+        return len(submitted) == calls and queued.issuperset(admission.calls())
+
+    monkeypatch.setattr(Scheduler, "pick", held)
+    monkeypatch.setattr(Dispatcher, "submit", counted)
+    monkeypatch.setattr(Runner, "run", recorded)
     with ThreadPoolExecutor(len(jobs)) as threads:
         futures = [threads.submit(call, engine, *job) for job in jobs]
-        while not in_line() and not any(future.done() for future in futures):
-            threading.Event().wait(0.001)
-        gate.set()
-        found = [future.result(timeout=60) for future in futures]
-    return found, mixed
+        try:
+            while not all_queued() and not any(future.done() for future in futures):
+                threading.Event().wait(0.001)
+        finally:
+            gate.set()
+        results = [future.result(timeout=60) for future in futures]
+    return results, batches
 
 
 @pytest.mark.parametrize(
@@ -323,7 +341,7 @@ def test_an_embedder_scores_by_the_cosine_of_its_roles(engines: Any) -> None:
     assert np.abs(found.scores - engine.embed(DOCUMENTS).embeddings @ query).max() > 1e-3
     assert np.abs(found.scores - documents.embeddings @ engine.embed([QUERY]).embeddings[0]).max() > 1e-3
     assert (np.abs(found.scores) <= 1 + 1e-6).all()
-    # One query for all documents is read once; a document counts as often as it stands there.
+    # One query for all documents counts once; a document counts as often as it is in the list.
     once = engine.embed([QUERY], role="query").usage.prompt_tokens
     assert found.usage.prompt_tokens == once + documents.usage.prompt_tokens
 
@@ -397,7 +415,7 @@ def test_pairs_that_are_too_long(engines: Any, name: str, noun: str) -> None:
     with pytest.raises(InputTooLongError, match=f"the {noun} at index 3 has"):
         engine.rerank(SHORT_QUERY, documents, truncate="error")
     noun = "query" if noun == "document" else noun
-    if name != "colbert":  # its queries are of one length
+    if name != "colbert":  # all of its queries have one length
         with pytest.raises(InputTooLongError, match=f"the {noun} at index 2 has"):
             engine.score(["a", "b", LONG, "a"], ["a", "b", "c", "d"], truncate="error")
 
@@ -470,21 +488,21 @@ def held(folders: Any, monkeypatch: Any) -> Iterator[Callable[[str], tuple[Engin
 def test_a_cancelled_score_cancels_both_sides(held: Any, name: str) -> None:
     engine, _ = held(name)
     future = engine.submit("score", pairs_of())
-    assert len(engine._dispatcher._waiting) == 2
+    assert len(engine._dispatcher._admission.calls()) == 2
     assert future.cancel()
     assert future.cancelled()
-    assert not engine._dispatcher._waiting
+    assert not engine._dispatcher._admission.calls()
 
     async def awaited() -> None:
         task = asyncio.create_task(AsyncEngine(engine).score(QUERY, DOCUMENTS))
         await asyncio.sleep(0)
-        assert len(engine._dispatcher._waiting) == 2
+        assert len(engine._dispatcher._admission.calls()) == 2
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     asyncio.run(awaited())
-    assert not engine._dispatcher._waiting
+    assert not engine._dispatcher._admission.calls()
 
 
 @pytest.mark.parametrize("name", ["embedder", "colbert", "reranker"])
@@ -577,7 +595,7 @@ def test_sparse_weights(engines: Any, name: str) -> None:
         assert all(type(token) is int and type(weight) is float and weight > 0 for token, weight in row.items())
     assert any(len(row) for row in found)
     assert found[1] == pytest.approx(found[-1])
-    if name == "m3":  # a token of the text, and no other, has a weight
+    if name == "m3":  # only a token of the text has a weight
         for text, row in zip(TEXTS, found, strict=False):
             assert set(row) <= set(engine.tokenize([text])[0])
     with pytest.raises(InvalidRequestError, match="activation=False means nothing to sparse_embed"):
@@ -663,7 +681,7 @@ def test_an_option_that_a_task_does_not_read_is_refused(engines: Any, name: str,
         with pytest.raises(InvalidRequestError, match=rf"^{option}=.* means nothing to "):
             engine.submit(task, items, params)
         return
-    if (name, task, option) in ABSENT:  # read, and found to ask for what the checkpoint has not
+    if (name, task, option) in ABSENT:  # the task reads it, but the checkpoint has no such thing
         with pytest.raises(InvalidRequestError, match=ABSENT[name, task, option]):
             engine.submit(task, items, params).result(timeout=30)
     else:
@@ -710,7 +728,7 @@ def test_streams_take_the_options_of_vectors(engines: Any) -> None:
 
 
 def test_texts_at_the_limit_are_the_tiny_models(engines: Any) -> None:
-    """What the cases above rely on: some of their texts are cut, and some fill the model."""
+    """Assumed by the cases above: some texts are cut, and some fill the model."""
     for name in ("classifier", "ner", "m3"):
         engine = engines(name)
         lengths = [len(ids) for ids in engine.tokenize(TEXTS)]
@@ -719,7 +737,7 @@ def test_texts_at_the_limit_are_the_tiny_models(engines: Any) -> None:
 
 
 def test_the_tokens_of_a_classifier_may_be_those_of_a_step(engines: Any) -> None:
-    """Its head gives every token logits, though ``reward`` and ``classify`` read one row of a text."""
+    """Its head computes logits of every token, though ``reward`` and ``classify`` read one row per text."""
     engine = engines("reranker")
     ids = engine.tokenizer(SENTENCES[0])["input_ids"]
     every = engine.encode([SENTENCES[0]], task="token_classify").probs[0]

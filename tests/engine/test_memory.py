@@ -1,4 +1,4 @@
-"""What is held of texts and vectors, and how often."""
+"""Memory: how many texts and vectors are kept, and for how long."""
 
 import gc
 import tracemalloc
@@ -10,6 +10,7 @@ from tests.tiny import SENTENCES, Layout, write_checkpoint
 
 from millpond import Engine
 from millpond.engine.input.plan import Plan
+from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call
 from millpond.matryoshka import cut
 from millpond.pooling.pooler import Readout
@@ -27,7 +28,7 @@ def engine(tmp_path_factory):
 
 @pytest.fixture
 def no_collector():
-    """A reference cycle around a call would be found by the collector sooner or later; here it is not to be there."""
+    """No garbage collection: it would hide a reference cycle around a call."""
     gc.collect()
     gc.disable()
     yield
@@ -50,7 +51,7 @@ def test_embed_iter_reads_a_bounded_stretch_ahead(engine):
 
 
 def growth(engine, keep):
-    """Bytes that Python and numpy hold more of after 12,000 texts than after 4,000."""
+    """Growth of Python's and numpy's memory in bytes from 4,000 texts to 12,000."""
     kept, sizes = [], []
     tracemalloc.start()
     try:
@@ -67,7 +68,7 @@ def growth(engine, keep):
 def test_memory_does_not_grow_with_the_number_of_texts(engine, no_collector):
     vectors = 8_000 * WIDTH * 4
     assert growth(engine, keep=False) < vectors / 2
-    assert growth(engine, keep=True) > vectors / 2  # what it would be if they stayed
+    assert growth(engine, keep=True) > vectors / 2  # as if the vectors were kept
 
 
 def rows(count=6):
@@ -106,6 +107,7 @@ def test_a_call_hands_its_own_rows_over_unless_a_cache_is_going_to_read_them(cac
         plan,
         native_width=8,
         labels=(),
+        assemble=assemble,
         commit=commit if cached else None,
         progress=None,
         refill=lambda call, left: None,

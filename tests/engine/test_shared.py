@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from millpond import VectorCache
+from millpond.engine import shared as sharing
 from millpond.engine.shared import close_shared, shared, shared_async
 from millpond.errors import EngineClosedError, InvalidRequestError, ModelLoadError
 
@@ -121,13 +122,20 @@ async def test_a_failed_load_reaches_everyone_who_waits(tmp_path: Path) -> None:
     assert [type(result) for result in results] == [ModelLoadError] * 3
 
 
-async def test_an_event_loop_goes_on_while_an_engine_loads(folder: str) -> None:
+async def test_an_event_loop_goes_on_while_an_engine_loads(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    load, turned = sharing._engine, threading.Event()
+
+    def held(*args: object) -> object:
+        assert turned.wait(timeout=60), "the event loop is blocked"
+        return load(*args)
+
+    monkeypatch.setattr(sharing, "_engine", held)
     tasks = [asyncio.ensure_future(shared_async(folder)) for _ in range(3)]
-    turns = 0
-    while not all(task.done() for task in tasks):
-        turns += 1
+    for _ in range(5):
         await asyncio.sleep(0.001)
-    assert turns > 3  # a loop that is blocked comes round twice
+    assert not any(task.done() for task in tasks)
+    turned.set()
+    await asyncio.gather(*tasks)
     assert {task.result() for task in tasks} == {shared(folder)}
 
 

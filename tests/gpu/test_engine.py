@@ -223,7 +223,7 @@ def test_nothing_waits_for_the_device_while_a_batch_is_sent(plain):
     with engine_of(plain("bert")) as engine:
         for _ in range(3):
             engine.embed(TEXTS)
-        runner = engine._loaded.runner
+        runner = engine._replicas.runner
         right = runner.start
         warned: list[str] = []
 

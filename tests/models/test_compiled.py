@@ -57,7 +57,7 @@ def make(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
 def parts_of(engine: Engine) -> list[compiled.Part]:
     found = {
         id(value.func): value.func
-        for module in engine._loaded.runners[0].backbone.modules()
+        for module in engine._replicas.runners[0].backbone.modules()
         for value in vars(module).values()
         if isinstance(getattr(value, "func", None), compiled.Part)
     }

@@ -20,7 +20,7 @@ from millpond.checkpoints import architectures
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.engine.engine import Engine
-from millpond.engine.execute.batch import Batch
+from millpond.engine.execute.batch import DeviceBatch
 from millpond.engine.execute.runner import Runner
 from millpond.models import encoder, load
 
@@ -205,11 +205,11 @@ def masking_mistake(monkeypatch: pytest.MonkeyPatch, change: Callable[..., dict[
         monkeypatch.setattr(kernel, "attend", wrong)
 
 
-def batch_mistake(monkeypatch: pytest.MonkeyPatch, change: Callable[[Batch], dict[str, Any]]) -> None:
-    """Give the forward another Batch: ``change(batch)`` names the fields."""
+def batch_mistake(monkeypatch: pytest.MonkeyPatch, change: Callable[[DeviceBatch], dict[str, Any]]) -> None:
+    """Give the forward another DeviceBatch: ``change(batch)`` names the fields."""
     right = Runner.states
 
-    def wrong(runner: Runner, batch: Batch, rows: torch.Tensor | None = None) -> torch.Tensor:
+    def wrong(runner: Runner, batch: DeviceBatch, rows: torch.Tensor | None = None) -> torch.Tensor:
         return right(runner, replace(batch, **change(batch)), rows)
 
     monkeypatch.setattr(Runner, "states", wrong)

@@ -16,7 +16,7 @@ from millpond.attention import flex, sdpa, varlen
 from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
 from millpond.engine.engine import Engine
-from millpond.engine.execute.batch import Batch
+from millpond.engine.execute.batch import DeviceBatch
 from millpond.engine.schedule import intake
 
 FAMILIES = ("qwen3", "qwen2-sliding", "gemma2", "mistral-sliding", "gpt2")
@@ -63,14 +63,14 @@ def _classifier(folder: Path, family: str) -> Path:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scores_equal_those_of_pairs_computed_whole(family, rerankers, monkeypatch):
     engine = rerankers(family)
-    packed: list[Batch] = []
-    pack = Batch.pack.__func__
+    packed: list[DeviceBatch] = []
+    pack = DeviceBatch.pack.__func__
 
     def recording(cls, *args, **options):
         packed.append(pack(cls, *args, **options))
         return packed[-1]
 
-    monkeypatch.setattr(Batch, "pack", classmethod(recording))
+    monkeypatch.setattr(DeviceBatch, "pack", classmethod(recording))
     shared = engine.score(QUERY, DOCUMENTS, activation=False).scores
     assert any(batch.lead for batch in packed)
     tokens = sum(batch.segments.total for batch in packed)

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -20,47 +19,53 @@ from millpond.engine.execute.lanes import CpuLanes, DeviceLane, Lanes
 from millpond.engine.execute.threads import Threads
 from millpond.engine.execute.worker import Worker
 from millpond.engine.input.plan import Plan
-from millpond.engine.loading import LoadedModel
+from millpond.engine.loading import Replicas
+from millpond.engine.output.assemble import assemble
+from millpond.engine.schedule.admission import Admission
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.counters import Counters
 from millpond.engine.schedule.intake import Intake
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.engine.schedule.timing import CallFuture, CallTimer
-from millpond.errors import CacheError, EngineClosedError, EngineOverloadedError, MillpondError
+from millpond.errors import CacheError, EngineClosedError, MillpondError
 from millpond.inputs import Item, TokenIds, key_of
 from millpond.stats import EngineStats
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two looks for work, in a callback whose call others are at.
-_NESTED_WAIT = 0.002
+# Seconds until a thread in a future's callback looks for work again, while other threads work on its call.
+_CALLBACK_WAIT = 0.002
 
 
 class Dispatcher:
     """Everything between a checked request and its future."""
 
-    def __init__(self, loaded: LoadedModel, *, budget: int, max_queue: int, cache: VectorCache | None) -> None:
-        self._loaded = loaded
-        self._max_queue = max_queue
+    def __init__(self, replicas: Replicas, *, budget: int, max_queue: int, cache: VectorCache | None) -> None:
+        """Start the threads.
+
+        Args:
+            replicas: The loaded checkpoint.
+            budget: Most tokens of a batch.
+            max_queue: Most texts of running calls.
+            cache: Vectors are read from it and committed to it.
+        """
+        self._replicas = replicas
+        self._model = replicas.model
         self._cache = cache
         self._scheduler = Scheduler(budget, prepare=lambda calls: self._intake.prepare(calls))
         self._name = f"millpond-{id(self):x}"
-        self.threads = ThreadPoolExecutor(_intake_threads(loaded), thread_name_prefix=f"{self._name}-intake")
+        self.threads = ThreadPoolExecutor(_intake_threads(replicas), thread_name_prefix=f"{self._name}-intake")
         self._committer = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-commit")
         self._intake = Intake(
             scheduler=self._scheduler,
-            encoder=loaded.encoder,
+            encoder=self._model.encoder,
             threads=self.threads,
             cache=cache,
             namespace=self._namespace,
         )
-        self._gate = threading.Condition()
-        self._waiting: dict[Call, object] = {}  # calls under way, and whom they keep alive
-        self._texts = 0  # of those calls
-        self._closed = False
         self._pid = os.getpid()
-        self._pace = _Pace()
         self.counters = Counters()
+        self._admission = Admission(max_queue, self.counters)
         self.workers = self._workers()
         for worker in self.workers:
             worker.start()
@@ -68,11 +73,11 @@ class Dispatcher:
     def _workers(self) -> list[Worker]:
         """One for each lane of each device."""
         workers: list[Worker] = []
-        for runner in self._loaded.runners:
+        for runner in self._replicas.runners:
             lanes: Lanes = DeviceLane()
             if runner.overlaps:
                 name = f"{self._name}-{runner.device}-{len(workers)}"
-                devices = len(self._loaded.runners)
+                devices = len(self._replicas.runners)
                 workers.append(
                     OverlappingWorker(self._scheduler, runner, name=name, devices=devices, counters=self.counters)
                 )
@@ -87,13 +92,14 @@ class Dispatcher:
         return workers
 
     def assist(self, future: Future[Any]) -> None:
-        """Work on a small call in the thread that waits for it, while a lane is free.
+        """Run batches in the calling thread, which waits for ``future``, while a lane is free.
 
-        Two threads less have to be woken. What the thread's own settings would change is left to the workers. In a
-        future's callback, where the thread is one that others wait for, until the call is done.
+        A small call then wakes two threads fewer. A thread with torch modes of its own leaves its call to the workers,
+        since they would change the result. In a future's callback other threads wait for this one: there it works
+        until the call is done.
 
         Raises:
-            MillpondError: A callback in the thread that drives a device, which would wait for itself.
+            MillpondError: In a callback in the thread that drives a device, which would wait for itself.
         """
         inside = self.inside
         if inside and not self.workers[0].shared and any(worker.current for worker in self.workers):
@@ -104,12 +110,12 @@ class Dispatcher:
             )
         try:
             while not future.done():
-                if not inside and (self._crowded or _has_modes()):
+                if not inside and (self._crowded or _has_torch_modes()):
                     break
                 if not self.workers[0].take_turn():
                     if not inside:
                         break
-                    wait([future], timeout=_NESTED_WAIT)  # for other lanes, or for texts to be tokenized
+                    wait([future], timeout=_CALLBACK_WAIT)  # for other lanes, or for texts to be tokenized
         finally:
             self._scheduler.wake()
 
@@ -121,7 +127,7 @@ class Dispatcher:
         inline: bool,
         progress: Callable[[int], object] | None,
         owner: object = None,
-        first: int = 0,
+        first_index: int = 0,
         admit: int | None = None,
         timer: CallTimer | None = None,
     ) -> CallFuture[Any]:
@@ -131,33 +137,35 @@ class Dispatcher:
             items: The checked items.
             plan: What to do with them.
             inline: Tokenize in this thread, which is going to :meth:`assist`.
-            progress: Told how many distinct items are done, from the threads that do them.
-            first: Index of the first item in the caller's list, for errors.
-            owner: Kept alive until the call is over: whoever stops this object when it is dropped.
-            admit: How many items ask for room in the queue, where not these: all of a request that is made of several
-                calls with its first one, 0 with the others.
-            timer: Of such a request; a call by itself has one of its own.
+            progress: Called with the number of distinct items newly done, from the threads that do them.
+            owner: Kept alive until the call is over: the object that stops the dispatcher when it is dropped.
+            first_index: Index of the first item in the caller's list, for errors.
+            admit: Number of texts that the queue must have room for; ``None``: as many as there are items. Of the calls
+                of one request, the first asks for all of them and the others for 0.
+            timer: Of such a request; ``None``: a new one.
 
         Raises:
             EngineOverloadedError: Too many texts are waiting.
             EngineClosedError: Closed, or in a forked process.
         """
-        # Of texts, or of token ids, which have keys of their own; a mixture would need two namespaces.
+        # The cache holds vectors of texts and of token ids, in different namespaces: a mixture is not cached.
         caches = self._cache is not None and plan.task == "embed" and len({type(item) for item in items}) <= 1
+        self._replicas.prepare(plan.readout)
         call = Call(
             items,
             plan,
-            native_width=self._loaded.width(plan.readout),
-            labels=self._loaded.labels(plan.readout),
+            native_width=self._model.width(plan.readout),
+            labels=self._model.labels(plan.readout),
+            assemble=assemble,
             commit=self._commit if caches else None,
             progress=progress,
             refill=self._intake.refill,
-            first=first,
+            first_index=first_index,
             timer=timer,
         )
         self._admit(call, owner, len(items) if admit is None else admit)
         try:
-            # In a callback nothing is left to a worker, which may be the one that waits.
+            # In a callback, no work is left to a worker: it may be the thread that waits.
             self._intake.admit(call, inline=inline, caches=caches, crowded=self._crowded and not self.inside)
         except BaseException:  # the caller was interrupted: nobody waits, and close() must not either
             call.future.cancel()
@@ -165,31 +173,27 @@ class Dispatcher:
         return call.future
 
     def close(self) -> None:
-        """Finish what was admitted, then stop the threads; in a fork there is nothing to finish."""
+        """Finish what was admitted, then stop the threads; a forked process has nothing to finish."""
+        self._admission.close()
         if os.getpid() != self._pid:
-            self._closed = True
             return
-        with self._gate:
-            self._closed = True
-            self._gate.wait_for(lambda: not self._waiting)
+        self._admission.wait_until_idle()
         self.stop()
         self.threads.shutdown()
         self._committer.shutdown()
 
     def stop(self) -> None:
-        """Stop the threads without waiting for calls: when the program ends, or nobody holds the engine any more.
+        """Cancel the calls and stop the threads: the program ends, or nobody holds the engine any more.
 
-        May run in any thread, these included. A fork has none of them.
+        May run in any thread, the dispatcher's own included. A forked process has none of the threads.
         """
         if os.getpid() != self._pid:
             return
-        with self._gate:
-            self._closed = True
-            abandoned = list(self._waiting)
-        for call in abandoned:
+        self._admission.close()
+        for call in self._admission.calls():
             call.future.cancel()
         self._scheduler.close()
-        if not self.inside:  # a worker that waits for another one would hold the core that this one waits for
+        if not self.inside:  # a worker that joins another would wait for the core that it holds itself
             for worker in self.workers:
                 worker.join()
         self.threads.shutdown(wait=False)
@@ -197,61 +201,42 @@ class Dispatcher:
 
     @property
     def _crowded(self) -> bool:
-        """Whether more calls are under way than there are lanes: callers leave the work to the workers then."""
-        return len(self._waiting) > len(self.workers)
+        """Whether more calls are running than there are lanes; callers then leave the work to the workers."""
+        return self._admission.running_calls > len(self.workers)
 
     @property
     def inside(self) -> bool:
-        """Whether the calling thread is one of this object's, in a future's callback, say."""
+        """Whether the calling thread is one of the dispatcher's: it runs a future's callback."""
         return threading.current_thread().name.startswith(self._name)
 
     @property
     def closed(self) -> bool:
         """Whether new calls are refused."""
-        return self._closed
+        return self._admission.closed
 
     def stats(self) -> EngineStats:
         """The counters."""
-        with self._gate:
-            return self.counters.read(waiting_texts=self._texts, running_calls=len(self._waiting))
-
-    def _admit(self, call: Call, owner: object, asked: int) -> None:
-        if os.getpid() != self._pid:
-            raise EngineClosedError(
-                "this engine was loaded in another process and does not survive a fork; load it after forking, "
-                'or start workers with the "spawn" method'
-            )
-        with self._gate:
-            self._check_room(asked)
-            self._waiting[call] = owner
-            self._texts += call.size
-            self._pace.begin()
-        # Futures keep their callbacks: who holds one is not to hold its call, and the rows in it, beside the result.
-        held = [call]
-        call.future.add_done_callback(lambda _: self._release(held.pop()))
+        return self._admission.stats()
 
     def check_room(self, texts: int) -> None:
-        """What :meth:`submit` would raise of a call of so many texts, at once.
+        """Raise now what :meth:`submit` would raise for a call of this many texts.
 
         Raises:
             EngineOverloadedError: Too many texts are waiting.
             EngineClosedError: Closed.
         """
-        with self._gate:
-            self._check_room(texts)
+        self._admission.check_room(texts)
 
-    def _check_room(self, asked: int) -> None:
-        if self._closed:
-            raise EngineClosedError("the engine was closed; make a new one")
-        waiting = self._texts
-        if waiting and asked and waiting + asked > self._max_queue:
-            wait = self._pace.seconds(waiting)
-            self.counters.reject()
-            raise EngineOverloadedError(
-                f"{waiting} texts are waiting and {asked} more would pass max_queue={self._max_queue}; "
-                f"retry in about {wait:.1f} s, or raise max_queue",
-                retry_after=wait,
+    def _admit(self, call: Call, owner: object, texts: int) -> None:
+        if os.getpid() != self._pid:
+            raise EngineClosedError(
+                "this engine was loaded in another process and does not survive a fork; load it after forking, "
+                'or start workers with the "spawn" method'
             )
+        self._admission.admit(call, owner, texts)
+        # A future keeps its callbacks for ever: the call, and its rows, must not stay alive with its result.
+        held = [call]
+        call.future.add_done_callback(lambda _: self._release(held.pop()))
 
     def _release(self, call: Call) -> None:
         try:
@@ -260,25 +245,15 @@ class Dispatcher:
                 call.future.set_running_or_notify_cancel()  # wakes whoever waits for several futures
                 call.flush()
         finally:
-            owner = self._forget(call)
-        del owner  # outside the gate: it may have been the last reference, and stop this object
-
-    def _forget(self, call: Call) -> object:
-        """Stop counting a call; returns whom it kept alive."""
-        with self._gate:
-            owner = self._waiting.pop(call, None)
-            self._texts -= call.size
-            self._pace.count(call.size, idle=not self._waiting)
-            self.counters.release(call.future, texts=call.size, hits=call.hits, misses=call.misses)
-            self._gate.notify_all()
-        return owner
+            owner = self._admission.release(call)
+        del owner  # here, where no lock is held
 
     def _namespace(self, call: Call) -> str:
         """Everything besides the text that decides a cached vector."""
-        plan = call.plan
-        parts: list[Any] = [self._loaded.spec.fingerprint, self._loaded.dtype, plan.prompt, plan.truncate, plan.limit]
+        plan, spec = call.plan, self._model.spec
+        parts: list[Any] = [spec.fingerprint, self._replicas.dtype, plan.prompt, plan.truncate, plan.limit]
         if plan.adapter >= 0:
-            parts.append(self._loaded.spec.adapters[plan.adapter])
+            parts.append(spec.adapters[plan.adapter])
         if call.items and isinstance(call.items[0], TokenIds):
             parts.append(["token ids"])
         return json.dumps(parts)
@@ -286,56 +261,30 @@ class Dispatcher:
     def _commit(self, call: Call, slots: list[int], last: bool) -> None:
         try:
             self._committer.submit(self._write, call, slots, last)
-        except RuntimeError:  # the program ends; what was computed is still worth a commit
+        except RuntimeError:  # the program ends; computed rows are still worth a commit
             self._write(call, slots, last)
 
     def _write(self, call: Call, slots: list[int], last: bool) -> None:
-        """Commit a group of vectors; a call ends with its last group, so what was returned was committed."""
+        """Commit a group of vectors; the last group finishes its call, so that every returned vector is committed."""
         assert self._cache is not None
         try:
             keys = self._cache.keys(self._namespace(call), [key_of(call.items[slot]) for slot in slots])
             self._cache.put(keys, call.rows[slots], tokens=call.tokens[slots], truncated=call.truncated[slots])
         except CacheError as error:
-            # The vectors are right all the same; losing them because the disk is full would be worse.
+            # The vectors are right; to lose them because the disk is full would be worse.
             logger.error("%d vectors could not be cached: %s", len(slots), error)
-        except Exception as error:  # the caller must hear of it; nobody else is near
+        except Exception as error:  # no other code would report it to the caller
             return call.fail(error)
         if last:
             call.finish()
 
 
-class _Pace:
-    """How fast texts get done while there are any, for the advice in an overload error."""
-
-    def __init__(self) -> None:
-        self._texts = 0
-        self._busy = 0.0  # seconds of finished busy stretches
-        self._since: float | None = None  # when the present stretch began
-
-    def begin(self) -> None:
-        """Work arrived."""
-        if self._since is None:
-            self._since = time.monotonic()
-
-    def count(self, texts: int, *, idle: bool) -> None:
-        """``texts`` are done; ``idle``: nothing is left."""
-        self._texts += texts
-        if idle and self._since is not None:
-            self._busy += time.monotonic() - self._since
-            self._since = None
-
-    def seconds(self, texts: int) -> float:
-        """Time that ``texts`` will take, between 0.1 and 60 seconds."""
-        busy = self._busy + (0.0 if self._since is None else time.monotonic() - self._since)
-        return min(60.0, max(0.1, texts * max(busy, 1e-3) / max(self._texts, 1)))
-
-
-def _has_modes() -> bool:
-    """Whether the calling thread is inside ``torch.autocast`` or ``with torch.device(...)``, which workers are not."""
+def _has_torch_modes() -> bool:
+    """Whether the calling thread is inside ``torch.autocast`` or ``with torch.device(...)``; workers never are."""
     return torch.is_autocast_enabled("cpu") or torch._C._len_torch_function_stack() > 0
 
 
-def _intake_threads(loaded: LoadedModel) -> int:
-    """Threads that tokenize: half the cores, of which a CPU's own forwards leave few; a GPU takes what six make."""
-    devices = sum(runner.overlaps for runner in loaded.runners)
+def _intake_threads(replicas: Replicas) -> int:
+    """Threads that tokenize: six for each GPU, four for a CPU, and at most half the cores."""
+    devices = sum(runner.overlaps for runner in replicas.runners)
     return max(1, min(6 * devices or 4, usable() // 2))

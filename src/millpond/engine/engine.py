@@ -132,15 +132,16 @@ class Engine:
             trust_remote_code=trust_remote_code,
             score_template=score_template,
         )
-        self._loaded = load(self.config)
+        self._replicas = load(self.config)
+        self._loaded = self._replicas.model
         self._plans: dict[tuple[Task, PoolingParams, bool], Plan] = {}
-        self.dtype = self._loaded.dtype
-        self.device = self._loaded.device
+        self.dtype = self._replicas.dtype
+        self.device = self._replicas.device
         self._owns_cache = cache is not None and not isinstance(cache, VectorCache)
         self._cache = cache if cache is None or isinstance(cache, VectorCache) else VectorCache(cache)
-        default = _CPU_BATCH_TOKENS if self._loaded.runner.device.type == "cpu" else _GPU_BATCH_TOKENS
+        default = _CPU_BATCH_TOKENS if self._replicas.runner.device.type == "cpu" else _GPU_BATCH_TOKENS
         self._budget = max_batch_tokens or default
-        self._dispatcher = Dispatcher(self._loaded, budget=self._budget, max_queue=max_queue, cache=self._cache)
+        self._dispatcher = Dispatcher(self._replicas, budget=self._budget, max_queue=max_queue, cache=self._cache)
         # Holds the dispatcher, not the engine: its threads stop when the engine is dropped, or the program ends.
         self._finalizer = weakref.finalize(self, self._dispatcher.stop)
 
@@ -582,7 +583,7 @@ class Engine:
         """The token ids that :meth:`submit` (or :meth:`submit_score`, with a ``template``) would run for one input."""
         pairs = None if template is None else self._loaded.pairs_by(template)
         plan = resolve.plan(task, params, self._loaded, count=2, pairs=pairs)
-        ids: list[int] = self._loaded.encoder.encode([item], plan, position=lambda i: i)[0].ids.tolist()
+        ids: list[int] = self._loaded.encoder.encode([item], plan, index_of=lambda i: i)[0].ids.tolist()
         return ids
 
     def check_room(self, texts: int) -> None:
@@ -716,7 +717,7 @@ class Engine:
         timer: CallTimer | None = None,
     ) -> CallFuture[Any]:
         return self._dispatcher.submit(
-            items, plan, inline=inline, progress=progress, owner=self, first=first, admit=admit, timer=timer
+            items, plan, inline=inline, progress=progress, owner=self, first_index=first, admit=admit, timer=timer
         )
 
     def _score_apart(self, items: Sequence[Item], params: PoolingParams, *, late: bool) -> CallFuture[Any]:

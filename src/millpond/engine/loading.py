@@ -1,4 +1,4 @@
-"""Loading: an EngineConfig turned into a tokenizer, a runner and the description of both."""
+"""Loading: an EngineConfig turned into a checked checkpoint and a runner on each device."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from millpond.engine.execute.cuda.buckets import Buckets
 from millpond.engine.execute.cuda.streams import Backend, Cuda
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.encode import InputEncoder
+from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenizer
 from millpond.engine.input.plan import EncodesPairs
 from millpond.engine.input.text_tokenizer import TextTokenizer
@@ -39,67 +40,38 @@ from millpond.tasks import Quantization, Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadedModel:
-    """A checkpoint in memory.
+class Replicas:
+    """A checkpoint in memory: its weights on each device.
 
     Attributes:
-        spec: What it is.
-        forms: How it reads texts, pairs, queries and documents.
-        runners: Backbone and pooler, once on each device.
+        model: What the checkpoint is and how it reads its inputs.
+        runners: Backbone and pooler, one replica for each device.
         dtype: Precision of the backbone, by name.
-        include_prompt: Whether pooling counts the prompt's tokens.
-        vocabulary: Token ids run from 0 to below this.
-        readouts: What each task reads from the hidden states.
-        first_kept: Leading rows that ``token_embed`` leaves out.
-        mean_maxsim: MaxSim is divided by the query's tokens.
-        shares: Pairs that begin alike may compute their beginning once.
     """
 
-    spec: ModelSpec
-    encoder: InputEncoder
+    model: LoadedModel
     runners: tuple[Runner, ...]
     dtype: str
-    include_prompt: bool
-    vocabulary: int
-    readouts: Mapping[Task, Readout]
-    first_kept: int = 0
-    mean_maxsim: bool = False
-    shares: bool = False
 
     @property
     def runner(self) -> Runner:
-        """The first one; all have the same weights."""
+        """The first replica; all have the same weights."""
         return self.runners[0]
 
     @property
     def device(self) -> str:
-        """Where it runs; several devices joined by commas."""
+        """Name of the device; several are joined by commas."""
         return ",".join(str(runner.device) for runner in self.runners)
 
-    def pairs_by(self, template: str) -> EncodesPairs:
-        """How pairs are read by another template; its own errors as the engine's."""
-        return TemplateTokenizer(self.encoder.texts, read_template(template))
-
-    def width(self, readout: Readout) -> int:
-        """Columns of what a readout gives."""
-        if readout.kind == "pooled":
-            return self.spec.dimensions
-        if readout.kind == "tokens":
-            return self.spec.hidden_size
-        if readout.kind == "sparse":
-            return 2
-        return len(self.labels(readout))
-
-    def labels(self, readout: Readout) -> tuple[str, ...]:
-        """Names of the columns of a readout's logits; a vocabulary entry's is its id."""
+    def prepare(self, readout: Readout) -> None:
+        """Read the weights of a readout's vocabulary entries now, so that no batch waits for them."""
         if readout.kind == "head_rows":
-            return tuple(str(token) for token in readout.token_ids)
-        labels = self.spec.labels
-        return tuple(labels[i] for i in readout.token_ids) if readout.token_ids else labels
+            for runner in self.runners:
+                runner.pooler.rows_of(readout.token_ids, runner.device)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Described:
+class _Description:
     """What the files say, before any weight is read."""
 
     checkpoint: Checkpoint
@@ -111,48 +83,48 @@ class _Described:
 
 
 def describe(config: EngineConfig) -> ModelSpec:
-    """What an engine of this configuration would be; no weights are read."""
+    """The spec that an engine of this configuration would have; no weights are read."""
     return _read(config).spec
 
 
-def load(config: EngineConfig) -> LoadedModel:
-    """Read, check and build; every question that the files can answer wrongly is asked before the weights are read."""
+def load(config: EngineConfig) -> Replicas:
+    """Read, check and build; everything that config and tokenizer files decide is checked before weights are read."""
     devices = resolve_devices(config.device)
     if any(device.type == "cpu" for device in devices):
         bound_compiled_products()
-    found = _read(config)
-    pooling = found.layout.pooling
-    assert pooling is not None  # complete_layout() set it
-    encoder = _encoder(found, config)
-    quantization = cast("Quantization | None", config.quantization)  # one of these, as the config has checked
-    wanted = "bfloat16" if quantization == "fp8" and config.dtype == "auto" else config.dtype
-    dtype = resolve_dtype(wanted, devices[0], found.architecture, _stored_dtype(found.checkpoint.config))
+    description = _read(config)
+    pooling = description.layout.pooling
+    assert pooling is not None  # complete() fills it in
+    encoder = _encoder(description, config)
+    quantization = cast("Quantization | None", config.quantization)  # checked by the config
+    requested = "bfloat16" if quantization == "fp8" and config.dtype == "auto" else config.dtype
+    dtype = resolve_dtype(requested, devices[0], description.architecture, _stored_dtype(description.checkpoint.config))
     for device in devices:
         check_quantization(quantization, device, dtype)
         if config.compile:
             from millpond.models.compiled import check_compiler
 
             check_compiler(device)
-    vectors = found.layout.token_vectors
-    return LoadedModel(
-        spec=found.spec,
+    vectors, late = description.layout.token_vectors, description.layout.late_interaction
+    model = LoadedModel(
+        spec=description.spec,
         encoder=encoder,
-        runners=tuple(
-            _runner(found, pooling, device, dtype, quantization, compiled=config.compile) for device in devices
-        ),
-        dtype=str(dtype).removeprefix("torch."),
         include_prompt=pooling.include_prompt,
-        vocabulary=int(found.checkpoint.config.get("vocab_size", 1 << 30)),
-        readouts=_readouts(found.purpose),
+        vocabulary=int(description.checkpoint.config.get("vocab_size", 1 << 30)),
+        readouts=_readouts(description.purpose),
+        language_head=_has_language_head(description),
         first_kept=0 if vectors is None else 1,  # BGE-M3's code drops the first token's vector
-        shares=_shares(found, devices[0]),
-        mean_maxsim=found.layout.late_interaction is not None
-        and found.layout.late_interaction.similarity == "meanmaxsim",
+        mean_maxsim=late is not None and late.similarity == "meanmaxsim",
+        shares=_shares_prefixes(description, devices[0]),
     )
+    runners = tuple(
+        _runner(description, pooling, device, dtype, quantization, compiled=config.compile) for device in devices
+    )
+    return Replicas(model=model, runners=runners, dtype=str(dtype).removeprefix("torch."))
 
 
 def _runner(
-    found: _Described,
+    description: _Description,
     pooling: Pooling,
     device: torch.device,
     dtype: torch.dtype,
@@ -160,23 +132,25 @@ def _runner(
     *,
     compiled: bool,
 ) -> Runner:
-    """A replica on one device, its weights read for it."""
-    architecture, head = found.architecture, found.purpose.classifier
-    width = backbone_width(found.checkpoint.config)
-    decoder_head = architecture.decoder and (found.checkpoint.architecture or "").endswith(("ForCausalLM", "HeadModel"))
-    sparse, vectors = found.layout.sparse, found.layout.token_vectors
+    """A replica on one device; its weights are read here."""
+    architecture, layout, head = description.architecture, description.layout, description.purpose.classifier
+    config = description.checkpoint.config
+    width = backbone_width(config)
+    sparse, vectors = layout.sparse, layout.token_vectors
     pooler = Pooler(
         pooling,
-        token_heads=found.layout.token_heads,
-        heads=found.layout.heads,
+        token_heads=layout.token_heads,
+        heads=layout.heads,
         device=device,
         classifier=None if head is None else build_classifier(head, width=width, device=device),
-        sparse=None if sparse is None else build_sparse(sparse, found.checkpoint.config, width=width, device=device),
+        sparse=None if sparse is None else build_sparse(sparse, config, width=width, device=device),
         token_vectors=None if vectors is None else build_token_vectors(vectors, width=width, device=device),
-        language_head=found.layout.transformer if decoder_head else None,
+        language_head=layout.transformer if _has_language_head(description) else None,
     )
-    backbone = load_backbone(found.checkpoint, architecture, device=device, dtype=dtype, quantization=quantization)
-    offset = architecture.position_offset(found.checkpoint.config)
+    backbone = load_backbone(
+        description.checkpoint, architecture, device=device, dtype=dtype, quantization=quantization
+    )
+    offset = architecture.position_offset(config)
     if compiled:
         from millpond.models.compiled import compile_parts
 
@@ -190,7 +164,7 @@ def _runner(
         device=device,
         offset=offset,
         backend=backend,
-        buckets=Buckets(longest=found.spec.max_length) if graphs else None,
+        buckets=Buckets(longest=description.spec.max_length) if graphs else None,
     )
 
 
@@ -199,51 +173,58 @@ def _backend(device: torch.device) -> Backend | None:
     return Cuda(device) if device.type == "cuda" else None
 
 
-def _encoder(found: _Described, config: EngineConfig) -> InputEncoder:
-    """How the checkpoint reads; a template that cannot be used is refused here."""
-    tokenizer, late = found.tokenizer, found.layout.late_interaction
+def _has_language_head(description: _Description) -> bool:
+    """Whether the checkpoint is a decoder with the head of a language model."""
+    name = description.checkpoint.architecture or ""
+    return description.architecture.decoder and name.endswith(("ForCausalLM", "HeadModel"))
+
+
+def _encoder(description: _Description, config: EngineConfig) -> InputEncoder:
+    """How the checkpoint reads; raises for a template that cannot be used."""
+    tokenizer, late, purpose = description.tokenizer, description.layout.late_interaction, description.purpose
     pairs: EncodesPairs | None = None
-    if found.purpose.score_type == "cross-encoder":
-        pairs = _pair_reader(found, config.score_template)
-    elif "classify" in found.purpose.tasks and config.score_template is None:
-        pairs = _pair_reader(found, None)  # of two texts, classes such as entailment
+    if purpose.score_type == "cross-encoder":
+        pairs = _pair_reader(description, config.score_template)
+    elif "classify" in purpose.tasks and config.score_template is None:
+        pairs = _pair_reader(description, None)  # classes of two texts, such as entailment
     elif config.score_template is not None:
         raise InvalidRequestError(
-            f"score_template means nothing to {found.spec.name}, which is no cross-encoder; leave it out"
+            f"score_template means nothing to {description.spec.name}, which is no cross-encoder; leave it out"
         )
     colbert = None
-    if found.purpose.score_type == "late-interaction" and late is not None:
-        if config.max_length is not None:  # the user's word on how much of a document is read
+    if purpose.score_type == "late-interaction" and late is not None:
+        if config.max_length is not None:  # the user's max_length replaces the checkpoint's document length
             late = replace(late, document_length=config.max_length)
         colbert = tokenizer.colbert(late)
     return InputEncoder(texts=tokenizer, pairs=pairs, colbert=colbert)
 
 
-def _pair_reader(found: _Described, template: str | None) -> EncodesPairs:
-    """The user's template, else the checkpoint's, else its tokenizer's pairs."""
+def _pair_reader(description: _Description, template: str | None) -> EncodesPairs:
+    """Reads pairs by the user's template, else the checkpoint's, else the tokenizer's own pair format."""
+    tokenizer, purpose = description.tokenizer, description.purpose
     if template is not None:
-        return TemplateTokenizer(found.tokenizer, read_template(template))
-    if found.purpose.template is not None:
-        return TemplateTokenizer(found.tokenizer, found.purpose.template)
-    if found.architecture.decoder:
-        return TemplateTokenizer(found.tokenizer, plain_template())
-    return PairTokenizer(found.tokenizer, prompt=found.purpose.prompt)
+        return TemplateTokenizer(tokenizer, read_template(template))
+    if purpose.template is not None:
+        return TemplateTokenizer(tokenizer, purpose.template)
+    if description.architecture.decoder:
+        return TemplateTokenizer(tokenizer, plain_template())
+    return PairTokenizer(tokenizer, prompt=purpose.prompt)
 
 
-def _shares(found: _Described, device: torch.device) -> bool:
-    """A causal model's beginning does not depend on what follows, and its answer is read at the end.
+def _shares_prefixes(description: _Description, device: torch.device) -> bool:
+    """Whether pairs may share a prefix: in a causal model it does not depend on what follows, and the end is read.
 
-    Measured on a CPU only: the packed CUDA kernels would need keys of their own for it.
+    On a CPU only, where it was measured: the packed CUDA kernels would need keys of their own for it.
     """
-    head = found.purpose.classifier
-    causal = found.architecture.decoder and found.checkpoint.config.get("is_causal", True) is not False
-    bidirectional = bool(found.checkpoint.config.get("use_bidirectional_attention"))
+    head, config = description.purpose.classifier, description.checkpoint.config
+    causal = description.architecture.decoder and config.get("is_causal", True) is not False
+    bidirectional = bool(config.get("use_bidirectional_attention"))
     last = head is not None and head.pooling == "lasttoken"
-    return device.type == "cpu" and causal and not found.architecture.recurrent and last and not bidirectional
+    return device.type == "cpu" and causal and not description.architecture.recurrent and last and not bidirectional
 
 
 def _readouts(purpose: DetectedTasks) -> dict[Task, Readout]:
-    """What each task reads; which of them are served is the spec's to say."""
+    """What each task reads; ``ModelSpec.tasks`` says which of them are served."""
     head = purpose.classifier
     pooled, each = Readout(kind="pooled"), Readout(kind="token_logits")
     whole = pooled if purpose.pooled_logits else Readout(kind="logits")
@@ -259,7 +240,7 @@ def _readouts(purpose: DetectedTasks) -> dict[Task, Readout]:
     }
 
 
-def _read(config: EngineConfig) -> _Described:
+def _read(config: EngineConfig) -> _Description:
     checkpoint = read_checkpoint(config.model, revision=config.revision, hf_overrides=config.hf_overrides)
     architecture = find(checkpoint.config, checkpoint.source.name)
     checkpoint = replace(checkpoint, config=translate(architecture, checkpoint.config, checkpoint.source.name))
@@ -286,7 +267,7 @@ def _read(config: EngineConfig) -> _Described:
         tokenizer_limit=tokenizer.limit,
         token_id=tokenizer.token_id,
     )
-    return _Described(
+    return _Description(
         checkpoint=checkpoint,
         architecture=architecture,
         layout=layout,

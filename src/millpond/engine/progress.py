@@ -1,4 +1,4 @@
-"""The progress bar of a call: drawn on a terminal, absent anywhere else."""
+"""Progress: the bar of a call, drawn on a terminal only."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Protocol, Self
 
 
 class Bar(Protocol):
-    """What a call tells how far it is."""
+    """Counts the items of a call that are done."""
 
     def update(self, n: float | None = 1) -> bool | None:
-        """So many more items are done."""
+        """Count ``n`` more items."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -33,7 +33,7 @@ def progress_bar(texts: object, *, show: bool) -> Bar:
 
 
 class _Hidden:
-    """No bar at all: making one that is never drawn takes longer than much else of a single text's call."""
+    """No bar: even a disabled tqdm bar takes a noticeable part of a single text's call."""
 
     def update(self, n: float | None = 1) -> bool | None:
         return None

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import nn
 from millpond.attention import interface
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
+from millpond.checkpoints.quiet import quiet_transformers
 from millpond.checkpoints.weights import read_tensors
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models.encoder_file import read_encoder
@@ -163,19 +163,3 @@ def _check_report(report: Mapping[str, Any], architecture: Architecture, name: s
                 + (f" and {len(keys) - 1} more tensors" if len(keys) > 1 else "")
                 + "; check that the files belong together"
             )
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """transformers prints a load report and a progress bar of its own; the report is checked here instead."""
-    from transformers.utils import logging as transformers_logging
-
-    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()

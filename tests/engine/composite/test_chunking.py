@@ -1,4 +1,4 @@
-"""Texts longer than the model reads: windows averaged into one vector, and vectors of the parts of one long reading."""
+"""Texts longer than the model reads: windows averaged into one vector, and vectors of spans from one long forward."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PROMPT = "query: "
 
 @dataclass(frozen=True)
 class Kind:
-    """A checkpoint: its backbone, its pooling, and how many special tokens stand around a text."""
+    """A checkpoint: its backbone, its pooling, and the number of special tokens around a text."""
 
     family: str
     mode: str
@@ -91,7 +91,7 @@ def engine(name: str, engines: dict[str, Engine]) -> Engine:
 def parts_by_hand(
     folder: Path, kind: Kind, text: str, prompt: str, limit: int = MAX_TOKENS
 ) -> tuple[list[list[int]], list[int], int]:
-    """A text's windows, their tokens of text, and the tokens in front of it, by transformers' tokenizer."""
+    """The windows of a text, their tokens of text, and the tokens in front, by transformers' tokenizer."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -147,7 +147,7 @@ def test_a_long_text_is_the_weighted_mean_of_its_windows(name: str, engine: Engi
     assert found.embeddings.dtype == np.float32
     assert not found.truncated.any()
     assert not found.cached.any()
-    # What this must notice: equal weights, a cut text, a prompt that was pooled though it should not be.
+    # The test must notice equal weights, a cut text, and a prompt that was pooled by mistake.
     even = np.stack([by_hand(folders[name], KINDS[name], text, prompt=prompt, weigh=False) for text in LONG])
     assert difference(found.embeddings, even) > VISIBLE
     assert difference(found.embeddings, engine.embed(LONG, prompt=prompt).embeddings) > VISIBLE
@@ -240,7 +240,7 @@ def test_what_makes_no_sense_is_refused(engine: Engine) -> None:
         engine.embed([LONG[0], "\ud800"], chunking="mean")
     with pytest.raises(InputTooLongError, match=r"prompt and special tokens take .* of max_length=64"):
         engine.embed(LONG, prompt=" ".join(SENTENCES), chunking="mean")
-    # Nothing is truncated, so there is nothing to refuse either.
+    # Nothing is truncated, so nothing is refused.
     refused = engine.embed(LONG, chunking="mean", truncate="error")
     np.testing.assert_allclose(refused.embeddings, engine.embed(LONG, chunking="mean").embeddings, atol=1e-6)
 
@@ -289,7 +289,7 @@ def test_the_event_loop_never_tokenizes(engine: Engine, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def gated(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Engine, threading.Event, Any]]:
-    """An engine that runs nothing before the event is set, and the lengths of the batches it ran."""
+    """An engine that runs no batch before the event is set, and the sizes of the batches that it ran."""
     gate, right, batches = threading.Event(), Runner.run, []
 
     def run(self: Runner, requests: Any) -> Any:
@@ -307,10 +307,10 @@ def test_a_cancelled_call_takes_its_windows_along(gated: Any) -> None:
     engine, gate, batches = gated
     future = engine.submit("embed", [*LONG, *SHORT], PoolingParams(chunking="mean"))
     assert future.cancel()
-    assert not engine._dispatcher._waiting
+    assert not engine._dispatcher._admission.calls()
     gate.set()
     engine.embed(["a"])
-    assert len(batches) <= 2  # what was under way, and the last one
+    assert len(batches) <= 2  # the running batch and the last one
 
 
 @pytest.mark.parametrize("early", [True, False])
@@ -337,7 +337,7 @@ def test_a_cancelled_task_takes_its_windows_along(gated: Any, early: bool) -> No
 
     asyncio.run(run(early))
     assert futures[0].cancelled()
-    assert not engine._dispatcher._waiting
+    assert not engine._dispatcher._admission.calls()
     gate.set()
 
 
@@ -380,7 +380,7 @@ def test_the_cache_holds_texts_and_windows(name: str, folders: Any, tmp_path: Pa
         assert len(cache) == held
         expected = by_hand(folders[name], KINDS[name], LONG[0], width=16)
         assert difference(narrow.embeddings[0], expected) < TOLERANCE
-        # More text costs its own windows only; another prompt, and a plain embed, are other vectors.
+        # Added text costs its own windows only; another prompt, and embed without chunking, have other vectors.
         engine.embed([LONG[0] + " " + LONG[0]], chunking="mean")
         windows = len(parts_by_hand(folders[name], KINDS[name], LONG[0], "")[0])
         added = len(parts_by_hand(folders[name], KINDS[name], LONG[0] + " " + LONG[0], "")[0]) - windows + 1
@@ -390,7 +390,7 @@ def test_the_cache_holds_texts_and_windows(name: str, folders: Any, tmp_path: Pa
 
 
 def test_token_ids_have_no_prompt_to_leave_out(folders: Any, tmp_path: Path) -> None:
-    """A prompt is put before texts, not before token ids: none of them may be left out of the mean."""
+    """Token ids get no prompt: none of them may be left out of the mean."""
     with Engine(folders["mean-without-prompt"], dtype="float32", device="cpu", cache=tmp_path / "v.db") as engine:
         ids = TokenIds(tuple(engine.tokenize([SENTENCES[0]])[0]))
         expected = engine.embed([SENTENCES[0]]).embeddings
@@ -450,7 +450,7 @@ def test_a_span_is_the_mean_of_its_tokens_in_the_whole_text(name: str, engine: E
     assert difference(found.embeddings[0], expected) < TOLERANCE
     np.testing.assert_allclose(found.embeddings[1][0], found.embeddings[0][0], atol=1e-6)
     assert found.usage.prompt_tokens == 2 * engine.token_embed([TEXT], **options).usage.prompt_tokens
-    # It must notice a span that is read alone, and offsets that are off by a prompt.
+    # The test must notice a span that is embedded alone, and offsets shifted by a prompt.
     alone = engine.token_embed([TEXT[slice(*SPANS[1])]], **options).embeddings[0].mean(0)
     assert difference(found.embeddings[0][1], alone / np.linalg.norm(alone)) > VISIBLE
     moved = [(max(start - 7, 0), end - 7) for start, end in SPANS[:3]]
@@ -507,10 +507,10 @@ def test_a_span_that_was_cut_off_is_named(engine: Engine) -> None:
     ],
 )
 def test_wrong_spans_are_refused_before_anything_is_queued(engine: Engine, texts: Any, spans: Any, message: str):
-    before = engine._dispatcher._texts
+    before = engine.stats().waiting_texts
     with pytest.raises(InvalidRequestError, match=message):
         engine.token_embed(texts, spans=spans)
-    assert engine._dispatcher._texts == before
+    assert engine.stats().waiting_texts == before
     with pytest.raises(TypeError, match=r"token_embed\(\[text\]\)"):
         engine.token_embed("one text", spans=[[(0, 1)]])
 

@@ -1,26 +1,18 @@
-"""Windows over long texts: every token once, weighted means, and rows of the caller's spans."""
+"""Windows over long texts: every token is in one window, and means are weighted by tokens."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tiny import SENTENCES, write_checkpoint
 
-from millpond.engine.composite.windows import span_rows, weighted_mean, windows
-from millpond.engine.input.text_tokenizer import TextTokenizer
-from millpond.errors import InputTooLongError, InvalidRequestError
+from millpond.engine.composite.windows import weighted_mean, windows
+from millpond.errors import InputTooLongError
 
 
 def array(*ids: int) -> np.ndarray:
     return np.array(ids, dtype=np.int32)
-
-
-def flags(*special: int) -> np.ndarray:
-    return np.array(special, dtype=np.bool_)
 
 
 TOKENS = st.lists(st.integers(0, 50_000), max_size=60).map(lambda ids: array(*ids))
@@ -33,7 +25,7 @@ def test_windows_cover_every_token_once(ids: np.ndarray, prefix: np.ndarray, suf
     parts = windows(ids, prefix, suffix, limit)
     own = [part[len(prefix) : len(part) - len(suffix)] for part in parts]
     np.testing.assert_array_equal(np.concatenate(own), ids)
-    assert len(parts) == max(1, -(-len(ids) // room))  # the fewest that do
+    assert len(parts) == max(1, -(-len(ids) // room))  # the fewest possible
     for part in parts:
         assert part.dtype == np.int32
         assert len(part) <= limit
@@ -91,82 +83,3 @@ def test_windows_without_text_weigh_the_same():
 def test_a_mean_is_summed_in_double_precision():
     rows = np.concatenate((np.full((1, 1), 1e8), np.ones((1000, 1)), np.full((1, 1), -1e8))).astype(np.float32)
     np.testing.assert_allclose(weighted_mean(rows, np.ones(1002)), [1000 / 1002], rtol=1e-6)
-    offsets = np.stack((np.arange(1002), np.arange(1, 1003)), axis=1).astype(np.int32)
-    spanned = span_rows(rows, offsets, np.zeros(1002, dtype=np.bool_), [(0, 1002)])
-    np.testing.assert_allclose(spanned, [[1000 / 1002]], rtol=1e-6)
-
-
-# "Ada met Bob." as [CLS] Ada met Bo ##b . [SEP]
-MATRIX = np.array([[100, 100], [1, 0], [2, 0], [4, 8], [8, 0], [16, 0], [100, 100]], dtype=np.float32)
-OFFSETS = np.array([[0, 0], [0, 3], [4, 7], [8, 10], [10, 11], [11, 12], [0, 0]], dtype=np.int32)
-SPECIAL = flags(1, 0, 0, 0, 0, 0, 1)
-
-
-@pytest.mark.parametrize(
-    ("span", "expected"),
-    [
-        ((0, 3), [1, 0]),
-        ((0, 1), [1, 0]),  # a part of a token is the token
-        ((3, 8), [2, 0]),
-        ((0, 7), [1.5, 0]),
-        ((8, 11), [6, 4]),
-        ((9, 11), [6, 4]),
-        ((10, 12), [12, 0]),
-        ((0, 12), [6.2, 1.6]),
-    ],
-)
-def test_a_span_is_the_mean_of_its_tokens(span: tuple[int, int], expected: list[float]):
-    rows = span_rows(MATRIX, OFFSETS, SPECIAL, [span])
-    assert rows.dtype == np.float32
-    np.testing.assert_allclose(rows, [expected], rtol=1e-6)
-
-
-def test_spans_come_in_the_callers_order():
-    spans = [(8, 11), (0, 3), (0, 12), (0, 3)]
-    rows = span_rows(MATRIX, OFFSETS, SPECIAL, spans)
-    np.testing.assert_allclose(rows, [[6, 4], [1, 0], [6.2, 1.6], [1, 0]], rtol=1e-6)
-    assert span_rows(MATRIX, OFFSETS, SPECIAL, []).shape == (0, 2)
-
-
-def test_a_token_without_characters_counts_where_it_stands():
-    offsets = np.array([[0, 0], [0, 1], [2, 2], [3, 4]], dtype=np.int32)  # "▁", "a", "▁", "b" of "a  b"
-    matrix = np.array([[1], [2], [4], [8]], dtype=np.float32)
-    rows = span_rows(matrix, offsets, flags(0, 0, 0, 0), [(0, 2), (2, 4), (2, 3), (0, 4)])
-    np.testing.assert_allclose(rows[:, 0], [1.5, 6, 4, 3.75])
-
-
-@pytest.mark.parametrize(
-    ("span", "index", "named"),
-    [
-        ((3, 4), 5, r"span 1, \(3, 4\), of the text at index 5 has no token"),
-        ((12, 14), None, r"span 1, \(12, 14\), has no token.*characters 0 to 12.*raise max_length"),
-    ],
-)
-def test_a_span_without_tokens_is_refused(span: tuple[int, int], index: int | None, named: str):
-    with pytest.raises(InvalidRequestError, match=named):
-        span_rows(MATRIX, OFFSETS, SPECIAL, [(0, 3), span], index=index)
-
-
-def test_a_text_without_tokens_has_no_spans():
-    with pytest.raises(InvalidRequestError, match=r"span 0, \(0, 2\), has no token, and neither has the text"):
-        span_rows(MATRIX[:2], OFFSETS[[0, 6]], flags(1, 1), [(0, 2)])
-
-
-@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "xlm-roberta", "llama", "gemma"])
-@pytest.mark.parametrize("prompt", ["", "query: "])
-def test_spans_of_real_tokens_pool_what_they_hold(tmp_path: Path, family: str, prompt: str):
-    """Words of a real tokenizer: of a partition of the text, each token is in at least one part."""
-    tokenizer = TextTokenizer.load(write_checkpoint(tmp_path / family, family), lower=False)
-    text = SENTENCES[4] + "  " + SENTENCES[5]
-    [read] = tokenizer.encode([text], prompt=prompt, limit=1000, truncate="end", position=lambda i: i, places=True)
-    assert read.places is not None
-    offsets, special = read.places.offsets, read.places.special
-    matrix = np.eye(len(read.ids), dtype=np.float32)  # a row says which tokens were pooled
-    parts = [(0, len(SENTENCES[4])), (len(SENTENCES[4]), len(text))]
-    whole, first, second = span_rows(matrix, offsets, special, [(0, len(text)), *parts])
-    np.testing.assert_array_equal(whole > 0, ~special)
-    np.testing.assert_array_equal((first > 0) | (second > 0), ~special)
-    assert first[~special][0] > 0 and second[~special][-1] > 0
-    assert first[~special][-1] == 0 and second[~special][0] == 0
-    shifted = span_rows(matrix, offsets + 20, special, parts[:1])
-    assert not np.array_equal(shifted[0] > 0, first > 0)

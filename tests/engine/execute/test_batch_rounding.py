@@ -1,4 +1,4 @@
-"""Rows filled up to one of few sizes: nobody's tokens behind everybody's."""
+"""Rows of a batch filled up to one of few sizes by tokens that belong to no request."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,9 @@ import torch
 from tests.tiny import SENTENCES, Layout, write_checkpoint
 
 from millpond import Engine
-from millpond.engine.execute.batch import Packed, rounded_up
+from millpond.engine.execute.packing import PackedRequests, rounded_up
 from millpond.engine.input.plan import Plan
+from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.pooling.pooler import Readout
@@ -22,6 +23,7 @@ def packed(lengths, **fields):
         PLAN,
         native_width=4,
         labels=(),
+        assemble=assemble,
         commit=None,
         progress=None,
         refill=lambda call, left: None,
@@ -29,7 +31,7 @@ def packed(lengths, **fields):
     requests = [
         Request(call=call, slot=i, ids=np.arange(1, n + 1, dtype=np.int32), **fields) for i, n in enumerate(lengths)
     ]
-    return Packed.of(requests, position_offset=2)
+    return PackedRequests.of(requests, position_offset=2)
 
 
 def test_there_are_few_sizes_and_none_much_larger_than_what_is_in_it():
@@ -38,7 +40,7 @@ def test_there_are_few_sizes_and_none_much_larger_than_what_is_in_it():
     assert max(size / tokens for tokens, size in enumerate(sizes, 1) if tokens > 512) < 1.07
     assert len({size for size in sizes if size > 64}) < 80
     assert sizes == sorted(sizes) and rounded_up(4096) == 4096
-    assert [rounded_up(tokens) for tokens in (1, 7, 64)] == [1, 7, 64]  # a short text alone is not made longer
+    assert [rounded_up(tokens) for tokens in (1, 7, 64)] == [1, 7, 64]  # a single short text is not padded
 
 
 def test_what_is_filled_up_is_as_it_was_and_one_sequence_more():
@@ -49,7 +51,7 @@ def test_what_is_filled_up_is_as_it_was_and_one_sequence_more():
     np.testing.assert_array_equal(filled.ids[:15], plain.ids)
     np.testing.assert_array_equal(filled.positions[:15], plain.positions)
     assert filled.ids[15:].tolist() == [0] * 5
-    assert filled.positions[15:].tolist() == [2] * 5  # a position that every model has
+    assert filled.positions[15:].tolist() == [2] * 5  # a valid position of every model
     assert plain.filled(15, 2) is plain
 
 
@@ -61,7 +63,7 @@ def test_fields_that_only_some_models_have_are_filled_too():
 
 
 def rounding(engine, rounded):
-    for runner in engine._loaded.runners:
+    for runner in engine._replicas.runners:
         runner._rounded = rounded
 
 
@@ -75,7 +77,7 @@ def test_results_do_not_change(family, task, tmp_path):
             rounding(engine, rounded)
             output = engine.submit(task, TEXTS).result().embeddings
             found.append(output if task == "embed" else output.flat)
-    assert sum(len(text.split()) for text in TEXTS) > 64  # else nothing would have been filled up
+    assert sum(len(text.split()) for text in TEXTS) > 64  # fewer would not be rounded
     np.testing.assert_allclose(found[1], found[0], atol=1e-5)
     assert np.abs(np.roll(found[0], 1, axis=0) - found[1]).max() > 1e-2
 
@@ -94,10 +96,10 @@ def test_a_classifier_too(tmp_path):
 def test_only_onednn_needs_it(dtype, expected, tmp_path):
     folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout())
     with Engine(folder, dtype=dtype, device="cpu") as engine:
-        assert engine._loaded.runner._rounded is expected
+        assert engine._replicas.runner._rounded is expected
         sizes = []
-        states = engine._loaded.runner.states
-        engine._loaded.runner.states = lambda batch: sizes.append(batch.input_ids.shape[1]) or states(batch)
+        states = engine._replicas.runner.states
+        engine._replicas.runner.states = lambda batch: sizes.append(batch.input_ids.shape[1]) or states(batch)
         rows = engine.embed(TEXTS * 3).embeddings
     assert torch.from_numpy(rows).isfinite().all()
     assert all(size == rounded_up(size) for size in sizes) or not expected

@@ -1,4 +1,4 @@
-"""Cores that engines share, and how many a control group grants."""
+"""Cores that engines share, and the quota of a control group."""
 
 import threading
 

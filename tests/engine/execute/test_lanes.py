@@ -1,4 +1,4 @@
-"""Lanes: batches side by side, callers that work themselves, and a batch whose caller is interrupted."""
+"""Lanes: batches side by side, callers that run batches themselves, and a batch whose caller is interrupted."""
 
 import threading
 from concurrent.futures import Future
@@ -14,6 +14,7 @@ from millpond.engine.execute.lanes import MOST_LANES, CpuLanes
 from millpond.engine.execute.threads import Threads
 from millpond.engine.execute.worker import Worker
 from millpond.engine.input.plan import Plan
+from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
@@ -24,7 +25,7 @@ PLAN = Plan(task="embed", readout=Readout(kind="pooled"), limit=512, truncate="e
 
 
 class Runs:
-    """A runner that answers with each text's length, after whatever a test has it do first."""
+    """A runner whose results are the texts' lengths; it calls ``first`` before each batch."""
 
     def __init__(self, first=lambda requests: None):
         self.first = first
@@ -38,7 +39,9 @@ class Runs:
 
 def a_call(lengths):
     texts = [str(i) for i in range(len(lengths))]
-    call = Call(texts, PLAN, native_width=2, labels=(), commit=None, progress=None, refill=lambda call, left: None)
+    call = Call(
+        texts, PLAN, native_width=2, labels=(), assemble=assemble, commit=None, progress=None, refill=lambda *_: None
+    )
     return call, [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
 
 
@@ -150,7 +153,7 @@ def test_little_work_is_divided_among_the_free_lanes():
     call, requests = a_call([50] * 32)
     scheduler.put(call, requests)
     assert [len(scheduler.pick(2)), len(scheduler.pick(2))] == [16, 8]
-    assert len(scheduler.pick(2)) == 5  # no smaller than a batch that is worth its while
+    assert len(scheduler.pick(2)) == 5  # no smaller than the least batch
     assert len(scheduler.pick(1)) == 3
     assert scheduler.pick(1) == []
 
@@ -163,13 +166,15 @@ def engine():
 
 def test_a_small_call_runs_in_its_callers_thread(engine, monkeypatch):
     ran = []
-    run = engine._loaded.runner.run
+    while engine._dispatcher._scheduler._idle < len(engine._dispatcher.workers):  # a worker that starts looks for work
+        threading.Event().wait(0.001)
+    run = engine._replicas.runner.run
     monkeypatch.setattr(
-        engine._loaded.runner, "run", lambda requests: ran.append(threading.current_thread()) or run(requests)
+        engine._replicas.runner, "run", lambda requests: ran.append(threading.current_thread()) or run(requests)
     )
     engine.embed(["a"])
     assert ran == [threading.current_thread()]
-    engine.submit("embed", ["b"]).result()  # whoever does not wait gets no work
+    engine.submit("embed", ["b"]).result()  # a caller that does not wait yet runs no batch
     assert ran[1] is not threading.current_thread()
 
 
@@ -180,10 +185,10 @@ def test_the_callers_own_modes_change_nothing(engine):
     with torch.device("meta"):
         np.testing.assert_allclose(engine.embed(["a river"]).embeddings, expected, atol=1e-6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert dispatcher._has_modes()
+        assert dispatcher._has_torch_modes()
     with torch.device("meta"):
-        assert dispatcher._has_modes()
-    assert not dispatcher._has_modes()
+        assert dispatcher._has_torch_modes()
+    assert not dispatcher._has_torch_modes()
 
 
 def test_a_callback_may_embed(engine):

@@ -1,4 +1,4 @@
-"""A batch of which one row of each text is read: the last layer computes no others, and the answer is the same."""
+"""Batches of which one row per text is read: the last layer computes only these, with the same results."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ from tests.tiny import TEXTS, write_checkpoint
 from millpond.engine.engine import Engine
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input import resolve
+from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.params import PoolingParams
@@ -16,7 +17,7 @@ FAMILIES = ["bert", "mpnet", "electra", "modernbert", "nomic", "gte", "qwen3", "
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Of each forward, whether it was asked for rows."""
+    """Of each forward, whether it computed some rows only."""
     seen = []
     states = Runner.states
 
@@ -57,7 +58,7 @@ def test_a_neighbour_who_reads_every_token_gets_them(tmp_path, asked):
         expected = engine.embed(["a river"]).embeddings[0], engine.token_embed(["a river"]).embeddings[0]
         asked.clear()
         requests = [a_request(engine, task) for task in ("embed", "token_embed")]
-        rows = {request.call.plan.task: found for request, found in engine._loaded.runner.run(requests)}
+        rows = {request.call.plan.task: found for request, found in engine._replicas.runner.run(requests)}
     assert asked == [False]
     np.testing.assert_allclose(unit(rows["embed"]), unit(expected[0]), atol=1e-6)
     np.testing.assert_allclose(unit(rows["token_embed"]), unit(expected[1]), atol=1e-6)
@@ -68,7 +69,7 @@ def unit(rows):
 
 
 def a_request(engine, task):
-    """One text's, as the engine would queue it."""
+    """The request of one text, as the engine queues it."""
     loaded = engine._loaded
     plan = resolve.plan(task, PoolingParams(), loaded, count=1)
     call = Call(
@@ -76,9 +77,10 @@ def a_request(engine, task):
         plan,
         native_width=loaded.width(plan.readout),
         labels=(),
+        assemble=assemble,
         commit=None,
         progress=None,
         refill=lambda call, left: None,
     )
-    ids = loaded.encoder.encode(["a river"], plan, position=lambda i: i)[0].ids
+    ids = loaded.encoder.encode(["a river"], plan, index_of=lambda i: i)[0].ids
     return Request(call=call, slot=0, ids=ids)

@@ -1,4 +1,4 @@
-"""How many threads a batch is worth."""
+"""The number of threads that a batch runs on."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +12,7 @@ from millpond.models.linear import PlainLinear, ReorderedLinear, linear
 
 @pytest.fixture
 def backbone():
-    """Two million multiplied weights beside an embedding table that is only looked up."""
+    """Two million multiplied weights, and an embedding table that is only looked up."""
     return torch.nn.Sequential(torch.nn.Embedding(9999, 8), torch.nn.Linear(1000, 2000, bias=True))
 
 
@@ -24,7 +24,7 @@ def test_more_tokens_more_threads(backbone, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     threads = Threads(backbone)
     assert [threads.count(tokens) for tokens in (1, 999, 1000, 2000, 10**6)] == [1, 1, 2, 3, 4]
-    assert [threads.count(tokens, at_hand=True) for tokens in (1, 24, 25, 10**6)] == [1, 1, 2, 4]
+    assert [threads.count(tokens, awake=True) for tokens in (1, 24, 25, 10**6)] == [1, 1, 2, 4]
 
 
 def test_torchs_number_is_back_afterwards():
@@ -38,7 +38,7 @@ def test_torchs_number_is_back_afterwards():
 
 
 def in_a_thread(function):
-    """What ``function`` returns in a new thread."""
+    """The result of ``function`` in a new thread."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result()
 
@@ -47,7 +47,7 @@ def test_the_default_of_later_threads_is_not_that_of_this_one():
     before = torch.get_num_threads()
     assert in_a_thread(lambda: (torch.set_num_threads(before + 2), default_threads(before + 1))) == (None, None)
     try:
-        assert torch.get_num_threads() == before  # this thread's own
+        assert torch.get_num_threads() == before  # the number of this thread
         assert in_a_thread(torch.get_num_threads) == before + 1
     finally:
         default_threads(before)

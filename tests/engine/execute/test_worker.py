@@ -1,4 +1,4 @@
-"""What happens to a batch that does not run."""
+"""Batches that fail, and what happens to their calls."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import torch
 
 from millpond.engine.execute.worker import Worker, is_out_of_memory
 from millpond.engine.input.plan import Plan
+from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
@@ -16,7 +17,7 @@ PLAN = Plan(task="embed", readout=Readout(kind="pooled"), limit=512, truncate="e
 
 
 class Recording:
-    """A runner that answers with each text's length, refuses some batches, and remembers what it was asked."""
+    """A runner that answers with each text's length, refuses some batches, and records them all."""
 
     def __init__(self, refuse):
         self.batches = []
@@ -31,12 +32,21 @@ class Recording:
 
 
 def drive(refuse, *lengths_of_calls, budget=1000):
-    """Run calls through a worker to the end; returns the calls and the runner."""
+    """Run calls through a worker; returns the finished calls and the runner."""
     scheduler, runner = Scheduler(budget), Recording(refuse)
     calls = []
     for lengths in lengths_of_calls:
         texts = [f"{i}" for i in range(len(lengths))]
-        call = Call(texts, PLAN, native_width=2, labels=(), commit=None, progress=None, refill=lambda call, left: None)
+        call = Call(
+            texts,
+            PLAN,
+            native_width=2,
+            labels=(),
+            assemble=assemble,
+            commit=None,
+            progress=None,
+            refill=lambda *_: None,
+        )
         requests = [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
         scheduler.put(call, requests)
         calls.append(call)
@@ -83,7 +93,16 @@ def test_any_error_is_kept_to_the_call_that_caused_it():
 
 def test_a_vector_that_is_not_finite_fails_with_its_index():
     scheduler = Scheduler(100)
-    call = Call(["a", "b"], PLAN, native_width=2, labels=(), commit=None, progress=None, refill=lambda call, left: None)
+    call = Call(
+        ["a", "b"],
+        PLAN,
+        native_width=2,
+        labels=(),
+        assemble=assemble,
+        commit=None,
+        progress=None,
+        refill=lambda *_: None,
+    )
     requests = [Request(call=call, slot=i, ids=np.zeros(3, dtype=np.int32)) for i in range(2)]
     scheduler.put(call, requests)
     scheduler.close()

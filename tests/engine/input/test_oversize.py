@@ -1,4 +1,4 @@
-"""Texts that are too long by far: what is kept of them, or said about them, is as if they were read whole."""
+"""Oversize texts: they are cut, or refused, as if they had been tokenized whole."""
 
 import numpy as np
 import pytest
@@ -44,27 +44,27 @@ def form(request, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def sooner(monkeypatch):
-    """Texts are giants from fewer characters on, which takes the tokenizers here less time."""
-    monkeypatch.setattr(oversize, "_FEW", 1 << 13)
+    """Shorter texts are oversize here, which saves time."""
+    monkeypatch.setattr(oversize, "_WHOLE_CHARACTERS", 1 << 13)
 
 
 def plan(truncate, **more):
     return Plan(task="embed", readout=Readout(kind="pooled"), limit=LIMIT, truncate=truncate, width=8, **more)
 
 
-def place(i):
+def index_of(i):
     return 40 + i
 
 
 @pytest.fixture
 def read(monkeypatch):
-    """The characters of every text that a tokenizer was given."""
+    """The number of characters of every text that was tokenized."""
     sizes = []
     encode = TextTokenizer._encode
 
-    def spied(self, texts, *, places=False):
+    def spied(self, texts, *, offsets=False):
         sizes.extend(map(len, texts))
-        return encode(self, texts, places=places)
+        return encode(self, texts, offsets=offsets)
 
     monkeypatch.setattr(TextTokenizer, "_encode", spied)
     return sizes
@@ -74,8 +74,8 @@ def read(monkeypatch):
 @pytest.mark.parametrize("name", TEXTS)
 def test_what_is_kept_is_what_the_whole_would_keep(form, name, truncate):
     items = ["The pond.", TEXTS[name], TokenIds((5, 6))]
-    whole = form.texts.encode([TEXTS[name]], prompt="", limit=LIMIT, truncate=truncate, position=place)[0]
-    found = form.encode(items, plan(truncate), position=place)[1]
+    whole = form.texts.encode([TEXTS[name]], prompt="", limit=LIMIT, truncate=truncate, index_of=index_of)[0]
+    found = form.encode(items, plan(truncate), index_of=index_of)[1]
     assert np.array_equal(found.ids, whole.ids)
     assert found.truncated is whole.truncated
 
@@ -84,8 +84,8 @@ def test_what_is_kept_is_what_the_whole_would_keep(form, name, truncate):
 @pytest.mark.parametrize("truncate", ["end", "start"])
 def test_a_prompt_stays_in_front(form, prompt, truncate):
     how = {"prompt": prompt, "limit": LIMIT, "truncate": truncate}
-    whole = form.texts.encode([TEXTS["prose"]], position=place, **how)[0]
-    (found,) = form.encode([TEXTS["prose"]], plan(truncate, prompt=prompt), position=place)
+    whole = form.texts.encode([TEXTS["prose"]], index_of=index_of, **how)[0]
+    (found,) = form.encode([TEXTS["prose"]], plan(truncate, prompt=prompt), index_of=index_of)
     assert np.array_equal(found.ids, whole.ids)
 
 
@@ -93,32 +93,32 @@ def test_a_prompt_stays_in_front(form, prompt, truncate):
 def test_pairs_of_giants(form, truncate):
     giant = TEXTS["prose"]
     pairs = [Pair("Who?", giant), Pair(giant, "Nobody."), Pair(giant, giant)]
-    whole = form.pairs.encode(pairs, limit=LIMIT, truncate=truncate, position=place)
-    for found, wanted in zip(form.encode(pairs, plan(truncate), position=place), whole, strict=True):
+    whole = form.pairs.encode(pairs, limit=LIMIT, truncate=truncate, index_of=index_of)
+    for found, wanted in zip(form.encode(pairs, plan(truncate), index_of=index_of), whole, strict=True):
         assert np.array_equal(found.ids, wanted.ids) and found.truncated
 
 
 @pytest.mark.parametrize("name", ["prose", "lines", "spaced", "marks"])
 def test_little_of_a_giant_is_read(form, read, name):
-    form.encode([TEXTS[name]], plan("end"), position=place)
+    form.encode([TEXTS[name]], plan("end"), index_of=index_of)
     assert sum(read) < SIZE / 4
 
 
 @pytest.mark.parametrize("item", [TEXTS["marks"], Pair("Who?", TEXTS["marks"])], ids=["text", "pair"])
 def test_it_is_refused_by_what_its_beginning_has(form, read, item):
     with pytest.raises(InputTooLongError, match="at index 41 has at least ") as caught:
-        form.encode(["The pond." if isinstance(item, str) else Pair("a", "b"), item], plan("error"), position=place)
+        form.encode(["The pond." if isinstance(item, str) else Pair("a", "b"), item], plan("error"), index_of=index_of)
     error = caught.value
     assert (error.index, error.limit, error.at_least) == (41, LIMIT, True)
     assert 2 * LIMIT < error.tokens < SIZE / 10
     assert sum(read) < SIZE / 4
 
 
-def test_beside_a_giant_that_may_be_cut_another_is_counted_exactly(form):
+def test_beside_an_oversize_text_that_may_be_cut_another_is_counted_exactly(form):
     text = "pond " * 100
     with pytest.raises(InputTooLongError) as caught:
-        form.encode([" " * SIZE, text], plan("error"), position=place)
-    # Of the tokenizers here some take spaces for nothing, and then it is the second that is too long.
+        form.encode([" " * SIZE, text], plan("error"), index_of=index_of)
+    # To some of these tokenizers spaces are no tokens; then the second text is the one that is too long.
     if caught.value.index == 41:
         assert caught.value.tokens == form.texts.count(text) and caught.value.at_least is None
 
@@ -126,13 +126,13 @@ def test_beside_a_giant_that_may_be_cut_another_is_counted_exactly(form):
 def test_spaces_that_are_no_tokens_are_not_too_long(tmp_path):
     write_tokenizer(tmp_path, "bert", limit=None)
     form = InputEncoder(texts=TextTokenizer.load(tmp_path, lower=False))
-    spaced = form.encode([" " * SIZE + "The pond."], plan("error"), position=place)
-    assert np.array_equal(spaced[0].ids, form.encode(["The pond."], plan("error"), position=place)[0].ids)
+    spaced = form.encode([" " * SIZE + "The pond."], plan("error"), index_of=index_of)
+    assert np.array_equal(spaced[0].ids, form.encode(["The pond."], plan("error"), index_of=index_of)[0].ids)
 
 
 def test_a_text_with_spans_is_read_whole(form, read):
     item = SpannedText(TEXTS["prose"], ((SIZE - 5, SIZE),))
-    form.encode([item], plan("start"), position=place)
+    form.encode([item], plan("start"), index_of=index_of)
     assert max(read) == SIZE
 
 

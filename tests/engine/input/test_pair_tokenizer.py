@@ -1,4 +1,4 @@
-"""Pairs: the ids that transformers and sentence-transformers would feed, and what over-long ones lose."""
+"""Pairs: the token ids of transformers and sentence-transformers, and how over-long pairs are cut."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from transformers import AutoTokenizer
 
 from millpond.checkpoints.score_template import ScoreTemplate, plain_template, shipped_template
 from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenizer
-from millpond.engine.input.text_tokenizer import TextTokenizer, Tokenized
+from millpond.engine.input.text_tokenizer import TextTokenizer
+from millpond.engine.input.tokenized import Tokenized
 from millpond.errors import InputTooLongError, InvalidRequestError
 from millpond.inputs import Pair
 
@@ -37,7 +38,7 @@ TAIL = "\nThe answer is:"
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Ours and transformers', by kind."""
+    """Our tokenizer and transformers', by kind."""
     found: dict[str, tuple[TextTokenizer, Any]] = {}
 
     def load(kind: str) -> tuple[TextTokenizer, Any]:
@@ -51,7 +52,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def reference_of(tokenizer: Any, pair: Pair, **options: Any) -> dict[str, list[int]]:
-    """transformers' encoding, called with lists as sentence-transformers does (one empty document alone is no pair)."""
+    """transformers' encoding, called with lists as sentence-transformers does: one empty document makes no pair."""
     return {key: rows[0] for key, rows in tokenizer([pair.query], [pair.document], **options).items()}
 
 
@@ -75,7 +76,7 @@ def test_whole_pairs_are_what_transformers_makes_of_them(tokenizers: Any, kind: 
 
 
 def test_the_kinds_differ_in_what_the_oracle_has_to_see(tokenizers: Any) -> None:
-    """Token types in one family, a double separator in another: the comparison above is not between equals."""
+    """Token types in one family, a double separator in another: the test above compares different formats."""
     (bert,) = encode(PairTokenizer(tokenizers("bert")[0]), PAIRS[1])
     assert bert.types is not None
     assert bert.types.dtype == np.int8
@@ -133,7 +134,7 @@ def test_refusals_name_the_pair_and_the_limit(tokenizers: Any, template: str | N
     ours, _ = tokenizers("bert")
     tokenizer = PairTokenizer(ours) if template is None else TemplateTokenizer(ours, ScoreTemplate(source=template))
     with pytest.raises(InputTooLongError, match=r"pair at index 7 has \d+ tokens, more than max_length=60"):
-        encode(tokenizer, PAIRS[0], PAIRS[3], limit=60, truncate="error", position=lambda i: 6 + i)
+        encode(tokenizer, PAIRS[0], PAIRS[3], limit=60, truncate="error", index_of=lambda i: 6 + i)
     with pytest.raises(InputTooLongError, match=r"of max_length=4 tokens, which leaves [01] for query and document"):
         encode(tokenizer, PAIRS[3], limit=4)
     with pytest.raises(InvalidRequestError, match=r"instruction='Find it' has no place"):
@@ -199,7 +200,7 @@ def test_only_the_document_is_cut_and_the_suffix_survives(tokenizers: Any, kind:
     inside = [i for i, (first, last) in enumerate(whole["offset_mapping"]) if first >= begin and first < last <= end]
     cut = inside[-1] + 1 - gone if side == "end" else inside[0]
     assert mine.ids.tolist() == ids[:cut] + ids[cut + gone :]
-    assert mine.ids.tolist() != ids[:limit]  # cut at the end, the suffix would be gone
+    assert mine.ids.tolist() != ids[:limit]  # a cut at the end would drop the suffix
 
 
 @pytest.mark.parametrize("limit", [50, 70, 100])
@@ -235,7 +236,7 @@ def test_texts_that_the_template_trims_or_repeats(tokenizers: Any) -> None:
 
 
 def test_a_text_that_looks_like_the_template_is_still_only_text(tokenizers: Any) -> None:
-    """The document is found by its place, not by its words: here it also stands in the query and in the template."""
+    """The document is found by its offset, not its words, which the query and the template contain too."""
     ours, theirs = tokenizers("bert")
     tokenizer = TemplateTokenizer(ours, ScoreTemplate(source=FRAME))
     (mine,) = encode(tokenizer, Pair("Query: The answer is:", "The answer is: " * 40), limit=60)
@@ -260,7 +261,7 @@ def test_an_instruction_fills_its_slot(tokenizers: Any) -> None:
     (mine,) = encode(tokenizer, PAIRS[1], instruction="Find the depth")
     assert "<Instruct>: Find the depth\n<Query>" in theirs.decode(mine.ids)
     assert mine.ids.tolist() != encode(tokenizer, PAIRS[1])[0].ids.tolist()
-    assert mine.ids[-1] != theirs.eos_token_id  # this tokenizer ends texts with one; the answer is read before it
+    assert mine.ids[-1] != theirs.eos_token_id  # which this tokenizer appends to texts; the answer is read before it
 
 
 def test_nothing_to_read(tokenizers: Any) -> None:

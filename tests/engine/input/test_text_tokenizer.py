@@ -24,7 +24,7 @@ def tokenizer(*, prefix=True, suffix=True, lower=False):
     backend.post_processor = processors.TemplateProcessing(
         single=" ".join(parts), special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)]
     )
-    backend.enable_padding(length=64)  # as files often have it
+    backend.enable_padding(length=64)  # as saved in many files
     backend.enable_truncation(max_length=8)
     return TextTokenizer(backend, lower=lower, limit=None)
 
@@ -34,7 +34,7 @@ def words(*numbers):
 
 
 def encode(tok, text, *, limit=100, truncate="end", prompt=""):
-    return tok.encode([text], prompt=prompt, limit=limit, truncate=truncate, position=lambda i: 40 + i)[0]
+    return tok.encode([text], prompt=prompt, limit=limit, truncate=truncate, index_of=lambda i: 40 + i)[0]
 
 
 def test_padding_and_truncation_of_the_file_are_switched_off():
@@ -90,7 +90,7 @@ def test_lower():
 def test_many_texts_at_once_equal_each_alone():
     tok = tokenizer()
     texts = [words(*range(n)) for n in range(1, 20)]
-    together = tok.encode(texts, prompt="w50 ", limit=9, truncate="start", position=lambda i: i)
+    together = tok.encode(texts, prompt="w50 ", limit=9, truncate="start", index_of=lambda i: i)
     for text, out in zip(texts, together, strict=True):
         alone = encode(tok, text, prompt="w50 ", limit=9, truncate="start")
         assert out.ids.tolist() == alone.ids.tolist() and out.truncated == alone.truncated
@@ -105,18 +105,18 @@ def test_a_text_of_no_tokens_gets_a_stand_in():
 
 @pytest.mark.parametrize("prompt", ["", "İ: ", "query: "])
 def test_places_count_in_the_text_as_it_was_before_its_case_was_folded(tmp_path, prompt):
-    """The one letter that becomes two in lower case."""
+    """The only letter that is two letters in lower case."""
     read = TextTokenizer.load(write_checkpoint(tmp_path / "model", "bert"), lower=True)
     text = "İİ The İold MILL pond"
-    [found] = read.encode([text], prompt=prompt, limit=100, truncate="end", position=lambda i: i, places=True)
-    words = [text[start:end] for start, end in found.places.offsets[~found.places.special]]
+    [found] = read.encode([text], prompt=prompt, limit=100, truncate="end", index_of=lambda i: i, align=True)
+    words = [text[start:end] for start, end in found.alignment.offsets[~found.alignment.special]]
     assert "".join(words) == text.replace(" ", "")
     assert words[-2:] == ["MILL", "pond"]
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "llama", "gemma", "qwen3", "modernbert"])
 def test_a_whole_reading_has_the_prompt_in_front_and_the_text_once(tmp_path, family):
-    """Where the space behind a prompt is in the text's first token, too, which is the text's."""
+    """The space behind a prompt may be in the text's first token, which does not belong to the prompt."""
     read = TextTokenizer.load(write_checkpoint(tmp_path / "model", family), lower=False)
     text, prompt = SENTENCES[0], "query: "
     [(own, front, behind)] = read.read_whole([text], prompt=prompt)
@@ -180,7 +180,7 @@ def test_of_a_long_text_the_head_alone_is_read_if_that_is_enough(read_by_heads, 
         "_encode",
         lambda self, texts, **how: read.append(max(map(len, texts))) or right(self, texts, **how),
     )
-    text = " ".join(["a" if rest > 100 else "x" * 150] * rest)  # one token for so many letters
+    text = " ".join(["a" if rest > 100 else "x" * 150] * rest)  # one token for 1 or 150 letters
     found = encode(read_by_heads, text, limit=12)
     assert found.truncated == (rest > 100)
     assert (max(read) < len(text)) == (rest > 100)

@@ -1,4 +1,4 @@
-"""Texts cut to so many tokens, pairs that are classified, and codes of eight bits."""
+"""Texts cut to a number of tokens, pairs that are classified, and vectors of eight bits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_what_is_left_of_a_text_has_so_many_tokens(tmp_path: Path, family: str, 
                 (whole,), (ids,) = (engine.tokenize([each], special_tokens=False) for each in (text, part))
                 assert text.startswith(part)
                 assert len(ids) <= tokens
-                assert ids == whole[: len(ids)] or text == texts[1]  # where a token is part of a character
+                assert ids == whole[: len(ids)] or text == texts[1]  # a token may be part of a character
                 assert part == text or len(whole) > tokens
         assert engine.clip(texts, 3)[0] != texts[0]
 

@@ -1,4 +1,4 @@
-"""Entities from token probabilities: what transformers' own pipeline finds, by every strategy."""
+"""Entities from token probabilities: equal to those of transformers' pipeline, by every strategy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from tests.tiny import SENTENCES, TEXTS, write_checkpoint
 
 from millpond.engine.engine import Engine
-from millpond.engine.input.text_tokenizer import Places, TextTokenizer
+from millpond.engine.input.text_tokenizer import TextTokenizer
+from millpond.engine.input.tokenized import TokenAlignment
 from millpond.engine.input.word_ids import word_numbers
 from millpond.engine.output.entities import entities
 from millpond.outputs import Entity
@@ -50,24 +51,24 @@ HARD = (
     "UPPER lower MiXeD 1824 3.14 1,000",
 )
 
-# The heuristic for tokenizers without marked subwords says so each time.
+# transformers warns each time that it uses its heuristic for tokenizers without marked subwords.
 pytestmark = pytest.mark.filterwarnings("ignore:Tokenizer does not support real words:UserWarning")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A text, what the tokenizer and the model make of it, and what the pipeline finds by each strategy."""
+    """A text, its tokens and probabilities, and the pipeline's entities by each strategy."""
 
     text: str
     probs: np.ndarray
-    places: Places
+    alignment: TokenAlignment
     expected: dict[Aggregation, list[dict[str, Any]]]
 
 
 def found(case: Case, aggregation: Aggregation, **changed: Any) -> list[Entity]:
-    places = case.places
-    given = {"offsets": places.offsets, "special": places.special, "words": places.words, **changed}
-    return entities(case.probs, given["offsets"], given["special"], given["words"], case.text, LABELS, aggregation)
+    tokens = case.alignment
+    args = {"offsets": tokens.offsets, "special": tokens.special, "words": tokens.words, **changed}
+    return entities(case.probs, args["offsets"], args["special"], args["words"], case.text, LABELS, aggregation)
 
 
 def same(ours: Sequence[Entity], theirs: Sequence[dict[str, Any]]) -> bool:
@@ -93,13 +94,13 @@ def tagger(folder: Path, case: str) -> Any:
     with torch.no_grad():
         generator = torch.Generator().manual_seed(1)
         head.weight.copy_(torch.randn(head.weight.shape, generator=generator) * 0.6)
-        head.bias.copy_(torch.tensor([0.5, 0.0, 0.5, 0.0, 0.5, 0.0]))  # neighbours agree more often then
+        head.bias.copy_(torch.tensor([0.5, 0.0, 0.5, 0.0, 0.5, 0.0]))  # so that neighbours agree more often
     model.save_pretrained(folder)
     return TokenClassificationPipeline(model=model.eval(), tokenizer=AutoTokenizer.from_pretrained(folder))
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """As the pipeline computes it, to the last bit: two labels may be all but equal."""
+    """As the pipeline computes it, to the last bit: two labels may be nearly equal."""
     exponents = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return exponents / exponents.sum(axis=-1, keepdims=True)  # type: ignore[no-any-return]
 
@@ -107,13 +108,13 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def read(pipeline: Any, tokenizer: TextTokenizer, texts: Sequence[str]) -> list[Case]:
     import torch
 
-    tokenized = tokenizer.encode(texts, prompt="", limit=64, truncate="end", position=lambda i: i, places=True)
+    tokenized = tokenizer.encode(texts, prompt="", limit=64, truncate="end", index_of=lambda i: i, align=True)
     cases = []
     for text, ours in zip(texts, tokenized, strict=True):
         with torch.inference_mode():
             outputs = [pipeline._forward(inputs) for inputs in pipeline.preprocess(text, is_split_into_words=False)]
         np.testing.assert_array_equal(ours.ids, outputs[0]["input_ids"][0])
-        assert ours.places is not None
+        assert ours.alignment is not None
         expected: dict[Aggregation, list[dict[str, Any]]] = {}
         for name in AGGREGATIONS:
             chosen = pipeline._sanitize_parameters(
@@ -121,7 +122,7 @@ def read(pipeline: Any, tokenizer: TextTokenizer, texts: Sequence[str]) -> list[
             )[2]
             expected[name] = pipeline.postprocess(outputs, **chosen)
         probs = softmax(outputs[0]["logits"][0].numpy())
-        cases.append(Case(text=text, probs=probs, places=ours.places, expected=expected))
+        cases.append(Case(text=text, probs=probs, alignment=ours.alignment, expected=expected))
     return cases
 
 
@@ -174,16 +175,16 @@ def differs(cases: list[Case], aggregation: Aggregation, wrong: str) -> bool:
             any(not same(found(case, other), case.expected[aggregation]) for case in cases) for other in differing
         )
     elif wrong == "offsets":
-        results = [(found(case, aggregation, offsets=case.places.offsets + 1), case) for case in cases]
+        results = [(found(case, aggregation, offsets=case.alignment.offsets + 1), case) for case in cases]
     elif wrong == "probabilities":
         results = [(found(Case(**{**vars(case), "probs": case.probs[::-1]}), aggregation), case) for case in cases]
     else:
-        results = [(found(case, aggregation, special=np.zeros_like(case.places.special)), case) for case in cases]
+        results = [(found(case, aggregation, special=np.zeros_like(case.alignment.special)), case) for case in cases]
     return any(not same(ours, case.expected[aggregation]) for ours, case in results)
 
 
 def test_words_matter_to_the_strategies_of_words(cases: list[Case]):
-    """Every token a word of its own: what a tokenizer's missing word numbers would give."""
+    """Every token a word by itself: the result without word ids."""
     for aggregation in ("first", "average", "max"):
         assert any(
             not same(found(case, aggregation, words=np.arange(len(case.probs))), case.expected[aggregation])
@@ -192,7 +193,7 @@ def test_words_matter_to_the_strategies_of_words(cases: list[Case]):
 
 
 def wnut(count: int) -> list[str]:
-    """``count`` sentences with a space between any two tokens, and as many as they are written."""
+    """``count`` sentences with a space between any two tokens, and the same number as written."""
     data = os.environ.get("MILLPOND_DATA")
     if not data:
         pytest.skip("MILLPOND_DATA is not set")
@@ -279,7 +280,7 @@ def test_an_entitys_score_is_the_mean_of_its_parts():
 
 
 def test_labels_of_other_schemes_lose_what_stands_before_a_hyphen():
-    # As the pipeline does: E-X and S-X are kinds of their own, named X.
+    # Like the pipeline: E-X and S-X are separate kinds, both named X.
     labels = ("O", "B-X", "E-X", "S-X")
     tokens = [("a", "B-X", 0.7), ("b", "E-X", 0.7), ("c", "S-X", 0.7)]
     assert by_hand(tokens, "simple", labels) == [("X", 0.7, "a"), ("X", 0.7, "b"), ("X", 0.7, "c")]

@@ -1,4 +1,4 @@
-"""Who is in the next batch."""
+"""Which requests are in the next batch."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.engine.input.plan import Plan
+from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule import scheduler as scheduling
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
@@ -22,12 +23,12 @@ def a_call(lengths, refills=None):
     """A call with a request of each length, and those requests."""
     refill = (lambda call, left: refills.append(left)) if refills is not None else (lambda call, left: None)
     texts = [str(i) for i in range(len(lengths))]
-    call = Call(texts, PLAN, native_width=4, labels=(), commit=None, progress=None, refill=refill)
+    call = Call(texts, PLAN, native_width=4, labels=(), assemble=assemble, commit=None, progress=None, refill=refill)
     return call, [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
 
 
 def schedule(scheduler):
-    """The next batch, as a worker takes it: waits for one, and gives None once the scheduler is closed and empty."""
+    """The next batch, as a worker takes it; waits for one, and returns None once the scheduler is closed and empty."""
     while scheduler.wait():
         if batch := scheduler.pick():
             return batch
@@ -155,7 +156,7 @@ def test_everything_is_served_once_within_the_budget(budget, calls):
 
 @pytest.mark.parametrize("budget", [16, 64])
 def test_no_line_waits_longer_than_a_round(budget):
-    """With c lines, each gets a turn within c batches, whatever the others hold."""
+    """With c queues, each is served within c batches, whatever the others hold."""
     scheduler = Scheduler(budget)
     calls = [a_call([budget] * 30) for _ in range(5)] + [a_call([budget // 2] * 30)]
     for call, requests in calls:
@@ -167,7 +168,7 @@ def test_no_line_waits_longer_than_a_round(budget):
 
 
 def test_short_texts_do_not_ride_with_a_long_one():
-    """A batch takes as long as all that is in it; so the short ones go first, though the long one came before them."""
+    """A batch takes as long as everything in it, so short calls go first, although the long one came before them."""
     scheduler = Scheduler(4096)
     long, one = a_call([8000])
     scheduler.put(long, one)
@@ -189,7 +190,7 @@ def test_a_single_text_beside_a_full_line_has_a_batch_of_its_own():
 
 
 def test_batches_of_long_texts_are_small_for_a_while_after_short_ones_came():
-    """What a short text waits for is the batch that runs when it comes."""
+    """A short text waits only for the batch that runs when it arrives."""
     scheduler = Scheduler(4096)
     bulk, many = a_call([500] * 1000)
     scheduler.put(bulk, many)
@@ -201,11 +202,11 @@ def test_batches_of_long_texts_are_small_for_a_while_after_short_ones_came():
 
 
 def test_two_bulk_calls_have_whole_batches_to_their_ends():
-    """The end of a bulk call is little, and no reason to hurry."""
+    """The last texts of a bulk call are few, but the call stays heavy."""
     scheduler = Scheduler(4096)
     for count in (26, 50):
         scheduler.put(*a_call([400] * count))
-    assert min(tokens(schedule(scheduler)) for _ in range(8)) >= 3200  # of 30,400: equal parts, as far as texts allow
+    assert min(tokens(schedule(scheduler)) for _ in range(8)) >= 3200  # of 30,400: nearly equal parts
     assert scheduler.empty
 
 
@@ -232,7 +233,7 @@ def test_in_the_long_ones_turn_short_texts_ride_along():
 
 
 def test_alone_each_kind_has_whole_batches():
-    """Light lines, or heavy ones, do not wait for a turn of the other kind."""
+    """Light calls alone, or heavy ones, do not wait for a turn of the other kind."""
     scheduler = Scheduler(800)
     for _ in range(20):
         scheduler.put(*a_call([80]))
@@ -255,7 +256,9 @@ def test_deferred_calls_are_prepared_together_when_a_batch_is_picked():
     for call in requests:
         scheduler.defer(call)
     assert not scheduler.empty
-    assert scheduler.pick(prepare=False) == [] and not prepared  # a thread that may be interrupted leaves them alone
+    assert (
+        scheduler.pick(prepare=False) == [] and not prepared
+    )  # a thread that may be interrupted does not tokenize for others
     assert len(scheduler.pick()) == 3 and prepared == [list(requests)]
     assert scheduler.empty
 
@@ -271,8 +274,8 @@ def test_a_deferred_call_wakes_a_worker():
     assert got == [requests]
 
 
-class CallTimer:
-    """Time that passes when a test says so, for the pace of lanes."""
+class Clock:
+    """A clock that a test sets, for the speed of lanes."""
 
     def __init__(self):
         self.now = 0.0
@@ -282,19 +285,19 @@ class CallTimer:
 
 
 @pytest.fixture
-def timer(monkeypatch):
-    timer = CallTimer()
-    monkeypatch.setattr(scheduling, "time", timer)
-    return timer
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(scheduling, "time", clock)
+    return clock
 
 
-def test_two_lanes_come_to_their_end_together(timer):
-    """Of three batches, one lane would run two while the other has nothing."""
+def test_two_lanes_come_to_their_end_together(clock):
+    """With three batches, one lane would run two while the other has nothing."""
     scheduler = Scheduler(4096)
     scheduler.put(*a_call([100] * 120))
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
         sizes = [tokens(one.submit(scheduler.pick, 2).result()), tokens(other.submit(scheduler.pick, 1).result())]
-        timer.now += 0.01
+        clock.now += 0.01
         for lane in (one, other):
             lane.submit(scheduler.done).result()
             sizes.append(tokens(lane.submit(scheduler.pick, 1).result()))
@@ -302,17 +305,17 @@ def test_two_lanes_come_to_their_end_together(timer):
     assert scheduler.empty
 
 
-def test_a_lane_that_is_late_leaves_the_rest_to_the_others(timer):
+def test_a_lane_that_is_late_leaves_the_rest_to_the_others(clock):
     scheduler = Scheduler(4096)
     scheduler.put(*a_call([100] * 60))
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
         assert tokens(one.submit(scheduler.pick, 2).result()) == 3000
         assert tokens(other.submit(scheduler.pick, 1).result()) == 3000
         scheduler.put(*a_call([100] * 20))
-        timer.now += 1
+        clock.now += 1
         one.submit(scheduler.done).result()  # 3,000 tokens a second
         scheduler.put(*a_call([100] * 20))
-        assert tokens(one.submit(scheduler.pick, 1).result()) == 2000  # the other one is about to be free
+        assert tokens(one.submit(scheduler.pick, 1).result()) == 2000  # the other lane is about to be free
 
 
 def test_crumbs_come_along():

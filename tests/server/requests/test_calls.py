@@ -197,7 +197,7 @@ def test_an_engine_that_is_stopped_answers(held: Any) -> None:
     with serving(app) as server, ThreadPoolExecutor(1) as threads:
         answer = threads.submit(httpx.post, address_of(server) + PATH, json={"input": "a"}, timeout=300)
         until(lambda: pond.waiting == 1)
-        for call in list(next(iter(pond.models)).engine._dispatcher._waiting):
+        for call in list(next(iter(pond.models)).engine._dispatcher._admission.calls()):
             call.future.cancel()
         assert answer.result(timeout=300).status_code == 503
         pond.release()

@@ -1,4 +1,4 @@
-"""Combining: one future over several, for results that take more than one call."""
+"""Gather: one future over several, for results that take more than one call."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ def combine(
 ) -> CallFuture[Any]:
     """A future of ``assemble([results])``.
 
-    It fails with the first part that fails, and then cancels the others, as it does when it is cancelled itself.
+    If a part fails, the future fails with its error and the other parts are cancelled; if the future is cancelled, so
+    are all parts.
 
     Args:
         parts: At least one.
         assemble: Runs in ``threads``, since the thread that finishes a part has batches to run.
-        threads: Where; a closed one leaves the work to the thread that finished the last part.
-        timer: The parts' own.
+        threads: The executor; if it is shut down, the thread that finished the last part runs ``assemble``.
+        timer: The timer that the parts share.
     """
     whole: CallFuture[Any] = CallFuture()
     lock = threading.Lock()
@@ -37,13 +38,13 @@ def combine(
         if last:
             try:
                 threads.submit(finish)
-            except RuntimeError:  # the engine was closed, and waits for nobody else
+            except RuntimeError:  # the engine was closed, and waits for nothing else
                 finish()
 
     def finish() -> None:
         try:
             result = assemble([part.result() for part in parts])
-        except Exception as error:  # the caller must hear of it; nobody else is near
+        except Exception as error:  # no other code would report it to the caller
             _settle(whole, error=error)
         else:
             whole.timings = timer.read()
@@ -75,5 +76,5 @@ def _settle(future: Future[Any], *, result: Any = None, error: BaseException | N
             future.set_result(result)
         else:
             future.set_exception(error)
-    except InvalidStateError:  # cancelled, or failed before, in another part
+    except InvalidStateError:  # cancelled, or another part failed first
         pass

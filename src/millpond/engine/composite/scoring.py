@@ -1,4 +1,4 @@
-"""Scoring: pairs of texts by what the checkpoint is; a cross-encoder reads them together, others apart."""
+"""Scoring: pairs of texts whose vectors or token states are computed apart, then compared."""
 
 from __future__ import annotations
 
@@ -19,28 +19,31 @@ from millpond.params import PoolingParams
 from millpond.ragged import Ragged
 from millpond.tasks import Role
 
-# Embeds texts; so many ask for room in the queue, and the clock is that of the whole score.
-Start = Callable[[Sequence[str], Role, int, CallTimer], Future[Any]]
+# Embeds texts, if the queue has room for this many more; the timer is that of the whole score.
+Embed = Callable[[Sequence[str], Role, int, CallTimer], Future[Any]]
+Slots = npt.NDArray[np.int64]  # [pairs] index of each pair's query among the queries; equal for equal queries
+Scores = npt.NDArray[np.float32]  # [pairs]
 
 
 def pair_up(queries: str | Sequence[str], documents: str | Sequence[str]) -> list[Pair]:
-    """``1-1``, ``1-N`` or ``N-N`` as pairs.
+    """Pair up queries and documents: ``1-1``, ``1-N`` or ``N-N``.
 
     Raises:
-        InvalidRequestError: Any other numbers.
-        TypeError: Neither texts nor lists of them.
+        InvalidRequestError: Any other numbers of them.
+        TypeError: Neither a text nor a list of texts.
     """
-    left, right = _listed(queries, "queries"), _listed(documents, "documents")
-    if len(left) == 1:
-        left = left * len(right)
-    if len(left) != len(right):
+    query_list, document_list = _as_list(queries, "queries"), _as_list(documents, "documents")
+    if len(query_list) == 1:
+        query_list = query_list * len(document_list)
+    if len(query_list) != len(document_list):
         raise InvalidRequestError(
-            f"{len(left)} queries and {len(right)} documents do not pair up; pass one query, or as many as documents"
+            f"{len(query_list)} queries and {len(document_list)} documents do not pair up; pass one query, or as many "
+            "as documents"
         )
-    return [Pair(query, document) for query, document in zip(left, right, strict=True)]
+    return [Pair(query, document) for query, document in zip(query_list, document_list, strict=True)]
 
 
-def _listed(texts: str | Sequence[str], name: str) -> list[str]:
+def _as_list(texts: str | Sequence[str], name: str) -> list[str]:
     if isinstance(texts, str):
         return [texts]
     if isinstance(texts, bytes | dict) or not hasattr(texts, "__iter__"):
@@ -49,17 +52,17 @@ def _listed(texts: str | Sequence[str], name: str) -> list[str]:
 
 
 def apart(
-    pairs: Sequence[Pair], embed: Start, score: Callable[[Any, Any, Places], Scores], threads: Executor
+    pairs: Sequence[Pair], embed: Embed, score: Callable[[Any, Any, Slots], Scores], threads: Executor
 ) -> CallFuture[ScoreOutput]:
     """Score ``pairs`` by two calls, one over the queries and one over the documents.
 
-    Both are as long as the pairs, so that an error names a pair by its index; but one query for all documents is one
-    text, and counts once.
+    Both calls are as long as ``pairs``, so that the index in an error is that of a pair; but one query for all
+    documents is one text, and counts once.
     """
     queries = [pair.query for pair in pairs]
-    slots: dict[str, int] = {}
-    asked = np.array([slots.setdefault(query, i) for i, query in enumerate(queries)], dtype=np.int64)
-    if len(slots) == 1:
+    first_of: dict[str, int] = {}
+    slots = np.array([first_of.setdefault(query, i) for i, query in enumerate(queries)], dtype=np.int64)
+    if len(first_of) == 1:
         queries = queries[:1]
     timer = CallTimer()
     parts: list[Future[Any]] = []
@@ -74,44 +77,40 @@ def apart(
     def assemble(results: list[Any]) -> ScoreOutput:
         query, document = results
         return ScoreOutput(
-            scores=score(query, document, asked),
-            truncated=query.truncated[asked] | document.truncated,
+            scores=score(query, document, slots),
+            truncated=query.truncated[slots] | document.truncated,
             usage=Usage(prompt_tokens=query.usage.prompt_tokens + document.usage.prompt_tokens),
         )
 
     return combine(parts, assemble, threads, timer)
 
 
-Places = npt.NDArray[np.int64]  # [pairs] where the pair's query is; equal for equal queries
-Scores = npt.NDArray[np.float32]
-
-
-def cosine(queries: EmbeddingOutput, documents: EmbeddingOutput, asked: Places) -> Scores:
-    """Products of unit vectors, ``[pairs]``."""
-    out: Scores = np.einsum("nd,nd->n", queries.embeddings[asked], documents.embeddings)
+def cosine(queries: EmbeddingOutput, documents: EmbeddingOutput, slots: Slots) -> Scores:
+    """Cosine of each pair, ``[pairs]``: products of unit vectors."""
+    out: Scores = np.einsum("nd,nd->n", queries.embeddings[slots], documents.embeddings)
     return out
 
 
 def late_interaction(
-    queries: TokenEmbeddingOutput, documents: TokenEmbeddingOutput, asked: Places, *, mean: bool
+    queries: TokenEmbeddingOutput, documents: TokenEmbeddingOutput, slots: Slots, *, mean: bool
 ) -> Scores:
-    """MaxSim of each pair, ``[pairs]``; ``mean`` divides by the query's tokens."""
-    scores = np.empty(len(asked), dtype=np.float32)
+    """MaxSim of each pair, ``[pairs]``; ``mean`` divides by the number of the query's tokens."""
+    scores = np.empty(len(slots), dtype=np.float32)
     width = queries.embeddings.flat.shape[1]
-    for query in np.unique(asked):
-        mine = np.flatnonzero(asked == query)
-        question = queries.embeddings[int(query)]
-        one = Ragged.from_matrices([question], width=width)
-        many = Ragged.from_matrices([documents.embeddings[int(place)] for place in mine], width=width)
-        scores[mine] = maxsim(one, many)[0] / (len(question) if mean else 1)
+    for slot in np.unique(slots):
+        indices = np.flatnonzero(slots == slot)
+        query = queries.embeddings[int(slot)]
+        one = Ragged.from_matrices([query], width=width)
+        many = Ragged.from_matrices([documents.embeddings[int(i)] for i in indices], width=width)
+        scores[indices] = maxsim(one, many)[0] / (len(query) if mean else 1)
     return scores
 
 
 def vector_params(params: PoolingParams, role: Role, *, normalize: bool | None = True) -> PoolingParams:
-    """How the two sides of a pair are embedded; ``normalize=None`` is the checkpoint's habit.
+    """Options to embed one side of a pair with; ``normalize=None``: as the checkpoint does.
 
     Raises:
-        InvalidRequestError: An option for logits, which there are none of here.
+        InvalidRequestError: An option for logits, which a score of two vectors does not have.
     """
     unread = sorted(params.given() - {"task", "truncate", "truncate_prompt_tokens"})
     if unread:

@@ -1,6 +1,6 @@
 """Cores: the processor cores that this process may use, shared by all of its engines.
 
-A batch runs on cores that it has claimed here, so that ten engines that are busy at once compute on as many threads as
+A batch runs on cores that were claimed here, so that ten engines that are busy at once compute on as many threads as
 there are cores, not on ten times as many.
 """
 
@@ -24,11 +24,11 @@ class Cores:
 
     @property
     def free(self) -> int:
-        """Cores that nobody has claimed."""
+        """Number of cores that are not claimed."""
         return self._free
 
     def claim(self, *, wait: bool = True) -> bool:
-        """Claim a core; without ``wait`` only if one is free. Whether there was one."""
+        """Claim a core, if one is free, or after a ``wait`` for one; returns whether it was claimed."""
         with self._released:
             if wait:
                 self._released.wait_for(lambda: self._free > 0)
@@ -38,7 +38,7 @@ class Cores:
             return True
 
     def widen(self, most: int) -> int:
-        """Claim up to ``most`` more cores that are free now; returns how many."""
+        """Claim up to ``most`` more cores that are free now; returns their number."""
         with self._released:
             more = max(0, min(most, self._free))
             self._free -= more
@@ -52,15 +52,15 @@ class Cores:
 
 
 def process_cores() -> Cores:
-    """The cores of this process; a forked child, whose parent's claims mean nothing to it, has its own count."""
+    """The cores of this process; a forked child has a count of its own, without its parent's claims."""
     return _cores_of(os.getpid())
 
 
 def usable(cgroup: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
-    """Cores that this process may use: those it may run on, within the time its control group grants.
+    """Number of cores that this process may use: its CPU affinity, within the quota of its control group.
 
-    A container with a quota of two cores on a machine of 64 sees all 64 of them, and is stopped for most of every
-    period if it runs on more than two.
+    A container with a quota of two cores on a machine of 64 sees all 64, and is stopped for most of every period if it
+    runs on more than two.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [quota for group in _groups(cgroup, own) if (quota := _quota(group)) is not None]
@@ -68,7 +68,7 @@ def usable(cgroup: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/c
 
 
 def _groups(root: Path, own: Path) -> Iterator[Path]:
-    """The folders of this process's control group and of all above it, whose limits hold as well, in both versions."""
+    """The folders of this process's control group and of its parents, whose limits hold too; cgroup 1 and 2."""
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -77,22 +77,22 @@ def _groups(root: Path, own: Path) -> Iterator[Path]:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "" or "cpu" in controllers.split(","):
-            place = PurePosixPath(path.lstrip("/"))
-            for part in (place, *place.parents):
-                if ".." not in part.parts:
-                    yield root / ("cpu" if controllers else "") / part
+            group = PurePosixPath(path.lstrip("/"))
+            for folder in (group, *group.parents):
+                if ".." not in folder.parts:
+                    yield root / ("cpu" if controllers else "") / folder
 
 
 def _quota(group: Path) -> float | None:
-    """Cores' worth of time that a control group grants, by version 2's file or version 1's; ``None`` is no limit."""
+    """CPU quota of a control group in cores, from the file of cgroup 2 or 1; ``None``: no limit."""
     try:
         limit, period = (group / "cpu.max").read_text().split()
         return None if limit == "max" else int(limit) / int(period)
     except (OSError, ValueError):
         pass
     try:
-        granted = int((group / "cpu.cfs_quota_us").read_text())
-        return None if granted <= 0 else granted / int((group / "cpu.cfs_period_us").read_text())
+        quota = int((group / "cpu.cfs_quota_us").read_text())
+        return None if quota <= 0 else quota / int((group / "cpu.cfs_period_us").read_text())
     except (OSError, ValueError):
         return None
 

@@ -1,4 +1,4 @@
-"""Interrupts: Ctrl-C held back while a thread has hold of what others need."""
+"""Interrupts: Ctrl-C deferred while a thread holds what others need."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from types import FrameType
 
 @contextmanager
 def defer_sigint() -> Iterator[None]:
-    """Around work that leaves other callers stuck if it ends anywhere: KeyboardInterrupt comes behind it.
+    """Defer KeyboardInterrupt to the end of the block, whose interruption would leave other callers stuck.
 
-    Only where Python's own handler would raise it; a handler of the program's stays in place, and no other thread is
-    ever interrupted.
+    Only in the main thread, which alone is ever interrupted, and only if Python's own handler would raise it: a
+    program's own handler stays in place.
     """
     if (
         threading.current_thread() is not threading.main_thread()
@@ -22,15 +22,15 @@ def defer_sigint() -> Iterator[None]:
     ):
         yield
         return
-    came: list[int] = []
+    signals: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
-        came.append(number)
+        signals.append(number)
 
     signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if came:
+        if signals:
             raise KeyboardInterrupt

@@ -1,8 +1,7 @@
-"""Lanes: where workers run their batches, and on how much of the machine.
+"""Lanes: the parts of a device that run a batch each, side by side.
 
-On a CPU several workers run batches of their own side by side, each on a core that it has claimed: an operator that
-runs on one thread ends in no barrier, and what one lane does in Python the other does not wait for. A batch that has
-the machine for itself takes what is free. Any other device is one lane.
+On a CPU each lane is a core that a worker claims for a batch: an operator on one thread ends in no barrier, and no lane
+waits for the Python code of another. A batch that runs alone takes the free cores too. Any other device is one lane.
 """
 
 from __future__ import annotations
@@ -17,40 +16,40 @@ import torch
 from millpond.engine.execute.cores import Cores
 from millpond.engine.execute.threads import Threads, default_threads, on_threads
 
-# More lanes than this win nothing: each of them has several threads then.
+# More lanes gain nothing: with more cores than this, each lane has several threads.
 MOST_LANES = 8
 
 
 class Lanes(Protocol):
-    """What an engine's workers on one device share."""
+    """Shared by an engine's workers on one device."""
 
-    count: int  # workers
+    count: int  # lanes, and workers
     shared: bool  # whether any thread may run a batch
 
     def enter(self) -> None:
-        """Prepare the calling thread, a worker's, once."""
+        """Prepare the calling thread, a worker's; called once."""
         ...
 
     def claim(self, *, wait: bool) -> bool:
-        """Claim a lane for one batch; without ``wait`` only if one is free. Whether there was one."""
+        """Claim a lane for one batch, if one is free, or after a ``wait`` for one; returns whether it was claimed."""
         ...
 
     def release(self) -> None:
-        """Give it back."""
+        """Give the claimed lane back."""
         ...
 
     def free(self) -> int:
-        """Lanes that could run a batch beside the claimed one."""
+        """Number of lanes that could run a batch beside the claimed one."""
         ...
 
     @contextmanager
     def running(self, tokens: int, *, alone: bool) -> Iterator[None]:
-        """Around a batch of a claimed lane; ``alone``: nothing else waits."""
+        """Context of a batch on a claimed lane; ``alone``: no other request waits."""
         ...
 
 
 class CpuLanes:
-    """Cores of a CPU."""
+    """The cores of a CPU, one for each lane."""
 
     shared = True
 
@@ -60,30 +59,30 @@ class CpuLanes:
         self.count = max(1, min(threads.most, cores.count, MOST_LANES))
 
     def enter(self) -> None:
-        """One thread, until a batch is worth more."""
+        """Set torch to one thread; a batch may get more."""
         torch.set_num_threads(1)
         default_threads(self._threads.most)
 
     def claim(self, *, wait: bool) -> bool:
-        """A core."""
+        """Claim a core."""
         return self._cores.claim(wait=wait)
 
     def release(self) -> None:
-        """The core."""
+        """Release the core."""
         self._cores.release()
 
     def free(self) -> int:
-        """Cores that are free, for as many lanes as there are."""
+        """Number of free cores, at most that of the other lanes."""
         return min(self._cores.free, self.count - 1)
 
     @contextmanager
     def running(self, tokens: int, *, alone: bool) -> Iterator[None]:
-        """As many threads as the batch is worth, if it is alone, and as there are free cores."""
-        at_hand = threading.current_thread() is threading.main_thread()
-        worth = self._threads.count(tokens, at_hand=at_hand)
-        # Where lanes are fewer than cores, each has its part of them.
+        """Run on as many threads as pay for the batch and as there are free cores; less if other requests wait."""
+        awake = threading.current_thread() is threading.main_thread()
+        threads = self._threads.count(tokens, awake=awake)
+        # With fewer lanes than cores, each lane has an equal part of the cores.
         part = max(1, self._threads.most // self.count)
-        more = self._cores.widen((worth if alone else min(worth, part)) - 1)
+        more = self._cores.widen((threads if alone else min(threads, part)) - 1)
         try:
             with on_threads(1 + more):
                 if more and 1 + more != self._threads.most:
@@ -92,31 +91,31 @@ class CpuLanes:
         finally:
             if more:
                 self._cores.release(more)
-                if not at_hand:
+                if not awake:
                     default_threads(self._threads.most)
 
 
 class DeviceLane:
-    """A device that runs one batch after the other."""
+    """A device that runs one batch after another."""
 
     count = 1
     shared = False
 
     def enter(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def claim(self, *, wait: bool) -> bool:
-        """Its worker alone drives it."""
+        """Only the worker, which waits, may drive it."""
         return wait
 
     def release(self) -> None:
-        """Nothing was claimed."""
+        """Do nothing."""
 
     def free(self) -> int:
-        """There is no other."""
+        """There is no other lane: 0."""
         return 0
 
     @contextmanager
     def running(self, tokens: int, *, alone: bool) -> Iterator[None]:
-        """As it is."""
+        """Change nothing."""
         yield

@@ -10,25 +10,26 @@ from torch import nn
 
 from millpond.attention.segments import Segments
 from millpond.checkpoints.architecture import Architecture
-from millpond.engine.execute.batch import Batch
+from millpond.engine.execute.batch import DeviceBatch
 from millpond.engine.execute.cuda.buckets import Buckets
 from millpond.engine.execute.cuda.graphs import Graphs
-from millpond.engine.execute.cuda.pipeline import Pending, Pipeline, Result, results
+from millpond.engine.execute.cuda.pipeline import PendingBatch, Pipeline
 from millpond.engine.execute.cuda.streams import Backend
+from millpond.engine.execute.results import RequestResult, split_results
 from millpond.engine.schedule.request import Request
 from millpond.models.int8 import Int8Linear
 from millpond.models.linear import ReorderedLinear
 from millpond.pooling.pooler import Pooler, Reading, Readout
 
-# Rows that are read alone are filled up to a multiple of this, as tokens are: see ``rounded_up``.
-_ROWS = 16
+# The number of rows for a last layer that computes only these is rounded up to this; see ``rounded_up``.
+_ROW_STEP = 16
 
 
 class Runner:
     """A backbone and its pooler on one device.
 
-    On a CPU any thread may run a batch at any time; with a backend one thread does, and may start a batch before it has
-    the result of the one before.
+    On a CPU any thread may run a batch at any time. With a backend one thread runs all batches, and may start one
+    before it has the results of the one before.
     """
 
     def __init__(
@@ -42,16 +43,16 @@ class Runner:
         backend: Backend | None = None,
         buckets: Buckets | None = None,
     ) -> None:
-        """Put a loaded model to work.
+        """Wrap a loaded model.
 
         Args:
             backbone: On ``device``, in evaluation mode.
-            pooler: Likewise.
-            architecture: The backbone's row of the table.
-            device: Where both are.
+            pooler: On ``device``, in evaluation mode.
+            architecture: The backbone's row in the architecture table.
+            device: The device of both.
             offset: Position of a text's first token.
-            backend: The device's streams; ``None`` runs each batch to its end before the next one.
-            buckets: The shapes that graphs are captured for; ``None`` captures none.
+            backend: The device's streams; ``None``: each batch ends before the next one begins.
+            buckets: The shapes that graphs are captured for; ``None``: no graphs.
         """
         self.backbone = backbone
         self.pooler = pooler
@@ -68,43 +69,46 @@ class Runner:
 
     @property
     def overlaps(self) -> bool:
-        """Whether :meth:`start` comes back before the batch has run."""
+        """Whether :meth:`start` returns before the batch has run."""
         return self._pipeline is not None
 
     @torch.inference_mode()
-    def start(self, requests: Sequence[Request]) -> Pending:
-        """Send a batch off, where batches overlap; its results come in the order of the batches.
+    def start(self, requests: Sequence[Request]) -> PendingBatch:
+        """Launch a batch without waiting for it, on a device where batches overlap; they end in the order of launch.
 
         Raises:
-            Exception: It could not be run, or not even launched; those that are under way are not concerned.
+            Exception: It could not be launched; batches launched before are not affected.
         """
         assert self._pipeline is not None
         return self._pipeline.start(requests)
 
     @torch.inference_mode()
-    def run(self, requests: Sequence[Request]) -> list[Result]:
-        """Each request with what its call reads: ``[d]``, or ``[tokens, d]`` for a per-token task."""
+    def run(self, requests: Sequence[Request]) -> list[RequestResult]:
+        """Run a batch; each request with its result, ``[d]``, or ``[tokens, d]`` for a per-token task."""
         if self._pipeline is not None:
             return self._pipeline.start(requests).result()
-        batch = Batch.pack(requests, position_offset=self._offset, device=self.device, rounded=self._rounded)
+        batch = DeviceBatch.pack(requests, position_offset=self._offset, device=self.device, rounded=self._rounded)
         readouts = {request.call.plan.readout for request in batch.requests}
         reading = self._reading_of_rows(batch, readouts) or self.reading(batch, self.states(batch))
-        return results(batch.requests, batch.lead, {readout: reading.read(readout) for readout in readouts})
+        return split_results(batch.requests, batch.lead, {readout: reading.read(readout) for readout in readouts})
 
-    def _reading_of_rows(self, batch: Batch, readouts: set[Readout]) -> Reading | None:
-        """A reading of one row of each text, where nobody reads more: the last layer is computed for no others."""
-        places = {self.pooler.row_of(readout) for readout in readouts}
-        if not getattr(self.backbone, "takes_rows", False) or len(places) != 1 or None in places:
+    def _reading_of_rows(self, batch: DeviceBatch, readouts: set[Readout]) -> Reading | None:
+        """A reading of one row per text, if no call reads more: the last layer is computed for these rows only.
+
+        ``None`` if more rows are read, or the backbone cannot compute some rows only.
+        """
+        wanted_rows = {self.pooler.row_of(readout) for readout in readouts}
+        if not getattr(self.backbone, "takes_rows", False) or len(wanted_rows) != 1 or None in wanted_rows:
             return None
         ends = batch.segments.cu_seqlens
-        if places == {"lasttoken"}:
+        if wanted_rows == {"lasttoken"}:
             rows = ends[1:].long() - 1
         elif batch.skip is None:
             rows = ends[:-1].long()
         else:
-            return None  # the first token that counts differs between readouts
-        if self._rounded and len(rows) > _ROWS:  # the last one again and again, which nobody asks for
-            rows = torch.cat((rows, rows[-1:].expand(-len(rows) % _ROWS)))
+            return None  # the first token behind the prompt is not the first row
+        if self._rounded and len(rows) > _ROW_STEP:  # the last one repeated; nobody reads the copies
+            rows = torch.cat((rows, rows[-1:].expand(-len(rows) % _ROW_STEP)))
         return Reading(
             self.pooler,
             self.states(batch, rows=rows),
@@ -113,8 +117,8 @@ class Runner:
             input_ids=batch.input_ids[0][rows],
         )
 
-    def states(self, batch: Batch, rows: torch.Tensor | None = None) -> torch.Tensor:  # [tokens, backbone]
-        """The backbone's hidden states; with ``rows [n]`` only of these tokens."""
+    def states(self, batch: DeviceBatch, rows: torch.Tensor | None = None) -> torch.Tensor:  # [tokens, backbone]
+        """The backbone's hidden states; with ``rows [n]``, of these tokens only."""
         options = dict(self._options) if rows is None else {**self._options, "rows": rows}
         if self._token_types:
             types = batch.token_types
@@ -127,13 +131,13 @@ class Runner:
         hidden: torch.Tensor = out.last_hidden_state[0]
         return hidden
 
-    def reading(self, batch: Batch, states: torch.Tensor) -> Reading:
-        """What can be read from a batch's states."""
+    def reading(self, batch: DeviceBatch, states: torch.Tensor) -> Reading:
+        """Reads a batch's hidden states."""
         return Reading(self.pooler, states, segments=batch.segments, skip=batch.skip, input_ids=batch.input_ids[0])
 
 
 def _has_onednn_products(backbone: nn.Module) -> bool:
-    """Whether its linear layers are oneDNN's, as they are on a CPU in less than float32."""
+    """Whether linear layers run in oneDNN, as they do on a CPU in less than float32."""
     return any(
         isinstance(module, ReorderedLinear | Int8Linear)
         or any(weight.dtype is torch.bfloat16 for weight in module.parameters(recurse=False))

@@ -1,4 +1,4 @@
-"""How many of torch's CPU threads a batch runs on."""
+"""Threads: the number of torch's CPU threads that a batch runs on."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from millpond.models.linear import ReorderedLinear
 # Floating-point operations of a batch for which one more thread pays. Every operator of a layer ends in a barrier,
 # which costs tens of microseconds when threads have to be woken: on two cores a 6-layer, 384-wide encoder breaks even
 # at 200 tokens, 4.2 GFLOP, and one short text takes 2.6 ms on one thread and 6 ms on two.
-_WORTH = 4e9
-# The same where the threads are at hand. OpenMP's threads stay awake for a while between operators as long as there
-# are no more of them than cores, as in a program whose main thread alone computes on several; then it is the weights'
-# way from memory that threads share, and the shortest of texts gains a third.
-_WORTH_AT_HAND = 1e8
+_FLOPS_PER_THREAD = 4e9
+# The same when the threads are awake. OpenMP's threads stay awake for a while between operators as long as there are
+# no more of them than cores, as in a program that computes on several threads in its main thread only; reading the
+# weights from memory is then what threads share, and even the shortest text gains a third.
+_FLOPS_PER_AWAKE_THREAD = 1e8
 
 
 class Threads:
-    """How many threads a backbone's batches are worth."""
+    """The number of threads that pay for a backbone's batches."""
 
     def __init__(self, backbone: nn.Module) -> None:
         self.most = torch.get_num_threads()
         self._per_token = 2.0 * _multiplied_weights(backbone)
 
-    def count(self, tokens: int, *, at_hand: bool = False) -> int:
-        """Threads for a batch of ``tokens``, from 1 to as many as torch had when the engine was made.
+    def count(self, tokens: int, *, awake: bool = False) -> int:
+        """Threads for a batch of ``tokens``, from 1 to the number that torch had when the engine was made.
 
-        ``at_hand``: it runs in the main thread, whose OpenMP threads are awake.
+        ``awake``: it runs in the main thread, whose OpenMP threads are awake.
         """
-        return min(self.most, 1 + int(tokens * self._per_token / (_WORTH_AT_HAND if at_hand else _WORTH)))
+        flops = _FLOPS_PER_AWAKE_THREAD if awake else _FLOPS_PER_THREAD
+        return min(self.most, 1 + int(tokens * self._per_token / flops))
 
 
 @contextmanager
 def on_threads(count: int) -> Iterator[None]:
-    """Run on ``count`` of torch's threads; this thread's own number is back in place afterwards."""
+    """Run on ``count`` of torch's threads; the calling thread's number is restored afterwards."""
     before = torch.get_num_threads()
     if before == count:
         yield
@@ -52,10 +53,10 @@ def on_threads(count: int) -> Iterator[None]:
 
 
 def default_threads(count: int) -> None:
-    """Leave ``count`` threads to threads that start later, without changing the calling one's.
+    """Set the number of torch's threads for Python threads that start later, not for the calling one.
 
-    torch keeps a number for each thread, and hands the last one that any of them was given to those that come later:
-    so it is put right by a thread that is gone at once.
+    torch keeps a number for each thread, and a new thread gets the number that was set last in any of them: so a thread
+    that ends at once sets it.
     """
     setter = threading.Thread(target=torch.set_num_threads, args=(count,), name="millpond-threads")
     setter.start()
@@ -63,9 +64,9 @@ def default_threads(count: int) -> None:
 
 
 def _multiplied_weights(backbone: nn.Module) -> int:
-    """Weights that every token is multiplied with: all matrices but the embedding tables.
+    """Number of weights that every token is multiplied with: all matrices but the embedding tables.
 
-    A layer that is passed several times (ALBERT's) counts as often.
+    A layer that is run several times (ALBERT's) counts as often.
     """
     total = 0
     for _, module in backbone.named_modules(remove_duplicate=False):

@@ -1,4 +1,4 @@
-"""Worker: a thread that turns the queue into results. Schedule, run, resolve."""
+"""Worker: a thread that turns queued requests into results. Schedule, run, resolve."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.execute.lanes import DeviceLane, Lanes
+from millpond.engine.execute.results import RequestResult
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.counters import Counters
 from millpond.engine.schedule.request import Request
@@ -21,24 +22,22 @@ from millpond.engine.schedule.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-Result = tuple[Request, npt.NDArray[np.float32]]
 
+class RunsBatches(Protocol):
+    """Runs a batch and waits for it: a runner, or a test's recording."""
 
-class Runs(Protocol):
-    """What the worker drives: the runner, or a test's recording of one."""
-
-    def run(self, requests: Sequence[Request]) -> list[Result]:
+    def run(self, requests: Sequence[Request]) -> list[RequestResult]:
         """Each request with its result."""
         ...
 
 
 class Worker:
-    """One lane's loop; a caller with little to do may take a turn in its own thread."""
+    """The loop of one lane; a caller that waits for a small call may run a batch in its own thread."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: Runs,
+        runner: RunsBatches,
         *,
         name: str,
         lanes: Lanes | None = None,
@@ -55,22 +54,22 @@ class Worker:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until the scheduler is closed and its queue worked off."""
+        """Wait until the scheduler is closed and its queues are empty."""
         if self._thread is not threading.current_thread():
             self._thread.join()
 
     @property
     def current(self) -> bool:
-        """Whether the calling thread is this worker's, in a future's callback."""
+        """Whether the calling thread is this worker's: it runs a future's callback."""
         return self._thread is threading.current_thread()
 
     @property
     def shared(self) -> bool:
-        """Whether any thread may take a turn."""
+        """Whether any thread may run a batch."""
         return self._lanes.shared
 
     def take_turn(self) -> bool:
-        """Run a batch in the calling thread, if a lane is free and something waits; whether there was one."""
+        """Run a batch in the calling thread, if a lane is free and requests wait; returns whether it ran one."""
         with defer_sigint():
             return self._turn(assisting=True)
 
@@ -79,50 +78,50 @@ class Worker:
         while self._scheduler.wait():
             try:
                 self._turn()
-            except Exception:  # a bug, and the lane is worth more than the batch
+            except Exception:  # a bug; the worker must go on
                 logger.exception("a batch was lost")
 
     def _turn(self, *, assisting: bool = False) -> bool:
-        """One batch; a method of its own, so that nothing of it is held while the next one is waited for.
+        """One batch; in a method, so that none of its objects stay alive while the worker waits for the next one.
 
-        Waited for without a claim, and resolved without one: what comes before the claim is in the same batch, and a
-        future's callback may wait for an engine that needs this core.
+        The lane is claimed only to pick and run it: requests that arrive before the claim are in the same batch, and a
+        future's callback may wait for another engine that needs this core.
         """
         if not self._lanes.claim(wait=not assisting):
             return False
-        results: list[Result] = []
+        results: list[RequestResult] = []
         try:
-            # The main thread's OpenMP threads are awake, on the cores where another lane would run.
-            at_hand = assisting and threading.current_thread() is threading.main_thread()
-            beside = 0 if at_hand else self._lanes.free()
-            requests = self._scheduler.pick(1 + beside, prepare=not assisting)
+            # The main thread's OpenMP threads are awake on the cores where another lane would run.
+            awake = assisting and threading.current_thread() is threading.main_thread()
+            others = 0 if awake else self._lanes.free()
+            requests = self._scheduler.pick(1 + others, prepare=not assisting)
             if requests:
                 results = self._run_batch(requests)
         finally:
             self._scheduler.done()
             self._lanes.release()
         self._resolve_batch(requests, results)
-        return bool(requests)  # none: another lane has them
+        return bool(requests)  # empty: another lane took them
 
-    def _run_batch(self, requests: list[Request]) -> list[Result]:
-        """What came of a batch; whoever hears of nothing has heard of an error."""
+    def _run_batch(self, requests: list[Request]) -> list[RequestResult]:
+        """The results of a batch; a request without one has failed, and its call has the error."""
         tokens = sum(request.length for request in requests)
         begun = self._counters.begin()
         try:
             with self._lanes.running(tokens, alone=self._scheduler.empty):
                 results = self._run(requests)
             self._note(begun, results)
-        except Exception as error:  # the loop serves everyone: only this batch's callers hear of it
+        except Exception as error:  # the worker goes on; this batch's callers get the error
             fail(requests, error)
             return []
-        except BaseException:  # the caller whose thread this is was interrupted; the others' texts wait for the rest
+        except BaseException:  # the caller in whose thread this runs was interrupted; the batch waits for a worker
             self._scheduler.put_back(requests)
             raise
         finally:
             self._counters.end(begun)
         return results
 
-    def _resolve_batch(self, requests: Sequence[Request], results: Sequence[Result]) -> None:
+    def _resolve_batch(self, requests: Sequence[Request], results: Sequence[RequestResult]) -> None:
         try:
             self._resolve(results)
         except BaseException as error:
@@ -130,8 +129,8 @@ class Worker:
             if not isinstance(error, Exception):
                 raise
 
-    def _run(self, requests: Sequence[Request]) -> list[Result]:
-        """Run a batch; what does not run is halved until the request at fault is alone."""
+    def _run(self, requests: Sequence[Request]) -> list[RequestResult]:
+        """Run a batch; one that fails is halved until the request at fault is alone."""
         requests = [request for request in requests if not request.call.done]
         if not requests:
             return []
@@ -157,13 +156,13 @@ class Worker:
         middle = len(ordered) // 2
         return self._run(ordered[:middle]) + self._run(ordered[middle:])
 
-    def _note(self, begun: float, results: Sequence[Result]) -> None:
-        """Count what ran; before its callers hear of it, so that they find it counted."""
+    def _note(self, begun: float, results: Sequence[RequestResult]) -> None:
+        """Count a batch before its callers get their results, so that they find it counted."""
         if results:
             self._counters.ran(begun, len(results), sum(len(request.ids) for request, _ in results))
 
     @staticmethod
-    def _resolve(results: Sequence[Result]) -> None:
+    def _resolve(results: Sequence[RequestResult]) -> None:
         by_call: dict[Call, tuple[list[int], list[npt.NDArray[np.float32]]]] = defaultdict(lambda: ([], []))
         for request, result in results:
             slots, rows = by_call[request.call]
@@ -172,21 +171,21 @@ class Worker:
         for call, (slots, rows) in by_call.items():
             try:
                 call.deliver(slots, rows)
-            except Exception as error:  # a progress callback, say: this caller's trouble, not the loop's
+            except Exception as error:  # a progress callback's, for example: concerns this caller alone
                 call.fail(error)
 
 
 def fail(requests: Sequence[Request], error: BaseException) -> None:
-    """Tell the callers of a batch that it could not be resolved."""
+    """Fail the calls of a batch that could not be resolved."""
     logger.error("a batch could not be resolved", exc_info=error)
     for request in requests:
         request.call.fail(error)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on any device."""
+    """Whether an error means that memory ran out, on any device."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(
-        sign in str(error) for sign in ("out of memory", "not enough memory", "DefaultCPUAllocator: can't allocate")
+        phrase in str(error) for phrase in ("out of memory", "not enough memory", "DefaultCPUAllocator: can't allocate")
     )

@@ -1,66 +1,64 @@
-"""Forms: every kind of item, made into tokens as its call plans it."""
+"""InputEncoder: every kind of item, tokenized as the plan of its call says."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from millpond.engine.input.oversize import bunches, is_giant, lessened
-from millpond.engine.input.plan import EncodesPairs, Plan, Position
-from millpond.engine.input.text_tokenizer import TextTokenizer, Tokenized
+from millpond.engine.input.oversize import bunches, is_oversize, reduced
+from millpond.engine.input.plan import EncodesPairs, IndexOf, Plan
+from millpond.engine.input.text_tokenizer import TextTokenizer
+from millpond.engine.input.tokenized import Tokenized
 from millpond.errors import InputTooLongError
 from millpond.inputs import Item, Pair, TokenIds, size_of, text_of
-
-if TYPE_CHECKING:
-    from millpond.late_interaction.encode import ColbertEncoder
+from millpond.late_interaction.encode import ColbertEncoder
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputEncoder:
-    """The ways in which a checkpoint reads.
+    """How a checkpoint reads each kind of item.
 
     Attributes:
         texts: Its tokenizer.
-        pairs: How it reads pairs; ``None`` where it does not.
-        colbert: How it reads queries and documents for late interaction; ``None`` where it does not.
+        pairs: Reads pairs; ``None`` if the checkpoint reads none.
+        colbert: Encodes queries and documents for late interaction; ``None`` if the checkpoint has none.
     """
 
     texts: TextTokenizer
     pairs: EncodesPairs | None = None
     colbert: ColbertEncoder | None = None
 
-    def encode(self, items: Sequence[Item], plan: Plan, *, position: Position) -> list[Tokenized]:
-        """Each item, ready to run.
+    def encode(self, items: Sequence[Item], plan: Plan, *, index_of: IndexOf) -> list[Tokenized]:
+        """Tokenize each item.
 
         Raises:
-            InputTooLongError: An item is too long, and may not be cut or cannot.
+            InputTooLongError: An item is too long and must not be cut, or cannot be.
             InvalidRequestError: An item has no tokens at all.
         """
         return [
             item
-            for places in bunches(items)
-            for item in self._together([items[i] for i in places], plan, partial(_nth, places, position))
+            for indices in bunches(items)
+            for item in self._encode_bunch([items[i] for i in indices], plan, partial(_nth, indices, index_of))
         ]
 
-    def _together(self, items: Sequence[Item], plan: Plan, position: Position) -> list[Tokenized]:
-        """Items that are few, or short, enough to be tokenized at once."""
+    def _encode_bunch(self, items: Sequence[Item], plan: Plan, index_of: IndexOf) -> list[Tokenized]:
+        """Tokenize items that are few or short enough to be tokenized at once."""
         parts = {
-            i: lessened(item, self.texts, limit=plan.limit, truncate=plan.truncate)
+            i: reduced(item, self.texts, limit=plan.limit, truncate=plan.truncate)
             for i, item in enumerate(items)
-            if self._is_giant(item, plan)
+            if self._may_reduce(item, plan)
         }
         if not parts:
-            return self._each(items, plan, position)
-        less = [i for i, part in parts.items() if size_of(part) < size_of(items[i])]
+            return self._encode_kinds(items, plan, index_of)
+        shortened = [i for i, part in parts.items() if size_of(part) < size_of(items[i])]
         try:
-            return self._each([parts.get(i, item) for i, item in enumerate(items)], plan, position)
+            return self._encode_kinds([parts.get(i, item) for i, item in enumerate(items)], plan, index_of)
         except InputTooLongError as error:
-            if error.tokens is None or error.index not in [position(i) for i in less]:
+            if error.tokens is None or error.index not in [index_of(i) for i in shortened]:
                 raise
             raise InputTooLongError(
                 str(error).replace(" has ", " has at least ", 1),
@@ -70,41 +68,45 @@ class InputEncoder:
                 at_least=True,
             ) from None
 
-    def _is_giant(self, item: Item, plan: Plan) -> bool:
-        """Whether a part of ``item`` may do; not its end, where there is a prompt or places are counted in front."""
+    def _may_reduce(self, item: Item, plan: Plan) -> bool:
+        """Whether ``item`` is oversize and a part of it may stand for it.
+
+        The end of a text may not, if there is a prompt before it or offsets are counted from its beginning.
+        """
         ends = isinstance(item, str) and plan.form == "text" and not plan.prompt and plan.task != "token_classify"
         if plan.truncate == "start" and not ends:
             return False
         if isinstance(item, Pair):
-            return is_giant(item.query, plan.limit) or is_giant(item.document, plan.limit)
-        return isinstance(item, str) and is_giant(item, plan.limit)
+            return is_oversize(item.query, plan.limit) or is_oversize(item.document, plan.limit)
+        return isinstance(item, str) and is_oversize(item, plan.limit)
 
-    def _each(self, items: Sequence[Item], plan: Plan, position: Position) -> list[Tokenized]:
+    def _encode_kinds(self, items: Sequence[Item], plan: Plan, index_of: IndexOf) -> list[Tokenized]:
+        """Tokenize items of any kind, those of one kind together."""
         if all(type(item) is str for item in items):
-            return _all_kept(self._texts(items, plan, position), plan)
-        found: dict[int, Tokenized] = {}
+            return _mark_kept(self._texts(items, plan, index_of), plan)
+        encoded: dict[int, Tokenized] = {}
         for kind, encode in ((TokenIds, self._ids), (Pair, self._pairs), (object, self._texts)):
-            places = [i for i, item in enumerate(items) if i not in found and isinstance(item, kind)]
-            if places:
-                encoded = encode([items[i] for i in places], plan, partial(_nth, places, position))
-                found.update(zip(places, encoded, strict=True))
-        return _all_kept([found[i] for i in range(len(items))], plan)
+            indices = [i for i, item in enumerate(items) if i not in encoded and isinstance(item, kind)]
+            if indices:
+                of_kind = encode([items[i] for i in indices], plan, partial(_nth, indices, index_of))
+                encoded.update(zip(indices, of_kind, strict=True))
+        return _mark_kept([encoded[i] for i in range(len(items))], plan)
 
-    def _ids(self, items: Sequence[Item], plan: Plan, position: Position) -> list[Tokenized]:
-        return [_cut(item, plan, position(i)) for i, item in enumerate(items) if isinstance(item, TokenIds)]
+    def _ids(self, items: Sequence[Item], plan: Plan, index_of: IndexOf) -> list[Tokenized]:
+        return [_cut(item, plan, index_of(i)) for i, item in enumerate(items) if isinstance(item, TokenIds)]
 
-    def _pairs(self, items: Sequence[Item], plan: Plan, position: Position) -> list[Tokenized]:
+    def _pairs(self, items: Sequence[Item], plan: Plan, index_of: IndexOf) -> list[Tokenized]:
         reader = plan.pairs or self.pairs
-        assert reader is not None  # only cross-encoders are given pairs
+        assert reader is not None  # pairs are refused by every checkpoint without a reader
         return reader.encode(
             [item for item in items if isinstance(item, Pair)],
             instruction=plan.instruction,
             limit=plan.limit,
             truncate=plan.truncate,
-            position=position,
+            index_of=index_of,
         )
 
-    def _texts(self, items: Sequence[Item], plan: Plan, position: Position) -> list[Tokenized]:
+    def _texts(self, items: Sequence[Item], plan: Plan, index_of: IndexOf) -> list[Tokenized]:
         texts = [text_of(item) for item in items]
         if plan.form == "colbert":
             assert self.colbert is not None and plan.role is not None
@@ -116,32 +118,32 @@ class InputEncoder:
                     prompt=plan.prompt,
                     limit=plan.limit,
                     truncate=plan.truncate,
-                    position=position,
+                    position=index_of,
                 )
             ]
-        spanned = plan.task == "token_classify" or any(not isinstance(item, str) for item in items)
         return self.texts.encode(
             texts,
             prompt=plan.prompt,
             limit=plan.limit,
             truncate=plan.truncate,
-            position=position,
-            places=spanned,
+            index_of=index_of,
+            align=plan.task == "token_classify" or any(not isinstance(item, str) for item in items),
             noun=plan.role or "text",
         )
 
 
-def _nth(places: Sequence[int], position: Position, i: int) -> int:
-    return position(places[i])
+def _nth(indices: Sequence[int], index_of: IndexOf, i: int) -> int:
+    return index_of(indices[i])
 
 
-def _cut(item: TokenIds, plan: Plan, position: int) -> Tokenized:
+def _cut(item: TokenIds, plan: Plan, index: int) -> Tokenized:
+    """Token ids cut to the plan's limit; the item's tail stays."""
     ids = np.array(item.ids, dtype=np.int32)
     if len(ids) > plan.limit and plan.truncate == "error":
         raise InputTooLongError(
-            f"the prompt at index {position} has {len(ids)} token ids, more than max_length={plan.limit}; "
+            f"the prompt at index {index} has {len(ids)} token ids, more than max_length={plan.limit}; "
             'shorten it, or let it be cut with truncate="end"',
-            index=position,
+            index=index,
             tokens=len(ids),
             limit=plan.limit,
         )
@@ -153,15 +155,14 @@ def _cut(item: TokenIds, plan: Plan, position: int) -> Tokenized:
     return Tokenized(ids=kept, truncated=len(kept) < len(ids))
 
 
-def _all_kept(items: list[Tokenized], plan: Plan) -> list[Tokenized]:
-    """Items with the rows marked that a per-token result has."""
+def _mark_kept(items: list[Tokenized], plan: Plan) -> list[Tokenized]:
+    """Mark the rows that a per-token result contains, by the plan's step tag and leading rows."""
     if plan.step_tag_id is None and not plan.first_kept:
-        return items  # their own marks, if any, are all there are
-    return [_kept(item, plan) for item in items]
+        return items  # with the marks that they have, if any
+    return [_with_kept(item, plan) for item in items]
 
 
-def _kept(item: Tokenized, plan: Plan) -> Tokenized:
-    """``item`` with the rows marked that a per-token result has."""
+def _with_kept(item: Tokenized, plan: Plan) -> Tokenized:
     masks: list[npt.NDArray[np.bool_]] = [] if item.kept is None else [item.kept]
     if plan.step_tag_id is not None:
         masks.append(item.ids == plan.step_tag_id)
@@ -170,4 +171,4 @@ def _kept(item: Tokenized, plan: Plan) -> Tokenized:
     if not masks:
         return item
     kept = np.logical_and.reduce(masks)
-    return replace(item, kept=kept, places=None if item.places is None else item.places.take(kept))
+    return replace(item, kept=kept, alignment=None if item.alignment is None else item.alignment.take(kept))

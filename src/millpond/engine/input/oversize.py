@@ -1,7 +1,7 @@
-"""Giants: texts of many times what a model reads, of which no more is tokenized than it takes to know that.
+"""Oversize texts: many times longer than a model reads, tokenized only as far as needed to know that.
 
-A tokenizer takes some two hundred bytes a character: a text of a whole request's size would take gigabytes, only for
-all but its beginning to be cut, or for it to be refused.
+A tokenizer takes about two hundred bytes per character: a text as large as a whole request would take gigabytes, only
+for all but its beginning to be cut, or for the text to be refused.
 """
 
 from __future__ import annotations
@@ -12,31 +12,32 @@ from millpond.engine.input.text_tokenizer import TextTokenizer
 from millpond.inputs import Item, Pair, size_of
 from millpond.tasks import Truncate
 
-# A text of fewer characters, or of fewer for each token that is read, is tokenized whole: that takes a moment.
-_FEW = 1 << 18
-_FEW_PER_TOKEN = 64
-# The first part looked at, in characters for each token that is read: English has four to five.
+# Shorter texts are tokenized whole, which takes a moment: fewer characters than this, or fewer than this per token
+# that is read.
+_WHOLE_CHARACTERS = 1 << 18
+_WHOLE_PER_TOKEN = 64
+# Characters of the first part that is tokenized, for each token that is read: English has four to five.
 _FIRST_PER_TOKEN = 16
 _GROWTH = 4
-# Tokens that a part must have besides twice what is read: where it was cut, a few may be others than in the whole.
+# A part must have this many tokens more than twice the limit: near its cut, a few may differ from those of the whole.
 _MARGIN = 128
-# Characters that are tokenized at a time, of however many items.
-_AT_ONCE = 1 << 20
+# Most characters that are tokenized at a time, over any number of items.
+_BATCH_CHARACTERS = 1 << 20
 
 
-def is_giant(text: str, limit: int) -> bool:
-    """Whether ``text`` is long enough to be looked at in part, where ``limit`` tokens are read."""
-    return len(text) > max(_FEW, _FEW_PER_TOKEN * limit)
+def is_oversize(text: str, limit: int) -> bool:
+    """Whether ``text`` is so long that a part of it is tokenized first, for a limit of ``limit`` tokens."""
+    return len(text) > max(_WHOLE_CHARACTERS, _WHOLE_PER_TOKEN * limit)
 
 
 def part_of(text: str, tokenizer: TextTokenizer, *, limit: int, truncate: Truncate) -> str:
-    """A part of a giant that has more than twice ``limit`` tokens by itself; the whole where none has.
+    """A part of an oversize text that has more than twice ``limit`` tokens; the whole text if no part has.
 
-    The part that truncation keeps: the beginning, or for ``start`` the end. What is cut off it, or refused, is so for
-    the whole text as well: more text behind a part changes its last tokens at most.
+    It is the part that truncation keeps: the beginning, or for ``start`` the end. If the part is cut or refused, so is
+    the whole text: more text behind a part changes its last tokens at most.
     """
     size = _FIRST_PER_TOKEN * (limit + _MARGIN)
-    while is_giant(text, limit) and size < len(text):
+    while is_oversize(text, limit) and size < len(text):
         part = _beginning(text, size) if truncate != "start" else _end(text, size)
         if tokenizer.count(part) > 2 * limit + _MARGIN:
             return part
@@ -44,8 +45,8 @@ def part_of(text: str, tokenizer: TextTokenizer, *, limit: int, truncate: Trunca
     return text
 
 
-def lessened(item: Item, tokenizer: TextTokenizer, *, limit: int, truncate: Truncate) -> Item:
-    """``item`` with parts in the place of giants; texts with spans stay, since these may lie anywhere."""
+def reduced(item: Item, tokenizer: TextTokenizer, *, limit: int, truncate: Truncate) -> Item:
+    """``item`` with oversize texts replaced by parts; texts with spans stay whole, since a span may lie anywhere."""
     if isinstance(item, str):
         return part_of(item, tokenizer, limit=limit, truncate=truncate)
     if isinstance(item, Pair):
@@ -54,11 +55,11 @@ def lessened(item: Item, tokenizer: TextTokenizer, *, limit: int, truncate: Trun
 
 
 def bunches(items: Sequence[Item]) -> Iterator[range]:
-    """Which items are tokenized together: as many as have few characters in all, and one at least."""
+    """Indices of the items that are tokenized together: few characters in all, and at least one item."""
     first = characters = 0
     for i, item in enumerate(items):
         characters += size_of(item)
-        if characters > _AT_ONCE and i > first:
+        if characters > _BATCH_CHARACTERS and i > first:
             yield range(first, i)
             first, characters = i, size_of(item)
     if first < len(items):
@@ -66,12 +67,13 @@ def bunches(items: Sequence[Item]) -> Iterator[range]:
 
 
 def _beginning(text: str, size: int) -> str:
-    """About ``size`` characters, up to the end of a word: few tokens reach over that."""
+    """About ``size`` characters, up to the end of a word: few tokens reach over one."""
     middle = size // 2
     words = text[middle : text.rfind(" ", middle, size) + 1].rstrip()
     return text[: middle + len(words) if words else size]
 
 
 def _end(text: str, size: int) -> str:
-    place = text.find(" ", len(text) - size, len(text) - size // 2)
-    return text[place if place > 0 else len(text) - size :]
+    """About the last ``size`` characters, from the beginning of a word on."""
+    space = text.find(" ", len(text) - size, len(text) - size // 2)
+    return text[space if space > 0 else len(text) - size :]

@@ -1,27 +1,29 @@
-"""Pairs to token ids: a query and a document as a cross-encoder reads them, by pair template or by score template."""
+"""Pairs to token ids: a query and a document for a cross-encoder, by pair template or by score template."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding
 
 from millpond.checkpoints.score_template import ScoreTemplate
-from millpond.engine.input.text_tokenizer import TextTokenizer, Tokenized
+from millpond.engine.input.plan import IndexOf
+from millpond.engine.input.text_tokenizer import TextTokenizer
+from millpond.engine.input.tokenized import Tokenized
 from millpond.errors import InputTooLongError, InvalidRequestError
 from millpond.inputs import Pair
 from millpond.tasks import Truncate
 
-# A cross-encoder's reading of its two texts needs a token of each.
+# A cross-encoder needs at least one token of each of the two texts.
 _LEAST_ROOM = 2
-# Of the room for both, what a query leaves to its document at least, as the model cards' own code does.
+# A query leaves its document at least one in so many of the tokens that both have, as the model cards' code does.
 _DOCUMENT_SHARE = 4
 
 
 class PairTokenizer:
-    """Pairs by the tokenizer's pair template (``[CLS] query [SEP] document [SEP]``); special tokens are never cut.
+    """Reads pairs by the tokenizer's pair template (``[CLS] query [SEP] document [SEP]``); never cuts special tokens.
 
     Args:
         tokenizer: The checkpoint's.
@@ -39,16 +41,16 @@ class PairTokenizer:
         instruction: str | None = None,
         limit: int,
         truncate: Truncate,
-        position: Callable[[int], int],
+        index_of: IndexOf,
     ) -> list[Tokenized]:
         """Tokenize each pair to at most ``limit`` tokens, cut as transformers' ``longest_first`` does.
 
         Args:
             pairs: The pairs.
-            instruction: Refused: a pair template has no place for one.
+            instruction: Must be ``None``: a pair template has no place for one.
             limit: Most tokens of each result.
             truncate: Which end of the texts is cut.
-            position: A pair's index in the caller's list, for errors.
+            index_of: A pair's index in the caller's list, for errors.
 
         Raises:
             InputTooLongError: A pair is too long and ``truncate="error"``, or special tokens fill the limit.
@@ -61,18 +63,18 @@ class PairTokenizer:
             )
         texts = [(self._prompt + pair.query, pair.document) for pair in pairs]
         return [
-            self._finish(encoding, limit, truncate, position(i))
+            self._finish(encoding, limit, truncate, index_of(i))
             for i, encoding in enumerate(self._tokenizer.encode_pairs(texts))
         ]
 
-    def _finish(self, encoding: Encoding, limit: int, truncate: Truncate, position: int) -> Tokenized:
+    def _finish(self, encoding: Encoding, limit: int, truncate: Truncate, index: int) -> Tokenized:
         ids = np.array(encoding.ids, dtype=np.int32)
         if len(ids) == 0:
-            return self._tokenizer.nothing(position)
+            return self._tokenizer.stand_in(index)
         types = np.array(encoding.type_ids, dtype=np.int8) if self._tokenizer.typed else None
         cut = len(ids) > limit
         if cut:
-            _check_may_cut(len(ids), limit, truncate, position)
+            _check_may_cut(len(ids), limit, truncate, index)
             sides = np.array([-1 if side is None else side for side in encoding.sequence_ids], dtype=np.int8)
             query, document = np.flatnonzero(sides == 0), np.flatnonzero(sides == 1)
             room = _room(limit, len(ids) - len(query) - len(document), "special tokens")
@@ -83,9 +85,9 @@ class PairTokenizer:
 
 
 class TemplateTokenizer:
-    """Pairs by a score template: rendered to one text, of which only the document, and at need the query, is cut.
+    """Reads pairs by a score template, as one text; only the document, and if necessary the query, is cut.
 
-    Whatever the template puts around them stays, its end above all: that is where a decoder's answer is read.
+    The template's own text stays, above all its end: that is where a decoder's answer is read.
 
     Args:
         tokenizer: The checkpoint's.
@@ -99,7 +101,7 @@ class TemplateTokenizer:
         self._tokenizer = tokenizer
         self._template = template.bound(tokenizer.specials)
         self._template.check()
-        # A template that spells the first special token out brings all of them: two would be one too many.
+        # A template that spells out the first special token brings all of them: the tokenizer must not add them again.
         first = tokenizer.specials.get("bos_token") or tokenizer.specials.get("cls_token")
         spelled = first is not None and self._template.render("q", "d").startswith(first)
         self._special_tokens = template.special_tokens and not spelled
@@ -111,17 +113,17 @@ class TemplateTokenizer:
         instruction: str | None = None,
         limit: int,
         truncate: Truncate,
-        position: Callable[[int], int],
+        index_of: IndexOf,
     ) -> list[Tokenized]:
         """Render and tokenize each pair to at most ``limit`` tokens.
 
         Args:
             pairs: The pairs.
-            instruction: Fills the template's slot; ``None`` is the template's own.
+            instruction: Fills the template's slot; ``None``: the template's default.
             limit: Most tokens of each result.
-            truncate: Which end of the document is cut. A query is cut once it would leave its document less than a
-                quarter of the room that both have.
-            position: A pair's index in the caller's list, for errors.
+            truncate: Which end of the document is cut. The query is cut only if it would leave the document less than
+                a quarter of the tokens that both have.
+            index_of: A pair's index in the caller's list, for errors.
 
         Raises:
             InputTooLongError: A pair is too long and ``truncate="error"``, or the template fills the limit.
@@ -138,11 +140,11 @@ class TemplateTokenizer:
         for i, encoding in enumerate(encodings):
             ids = np.array(encoding.ids, dtype=np.int32)
             if len(ids) == 0:
-                tokenized.append(self._tokenizer.nothing(position(i)))
+                tokenized.append(self._tokenizer.stand_in(index_of(i)))
                 continue
             cut = len(ids) > limit
             if cut:
-                _check_may_cut(len(ids), limit, truncate, position(i))
+                _check_may_cut(len(ids), limit, truncate, index_of(i))
                 ids = ids[self._cut(pairs[i], texts[i], instruction, limit, truncate)]
             tokenized.append(Tokenized(ids=ids, truncated=cut))
         return tokenized
@@ -150,8 +152,8 @@ class TemplateTokenizer:
     def _cut(
         self, pair: Pair, text: str, instruction: str | None, limit: int, truncate: Truncate
     ) -> npt.NDArray[np.int64]:
-        """Which tokens of an over-long ``text`` stay."""
-        # Over-long pairs are rare, and offsets are slow: they are taken for those pairs only.
+        """Which tokens of an over-long ``text`` stay, as indices."""
+        # Offsets are slow, and over-long pairs are rare: only these are tokenized again, with offsets.
         (encoding,) = self._tokenizer.encode_rendered([text], special_tokens=self._special_tokens, offsets=True)
         query, document = self._tokens_of(encoding, text, pair, instruction)
         total = len(encoding.ids)
@@ -162,31 +164,31 @@ class TemplateTokenizer:
     def _tokens_of(
         self, encoding: Encoding, text: str, pair: Pair, instruction: str | None
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The tokens that hold nothing but the query, and nothing but the document; int64 ``[tokens]`` each."""
+        """Indices of the tokens that lie inside the query, and inside the document; int64 ``[tokens]`` each."""
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         added = np.array(encoding.special_tokens_mask, dtype=np.bool_)
         length = len(self._tokenizer.fold(text))
-        found = []
+        tokens = []
         for before, behind in self._template.around(pair.query, pair.document, text, instruction=instruction):
             begin, end = len(self._tokenizer.fold(before)), length - len(self._tokenizer.fold(behind))
             inside = (offsets[:, 0] >= begin) & (offsets[:, 1] <= end) & (offsets[:, 1] > begin) & ~added
-            found.append(np.flatnonzero(inside))
-        return found[0], found[1]
+            tokens.append(np.flatnonzero(inside))
+        return tokens[0], tokens[1]
 
 
-def _check_may_cut(tokens: int, limit: int, truncate: Truncate, position: int) -> None:
+def _check_may_cut(tokens: int, limit: int, truncate: Truncate, index: int) -> None:
     if truncate == "error":
         raise InputTooLongError(
-            f"the pair at index {position} has {tokens} tokens, more than max_length={limit}; "
+            f"the pair at index {index} has {tokens} tokens, more than max_length={limit}; "
             'shorten its document, or let it be cut with truncate="end"',
-            index=position,
+            index=index,
             tokens=tokens,
             limit=limit,
         )
 
 
 def _room(limit: int, fixed: int, holder: str) -> int:
-    """Tokens left to the query and the document."""
+    """Tokens left for the query and the document."""
     room = limit - fixed
     if room < _LEAST_ROOM:
         raise InputTooLongError(
@@ -197,9 +199,9 @@ def _room(limit: int, fixed: int, holder: str) -> int:
 
 
 def _longest_first(query: int, document: int, room: int) -> tuple[int, int]:
-    """How many tokens of each stay, by the rule of tokenizers' ``longest_first``: the shorter stays whole if it can.
+    """How many tokens of each stay, by the rule of tokenizers' ``longest_first``: the shorter stays whole if possible.
 
-    Where neither fits into half the room both get half, and an odd token goes to the longer (of equals, the document).
+    If neither fits into half the room, both get half, and an odd token goes to the longer one (if equal, the document).
     """
     shorter = min(query, document)
     less = shorter if 2 * shorter <= room else room // 2
@@ -208,7 +210,7 @@ def _longest_first(query: int, document: int, room: int) -> tuple[int, int]:
 
 
 def _document_first(query: int, document: int, room: int) -> tuple[int, int]:
-    """How many tokens of each stay: the query whole, unless the document would keep less than its share."""
+    """How many tokens of each stay: all of the query's, unless the document would keep less than its share."""
     share = max(1, room // _DOCUMENT_SHARE)
     kept = min(document, max(room - query, share))
     return min(query, room - kept), kept

@@ -1,4 +1,4 @@
-"""Plan: what a call asks for, every default filled in."""
+"""Plan: the options of a call with every default filled in."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from millpond.engine.input.text_tokenizer import Tokenized
+from millpond.engine.input.tokenized import Tokenized
 from millpond.inputs import Pair
 from millpond.pooling.pooler import Readout
 from millpond.tasks import Activation, Aggregation, OutputDtype, Role, Task, Truncate
 
-Position = Callable[[int], int]  # an item's index in the caller's list, for errors
+IndexOf = Callable[[int], int]  # the index in the caller's list of the i-th item, for errors
 
 
 class EncodesPairs(Protocol):
-    """How a cross-encoder reads a query and a document."""
+    """Reads a query and a document together, for a cross-encoder."""
 
     def encode(
         self,
@@ -24,36 +24,36 @@ class EncodesPairs(Protocol):
         instruction: str | None,
         limit: int,
         truncate: Truncate,
-        position: Position,
+        index_of: IndexOf,
     ) -> list[Tokenized]:
-        """Each pair, ready to run."""
+        """Tokenize each pair."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a call asks for.
+    """The options of a call, resolved against the model.
 
     Attributes:
         task: The task.
         readout: What is read from the hidden states.
-        form: How items become tokens: ``text`` as the tokenizer has it, ``colbert`` as a late-interaction checkpoint
+        form: How items become tokens: ``text`` by the tokenizer alone, ``colbert`` as a late-interaction checkpoint
             encodes queries and documents.
-        role: Which of the two, for ``colbert``.
+        role: Query or document, for ``colbert``.
         prompt: Put before every text.
         skip: Leading tokens that pooling leaves out.
         limit: Most tokens per text.
-        truncate: What happens to longer ones.
+        truncate: What happens to longer texts.
         width: Columns of the result.
         normalize: L2-normalize the rows after the cut.
         output_dtype: Type of the result.
         activation: What is applied to logits.
         instruction: Fills a reranker's template slot.
         aggregation: How tokens become entities.
-        step_tag_id: Only this token's rows are returned.
-        adapter: The checkpoint's adapter, by index; -1 for none.
-        shares: What several pairs begin with may be computed once.
-        pairs: How pairs are read in this call, where not as the checkpoint has it.
+        step_tag_id: Only the rows of this token are returned.
+        adapter: Index of the checkpoint's adapter; -1: none.
+        shares: Whether a prefix that several pairs begin with may be computed once.
+        pairs: Reads the pairs of this call; ``None``: as the checkpoint does.
         first_kept: Leading rows that a per-token result leaves out.
     """
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from millpond import matryoshka
+from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.plan import EncodesPairs, Plan
 from millpond.engine.input.validate import check_unicode
-from millpond.engine.loading import LoadedModel
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
 from millpond.inputs import Item, SpannedText
 from millpond.params import PoolingParams
@@ -64,7 +64,7 @@ def check_task(task: Any, params: PoolingParams, loaded: LoadedModel) -> Task:
     apart = task == "score" and spec.score_type is not None  # two vectors score a pair, whatever the tasks are
     # The vocabulary's head turns any language model into a step reward model, for whoever names the entries.
     rows = params.returned_token_ids is not None and task in ("reward", "token_classify")
-    if task not in spec.tasks and not apart and not (rows and loaded.runner.pooler.language_head is not None):
+    if task not in spec.tasks and not apart and not (rows and loaded.language_head):
         raise UnsupportedTaskError(
             f"{spec.name} ({spec.architecture}) serves {', '.join(sorted(spec.tasks))}, not {task}; "
             f"load another model{_way_out(task, loaded)}"
@@ -77,7 +77,7 @@ def check_task(task: Any, params: PoolingParams, loaded: LoadedModel) -> Task:
 
 def _way_out(task: Task, loaded: LoadedModel) -> str:
     spec = loaded.spec
-    if task == "reward" and loaded.runner.pooler.language_head is not None:
+    if task == "reward" and loaded.language_head:
         return ", or pass returned_token_ids: the vocabulary entries whose logits are rewards"
     if task in ("embed", "token_embed") or (task == "score" and "sparse_embed" in spec.tasks):
         return ', or this one with convert="embed"'
@@ -135,9 +135,9 @@ def plan(
 
 
 def _readout(task: Task, params: PoolingParams, loaded: LoadedModel) -> Readout:
-    """What to read from the hidden states; rows of a vocabulary head are fetched here, so that they are there."""
+    """What to read from the hidden states."""
     tokens = params.returned_token_ids
-    if tokens is not None and loaded.runner.pooler.language_head is None and loaded.spec.labels:
+    if tokens is not None and not loaded.language_head and loaded.spec.labels:
         if max(tokens) >= len(loaded.spec.labels):
             raise InvalidRequestError(
                 f"returned_token_ids holds {max(tokens)}; the columns of {loaded.spec.name} run from 0 to "
@@ -145,7 +145,7 @@ def _readout(task: Task, params: PoolingParams, loaded: LoadedModel) -> Readout:
             )
         return Readout(kind="token_logits", token_ids=tokens)
     if tokens is not None:
-        if loaded.runner.pooler.language_head is None:
+        if not loaded.language_head:
             raise InvalidRequestError(
                 f"returned_token_ids={list(tokens)} picks columns of a vocabulary head, which {loaded.spec.name} "
                 f"({loaded.spec.architecture}) does not have; leave it out"
@@ -159,8 +159,6 @@ def _readout(task: Task, params: PoolingParams, loaded: LoadedModel) -> Readout:
                 f"returned_token_ids asks for {len(tokens)} columns of the vocabulary; at most {_MOST_COLUMNS} "
                 "are computed"
             )
-        for runner in loaded.runners:
-            runner.pooler.rows_of(tokens, runner.device)
         return Readout(kind="head_rows", token_ids=tokens)
     return loaded.readouts[task]
 

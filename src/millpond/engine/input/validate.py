@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.text_tokenizer import TextTokenizer
-from millpond.engine.loading import LoadedModel
 from millpond.errors import InvalidRequestError
 from millpond.inputs import Item, Pair, SpannedText, TokenIds
 from millpond.outputs import RerankOutput, ScoreOutput

@@ -1,4 +1,4 @@
-"""Words: which tokens are parts of one word, as transformers' token classification decides it."""
+"""Word ids: which tokens are parts of one word, by the rule of transformers' token-classification pipeline."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ def word_numbers(
 ) -> npt.NDArray[np.int32]:
     """Number the words of a text.
 
-    Not the tokenizer's own words, since models were evaluated with these: where continuing tokens carry a mark (the
-    ``##`` of WordPiece), a token longer or shorter than its characters continues a word; elsewhere one that no space
-    precedes, so that punctuation belongs to the word before it. An unknown token always begins a word.
+    These are not the tokenizer's own words: models are evaluated with the pipeline's rule. Where continuing tokens
+    carry a mark (the ``##`` of WordPiece), a token continues a word if its length differs from that of its characters;
+    elsewhere, if no space precedes it, so that punctuation belongs to the word before it. An unknown token always
+    begins a word.
 
     Args:
-        offsets: int32 ``[tokens, 2]`` each token's characters, half open.
-        special: bool ``[tokens]`` tokens that stand for no text.
-        unknown: bool ``[tokens]`` tokens that stand for what the vocabulary lacks.
-        text: What the offsets count in.
-        tokens: The tokens as the vocabulary has them, from a tokenizer that marks continuing ones; else ``None``.
+        offsets: int32 ``[tokens, 2]`` each token's character span, half open.
+        special: bool ``[tokens]`` tokens without text of their own.
+        unknown: bool ``[tokens]`` unknown tokens.
+        text: The text that the offsets refer to.
+        tokens: The tokens as spelled in the vocabulary, if the tokenizer marks continuing ones; else ``None``.
 
     Returns:
         int32 ``[tokens]`` from 0; -1 for the special ones.
@@ -39,7 +40,7 @@ def word_numbers(
         lengths = np.fromiter((len(token) for token in tokens), dtype=np.int32, count=len(tokens))
         continues = lengths != stops - starts
     else:
-        # One more space in front and behind: a token at the first character has none before it, nor needs one.
+        # A space in front lets a token at the first character begin a word; the 0 behind is for the index only.
         padded = np.array([_SPACE, *map(ord, text), 0], dtype=np.int32)
         starts = starts.clip(max=len(text))
         continues = (padded[starts] != _SPACE) & (padded[starts + 1] != _SPACE)

@@ -1,15 +1,16 @@
-"""Results: a finished call's rows put together as what its caller gets."""
+"""Assemble: the rows of a finished call put together as its output."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from millpond import matryoshka
-from millpond.engine.composite.windows import span_rows
 from millpond.engine.output.entities import entities
+from millpond.engine.output.spans import span_rows
+from millpond.engine.schedule.call import Call
 from millpond.inputs import SpannedText, text_of
 from millpond.outputs import (
     ClassificationOutput,
@@ -27,12 +28,9 @@ from millpond.quantization import quantize
 from millpond.ragged import Ragged
 from millpond.tasks import Task
 
-if TYPE_CHECKING:
-    from millpond.engine.schedule.call import Call
-
 
 def assemble(call: Call) -> Any:
-    """The output of a call whose every row is there."""
+    """The output of a call that has all of its rows."""
     return _BY_TASK[call.plan.task](call)
 
 
@@ -57,8 +55,8 @@ def _token_embedding(call: Call) -> TokenEmbeddingOutput:
 
 
 def _sparse(call: Call) -> SparseEmbeddingOutput:
-    found = [dict(zip(m[:, 0].astype(int).tolist(), m[:, 1].tolist(), strict=True)) for m in call.in_order()]
-    return SparseEmbeddingOutput(embeddings=found, truncated=call.per_item(call.truncated), usage=_usage(call))
+    weights = [dict(zip(m[:, 0].astype(int).tolist(), m[:, 1].tolist(), strict=True)) for m in call.matrices_per_item()]
+    return SparseEmbeddingOutput(embeddings=weights, truncated=call.per_item(call.truncated), usage=_usage(call))
 
 
 def _classification(call: Call) -> ClassificationOutput:
@@ -91,25 +89,25 @@ def _rewards(call: Call) -> RewardOutput:
 def _token_classification(call: Call) -> TokenClassificationOutput:
     stacked = _stacked(call)
     probs = Ragged(flat=activate(stacked.flat, call.plan.activation), offsets=stacked.offsets)
-    found: list[list[Entity]] = []
-    for slot, rows in zip(call.order(), probs, strict=True):
-        places = call.places[slot]
-        if places is None:  # token ids, which stand in no text, or the rows of step tags
-            found.append([])
+    per_item: list[list[Entity]] = []
+    for slot, rows in zip(call.slots(), probs, strict=True):
+        alignment = call.alignments[slot]
+        if alignment is None:  # token ids, which have no text, or rows of step tags
+            per_item.append([])
             continue
-        found.append(
+        per_item.append(
             entities(
                 rows,
-                places.offsets,
-                places.special,
-                places.words,
+                alignment.offsets,
+                alignment.special,
+                alignment.words,
                 text_of(call.items[slot]),
                 call.labels,
                 call.plan.aggregation,
             )
         )
     return TokenClassificationOutput(
-        entities=tuple(found),
+        entities=tuple(per_item),
         probs=probs,
         labels=call.labels,
         truncated=call.per_item(call.truncated),
@@ -129,15 +127,16 @@ _BY_TASK: dict[Task, Callable[[Call], Any]] = {
 
 
 def _stacked(call: Call) -> Ragged:
-    """Every item's rows, in the caller's order; of a spanned text a row for each span."""
+    """Every item's rows, in the caller's order; a text with spans has a row for each span."""
     if not call.per_token:
         rows = call.per_item(call.rows)
         return Ragged(flat=rows, offsets=np.arange(len(rows) + 1, dtype=np.int64))
     matrices = []
-    for slot, matrix in zip(call.order(), call.in_order(), strict=True):
-        item, places = call.items[slot], call.places[slot]
-        if isinstance(item, SpannedText) and places is not None:
-            matrix = span_rows(matrix, places.offsets, places.special, item.spans, index=call.position(slot))
+    for slot, matrix in zip(call.slots(), call.matrices_per_item(), strict=True):
+        item, alignment = call.items[slot], call.alignments[slot]
+        if isinstance(item, SpannedText) and alignment is not None:
+            index = call.index_of(slot)
+            matrix = span_rows(matrix, alignment.offsets, alignment.special, item.spans, index=index)
         matrices.append(matrix)
     return Ragged.from_matrices(matrices, width=call.native_width)
 

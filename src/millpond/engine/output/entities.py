@@ -1,4 +1,4 @@
-"""Entities: labelled stretches of a text from its tokens' probabilities, equal to transformers' pipeline."""
+"""Entities: labelled spans of a text from its tokens' probabilities, equal to transformers' pipeline."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _OUTSIDE = "O"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Units:
-    """What gets one label: tokens, or words.
+    """Tokens or words, each with one label.
 
     Attributes:
-        best: int64 ``[u]`` the label's column.
+        best: int64 ``[u]`` column of the label.
         scores: float32 ``[u]``.
-        starts: int64 ``[u]`` first characters.
-        stops: int64 ``[u]`` the characters behind the last.
+        starts: int64 ``[u]`` first character.
+        stops: int64 ``[u]`` the character behind the last.
     """
 
     best: IntArray
@@ -45,40 +45,44 @@ def entities(
 ) -> list[Entity]:
     """Turn the probabilities of a text's tokens into entities.
 
-    ``none`` gives every token that is not special its likeliest label, ``O`` too. The others join neighbours of one
-    kind (``B-X`` begins an entity, ``I-X`` or a bare ``X`` continues one) and leave ``O`` out; their score is the mean
-    of what was joined. ``simple`` joins tokens. ``first``, ``average`` and ``max`` join words, whose label is that of
-    the first token, of the mean of the tokens' probabilities, or of the token that is surest of its own.
+    ``none`` gives every token that is not special its likeliest label, ``O`` included. The others join neighbours of
+    one kind (``B-X`` begins an entity, ``I-X`` or a bare ``X`` continues one) and leave ``O`` out; an entity's score is
+    the mean score of the joined tokens or words. ``simple`` joins tokens. ``first``, ``average`` and ``max`` join
+    words; a word has the label of its first token, of the mean of its tokens' probabilities, or of the token with the
+    highest probability.
 
     Args:
         probs: float32 ``[tokens, labels]``.
-        offsets: int32 ``[tokens, 2]`` each token's characters (code points), half open.
-        special: bool ``[tokens]`` tokens that stand for no text.
-        words: int32 ``[tokens]`` the word that each token belongs to; -1 for none, which is a word of its own.
-        text: What the offsets count in.
-        labels: The names of the columns.
-        aggregation: One of the five.
+        offsets: int32 ``[tokens, 2]`` each token's character span (code points), half open.
+        special: bool ``[tokens]`` tokens without text of their own.
+        words: int32 ``[tokens]`` number of each token's word; a token with -1 is a word by itself.
+        text: The text that the offsets refer to.
+        labels: Names of the columns.
+        aggregation: ``none``, ``simple``, ``first``, ``average`` or ``max``.
 
     Returns:
-        In the order of the text.
+        Entities in the order of the text.
     """
-    own = np.flatnonzero(~special)
-    if len(own) == 0:
+    kept = np.flatnonzero(~special)
+    if len(kept) == 0:
         return []
-    spans = offsets[own].astype(np.int64)
+    spans = offsets[kept].astype(np.int64)
     if aggregation in ("none", "simple"):
-        units = _tokens(probs[own], spans)
+        units = _tokens(probs[kept], spans)
     else:
-        units = _words(probs[own], spans, words[own], aggregation)
+        units = _words(probs[kept], spans, words[kept], aggregation)
     if aggregation == "none":
         return _named(units, labels, text)
     joined = _join(units, labels)
-    groups = [label.split("-", 1)[-1] for label in labels]  # of an entity that begins with such a label
-    kept = np.array([group != _OUTSIDE for group in groups])[joined.best]
-    found = _Units(
-        best=joined.best[kept], scores=joined.scores[kept], starts=joined.starts[kept], stops=joined.stops[kept]
+    groups = [label.split("-", 1)[-1] for label in labels]  # name of an entity that begins with each label
+    inside = np.array([group != _OUTSIDE for group in groups])[joined.best]
+    named = _Units(
+        best=joined.best[inside],
+        scores=joined.scores[inside],
+        starts=joined.starts[inside],
+        stops=joined.stops[inside],
     )
-    return _named(found, groups, text)
+    return _named(named, groups, text)
 
 
 def _tokens(probs: FloatArray, spans: IntArray) -> _Units:
@@ -86,7 +90,7 @@ def _tokens(probs: FloatArray, spans: IntArray) -> _Units:
 
 
 def _words(probs: FloatArray, spans: IntArray, words: npt.NDArray[np.int32], aggregation: Aggregation) -> _Units:
-    """``probs [t, labels]`` and ``spans [t, 2]`` of tokens as those of the words they make."""
+    """Join tokens, of ``probs [t, labels]`` and ``spans [t, 2]``, to words."""
     begins = np.ones(len(words), dtype=np.bool_)
     begins[1:] = (words[1:] != words[:-1]) | (words[1:] < 0)
     firsts = np.flatnonzero(begins)  # [u]
@@ -99,14 +103,14 @@ def _words(probs: FloatArray, spans: IntArray, words: npt.NDArray[np.int32], agg
         surest = probs.max(axis=1)  # [t]
         word = np.cumsum(begins) - 1  # [t]
         candidates = np.flatnonzero(surest == np.maximum.reduceat(surest, firsts)[word])
-        _, first = np.unique(word[candidates], return_index=True)  # of equally sure tokens the first
+        _, first = np.unique(word[candidates], return_index=True)  # of equal ones, the first token
         chosen = probs[candidates[first]]
     lasts = np.append(firsts[1:], len(words)) - 1
     return _Units(best=chosen.argmax(axis=1), scores=chosen.max(axis=1), starts=spans[firsts, 0], stops=spans[lasts, 1])
 
 
 def _join(units: _Units, labels: Sequence[str]) -> _Units:
-    """Neighbours of one kind as one; each has the label of its first part."""
+    """Join neighbours of one kind; the result has the label of its first part."""
     kinds: dict[str, int] = {}
     kind_of = np.array([kinds.setdefault(_kind(label), len(kinds)) for label in labels])  # [labels]
     opens = np.array([label.startswith("B-") for label in labels])  # [labels]

@@ -12,22 +12,40 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.engine.input.plan import Plan
-from millpond.engine.input.text_tokenizer import Places, Tokenized
-from millpond.engine.output.assemble import assemble
+from millpond.engine.input.tokenized import TokenAlignment, Tokenized
 from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.errors import MillpondError
 from millpond.inputs import Item
 
 logger = logging.getLogger(__name__)
 
-# Vectors are committed to the cache in groups of this many: what a crash can cost.
+# Vectors are committed to the cache in groups of this many: the most that a crash can cost.
 COMMIT_GROUP = 256
 
 
 class Call:
-    """The distinct items of one call, and their results as these come in.
+    """The distinct items of one call, each in a slot, and their results as they arrive.
 
-    The future stays cancellable until its result is there; a done call's queued texts are dropped by the scheduler.
+    The future can be cancelled until it has its result; the scheduler drops the queued items of a call that is done.
+
+    Attributes:
+        timer: Measures the call.
+        size: Number of items, duplicates included.
+        items: The distinct items, by slot.
+        plan: What to do with them.
+        labels: Names of the columns of its logits.
+        future: The call's result.
+        native_width: Columns of a row before the Matryoshka cut.
+        per_token: Whether an item's result is a matrix.
+        rows: float32 ``[slots, native_width]``; empty if ``per_token``.
+        matrices: float32 ``[rows, native_width]`` by slot, if ``per_token``; ``None`` until delivered.
+        alignments: Alignment of each slot's tokens with its text, if ``per_token`` and the task needs one.
+        tokens: int32 ``[slots]`` tokens of each item.
+        truncated: bool ``[slots]`` items that were cut.
+        cached: bool ``[slots]`` items whose row came from the cache.
+        hits: Items found in the cache.
+        misses: Items looked up in the cache and not found.
+        heavy: Whether much of the call was queued at once; set by the scheduler.
     """
 
     def __init__(
@@ -37,21 +55,37 @@ class Call:
         *,
         native_width: int,
         labels: tuple[str, ...],
+        assemble: Callable[[Call], Any],
         commit: Callable[[Call, list[int], bool], None] | None,
         progress: Callable[[int], object] | None,
         refill: Callable[[Call, int], None],
-        first: int = 0,
+        first_index: int = 0,
         timer: CallTimer | None = None,
     ) -> None:
+        """A call without results.
+
+        Args:
+            items: The items, which may have duplicates.
+            plan: What to do with them.
+            native_width: Columns of a row before the Matryoshka cut.
+            labels: Names of the columns of its logits.
+            assemble: Makes the output of the finished call.
+            commit: Writes the rows of some slots to the cache, and finishes the call if they are its last ones;
+                ``None`` if the call is not cached.
+            progress: Called with the number of items newly done, from the threads that do them.
+            refill: Called with the number of requests still queued, each time a batch takes some.
+            first_index: Index of the first item in the caller's list, for errors.
+            timer: The timer of a request that is made of several calls; ``None``: a new one.
+        """
         self.timer = timer or CallTimer()
         distinct = dict.fromkeys(items)
         self.size = len(items)
         self.items = list(distinct)
-        self._copies: npt.NDArray[np.int64] | None = None  # [n] each item's slot, where any is a duplicate
+        self._slot_of: npt.NDArray[np.int64] | None = None  # [size] each item's slot, if there are duplicates
         if len(distinct) < len(items):
             slots = {item: slot for slot, item in enumerate(distinct)}
-            self._copies = np.fromiter((slots[item] for item in items), dtype=np.int64, count=len(items))
-        self._first = first  # index of the first item in the caller's list
+            self._slot_of = np.fromiter((slots[item] for item in items), dtype=np.int64, count=len(items))
+        self._first_index = first_index
         self.plan = plan
         self.labels = labels
         self.future: CallFuture[Any] = CallFuture()
@@ -60,14 +94,15 @@ class Call:
         self.per_token = plan.readout.per_token or plan.readout.kind == "sparse"
         self.rows = np.zeros((0 if self.per_token else count, native_width), dtype=np.float32)
         self.matrices: list[npt.NDArray[np.float32] | None] = [None] * (count if self.per_token else 0)
-        self.places: list[Places | None] = [None] * (count if self.per_token else 0)
+        self.alignments: list[TokenAlignment | None] = [None] * (count if self.per_token else 0)
         self.tokens = np.zeros(count, dtype=np.int32)
         self.truncated = np.zeros(count, dtype=np.bool_)
         self.cached = np.zeros(count, dtype=np.bool_)
-        self.hits = self.misses = 0  # of the cache
-        self.heavy = False  # whether much of it has been in line at once, as the scheduler sees it
+        self.hits = self.misses = 0
+        self.heavy = False
         self._missing = count
         self._uncommitted: list[int] = []
+        self._assemble = assemble
         self._commit = commit
         self._progress = progress
         self._refill = refill
@@ -75,21 +110,21 @@ class Call:
 
     @property
     def done(self) -> bool:
-        """Nobody waits any more: finished, failed or cancelled."""
+        """Whether it is finished, failed or cancelled: nobody waits any more."""
         return self.future.done()
 
     @property
     def owns_rows(self) -> bool:
-        """Nobody reads the rows but the result; what is committed to a cache is read in a thread of its own."""
+        """Whether the result may overwrite the rows; a commit to the cache reads them in another thread."""
         return self._commit is None
 
-    def position(self, slot: int) -> int:
-        """Index of a distinct text in the caller's list."""
-        return self._first + (slot if self._copies is None else int(np.argmax(self._copies == slot)))
+    def index_of(self, slot: int) -> int:
+        """Index of a distinct item in the caller's list; of duplicates, the first one's."""
+        return self._first_index + (slot if self._slot_of is None else int(np.argmax(self._slot_of == slot)))
 
-    def refill(self, left: int) -> None:
-        """Called when ``left`` of the call's requests are still in line."""
-        self._refill(self, left)
+    def refill(self, queued: int) -> None:
+        """Called when ``queued`` of the call's requests are still waiting."""
+        self._refill(self, queued)
 
     def note(self, slots: Sequence[int], items: Sequence[Tokenized]) -> None:
         """Remember what tokenization found out about ``slots``."""
@@ -97,10 +132,10 @@ class Call:
         self.truncated[slots] = [item.truncated for item in items]
         if self.per_token:
             for slot, item in zip(slots, items, strict=True):
-                self.places[slot] = item.places
+                self.alignments[slot] = item.alignment
 
     def deliver_cached(self, slots: npt.NDArray[np.int64], rows: npt.NDArray[np.float32]) -> None:
-        """Take rows ``[len(slots), d]`` that the cache already held."""
+        """Take rows ``[len(slots), d]`` found in the cache."""
         with self._lock:
             self.rows[slots] = rows
             self._missing -= len(slots)
@@ -111,7 +146,7 @@ class Call:
             self.finish()
 
     def deliver(self, slots: Sequence[int], results: Sequence[npt.NDArray[np.float32]]) -> None:
-        """Take results of a batch for ``slots``; the last ones finish the call."""
+        """Take a batch's results for ``slots``; the last ones finish the call."""
         self.timer.returned()
         if self.per_token:
             finite = [bool(np.isfinite(result).all()) for result in results]
@@ -119,14 +154,14 @@ class Call:
                 self.matrices[slot] = result
         else:
             rows = results[0][None] if len(results) == 1 else np.concatenate(results).reshape(len(results), -1)
-            # All at once, and row by row only where something is wrong.
+            # All rows at once; one by one only if something is wrong.
             finite = [] if np.isfinite(rows).all() else [bool(np.isfinite(row).all()) for row in rows]
             self.rows[slots] = rows
         if not all(finite):
-            return self.fail(_not_finite(self.position(slots[finite.index(False)])))
+            return self.fail(_not_finite(self.index_of(slots[finite.index(False)])))
         group: list[int] = []
-        over = self.done  # cancelled: nobody waits, but what is computed is still worth keeping
-        with self._lock:  # deliveries come from several threads; no two of them have a slot in common
+        over = self.done  # cancelled: nobody waits, but a computed row is still worth a commit
+        with self._lock:  # several threads deliver, never the same slot
             self._missing -= len(slots)
             last = self._missing == 0
             if self._commit is not None:
@@ -141,7 +176,7 @@ class Call:
             self.finish()
 
     def fail(self, error: BaseException) -> None:
-        """End the call with an error; what it computed so far is still committed."""
+        """End the call with an error; rows computed so far are still committed."""
         try:
             self.future.set_exception(error)
         except InvalidStateError:
@@ -149,20 +184,20 @@ class Call:
         self.flush()
 
     def flush(self) -> None:
-        """Commit what was computed for a call that ends early."""
+        """Commit the rows computed for a call that ends early."""
         with self._lock:
             group, self._uncommitted = self._uncommitted, []
         if group and self._commit is not None:
             self._commit(self, group, False)
 
     def finish(self) -> None:
-        """Assemble the output and hand it over."""
+        """Assemble the output and set the future's result."""
         try:
-            output = assemble(self)
-        except Exception as error:  # the caller must hear of it; nobody else is near
+            output = self._assemble(self)
+        except Exception as error:  # no other code would report it to the caller
             return self.fail(error)
-        if self._progress is not None and self._copies is not None:
-            self._progress(self.size - len(self.items))  # the bar counts items, deliveries distinct ones
+        if self._progress is not None and self._slot_of is not None:
+            self._progress(self.size - len(self.items))  # the bar counts duplicates too, deliveries do not
         if self.truncated.any():
             cut = int(self.per_item(self.truncated).sum())
             logger.warning("%d of %d texts were cut to %d tokens", cut, self.size, self.plan.limit)
@@ -172,22 +207,22 @@ class Call:
         except InvalidStateError:
             logger.debug("a call was cancelled while its result was put together")
 
-    def order(self) -> Sequence[int]:
+    def slots(self) -> Sequence[int]:
         """Each item's slot, in the caller's order."""
-        return range(self.size) if self._copies is None else self._copies.tolist()
+        return range(self.size) if self._slot_of is None else self._slot_of.tolist()
 
-    def in_order(self) -> list[npt.NDArray[np.float32]]:
+    def matrices_per_item(self) -> list[npt.NDArray[np.float32]]:
         """Each item's matrix, in the caller's order."""
-        matrices = [self.matrices[slot] for slot in self.order()]
+        matrices = [self.matrices[slot] for slot in self.slots()]
         return [matrix for matrix in matrices if matrix is not None]
 
     def per_item(self, per_slot: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """``[slots, ...]`` as ``[n, ...]``, in the caller's order."""
-        return per_slot if self._copies is None else per_slot[self._copies]
+        """``[slots, ...]`` as ``[size, ...]``, in the caller's order."""
+        return per_slot if self._slot_of is None else per_slot[self._slot_of]
 
 
-def _not_finite(position: int) -> MillpondError:
+def _not_finite(index: int) -> MillpondError:
     return MillpondError(
-        f"the text at index {position} gave a vector that is not finite; the model overflows in this precision: "
+        f"the text at index {index} gave a vector that is not finite; the model overflows in this precision: "
         'load it with dtype="bfloat16" or "float32"'
     )

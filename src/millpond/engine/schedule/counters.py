@@ -1,4 +1,4 @@
-"""Meter: counts what an engine does, and tells who wants to know."""
+"""Counters: what an engine has done so far, and the observers that are called for each batch."""
 
 from __future__ import annotations
 
@@ -16,67 +16,67 @@ logger = logging.getLogger(__name__)
 
 Observer = Callable[[BatchRun], object]
 
-# So many batches are noted one by one before somebody adds them up.
-_NOTED = 256
+# Batches noted one by one before a worker adds them up.
+_MAX_NOTES = 256
 
 
 class Counters:
     """An engine's counters.
 
-    Workers never wait here: a batch is a note appended to a list, which is added up by whoever finds the time. What is
-    counted by calls is counted under the lock that admits and releases them, which is the dispatcher's.
+    Workers never wait here: a batch is a note appended to a list, and a thread that gets the lock at once adds the
+    notes up. Calls are counted under the lock that admits and releases them, see :class:`~.admission.Admission`.
     """
 
     def __init__(self) -> None:
         self._listeners: tuple[_Listener, ...] = ()
-        self._under_way: list[float] = []  # when each batch began
+        self._running: list[float] = []  # when each batch began
         self._notes: deque[tuple[int, int, float]] = deque()  # texts, tokens, seconds
-        self._adding = threading.Lock()
+        self._lock = threading.Lock()
         self._batches = self._texts = self._tokens = 0
         self._seconds = 0.0
         self._done = self._failed = self._cancelled = self._rejected = 0
         self._texts_done = self._hits = self._misses = 0
 
     def observe(self, observer: Observer) -> Callable[[], None]:
-        """Tell ``observer`` of every batch; what comes back ends that."""
+        """Call ``observer`` after every batch, until the returned function is called."""
         listener = _Listener(observer)
-        with self._adding:
+        with self._lock:
             self._listeners += (listener,)
 
         def forget() -> None:
-            with self._adding:
+            with self._lock:
                 self._listeners = tuple(other for other in self._listeners if other is not listener)
 
         return forget
 
     def begin(self) -> float:
-        """A batch begins; what comes back is for :meth:`end`, and for :meth:`ran` if it runs."""
+        """A batch begins; returns when, for :meth:`end` and :meth:`ran`."""
         now = perf_counter()
-        self._under_way.append(now)
+        self._running.append(now)
         return now
 
     def ran(self, begun: float, texts: int, tokens: int) -> None:
-        """A batch has run, since ``begun``."""
+        """A batch that began at ``begun`` has run."""
         note = (texts, tokens, perf_counter() - begun)
         self._notes.append(note)
-        if len(self._notes) >= _NOTED and self._adding.acquire(blocking=False):
+        if len(self._notes) >= _MAX_NOTES and self._lock.acquire(blocking=False):
             try:
                 self._add_up()
             finally:
-                self._adding.release()
+                self._lock.release()
         for listener in self._listeners:
             listener.hear(*note)
 
     def end(self, begun: float) -> None:
         """A batch is over, whether it ran or not."""
-        self._under_way.remove(begun)
+        self._running.remove(begun)
 
     def reject(self) -> None:
-        """A call was refused; the caller holds the dispatcher's lock."""
+        """A call was refused; the caller holds the admission's lock."""
         self._rejected += 1
 
     def release(self, future: Future[Any], *, texts: int, hits: int, misses: int) -> None:
-        """A call is over; the caller holds the dispatcher's lock."""
+        """A call is over; the caller holds the admission's lock."""
         if future.cancelled():
             self._cancelled += 1
         elif future.exception() is not None:
@@ -88,13 +88,13 @@ class Counters:
         self._misses += misses
 
     def read(self, *, waiting_texts: int, running_calls: int) -> EngineStats:
-        """The counters; the caller holds the dispatcher's lock."""
-        with self._adding:
+        """The counters; the caller holds the admission's lock."""
+        with self._lock:
             self._add_up()
             return EngineStats(
                 waiting_texts=waiting_texts,
                 running_calls=running_calls,
-                running_batches=len(self._under_way),
+                running_batches=len(self._running),
                 calls_done=self._done,
                 calls_failed=self._failed,
                 calls_cancelled=self._cancelled,
@@ -109,7 +109,7 @@ class Counters:
             )
 
     def _add_up(self) -> None:
-        """Empty the list of notes; one thread at a time."""
+        """Add up and empty the list of notes; the caller holds the lock."""
         for _ in range(len(self._notes)):
             texts, tokens, seconds = self._notes.popleft()
             self._batches += 1
@@ -126,7 +126,7 @@ class _Listener:
     def hear(self, texts: int, tokens: int, seconds: float) -> None:
         try:
             self._observer(BatchRun(texts=texts, tokens=tokens, seconds=seconds))
-        except Exception:  # the batch is fine; and a thousand batches a second are no reason for as many tracebacks
+        except Exception:  # the batch is fine; a traceback per batch would fill the log
             level = logging.DEBUG if self._failed else logging.ERROR
             self._failed = True
             logger.log(level, "an observer of batches failed: %r", self._observer, exc_info=True)

@@ -1,4 +1,4 @@
-"""Intake: a call's texts, looked up in the cache, tokenized and put in line, a bounded stretch at a time."""
+"""Intake: a call's items looked up in the cache, tokenized and queued, a bounded number at a time."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import numpy as np
 
 from millpond.cache import VectorCache
 from millpond.engine.input.encode import InputEncoder
-from millpond.engine.input.text_tokenizer import Tokenized
+from millpond.engine.input.tokenized import Tokenized
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.prefixes import shared_prefixes
 from millpond.engine.schedule.request import Prefix, Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.inputs import key_of, size_of
 
-# Texts tokenized at a time. More sorts better by length; less starts sooner.
+# Items of a call that are tokenized at a time. More sort better by length; fewer start sooner.
 _STRETCH = 1024
-# A call whose line is shorter than this gets its next stretch.
+# A call with fewer queued requests than this gets its next stretch.
 _LOW_WATER = 512
-# A call of at most this many texts is tokenized where it was made: a hand-over would take longer.
+# A call of at most this many texts is tokenized in the thread that made it: handing it over would take longer.
 INLINE_TEXTS = 16
 
 
 class Intake:
-    """Feeds the scheduler; holds no more of a call in tokenized form than the forward needs."""
+    """Feeds the scheduler; keeps no more of a call in tokenized form than the next batches need."""
 
     def __init__(
         self,
@@ -44,14 +44,15 @@ class Intake:
         self._threads = threads
         self._cache = cache
         self._namespace = namespace
-        self._backlogs: dict[Call, list[int]] = {}  # slots not tokenized yet, next stretch last; absent: being fed
+        # Slots that are not tokenized yet, the next stretch last; a call whose stretch is being tokenized is absent.
+        self._backlogs: dict[Call, list[int]] = {}
         self._lock = threading.Lock()
 
     def admit(self, call: Call, *, inline: bool, caches: bool, crowded: bool) -> None:
-        """Start a call, after a look into the cache if it ``caches``.
+        """Start a call, with a look-up in the cache first if it ``caches``.
 
-        In this thread, which will assist, if ``inline``; by the worker that picks it, if it is small and many others
-        are under way (``crowded``); else in a thread of its own.
+        If many calls are running (``crowded``), a small one is tokenized by the worker that picks it. Otherwise this
+        thread tokenizes it if it is ``inline``, since it will assist, else one of ``threads`` does.
         """
         if crowded and not caches and 0 < len(call.items) <= INLINE_TEXTS:
             self._scheduler.defer(call)
@@ -61,26 +62,26 @@ class Intake:
             self._threads.submit(self._begin, call, caches)
 
     def prepare(self, calls: Sequence[Call]) -> None:
-        """Tokenize deferred calls, those of one plan together, and put them in line."""
+        """Tokenize deferred calls, those of one plan together, and queue them."""
         groups: dict[int, list[Call]] = {}
         for call in calls:
             if not call.done:
                 groups.setdefault(id(call.plan), []).append(call)
         for group in groups.values():
             try:
-                found = self._together(group)
-            except Exception:  # each by itself, so that the one at fault fails alone
+                requests_of = self._tokenize_group(group)
+            except Exception:  # each call by itself, so that only the one at fault fails
                 for call in group:
                     self._begin(call, caches=False)
             else:
-                for call, requests in zip(group, found, strict=True):
+                for call, requests in zip(group, requests_of, strict=True):
                     self._scheduler.put(call, requests, quiet=True)
 
-    def _together(self, calls: Sequence[Call]) -> list[list[Request]]:
-        """Each call's requests."""
+    def _tokenize_group(self, calls: Sequence[Call]) -> list[list[Request]]:
+        """Each call's requests; all calls have the same plan."""
         begun = perf_counter()
         items = [item for call in calls for item in call.items]
-        tokenized = iter(self._encoder.encode(items, calls[0].plan, position=lambda i: i))
+        tokenized = iter(self._encoder.encode(items, calls[0].plan, index_of=lambda i: i))
         seconds = perf_counter() - begun
         for call in calls:
             call.timer.tokenized(seconds)
@@ -88,9 +89,9 @@ class Intake:
             self._requests(call, range(len(call.items)), list(islice(tokenized, len(call.items)))) for call in calls
         ]
 
-    def refill(self, call: Call, left: int) -> None:
-        """Tokenize a call's next stretch if its line runs low."""
-        if left >= _LOW_WATER:
+    def refill(self, call: Call, queued: int) -> None:
+        """Tokenize a call's next stretch if few of its requests are queued."""
+        if queued >= _LOW_WATER:
             return
         with self._lock:
             backlog = self._backlogs.pop(call, None)
@@ -102,27 +103,27 @@ class Intake:
             if not call.items:
                 return call.finish()
             slots = self._look_up(call) if caches else list(range(len(call.items)))
-            # Characters stand in for tokens: the stretches come out nearly sorted, shortest texts last in the list
-            # so that the longest are popped first and the last batches are the cheap ones.
+            # Characters stand in for tokens, so that stretches are nearly sorted. The longest texts come last in the
+            # list: they are popped first, and the last batches are the cheap ones.
             slots.sort(key=lambda slot: size_of(call.items[slot]))
             if call.plan.truncate == "error":
-                # A text that is too long must refuse the call before any of it is queued.
+                # An item that is too long must refuse the call before any of it is queued.
                 self._put(call, slots, quiet)
             else:
                 self._feed(call, slots, quiet)
-        except Exception as error:  # belongs to this caller alone
+        except Exception as error:  # concerns this caller alone
             call.fail(error)
 
     def _look_up(self, call: Call) -> list[int]:
-        """Deliver what the cache holds; returns the slots it does not."""
+        """Deliver the rows that are in the cache; returns the slots of the others."""
         assert self._cache is not None
         keys = self._cache.keys(self._namespace(call), [key_of(item) for item in call.items])
         missing: list[int] = []
-        for first in range(0, len(keys), _STRETCH * 8):
-            hits = self._cache.get(keys[first : first + _STRETCH * 8], width=call.native_width)
+        for start in range(0, len(keys), _STRETCH * 8):
+            hits = self._cache.get(keys[start : start + _STRETCH * 8], width=call.native_width)
             found = np.flatnonzero(hits.found)
-            missing.extend((np.flatnonzero(~hits.found) + first).tolist())
-            slots = found + first
+            missing.extend((np.flatnonzero(~hits.found) + start).tolist())
+            slots = found + start
             call.tokens[slots] = hits.tokens[found]
             call.truncated[slots] = hits.truncated[found]
             call.cached[slots] = True
@@ -133,26 +134,27 @@ class Intake:
         return missing
 
     def _feed(self, call: Call, backlog: list[int], quiet: bool = False) -> None:
-        """Put the next stretch in line, and remember the rest."""
+        """Queue the next stretch, and remember the rest."""
         if call.done or not backlog:
             return
         try:
             stretch = backlog[-_STRETCH:]
             del backlog[-_STRETCH:]
             requests = self._tokenize(call, stretch)
-        except Exception as error:  # belongs to this caller alone
+        except Exception as error:  # concerns this caller alone
             return call.fail(error)
         if backlog:
             with self._lock:
                 self._backlogs[call] = backlog
-                if call.done:  # it was cancelled meanwhile, and dropped before there was anything to drop
+                if call.done:  # cancelled meanwhile; drop() came before there was a backlog to drop
                     del self._backlogs[call]
         self._scheduler.put(call, requests, quiet=quiet)
 
     def _put(self, call: Call, slots: Sequence[int], quiet: bool) -> None:
+        """Tokenize all of a call, then queue it."""
         requests: list[Request] = []
-        for first in range(0, len(slots), _STRETCH):
-            requests += self._tokenize(call, slots[first : first + _STRETCH])
+        for start in range(0, len(slots), _STRETCH):
+            requests += self._tokenize(call, slots[start : start + _STRETCH])
         if requests:
             self._scheduler.put(call, requests, quiet=quiet)
 
@@ -160,7 +162,7 @@ class Intake:
         """Requests for ``slots``, longest first."""
         begun = perf_counter()
         items = [call.items[slot] for slot in slots]
-        tokenized = self._encoder.encode(items, call.plan, position=lambda i: call.position(slots[i]))
+        tokenized = self._encoder.encode(items, call.plan, index_of=lambda i: call.index_of(slots[i]))
         call.timer.tokenized(perf_counter() - begun)
         return self._requests(call, slots, tokenized)
 
@@ -173,7 +175,7 @@ class Intake:
         return [_request(call, slots[i], tokenized[i], prefixes.get(i)) for i in order]
 
     def drop(self, call: Call) -> None:
-        """Forget the rest of a call that is over."""
+        """Forget the slots of a call that is over."""
         with self._lock:
             self._backlogs.pop(call, None)
 

@@ -1,4 +1,4 @@
-"""Prefixes: what the pairs of one query begin with, found in their tokens."""
+"""Prefixes: the tokens that all pairs of one query begin with."""
 
 from __future__ import annotations
 
@@ -7,35 +7,37 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from millpond.engine.input.text_tokenizer import Tokenized
+from millpond.engine.input.tokenized import Tokenized
 from millpond.engine.schedule.request import Prefix
 from millpond.inputs import Item, Pair
 
-# A prefix is worth an attention call of its own from this many tokens on.
-_WORTH = 16
+# Fewer common tokens are not worth an attention call of their own.
+_MIN_TOKENS = 16
 
 
 def shared_prefixes(items: Sequence[Item], tokenized: Sequence[Tokenized]) -> dict[int, Prefix]:
-    """For items by index, the prefix that all pairs of their query begin with.
+    """Find the prefix that all pairs of one query begin with.
 
     It is read off the token ids: where a template's last words and a document's first ones merge into one token, the
-    prefix ends before them. At least one token of each pair is left to itself.
+    prefix ends before that token. At least one token of each pair is not part of the prefix.
+
+    Returns:
+        The prefix of each item that has one, by its index in ``items``.
     """
     by_query: dict[str, list[int]] = defaultdict(list)
     for i, item in enumerate(items):
         if isinstance(item, Pair):
             by_query[item.query].append(i)
-    found: dict[int, Prefix] = {}
-    for places in by_query.values():
-        length = _common([tokenized[i].ids for i in places]) if len(places) > 1 else 0
-        if length >= _WORTH:
-            prefix = Prefix(length=length)
-            found.update(dict.fromkeys(places, prefix))
-    return found
+    prefixes: dict[int, Prefix] = {}
+    for indices in by_query.values():
+        length = _common_tokens([tokenized[i].ids for i in indices]) if len(indices) > 1 else 0
+        if length >= _MIN_TOKENS:
+            prefixes.update(dict.fromkeys(indices, Prefix(length=length)))
+    return prefixes
 
 
-def _common(rows: Sequence[np.ndarray]) -> int:
-    """How many first ids all of ``rows`` have in common, short of the shortest."""
+def _common_tokens(rows: Sequence[np.ndarray]) -> int:
+    """Number of leading ids that all ``rows`` have in common, at most one less than the shortest has."""
     most = min(map(len, rows)) - 1
     differs = np.flatnonzero((np.stack([row[:most] for row in rows]) != rows[0][:most]).any(0))
     return int(differs[0]) if len(differs) else most

@@ -1,22 +1,21 @@
-"""Request: one text in the queue."""
+"""Request: one tokenized item in the queue."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from millpond.engine.schedule.call import Call
 from millpond.inputs import TokenIds
-
-if TYPE_CHECKING:
-    from millpond.engine.schedule.call import Call
 
 
 @dataclass(slots=True, frozen=True, eq=False)
 class Prefix:
-    """What several requests of a call begin with: a reranker's template up to the document, say.
+    """Tokens that several requests of a call begin with: a reranker's template up to the document, for example.
+
+    Requests share a prefix if they hold the same object.
 
     Attributes:
         length: Its tokens.
@@ -30,13 +29,13 @@ class Request:
     """One distinct item of a call, tokenized.
 
     Attributes:
-        call: Whose it is.
-        slot: Its row among the call's distinct items.
+        call: The call.
+        slot: The item's slot in the call.
         ids: int32 ``[tokens]``.
-        types: int8 ``[tokens]`` token types; ``None`` is all 0.
-        attended: Only this many tokens, the first, may be attended to; ``None`` is all.
-        kept: bool ``[tokens]`` rows that a per-token result has; ``None`` is all.
-        prefix: What it begins with as others do; requests with one and the same may compute it once.
+        types: int8 ``[tokens]`` token types; ``None``: all 0.
+        attended: Only the first ``attended`` tokens may be attended to; ``None``: all.
+        kept: bool ``[tokens]`` rows that a per-token result contains; ``None``: all.
+        prefix: What it begins with; requests with one prefix may compute it once.
     """
 
     call: Call
@@ -49,7 +48,7 @@ class Request:
 
     @property
     def length(self) -> int:
-        """Its tokens."""
+        """Number of tokens."""
         return len(self.ids)
 
     @property

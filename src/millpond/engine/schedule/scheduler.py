@@ -1,12 +1,12 @@
-"""Scheduler: who is in the next batch.
+"""Scheduler: which requests are in the next batch.
 
-Every active call has a line of its own. A batch visits the lines, the one served longest ago first, and takes from each
-an equal share of the token budget; what is left over goes to the oldest again. So a single text that arrives behind a
-million others is in the next batch, and nobody waits for ever.
+Every running call has a queue of its own. A batch visits the queues, the one served longest ago first, and takes an
+equal share of the token budget from each; what is left of the budget goes to the queues in the same order. So a single
+text that arrives behind a million others is in the next batch, and no call waits for ever.
 
-A batch takes as long as all that is in it, so light calls do not share one with heavy ones: every second batch is
-theirs alone, while both kinds wait. What is left to wait for is the batch that runs when a light call comes, so batches
-of heavy ones are smaller for a while where light ones come at all.
+A batch takes as long as everything in it, so light calls do not share one with heavy calls: while both kinds wait,
+every second batch is of light calls only. A light call still waits for the batch that runs when it arrives, so batches
+of heavy calls are smaller for a while after light calls were seen.
 """
 
 from __future__ import annotations
@@ -21,85 +21,87 @@ from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.inputs import size_of
 
-# After this many lines whose first request does not fit into what is left, the batch is full.
+# The batch is full after this many queues whose first request does not fit into the rest of the budget.
 _MAX_MISFITS = 32
 
-# A lane that takes its part of what waits takes at least so many tokens: smaller products waste the processor.
+# Least budget of a batch when lanes divide the waiting work: smaller matrix products waste the processor.
 _MIN_BATCH_TOKENS = 256
 
-# What is left by less than this part of a batch is taken along.
+# A rest of less than this fraction (one over this number) of a batch is added to the batch.
 _LEFTOVER_SHARE = 8
 
-# What a lane's pace so far counts for, against that of its last batch.
+# Weight of the earlier average in the exponential moving average of a lane's tokens per second.
 _EMA_WEIGHT = 0.8
 
-# A call that never has more than this share of the budget in line is light.
-_LIGHT = 8
+# A call is light while at most this fraction (one over this number) of the budget is queued for it.
+_LIGHT_SHARE = 8
 
-# For so many batches after light calls met heavy ones, batches of the latter are at most this share of the budget: on a
-# CPU with 4,096 tokens, bulk loses a tenth, and short texts beside it wait less than a third.
-_GUARDED = 32
+# For this many batches after light calls met heavy ones, a batch of heavy ones has at most one over _BULK_SHARE of the
+# budget: on a CPU with 4,096 tokens, bulk loses a tenth, and short texts beside it wait less than a third as long.
+_SMALL_BATCHES = 32
 _BULK_SHARE = 4
 
-# Of a token, about, where a text is not tokenized yet.
-_CHARACTERS = 4
+# Characters per token, about, of texts that are not tokenized yet.
+_CHARACTERS_PER_TOKEN = 4
 
-# So many batches in a row have to run before a budget that did not fit the memory grows again.
+# A budget that was reduced for lack of memory grows again after this many batches in a row that ran.
 _RECOVERY_BATCHES = 64
 
 
 class Scheduler:
-    """The queue between tokenization and the forward; all methods are thread-safe."""
+    """The queues between tokenization and the forward; all methods are thread-safe."""
 
     def __init__(self, budget: int, *, prepare: Callable[[list[Call]], None] | None = None) -> None:
-        """An empty queue.
+        """No calls yet.
 
         Args:
             budget: Most tokens of a batch; a single longer request runs alone.
-            prepare: Tokenizes calls that were deferred, and puts them in line; whatever is wrong with one is its own.
+            prepare: Tokenizes deferred calls and queues them; a call with an error fails alone.
         """
-        self._budget = self._most = budget
-        self._calm = 0  # batches that ran since the budget last changed
-        self._lines: dict[Call, deque[Request]] = {}  # in the order of service, least recent first
+        self._budget = self._full_budget = budget  # _budget is less for a while after memory ran out
+        self._ran = 0  # batches since the budget last changed
+        self._queues: dict[Call, deque[Request]] = {}  # in the order of service, least recent first
         self._deferred: list[Call] = []  # not tokenized yet
         self._prepare = prepare
         self._ready = threading.Condition()
-        self._idle = 0  # threads that wait for work
-        self._tokens = 0  # of the requests in the lines
-        self._light_turn = True  # the next batch is for the light calls, if there are others too
-        self._guarded = 0  # batches that are still to be small
-        self._running: dict[int, tuple[int, float]] = {}  # by thread: the tokens of its batch, and when it began
-        self._pace = 0.0  # tokens per second of a lane
+        self._idle = 0  # threads waiting for work
+        self._tokens = 0  # of the queued requests
+        self._light_turn = True  # whether the next batch is of light calls only, if both kinds wait
+        self._small_batches = 0  # batches of heavy calls that are still to be small
+        self._running: dict[int, tuple[int, float]] = {}  # by thread: tokens of its batch, and its start
+        self._rate = 0.0  # tokens per second of a lane, moving average
         self._closing = False
 
     @property
     def empty(self) -> bool:
-        """Whether nothing waits."""
-        return not self._lines and not self._deferred
+        """Whether no request waits."""
+        return not self._queues and not self._deferred
 
     @property
     def tokens(self) -> int:
-        """How many wait; of deferred calls, about."""
-        return self._tokens + sum(size_of(item) // _CHARACTERS for call in list(self._deferred) for item in call.items)
+        """Number of waiting tokens; an estimate for deferred calls."""
+        return self._tokens + sum(
+            size_of(item) // _CHARACTERS_PER_TOKEN for call in list(self._deferred) for item in call.items
+        )
 
     @property
     def busy(self) -> int:
-        """How many other threads run a batch."""
+        """Number of other threads that run a batch."""
         return len(self._running) - (threading.get_ident() in self._running)
 
     def put(self, call: Call, requests: Sequence[Request], *, quiet: bool = False) -> None:
-        """Append requests to a call's line; ``quiet``: the caller will :meth:`pick` them itself, or :meth:`wake`."""
+        """Append requests to a call's queue; ``quiet``: the caller will :meth:`pick` them itself, or :meth:`wake`."""
         with self._ready:
-            self._lines.setdefault(call, deque()).extend(requests)
+            self._queues.setdefault(call, deque()).extend(requests)
             self._tokens += sum(request.length for request in requests)
             if not quiet and self._idle:
                 self._ready.notify_all()
 
     def defer(self, call: Call) -> None:
-        """Take a call that is not tokenized yet: a worker does that, for all that came while it ran a batch.
+        """Take a call that is not tokenized yet; a worker tokenizes all calls that came while it ran a batch.
 
-        A hundred callers that each tokenize a text of their own would take turns at the interpreter with the forward,
-        which needs it between any two of its operators.
+        If a hundred callers each tokenized their text, they would compete for the GIL with the forward, which needs it
+        between any two operators.
         """
         with self._ready:
             self._deferred.append(call)
@@ -107,25 +109,25 @@ class Scheduler:
                 self._ready.notify()
 
     def put_back(self, requests: Sequence[Request]) -> None:
-        """Return picked requests that could not be run, to be the next ones."""
+        """Return picked requests that could not be run; they are the next ones."""
         with self._ready:
             for request in reversed(requests):
-                self._lines.setdefault(request.call, deque()).appendleft(request)
+                self._queues.setdefault(request.call, deque()).appendleft(request)
                 self._tokens += request.length
             self._ready.notify_all()
         for call in {request.call for request in requests}:
             call.timer.returned()
 
     def wake(self) -> None:
-        """Have the workers look for what was put quietly."""
-        if not self._idle:  # whoever is about to wait looks first
+        """Wake the workers for requests that were put quietly."""
+        if not self._idle:  # a worker looks for requests before it waits
             return
         with self._ready:
             if not self.empty:
                 self._ready.notify_all()
 
     def wait(self) -> bool:
-        """Wait until something is there to be picked; ``False`` once the scheduler is closed and empty."""
+        """Wait until a request can be picked; ``False`` once the scheduler is closed and empty."""
         with self._ready:
             self._idle += 1
             try:
@@ -135,11 +137,11 @@ class Scheduler:
             return not self.empty
 
     def pick(self, lanes: int = 1, *, prepare: bool = True) -> list[Request]:
-        """The next batch, empty if nothing waits.
+        """The next batch; empty if no request waits.
 
         Args:
-            lanes: How many could run a batch now: of little work, each takes its part.
-            prepare: See to deferred calls first. Not for a thread that may be interrupted: others wait for them.
+            lanes: Number of lanes that could run a batch now; little work is divided between them.
+            prepare: Tokenize deferred calls first; not in a thread that may be interrupted, since other callers wait.
         """
         if prepare and self._deferred and self._prepare is not None:
             with self._ready:
@@ -151,90 +153,91 @@ class Scheduler:
             if batch:
                 tokens = sum(request.length for request in batch)
                 self._running[threading.get_ident()] = (tokens, time.perf_counter())
-            if self._lines and self._idle:
+            if self._queues and self._idle:
                 self._ready.notify()
-        # Outside the lock: a call that runs low tokenizes its next texts.
-        for call, left in served:
+        # Outside the lock: a call with few queued requests tokenizes its next texts.
+        for call, queued in served:
             call.timer.picked()
             try:
-                call.refill(left)
-            except Exception as error:  # this call's trouble, not the worker's, whose thread it is
+                call.refill(queued)
+            except Exception as error:  # concerns this call, not the worker whose thread it is
                 call.fail(error)
         return batch
 
     def done(self) -> None:
         """The calling thread's batch is over."""
-        with self._ready:  # others go through what runs
+        with self._ready:  # other threads iterate over _running
             tokens, began = self._running.pop(threading.get_ident(), (0, 0.0))
             if tokens >= _MIN_BATCH_TOKENS:
-                pace = tokens / max(time.perf_counter() - began, 1e-9)
-                self._pace = pace if self._pace == 0 else _EMA_WEIGHT * self._pace + (1 - _EMA_WEIGHT) * pace
+                rate = tokens / max(time.perf_counter() - began, 1e-9)
+                self._rate = rate if self._rate == 0 else _EMA_WEIGHT * self._rate + (1 - _EMA_WEIGHT) * rate
 
     def close(self) -> None:
-        """Let :meth:`wait` return ``False`` when the lines are empty."""
+        """Let :meth:`wait` return ``False`` when the queues are empty."""
         with self._ready:
             self._closing = True
             self._ready.notify_all()
 
     def shrink(self, budget: int) -> None:
-        """Keep later batches to ``budget`` tokens: what was tried did not fit the memory."""
+        """Limit later batches to ``budget`` tokens: a batch did not fit the memory."""
         with self._ready:
             self._budget = max(1, min(self._budget, budget))
-            self._calm = 0
+            self._ran = 0
 
     def recover(self) -> None:
-        """A batch ran: after many of them, try more tokens again, in case the memory was somebody else's."""
-        if self._budget == self._most:
+        """A batch ran. After many of them the budget grows again: another program may have had the memory."""
+        if self._budget == self._full_budget:
             return
         with self._ready:
-            self._calm += 1
-            if self._calm >= _RECOVERY_BATCHES:
-                self._budget = min(self._most, self._budget + max(1, self._budget // 4))
-                self._calm = 0
+            self._ran += 1
+            if self._ran >= _RECOVERY_BATCHES:
+                self._budget = min(self._full_budget, self._budget + max(1, self._budget // 4))
+                self._ran = 0
 
     def _pick(self, lanes: int) -> tuple[list[Request], list[tuple[Call, int]]]:
-        for call in [call for call in self._lines if call.done]:
+        """The next batch, and its calls with the number of requests still queued for each."""
+        for call in [call for call in self._queues if call.done]:
             # Cancelled or failed: nobody waits for the rest.
-            self._tokens -= sum(request.length for request in self._lines.pop(call))
+            self._tokens -= sum(request.length for request in self._queues.pop(call))
         batch: list[Request] = []
-        served: dict[Call, int] = {}  # with what is left in line
-        lines, tokens, most = self._turn()
+        served: dict[Call, int] = {}
+        calls, tokens, most = self._turn()
         room = budget = min(most, max(_MIN_BATCH_TOKENS, self._part(tokens, lanes, most)))
-        share = max(1, budget // max(1, len(lines)))
+        share = max(1, budget // max(1, len(calls)))
         for quota in (share, budget):
             misfits = 0
-            for call in lines:
-                line = self._lines.get(call)
-                if not line:
+            for call in calls:
+                queue = self._queues.get(call)
+                if not queue:
                     continue
                 if room <= 0 or misfits > _MAX_MISFITS:
                     break
-                taken = self._take(line, quota, room, batch, most=most - budget + room)
+                taken = self._take(queue, quota, room, batch, most=most - budget + room)
                 if taken == 0:
                     misfits += 1
                     continue
                 room -= taken
                 self._tokens -= taken
-                del self._lines[call]
-                if line:
-                    self._lines[call] = line  # to the back
-                served[call] = len(line)
+                del self._queues[call]
+                if queue:
+                    self._queues[call] = queue  # to the back
+                served[call] = len(queue)
         return batch, list(served.items())
 
     def _part(self, tokens: int, lanes: int, most: int) -> int:
-        """A lane's next batch, such that all of them come to their end together, in equal batches of at most ``most``.
+        """Tokens of a lane's next batch, so that all lanes finish together, in equal batches of at most ``most``.
 
         Args:
-            tokens: What waits.
-            lanes: That could begin now.
-            most: Tokens of a batch.
+            tokens: Waiting tokens.
+            lanes: Number of lanes that could begin now.
+            most: Most tokens of a batch.
         """
         now = time.perf_counter()
-        running = [max(0.0, count - self._pace * (now - began)) for count, began in self._running.values()]
-        # What every lane has to do until the end; one that has more than that before it is none of those that share.
+        running = [max(0.0, count - self._rate * (now - began)) for count, began in self._running.values()]
+        # Tokens that each lane has to run until the end; a lane with more than that still to run takes no share.
         while True:
             each = (tokens + sum(running)) / (lanes + len(running))
-            busy = [left for left in running if left < each]
+            busy = [remaining for remaining in running if remaining < each]
             if len(busy) == len(running):
                 break
             running = busy
@@ -242,44 +245,45 @@ class Scheduler:
         return tokens if tokens - part < part // _LEFTOVER_SHARE else part
 
     def _turn(self) -> tuple[list[Call], int, int]:
-        """The lines that the next batch visits, the tokens in them, and the most that the batch may take."""
-        weights = {call: 0 if call.heavy else _weight(line, self._most // _LIGHT) for call, line in self._lines.items()}
+        """The calls that the next batch visits, their queued tokens, and the most tokens that the batch may have."""
+        limit = self._full_budget // _LIGHT_SHARE
+        weights = {call: 0 if call.heavy else _weight(queue, limit) for call, queue in self._queues.items()}
         for call, weight in weights.items():
-            call.heavy = call.heavy or weight > self._most // _LIGHT
+            call.heavy = call.heavy or weight > limit
         light = [call for call in weights if not call.heavy]
         if not light or len(light) == len(weights):
             self._light_turn = True
-            self._guarded = max(0, self._guarded - 1)
+            self._small_batches = max(0, self._small_batches - 1)
         else:
-            self._guarded = _GUARDED
+            self._small_batches = _SMALL_BATCHES
             self._light_turn = not self._light_turn
-            if not self._light_turn:  # it was theirs until now
+            if not self._light_turn:  # it was, until the line above
                 return light, sum(weights[call] for call in light), self._budget
-        guarded = self._guarded > 0 and len(light) < len(weights)
-        return list(weights), self._tokens, max(1, self._budget // _BULK_SHARE) if guarded else self._budget
+        small = self._small_batches > 0 and len(light) < len(weights)
+        return list(weights), self._tokens, max(1, self._budget // _BULK_SHARE) if small else self._budget
 
     @staticmethod
-    def _take(line: deque[Request], quota: int, room: int, batch: list[Request], *, most: int) -> int:
-        """Move requests from a line into the batch, to about ``quota`` tokens; returns the tokens moved.
+    def _take(queue: deque[Request], quota: int, room: int, batch: list[Request], *, most: int) -> int:
+        """Move requests from a queue into the batch, about ``quota`` tokens; returns the tokens moved.
 
-        A request that is half inside ``room`` comes along if that is not more than ``most``: what lanes leave over
-        would be a batch of its own.
+        A request of which at least half fits into ``room`` comes along, unless that makes more than ``most`` tokens: if
+        left over, it would be a batch of its own.
         """
         taken = 0
-        while line and taken < quota:
-            length = line[0].length
+        while queue and taken < quota:
+            length = queue[0].length
             if batch and (length > most - taken or length > 2 * (room - taken)):
                 break
-            batch.append(line.popleft())
+            batch.append(queue.popleft())
             taken += length
         return taken
 
 
-def _weight(line: deque[Request], most: int) -> int:
-    """Tokens in a line, counted until they are more than ``most``."""
+def _weight(queue: deque[Request], limit: int) -> int:
+    """Tokens in a queue, counted until they are more than ``limit``."""
     tokens = 0
-    for request in line:
+    for request in queue:
         tokens += request.length
-        if tokens > most:
+        if tokens > limit:
             break
     return tokens

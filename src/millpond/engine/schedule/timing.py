@@ -1,4 +1,4 @@
-"""Clock: where the time of one call goes, and the future that tells."""
+"""Timing: how long the stages of one call take, and the future that has these times."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import TypeVar
 
 from millpond.stats import Timings
 
-Result = TypeVar("Result")
+Output = TypeVar("Output")
 
 
-class CallFuture(Future[Result]):
+class CallFuture(Future[Output]):
     """A call's result.
 
     Attributes:
-        timings: Where the time went; there as soon as the result is. ``None`` until then, and of a call that failed.
+        timings: Where the time went; set before the result is. ``None`` until then, and if the call failed.
     """
 
     timings: Timings | None = None
 
 
 class CallTimer:
-    """Runs from admission on; of a request that is made of several calls, one for all of them."""
+    """Measures a call from admission on; the calls of one request share a timer."""
 
     def __init__(self) -> None:
         self._begun = perf_counter()
         self._tokenization = 0.0
-        self._queue: float | None = None  # until the first batch has been picked
+        self._queue: float | None = None  # until the first batch was picked
         self._inference = 0.0
-        self._batches = 0  # under way
-        self._since = 0.0  # when the first of those was picked
-        self._lock = threading.Lock()  # this call's own: threads meet at it only where they share the call
+        self._batches = 0  # running
+        self._since = 0.0  # when the first of the running batches was picked
+        self._lock = threading.Lock()  # of this call alone: only threads that work on it meet here
 
     def tokenized(self, seconds: float) -> None:
-        """So long it took to tokenize some of the texts."""
+        """Count the seconds that tokenizing some of the texts took."""
         with self._lock:
             self._tokenization += seconds
 
     def picked(self) -> None:
-        """Some of the texts are in a batch from now on."""
+        """A batch with some of the texts begins."""
         now = perf_counter()
         with self._lock:
             if self._queue is None:
@@ -50,7 +50,7 @@ class CallTimer:
             self._batches += 1
 
     def returned(self) -> None:
-        """A batch with some of the texts is over, or was put back."""
+        """A batch with some of the texts is over, or they were put back into the queue."""
         now = perf_counter()
         with self._lock:
             self._batches -= 1
@@ -58,7 +58,7 @@ class CallTimer:
                 self._inference += now - self._since
 
     def read(self) -> Timings:
-        """Where the time went until now."""
+        """The times until now."""
         now = perf_counter()
         with self._lock:
             running = now - self._since if self._batches else 0.0

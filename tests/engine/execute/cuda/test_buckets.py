@@ -45,8 +45,8 @@ def test_one_more_text_never_needs_a_smaller_shape(lengths: list[int], more: int
         ([50] * 10, 512, (512, 12, 64)),
         ([513], 600, (640, 4, 600)),
         ([512] * 64, 512, (32768, 64, 512)),
-        ([512] * 63 + [500], 512, (32768, 96, 512)),  # the dummy is one sequence more
-        ([1] * 30, 8, (64, 48, 8)),  # 34 dummies in fives of at most 8
+        ([512] * 63 + [500], 512, (32768, 96, 512)),  # and one dummy sequence
+        ([1] * 30, 8, (64, 48, 8)),  # 34 dummy tokens in five sequences of at most 8
         ([5], 5, (64, 16, 5)),
     ],
 )

@@ -1,4 +1,4 @@
-"""Captured forwards: equal to those that are not, of every family that can be captured, and of no other."""
+"""Captured forwards: which families can be captured, and that the results are those of a plain forward."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from millpond import Engine
 from millpond.attention import varlen
 from millpond.config import EngineConfig
 from millpond.engine import loading
-from millpond.engine.execute.batch import Batch
+from millpond.engine.execute.batch import DeviceBatch
 from millpond.engine.execute.cuda import graphs
 from millpond.engine.execute.cuda.buckets import Bucket, Buckets
-from millpond.engine.execute.cuda.layout import Layout as BlockLayout
+from millpond.engine.execute.cuda.layout import BufferLayout
 from millpond.engine.execute.runner import Runner
 from millpond.engine.loading import load
 from millpond.errors import MillpondError
@@ -30,7 +30,7 @@ from millpond.pooling.pooler import Readout
 from millpond.tasks import Task
 from tests import recording
 
-# Their attention or their mixers work run by run, for which the host must know where the runs are.
+# Their attention or mixers work run by run, and the host must know the lengths.
 EAGER = ("mpnet", "deberta-v2", "gemma2", "jamba")
 SHORT = (TEXTS[0], TEXTS[3], TEXTS[1])
 Rows = npt.NDArray[np.float32]
@@ -38,7 +38,7 @@ Rows = npt.NDArray[np.float32]
 
 @pytest.fixture
 def backends(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
-    """Every engine loaded from here on runs through a recording backend, and captures a shape when it first comes."""
+    """Every engine loaded from here on has a recording backend, and captures a shape when it is first seen."""
     recording.pretend_varlen(monkeypatch)
     made: list[Recording] = []
 
@@ -65,7 +65,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="module")
 def expected() -> Callable[..., Rows]:
-    """What an engine on the CPU gives by its own kernels, which knows no graphs."""
+    """The results of an engine on the CPU with its own kernels and without graphs."""
     made: dict[tuple[Any, ...], Rows] = {}
 
     def expected(folder: Path, texts: Sequence[str], task: Task = "embed", **options: Any) -> Rows:
@@ -122,7 +122,7 @@ def test_every_pooling_method_is_inside(modes, include_prompt, backends, expecte
 
 
 def test_an_empty_segment_taken_for_a_text_is_noticed(backends, plain, monkeypatch):
-    """The negative control: garbage of the padding does reach whoever looks there."""
+    """The negative control: garbage in the padding is seen by code that reads it."""
     right = methods._lengths
     monkeypatch.setattr(methods, "_lengths", lambda segments: right(segments).roll(1))
     with (
@@ -133,7 +133,7 @@ def test_an_empty_segment_taken_for_a_text_is_noticed(backends, plain, monkeypat
 
 
 def test_lengths_of_the_capture_in_a_replay_are_noticed(backends, expected, plain, monkeypatch):
-    """The negative control: offsets that stay as they were captured give other vectors."""
+    """The negative control: offsets that keep their captured values give other vectors."""
     right = recording.varlen_attn
     first: list[torch.Tensor] = []
 
@@ -173,7 +173,7 @@ def test_a_graph_serves_every_adapter(backends, expected, plain):
         for adapter in names:
             options = {"adapter": adapter, "prompt": ""}
             assert worst(read(engine, SHORT, **options), expected(plain("jina"), SHORT, **options)) <= 1e-5
-    assert len(names) == 2 and captures(backends[0]) == 1  # which adapter a token has is data
+    assert len(names) == 2 and captures(backends[0]) == 1  # the adapter of a token is data, not shape
 
 
 def test_a_graph_is_captured_when_its_shape_comes_back(backends, plain, monkeypatch):
@@ -200,7 +200,7 @@ def test_the_least_recent_graphs_make_room(bound, backends, expected, plain, mon
     ("error", "attempts", "told"),
     [
         (RuntimeError("operation not permitted"), 1, ["WARNING"]),
-        (torch.OutOfMemoryError("no"), 2, []),  # for the moment, perhaps: it is tried again
+        (torch.OutOfMemoryError("no"), 2, []),  # perhaps for the moment only: it is tried again
     ],
 )
 def test_a_capture_that_fails_costs_no_result(error, attempts, told, backends, expected, plain, caplog):
@@ -234,15 +234,15 @@ def test_a_text_without_a_shape_runs_without_a_graph(backends, expected, plain, 
     assert seen == [None] and not captures(backends[0])
 
 
-def on_meta(folder: Path, modes: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Batch]:
-    """A model and a captured graph's input without any data: whoever wants to see some fails, as in a capture."""
+def on_meta(folder: Path, modes: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, DeviceBatch]:
+    """A model and the input of a captured graph without data: code that reads data fails, as in a capture."""
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda query, *args, **options: query.clone())
     loaded = load(EngineConfig(model=str(folder), dtype="float32", device="cpu", pooling=modes))
     loaded.runner.backbone.to("meta")
     loaded.runner.pooler.to("meta")
-    layout = BlockLayout(tokens=96, sequences=6, types=True, adapters=True, skip=True)
-    block = torch.zeros(layout.size, dtype=torch.int32, device="meta")
-    return loaded.runner, layout.static(block, Bucket(tokens=96, sequences=6, longest=64))
+    layout = BufferLayout(tokens=96, sequences=6, types=True, adapters=True, skip=True)
+    buffer = torch.zeros(layout.size, dtype=torch.int32, device="meta")
+    return loaded.runner, layout.static(buffer, Bucket(tokens=96, sequences=6, longest=64))
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in EAGER])
@@ -262,7 +262,7 @@ def test_neither_does_a_cross_encoders_head(backends, tmp_path, monkeypatch):
 
 
 def test_whoever_waits_is_noticed(backends, plain, monkeypatch):
-    """The negative control: lengths that go by the host."""
+    """The negative control: lengths read on the host."""
     runner, batch = on_meta(plain("bert"), "mean", monkeypatch)
     monkeypatch.setattr(methods, "_lengths", lambda segments: torch.tensor(segments.cu_seqlens.diff().tolist()))
     with torch.inference_mode(), pytest.raises((RuntimeError, NotImplementedError), match=r"(?i)meta"):

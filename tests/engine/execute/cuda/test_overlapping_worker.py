@@ -1,4 +1,4 @@
-"""A device's loop: what is sent when, in what order results come, and what a failure costs."""
+"""The loop of a device: when batches are launched, the order of results, and failures."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from millpond.engine.execute.cuda import worker as cuda_worker
 from millpond.engine.execute.cuda.worker import OverlappingWorker
 from millpond.engine.input.plan import Plan
+from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
@@ -26,7 +27,7 @@ def agree(requests: Sequence[Request]) -> None:
 
 
 class Device:
-    """A runner with streams: it notes what is started and what is waited for, and how much is under way."""
+    """A runner with streams: it logs what is launched and waited for, and how many batches are running."""
 
     def __init__(self, *, start: Refusal = agree, result: Refusal = agree) -> None:
         self.log: list[tuple[Any, ...]] = []
@@ -61,11 +62,20 @@ class Underway:
 
 
 def drive(device: Device, *lengths_of_calls: list[int], budget: int) -> list[Call]:
-    """Run calls through a worker to the end."""
+    """Run calls through a worker until they are done."""
     scheduler, calls = Scheduler(budget), []
     for lengths in lengths_of_calls:
         texts = [f"{i}" for i in range(len(lengths))]
-        call = Call(texts, PLAN, native_width=2, labels=(), commit=None, progress=None, refill=lambda call, left: None)
+        call = Call(
+            texts,
+            PLAN,
+            native_width=2,
+            labels=(),
+            assemble=assemble,
+            commit=None,
+            progress=None,
+            refill=lambda *_: None,
+        )
         requests = [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
         scheduler.put(call, requests)
         calls.append(call)
@@ -82,7 +92,7 @@ def lengths(call: Call) -> list[float]:
 
 
 def test_the_next_batch_is_sent_before_the_first_is_waited_for(monkeypatch):
-    monkeypatch.setattr(cuda_worker, "_AHEAD", 1)
+    monkeypatch.setattr(cuda_worker, "_AHEAD_TOKENS", 1)
     device = Device()
     (call,) = drive(device, [5, 6, 7, 8], budget=8)
     assert lengths(call) == [5, 6, 7, 8]
@@ -100,7 +110,7 @@ def test_little_that_waits_is_not_sent_ahead():
 
 @pytest.mark.parametrize("stage", ["start", "result"])
 def test_out_of_memory_halves_the_batch_and_bounds_the_next_ones(stage, monkeypatch):
-    monkeypatch.setattr(cuda_worker, "_AHEAD", 1)
+    monkeypatch.setattr(cuda_worker, "_AHEAD_TOKENS", 1)
 
     def refuse(requests: Sequence[Request]) -> BaseException | None:
         return torch.OutOfMemoryError("no") if sum(request.length for request in requests) > 20 else None
@@ -108,14 +118,14 @@ def test_out_of_memory_halves_the_batch_and_bounds_the_next_ones(stage, monkeypa
     device = Device(**{stage: refuse})
     (call,) = drive(device, [8] * 12, budget=32)
     assert lengths(call) == [8] * 12
-    assert {entry[1] for entry in device.log if entry[0] == "alone"} == {0}  # nothing else took memory
+    assert {entry[1] for entry in device.log if entry[0] == "alone"} == {0}  # no other batch took memory
     assert [len(entry) - 1 for entry in device.log if entry[0] == "start"][-2:] == [2, 2]
     assert device.under_way == 0 or stage == "start"
 
 
 @pytest.mark.parametrize("stage", ["start", "result"])
 def test_any_error_is_kept_to_the_call_that_caused_it(stage, monkeypatch):
-    monkeypatch.setattr(cuda_worker, "_AHEAD", 1)
+    monkeypatch.setattr(cuda_worker, "_AHEAD_TOKENS", 1)
 
     def refuse(requests: Sequence[Request]) -> BaseException | None:
         return RuntimeError("odd shape") if any(request.length == 13 for request in requests) else None

@@ -1,8 +1,8 @@
-"""Buckets: the few shapes that a CUDA graph is captured for, and the dummy sequences that fill a batch up to one.
+"""Buckets: the few shapes that CUDA graphs are captured for, and the dummy sequences that fill a batch up to one.
 
-A captured graph runs one number of tokens, one number of sequences and one longest sequence for ever. A batch runs in
-the smallest shape that holds it: behind its own sequences stand dummy ones over the tokens that are missing (rows that
-no sequence covers would be left unwritten), and behind these as many empty ones as there is room for.
+A captured graph has a fixed number of tokens, number of sequences and longest sequence. A batch runs in the smallest
+shape that holds it: behind its own sequences come dummy ones over the missing tokens (rows that no sequence covers
+would be left unwritten), and behind these, empty ones up to the shape's number of sequences.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# A shape's longest sequence at least, so that few dummy sequences cover its padding.
+# Least longest sequence of a shape, so that few dummy sequences cover its padding.
 _LEAST_LONGEST = 64
 _LEAST_TOKENS = 64
 _LEAST_SEQUENCES = 4
@@ -18,11 +18,11 @@ _LEAST_SEQUENCES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """One shape.
+    """One shape of a batch.
 
     Attributes:
         tokens: Rows of the packed row, dummy ones included.
-        sequences: Places for sequences, dummy and empty ones included.
+        sequences: Number of sequences, dummy and empty ones included.
         longest: Most tokens of one sequence.
     """
 
@@ -37,18 +37,18 @@ class Bucket:
 
 
 class Buckets:
-    """All shapes, as rules rather than as a list."""
+    """All shapes, by rule."""
 
     def __init__(self, *, longest: int, tokens: int = 1 << 16) -> None:
-        """``longest``: tokens that one sequence may have; ``tokens``: most tokens of a shape."""
+        """``longest``: most tokens of a sequence; ``tokens``: most tokens of a shape."""
         self._longest = longest
         self._tokens = tokens
 
     def fit(self, lengths: Sequence[int]) -> Bucket | None:
-        """The smallest shape for sequences of these lengths; ``None`` where there is none.
+        """The smallest shape for sequences of these lengths; ``None`` if they fit into none.
 
-        Of a shape's tokens less than a third are dummies, from 513 on less than a fifth, from 4,097 on less than a
-        ninth (up to 64 tokens there is one shape).
+        Fewer than a third of a shape's tokens are dummies; from 513 tokens on fewer than a fifth, from 4,097 on fewer
+        than a ninth. Up to 64 tokens there is one shape.
         """
         total, most = sum(lengths), max(lengths)
         if most > self._longest or total > self._tokens:
@@ -61,7 +61,7 @@ class Buckets:
 
 
 def _steps(tokens: int) -> int:
-    """Shapes from one power of two to the next: more where padding costs more than a kernel's launch."""
+    """Number of shapes from one power of two to the next: more where padding costs more than a kernel launch."""
     return 2 if tokens <= 512 else 4 if tokens <= 4096 else 8
 
 
@@ -69,6 +69,6 @@ def _rounded(number: int, *, least: int, steps: int) -> int:
     """``number`` rounded up to one of ``steps`` equidistant values between two powers of two."""
     if number <= least:
         return least
-    power = 1 << ((number - 1).bit_length() - 1)  # below the number, and at least half of it
+    power = 1 << ((number - 1).bit_length() - 1)  # less than the number, and at least half of it
     step = max(1, power // steps)
     return -(-number // step) * step

@@ -1,9 +1,9 @@
-"""CUDA graphs: a forward, and what is read from it, launched as one.
+"""CUDA graphs: a forward and its readouts, launched at once.
 
-A shape that comes back is captured once and replayed from then on: no Python, and none of the hundred launches of a
-forward. What cannot be captured finds that out by itself: whoever reads lengths on the host (the kernels that work run
-by run, Jamba's mixers, FlexAttention's block masks) raises :class:`~millpond.attention.segments.HostLengthsError` in
-the first warm-up, and that model runs as it always did.
+A shape that is seen again is captured once and replayed from then on, without Python and without the hundred kernel
+launches of a forward. A model that cannot be captured is found out by itself: code that reads lengths on the host
+(kernels that work run by run, Jamba's mixers, FlexAttention's block masks) raises
+:class:`~millpond.attention.segments.HostLengthsError` in the first warm-up, and the model then runs without graphs.
 """
 
 from __future__ import annotations
@@ -17,59 +17,60 @@ from typing import Any, Protocol
 import torch
 
 from millpond.attention.segments import HostLengthsError
-from millpond.engine.execute.batch import Batch, Packed
+from millpond.engine.execute.batch import DeviceBatch
 from millpond.engine.execute.cuda.buckets import Bucket, Buckets
-from millpond.engine.execute.cuda.layout import Layout
+from millpond.engine.execute.cuda.layout import BufferLayout
 from millpond.engine.execute.cuda.streams import Backend, Graph
+from millpond.engine.execute.packing import PackedRequests
 from millpond.pooling.pooler import Reading, Readout
 
 logger = logging.getLogger(__name__)
 
-# A capture costs a few forwards: a shape is captured when it comes for the second time.
+# A capture costs a few forwards: a shape is captured when it is seen for the second time.
 _USES = 2
 _MOST_GRAPHS = 64
-# Of results, which each graph keeps a place for; what is between is shared by all.
+# Of inputs and results, which each graph has memory for; all graphs share one pool for intermediate values.
 _MOST_BYTES = 2 << 30
-# Readouts with a row for each text, computed inside the graph; the others are read from its states.
+# Kinds of readouts with a row for each text, computed inside the graph; others are read from its hidden states.
 _INSIDE = ("pooled", "logits")
 
 
-class Model(Protocol):
-    """A backbone and what is behind it, on one device."""
+class ForwardModel(Protocol):
+    """A backbone and its pooler on one device."""
 
-    def states(self, batch: Batch) -> torch.Tensor:
+    def states(self, batch: DeviceBatch) -> torch.Tensor:
         """Hidden states ``[tokens, backbone]``."""
         ...
 
-    def reading(self, batch: Batch, states: torch.Tensor) -> Reading:
-        """What can be read from a batch's states."""
+    def reading(self, batch: DeviceBatch, states: torch.Tensor) -> Reading:
+        """Reads a batch's hidden states."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
-    """What one graph is captured for.
+class GraphShape:
+    """The key of a graph.
 
     Attributes:
-        layout: Of its input.
+        layout: Layout of its input.
         longest: Most tokens of a sequence.
-        inside: The readouts that it computes.
-        states: Whether its hidden states are wanted as well.
+        inside: The readouts computed in the graph.
+        states: Whether its hidden states are read too.
     """
 
-    layout: Layout
+    layout: BufferLayout
     longest: int
     inside: frozenset[Readout]
     states: bool
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Replayed:
-    """What a replay has on its way.
+class ReplayedRows:
+    """The output of a replay, on the device; it may still be running.
 
     Attributes:
         rows: ``[n, d]`` of each readout inside the graph.
-        states: ``[tokens, backbone]``, where other readouts need them.
+        states: ``[tokens, backbone]``, if other readouts need them.
     """
 
     rows: Mapping[Readout, torch.Tensor]
@@ -77,24 +78,24 @@ class Replayed:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Captured:
+class _CapturedGraph:
     graph: Graph
-    block: torch.Tensor
+    buffer: torch.Tensor
     rows: Mapping[Readout, torch.Tensor]
     states: torch.Tensor | None
 
     @property
     def bytes(self) -> int:
-        kept = [self.block, *self.rows.values(), *([] if self.states is None else [self.states])]
+        kept = [self.buffer, *self.rows.values(), *([] if self.states is None else [self.states])]
         return sum(tensor.nbytes for tensor in kept)
 
 
 class Graphs:
-    """The graphs of one model on one device; for one thread."""
+    """The graphs of one model on one device; used by one thread."""
 
     def __init__(
         self,
-        model: Model,
+        model: ForwardModel,
         backend: Backend,
         buckets: Buckets,
         *,
@@ -108,19 +109,19 @@ class Graphs:
         self._uses = uses
         self._most = most
         self._most_bytes = most_bytes
-        self._captured: OrderedDict[Shape, _Captured] = OrderedDict()  # least recently replayed first
-        self._seen: Counter[Shape] = Counter()
+        self._captured: OrderedDict[GraphShape, _CapturedGraph] = OrderedDict()  # least recently replayed first
+        self._seen: Counter[GraphShape] = Counter()
         self._usable = True
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """What is captured, least recently replayed first."""
+    def shapes(self) -> tuple[GraphShape, ...]:
+        """The captured shapes, least recently replayed first."""
         return tuple(self._captured)
 
-    def run(self, packed: Packed, readouts: frozenset[Readout]) -> Replayed | None:
-        """Replay a batch's graph, captured now if need be; ``None`` where the batch has to run without one.
+    def run(self, packed: PackedRequests, readouts: frozenset[Readout]) -> ReplayedRows | None:
+        """Replay the graph of a batch, capturing it first if necessary; ``None`` if the batch must run without one.
 
-        Limited keys and shared prefixes have no graph: a kernel gets them by other arguments.
+        Limited keys and shared prefixes have no graph: kernels take them by other arguments.
         """
         if not self._usable or packed.keys is not None or packed.prefixes is not None:
             return None
@@ -128,39 +129,39 @@ class Graphs:
         if bucket is None:
             return None
         inside = frozenset(readout for readout in readouts if readout.kind in _INSIDE)
-        layout = Layout.of(packed, bucket)
-        shape = Shape(layout=layout, longest=bucket.longest, inside=inside, states=inside != readouts)
+        layout = BufferLayout.of(packed, bucket)
+        shape = GraphShape(layout=layout, longest=bucket.longest, inside=inside, states=inside != readouts)
         self._seen[shape] += 1
         captured = self._captured.get(shape)
         if captured is None and self._seen[shape] < self._uses:
             return None
         host = self._backend.pinned(layout.size)
         layout.fill(host, packed, bucket)
-        block = self._backend.block(layout.size) if captured is None else captured.block
-        self._backend.upload(host, block)
+        buffer = self._backend.buffer(layout.size) if captured is None else captured.buffer
+        self._backend.upload(host, buffer)
         if captured is None:
-            captured = self._capture(shape, bucket, block)
+            captured = self._capture(shape, bucket, buffer)
             if captured is None:
                 return None
         self._captured.move_to_end(shape)
         captured.graph.replay()
-        # Copies: the next replay, of any graph, writes over the originals, and downloads take their time.
-        return Replayed(
+        # Copies: the next replay of any graph overwrites the originals, perhaps before they are downloaded.
+        return ReplayedRows(
             rows={readout: rows[: len(packed.lengths)].clone() for readout, rows in captured.rows.items()},
             states=None if captured.states is None else captured.states[: len(packed.ids)].clone(),
         )
 
     def clear(self) -> None:
-        """Give the memory back; shapes are captured anew."""
+        """Free the memory of all graphs; shapes are captured again when they are seen again."""
         self._backend.drain()
         self._captured.clear()
         self._backend.forget()
 
-    def _capture(self, shape: Shape, bucket: Bucket, block: torch.Tensor) -> _Captured | None:
-        """Capture a shape; ``None`` once it turned out that this cannot be done, now and later."""
+    def _capture(self, shape: GraphShape, bucket: Bucket, buffer: torch.Tensor) -> _CapturedGraph | None:
+        """Capture a shape; ``None`` if that failed."""
 
         def forward() -> tuple[dict[Readout, torch.Tensor], torch.Tensor | None]:
-            batch = shape.layout.static(block, bucket)
+            batch = shape.layout.static(buffer, bucket)
             states = self._model.states(batch)
             reading = self._model.reading(batch, states)
             rows = {readout: reading.rows(readout).values for readout in shape.inside}
@@ -172,15 +173,15 @@ class Graphs:
             self._give_up("this model runs without CUDA graphs: %s", reason)
             return None
         except (MemoryError, torch.OutOfMemoryError):
-            # Perhaps for somebody else's memory: it is tried again once this shape has been asked for as often again.
+            # Perhaps another program has the memory: try again when the shape has been seen as often again.
             self.clear()
             self._seen[shape] = 0
             return None
-        except Exception as error:  # what runs without a graph must not fail for the lack of one
+        except Exception as error:  # the batch can run without a graph
             logger.warning("a CUDA graph could not be captured; running without graphs", exc_info=error)
             self._give_up("no more CUDA graphs after %s", type(error).__name__)
             return None
-        captured = self._captured[shape] = _Captured(graph=graph, block=block, rows=rows, states=states)
+        captured = self._captured[shape] = _CapturedGraph(graph=graph, buffer=buffer, rows=rows, states=states)
         while len(self._captured) > 1 and (len(self._captured) > self._most or self._bytes() > self._most_bytes):
             self._captured.popitem(last=False)
         return captured

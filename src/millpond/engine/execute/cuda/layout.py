@@ -1,4 +1,4 @@
-"""Block: everything that a forward reads, in one buffer, so that a batch goes to the device in one copy."""
+"""BufferLayout: all inputs of a forward in one buffer, so that a batch goes to the device in one copy."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import numpy.typing as npt
 import torch
 
 from millpond.attention.segments import Fixed, Segments
-from millpond.engine.execute.batch import Batch, Packed
+from millpond.engine.execute.batch import DeviceBatch
 from millpond.engine.execute.cuda.buckets import Bucket
+from millpond.engine.execute.packing import PackedRequests
 
 Buffer = TypeVar("Buffer", npt.NDArray[Any], torch.Tensor)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Where what lies in an int32 buffer; layouts of one shape are equal.
+class BufferLayout:
+    """Where each input lies in an int32 buffer; layouts of one shape are equal.
 
     Attributes:
         tokens: Rows of the packed row.
-        sequences: Places for sequences.
-        types: There are token types.
-        adapters: There are adapters.
-        skip: There are prompts that pooling leaves out.
+        sequences: Number of sequences.
+        types: Whether there are token types.
+        adapters: Whether there are adapters.
+        skip: Whether there are prompts that pooling leaves out.
     """
 
     tokens: int
@@ -36,8 +37,8 @@ class Layout:
     skip: bool
 
     @classmethod
-    def of(cls, packed: Packed, bucket: Bucket | None = None) -> Layout:
-        """For a batch as large as it is, or padded to a bucket."""
+    def of(cls, packed: PackedRequests, bucket: Bucket | None = None) -> BufferLayout:
+        """The layout of a batch, padded to ``bucket`` if there is one."""
         return cls(
             tokens=len(packed.ids) if bucket is None else bucket.tokens,
             sequences=len(packed.lengths) if bucket is None else bucket.sequences,
@@ -48,15 +49,15 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Numbers in the buffer."""
+        """Number of int32 values in the buffer."""
         return sum(length for _, length in self._parts())
 
-    def fill(self, block: torch.Tensor, packed: Packed, bucket: Bucket | None = None) -> None:
-        """Write a batch, and behind it the bucket's dummy sequences and empty ones, into a buffer on the host."""
-        parts = self._split(block.numpy())
+    def fill(self, buffer: torch.Tensor, packed: PackedRequests, bucket: Bucket | None = None) -> None:
+        """Write a batch, and behind it the bucket's dummy and empty sequences, into a buffer on the host."""
+        parts = self._split(buffer.numpy())
         total, n = len(packed.ids), len(packed.lengths)
         tail = [] if bucket is None else bucket.tail(total)
-        parts["ids"][:total], parts["ids"][total:] = packed.ids, 0  # any token does: nobody reads its row
+        parts["ids"][:total], parts["ids"][total:] = packed.ids, 0  # any token will do: its row is not read
         parts["positions"][:total] = packed.positions
         if tail:
             first = packed.positions[0]  # of every sequence, as there are no shared prefixes in a bucket
@@ -71,23 +72,23 @@ class Layout:
         ends = parts["cu_seqlens"]
         ends[0], ends[1 : len(stops) + 1], ends[len(stops) + 1 :] = 0, stops, self.tokens
 
-    def batch(self, block: torch.Tensor, packed: Packed) -> Batch:
-        """The forward's input in a buffer on the device that a batch was filled into, as large as it is."""
+    def batch(self, buffer: torch.Tensor, packed: PackedRequests) -> DeviceBatch:
+        """The forward's input as views of a buffer on the device, which holds the batch without padding."""
         keys = None if packed.keys is None else torch.tensor(packed.keys, dtype=torch.int32)
         segments = Segments.of(packed.lengths.tolist(), keys=packed.keys, prefixes=packed.prefixes)
         if keys is not None and segments.seqused_k is not None:
-            segments = replace(segments, seqused_k=keys.to(block.device))
-        views = self._split(block)
+            segments = replace(segments, seqused_k=keys.to(buffer.device))
+        views = self._split(buffer)
         return self._batch(views, replace(segments, cu_seqlens=views["cu_seqlens"]), packed)
 
-    def static(self, block: torch.Tensor, bucket: Bucket) -> Batch:
-        """The input of a captured forward, which reads whatever the buffer holds at its replay."""
-        views = self._split(block)
+    def static(self, buffer: torch.Tensor, bucket: Bucket) -> DeviceBatch:
+        """The input of a captured forward, which reads what the buffer holds when it is replayed."""
+        views = self._split(buffer)
         segments = Fixed(cu_seqlens=views["cu_seqlens"], max_seqlen=bucket.longest, total=self.tokens)
         return self._batch(views, segments, None)
 
-    def _batch(self, views: dict[str, torch.Tensor], segments: Segments, packed: Packed | None) -> Batch:
-        return Batch(
+    def _batch(self, views: dict[str, torch.Tensor], segments: Segments, packed: PackedRequests | None) -> DeviceBatch:
+        return DeviceBatch(
             requests=() if packed is None else packed.requests,
             lead=0 if packed is None else packed.lead,
             input_ids=views["ids"].long()[None],
@@ -109,9 +110,9 @@ class Layout:
         if self.skip:
             yield "skip", self.sequences
 
-    def _split(self, block: Buffer) -> dict[str, Buffer]:
+    def _split(self, buffer: Buffer) -> dict[str, Buffer]:
         views, start = {}, 0
         for name, length in self._parts():
-            views[name] = block[start : start + length]
+            views[name] = buffer[start : start + length]
             start += length
         return views

@@ -1,7 +1,7 @@
-"""Pipeline: batches sent down a device's streams without waiting for any of them.
+"""Pipeline: batches launched on a device's streams without waiting for any of them.
 
-:meth:`Pipeline.start` packs a batch, uploads it, launches its forward and its download, and comes back: the device
-works while the host packs the next one. :meth:`Pending.result` waits for that one download and for nothing else.
+:meth:`Pipeline.start` packs a batch, uploads it, launches its forward and its download, and returns: the device works
+while the host packs the next batch. :meth:`PendingBatch.result` waits for the download of its batch only.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Protocol
 
 import torch
 
-from millpond.engine.execute.batch import Batch, Packed
-from millpond.engine.execute.cuda.graphs import Graphs, Model
-from millpond.engine.execute.cuda.layout import Layout
+from millpond.engine.execute.batch import DeviceBatch
+from millpond.engine.execute.cuda.graphs import ForwardModel, Graphs
+from millpond.engine.execute.cuda.layout import BufferLayout
 from millpond.engine.execute.cuda.streams import Backend, Event
+from millpond.engine.execute.packing import PackedRequests
+from millpond.engine.execute.results import RequestResult, split_results
 from millpond.engine.schedule.request import Request
-from millpond.pooling.pooler import Matrix, Readout, Rows
-
-Result = tuple[Request, Matrix]
+from millpond.pooling.pooler import Readout, Rows
 
 
-class Pending(Protocol):
-    """A batch under way."""
+class PendingBatch(Protocol):
+    """A launched batch."""
 
-    def result(self) -> list[Result]:
-        """Each request with what its call reads, waiting for it.
+    def result(self) -> list[RequestResult]:
+        """Wait for the batch; each request with its result.
 
         Raises:
             Exception: The batch did not run.
@@ -35,21 +35,21 @@ class Pending(Protocol):
 
 
 class Pipeline:
-    """A model's batches on one device; for one thread."""
+    """A model's batches on one device; used by one thread."""
 
-    def __init__(self, model: Model, backend: Backend, graphs: Graphs | None, *, position_offset: int) -> None:
+    def __init__(self, model: ForwardModel, backend: Backend, graphs: Graphs | None, *, position_offset: int) -> None:
         self._model = model
         self._backend = backend
         self._graphs = graphs
         self._offset = position_offset
 
-    def start(self, requests: Sequence[Request]) -> Pending:
-        """Launch a batch behind those that are under way.
+    def start(self, requests: Sequence[Request]) -> PendingBatch:
+        """Launch a batch behind those launched before.
 
         Raises:
-            Exception: It could not be launched, for want of memory, say.
+            Exception: It could not be launched, for lack of memory, for example.
         """
-        packed = Packed.of(requests, position_offset=self._offset)
+        packed = PackedRequests.of(requests, position_offset=self._offset)
         readouts = frozenset(request.call.plan.readout for request in packed.requests)
         try:
             with self._backend.computing():
@@ -57,54 +57,45 @@ class Pipeline:
             hosts, done = self._backend.download([read.values for read in rows.values()])
         except torch.OutOfMemoryError:
             if self._graphs is not None:
-                self._graphs.clear()  # what they hold may be what the next attempt lacks
+                self._graphs.clear()  # the next attempt may need their memory
             raise
-        return _Underway(packed=packed, rows=rows, hosts=hosts, done=done)
+        return _Launched(packed=packed, rows=rows, hosts=hosts, done=done)
 
-    def _rows(self, packed: Packed, readouts: frozenset[Readout]) -> dict[Readout, Rows]:
-        """What the batch's calls read, on the device; with a graph, only what the graph does not compute is left."""
+    def _rows(self, packed: PackedRequests, readouts: frozenset[Readout]) -> dict[Readout, Rows]:
+        """The rows of each readout, on the device; a graph, if there is one, computes some or all of them."""
         replayed = None if self._graphs is None else self._graphs.run(packed, readouts)
         rows: dict[Readout, Rows] = {}
         if replayed is not None:
             rows = {readout: Rows(values=values, counts=None) for readout, values in replayed.rows.items()}
-        left = readouts - rows.keys()
-        if left:
+        remaining = readouts - rows.keys()
+        if remaining:
             batch = self._placed(packed)
             states = self._model.states(batch) if replayed is None or replayed.states is None else replayed.states
             reading = self._model.reading(batch, states)
-            rows |= {readout: reading.rows(readout) for readout in left}
+            rows |= {readout: reading.rows(readout) for readout in remaining}
         return rows
 
-    def _placed(self, packed: Packed) -> Batch:
-        """A batch on the device, in one copy."""
-        layout = Layout.of(packed)
-        host, block = self._backend.pinned(layout.size), self._backend.block(layout.size)
+    def _placed(self, packed: PackedRequests) -> DeviceBatch:
+        """Copy a batch to the device, at once."""
+        layout = BufferLayout.of(packed)
+        host, buffer = self._backend.pinned(layout.size), self._backend.buffer(layout.size)
         layout.fill(host, packed)
-        self._backend.upload(host, block)
-        return layout.batch(block, packed)
+        self._backend.upload(host, buffer)
+        return layout.batch(buffer, packed)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Underway:
-    packed: Packed
+class _Launched:
+    packed: PackedRequests
     rows: Mapping[Readout, Rows]  # kept until they are downloaded
     hosts: Sequence[torch.Tensor]
     done: Event
 
-    def result(self) -> list[Result]:
+    def result(self) -> list[RequestResult]:
         self.done.wait()
         read = {}
         for (readout, rows), host in zip(self.rows.items(), self.hosts, strict=True):
-            # A call copies a text's row into its own; matrices it keeps, and they must not keep pinned memory.
+            # A call copies rows, but keeps matrices: these must not keep pinned memory alive.
             values = host.numpy() if rows.counts is None else host.numpy().copy()
             read[readout] = rows.split(values)
-        return results(self.packed.requests, self.packed.lead, read)
-
-
-def results(requests: Sequence[Request], lead: int, read: Mapping[Readout, Sequence[Matrix]]) -> list[Result]:
-    """Each request with its part of what was read for its batch, ``lead`` sequences of which are nobody's."""
-    found = []
-    for i, request in enumerate(requests):
-        rows = read[request.call.plan.readout][lead + i]
-        found.append((request, rows if request.kept is None else rows[request.kept]))
-    return found
+        return split_results(self.packed.requests, self.packed.lead, read)

@@ -1,8 +1,8 @@
-"""What the GPU path asks of a device: streams, pinned copies and captured graphs, behind one small protocol.
+"""Streams: what the GPU path needs of a device, behind one small protocol: streams, pinned copies, captured graphs.
 
-There are two streams. Uploads, forwards and whatever is read from their states go down the first, in the order of the
-batches, so that no two of them need an event between them; downloads go down the second, each behind an event of the
-first. (An upload is some 100 KB: on a stream of its own it would need two of every buffer to save microseconds.)
+There are two streams. Uploads, forwards and readouts run on the first, in the order of the batches, so that they need
+no events between them; downloads run on the second, each after an event of the first. (An upload is about 100 KB: on a
+stream of its own it would need two of every buffer to save microseconds.)
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch
 
 T = TypeVar("T")
 
-# Forwards before a capture: kernels are compiled and chosen, and workspaces are made, in the first ones.
+# Forwards before a capture: the first ones compile and choose kernels and allocate workspaces.
 _WARM_UPS = 2
 
 
 class Event(Protocol):
-    """Something that a stream will have done."""
+    """A point in a stream."""
 
     def wait(self) -> None:
-        """Hold this thread until it is done.
+        """Wait until the stream has reached it.
 
         Raises:
-            RuntimeError: A kernel failed; which one is not known.
+            RuntimeError: A kernel failed; the error does not say which.
         """
         ...
 
@@ -41,52 +41,52 @@ class Graph(Protocol):
 
 
 class Backend(Protocol):
-    """A device, driven by one thread; no method but :meth:`drain` waits for what it launches."""
+    """A device, driven by one thread; only :meth:`drain` waits for the device."""
 
     def computing(self) -> AbstractContextManager[Any]:
-        """What is launched inside goes down the compute stream."""
+        """Context in which kernels are launched on the compute stream."""
         ...
 
     def pinned(self, size: int) -> torch.Tensor:
-        """int32 ``[size]`` on the host, to be uploaded once; it may be dropped at once."""
+        """int32 ``[size]`` on the host, to be uploaded once; may be dropped right after that."""
         ...
 
-    def block(self, size: int) -> torch.Tensor:
-        """int32 ``[size]`` on the device."""
+    def buffer(self, size: int) -> torch.Tensor:
+        """A buffer, int32 ``[size]``, on the device."""
         ...
 
-    def upload(self, host: torch.Tensor, block: torch.Tensor) -> None:
-        """Copy pinned memory to the device, on the compute stream."""
+    def upload(self, host: torch.Tensor, buffer: torch.Tensor) -> None:
+        """Copy pinned memory to a buffer on the device, on the compute stream."""
         ...
 
     def download(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Event]:
-        """Pinned copies of what the compute stream has made so far, filled once the event is done.
+        """Pinned copies of tensors that the compute stream has written, valid after the event.
 
-        The tensors must be kept until then.
+        The tensors must be kept alive until then.
         """
         ...
 
     def capture(self, forward: Callable[[], T]) -> tuple[Graph, T]:
-        """Run ``forward`` to warm up, then capture it; its result is where every replay leaves its own.
+        """Run ``forward`` to warm up, then capture it; every replay writes into the result that is returned.
 
-        What it reads and what it returns keep their places in memory. Replays share one pool for all that is between:
-        a result is good until the next replay of any graph.
+        The tensors that it reads and returns keep their memory. All graphs share one pool for intermediate values: a
+        result is valid until the next replay of any graph.
         """
         ...
 
     def forget(self) -> None:
-        """All graphs are gone, or one could not be captured: later ones get memory of their own."""
+        """Give later graphs a new memory pool: all graphs are gone, or a capture failed."""
         ...
 
     def drain(self) -> None:
-        """Wait for everything."""
+        """Wait for all work on the device."""
         ...
 
 
 class Cuda:
     """A CUDA device."""
 
-    # torch allows one capture in a process at a time, whatever its device.
+    # torch allows one capture in a process at a time, on any device.
     _capturing = threading.Lock()
 
     def __init__(self, device: torch.device) -> None:
@@ -94,30 +94,30 @@ class Cuda:
         self._compute = torch.cuda.Stream(device)
         self._copying = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
-        # The weights came by the default stream.
+        # The weights were copied on the default stream.
         self._compute.wait_stream(torch.cuda.default_stream(device))
 
     def computing(self) -> AbstractContextManager[Any]:
-        """As the protocol has it; the device is the current one inside, as Triton's kernels need it."""
+        """See :class:`Backend`; inside, the device is the current one, as Triton's kernels need."""
         context: AbstractContextManager[Any] = torch.cuda.stream(self._compute)
         return context
 
     def pinned(self, size: int) -> torch.Tensor:
-        """As the protocol has it: torch's allocator keeps pinned blocks, and reuses one when its copies are done."""
+        """See :class:`Backend`; torch's allocator reuses a pinned block once its copies are done."""
         return torch.empty(size, dtype=torch.int32, pin_memory=True)
 
-    def block(self, size: int) -> torch.Tensor:
-        """As the protocol has it."""
+    def buffer(self, size: int) -> torch.Tensor:
+        """See :class:`Backend`."""
         with self.computing():
             return torch.empty(size, dtype=torch.int32, device=self._device)
 
-    def upload(self, host: torch.Tensor, block: torch.Tensor) -> None:
-        """As the protocol has it."""
+    def upload(self, host: torch.Tensor, buffer: torch.Tensor) -> None:
+        """See :class:`Backend`."""
         with self.computing():
-            block.copy_(host, non_blocking=True)
+            buffer.copy_(host, non_blocking=True)
 
     def download(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Event]:
-        """As the protocol has it."""
+        """See :class:`Backend`."""
         self._copying.wait_stream(self._compute)
         done = torch.cuda.Event()
         with torch.cuda.stream(self._copying):
@@ -129,12 +129,12 @@ class Cuda:
         return hosts, _Done(done)
 
     def capture(self, forward: Callable[[], T]) -> tuple[Graph, T]:
-        """As the protocol has it."""
+        """See :class:`Backend`."""
         with self.computing():
             for _ in range(_WARM_UPS):
                 forward()
         graph = torch.cuda.CUDAGraph()
-        # Other threads may allocate meanwhile, another replica's or a caller's own.
+        # Other threads may allocate meanwhile: another replica's, or a caller's.
         with (
             self._capturing,
             torch.cuda.device(self._device),
@@ -144,11 +144,11 @@ class Cuda:
         return graph, out
 
     def forget(self) -> None:
-        """As the protocol has it: a pool whose last graph is gone cannot be used again."""
+        """See :class:`Backend`; a pool whose last graph is gone cannot be used again."""
         self._pool = torch.cuda.graph_pool_handle()
 
     def drain(self) -> None:
-        """As the protocol has it."""
+        """See :class:`Backend`."""
         self._compute.synchronize()
         self._copying.synchronize()
 

@@ -1,0 +1,153 @@
+"""Packing: the requests of a batch concatenated into one row of tokens, on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.engine.schedule.request import Prefix, Request
+
+Ints = npt.NDArray[np.int64]
+Leads = dict[Prefix, tuple[int, np.ndarray]]  # each shared prefix with its index in the row and its ids
+
+# A row of at most this many tokens is not rounded: a single short text should not pay for one more sequence.
+_UNROUNDED = 64
+# A row is rounded up to a multiple of this, or of a sixteenth to a thirty-second of its size, if that is more.
+_STEP = 32
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackedRequests:
+    """One forward's input on the host.
+
+    Attributes:
+        requests: In the order of the row: by length, so that neighbours of equal length form dense runs.
+        lead: Sequences in front of theirs: prefixes that several of them share.
+        lengths: ``[n]`` tokens of each sequence.
+        ids: ``[tokens]``.
+        positions: ``[tokens]``, restarting per sequence.
+        types: ``[tokens]`` token types; ``None``: all 0.
+        adapters: ``[tokens]`` adapter indices, -1 for none; ``None``: no adapters.
+        skip: ``[n]`` prompt tokens that pooling leaves out; ``None``: none.
+        keys: Number of leading tokens of each sequence that may be attended to; ``None``: all.
+        prefixes: Of each sequence the index of the one that it continues, -1 for none; ``None``: no shared prefixes.
+    """
+
+    requests: tuple[Request, ...]
+    lead: int
+    lengths: Ints
+    ids: npt.NDArray[np.int32]
+    positions: Ints
+    types: Ints | None
+    adapters: Ints | None
+    skip: Ints | None
+    keys: list[int] | None
+    prefixes: list[int] | None
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], *, position_offset: int) -> PackedRequests:
+        """Pack requests, shortest first; a prefix that several of them share comes once, in front."""
+        leads = _leads(requests)
+        ordered = tuple(sorted(requests, key=lambda request: _order(request, leads)))
+        skipped = [_skipped(request, leads) for request in ordered]
+        pieces = [ids for _, ids in leads.values()] + [r.ids[n:] for r, n in zip(ordered, skipped, strict=True)]
+        begins = np.array([0] * len(leads) + skipped, dtype=np.int64)
+        lengths = np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces))
+        ids = np.concatenate(pieces)
+        starts = np.cumsum(lengths) - lengths
+        keys = None
+        if any(request.attended is not None for request in ordered):
+            keys = [request.length if request.attended is None else request.attended for request in ordered]
+        adapters = np.array([request.call.plan.adapter for request in ordered], dtype=np.int64)
+        # A text without tokens behind its prompt still has one row to pool.
+        skips = [min(request.skip, request.length - 1) for request in ordered]
+        return cls(
+            requests=ordered,
+            lead=len(leads),
+            lengths=lengths,
+            ids=ids,
+            positions=np.arange(position_offset, position_offset + len(ids)) - np.repeat(starts - begins, lengths),
+            types=_types(ordered) if any(request.types is not None for request in ordered) else None,
+            adapters=np.repeat(adapters, lengths) if (adapters >= 0).any() else None,
+            skip=np.array(skips, dtype=np.int64) if any(skips) else None,
+            keys=keys,
+            prefixes=_continued(ordered, leads),
+        )
+
+    def filled(self, tokens: int, position_offset: int) -> PackedRequests:
+        """The same row, filled up to ``tokens`` by a last sequence that belongs to no request."""
+        more = tokens - len(self.ids)
+        if more == 0:
+            return self
+
+        def extended(array: npt.NDArray[Any], value: int, count: int = more) -> npt.NDArray[Any]:
+            return np.concatenate((array, np.full(count, value, dtype=array.dtype)))
+
+        return replace(
+            self,
+            lengths=extended(self.lengths, more, 1),
+            ids=extended(self.ids, 0),
+            positions=extended(self.positions, position_offset),
+            types=None if self.types is None else extended(self.types, 0),
+            adapters=None if self.adapters is None else extended(self.adapters, -1),
+            skip=None if self.skip is None else extended(self.skip, 0, 1),
+            keys=None if self.keys is None else [*self.keys, more],
+            prefixes=None if self.prefixes is None else [*self.prefixes, -1],
+        )
+
+
+def rounded_up(tokens: int) -> int:
+    """The number of tokens that a row of ``tokens`` is filled up to.
+
+    oneDNN compiles a matrix product for every new number of rows, in 0.5 to 4 ms and 0.6 MB each, and caches a thousand
+    of them; rounding keeps the numbers few.
+    """
+    if tokens <= _UNROUNDED:
+        return tokens
+    step = max(_STEP, 1 << (tokens.bit_length() - 5))
+    return -(-tokens // step) * step
+
+
+def _leads(requests: Sequence[Request]) -> Leads:
+    """The prefixes that at least two of the requests share.
+
+    Only causal rerankers have them, whose requests have no token types, adapters, limited keys or prompts.
+    """
+    seen: dict[Prefix, Request] = {}
+    leads: Leads = {}
+    for request in requests:
+        prefix = request.prefix
+        if prefix is None or prefix in leads:
+            continue
+        if prefix in seen:
+            leads[prefix] = (len(leads), request.ids[: prefix.length])
+        seen[prefix] = request
+    return leads
+
+
+def _skipped(request: Request, leads: Leads) -> int:
+    """Tokens of a request that are in a lead sequence."""
+    return request.prefix.length if request.prefix is not None and request.prefix in leads else 0
+
+
+def _order(request: Request, leads: Leads) -> tuple[int, int]:
+    """Sort key in the row: tokens outside the prefix, then the lead that it continues, so that dense runs form."""
+    lead = -1 if request.prefix is None or request.prefix not in leads else leads[request.prefix][0]
+    return request.length - _skipped(request, leads), lead
+
+
+def _continued(requests: Sequence[Request], leads: Leads) -> list[int] | None:
+    if not leads:
+        return None
+    return [-1] * len(leads) + [_order(request, leads)[1] for request in requests]
+
+
+def _types(requests: Sequence[Request]) -> Ints:
+    """int64 ``[tokens]`` token types of the whole row."""
+    return np.concatenate(
+        [np.zeros(r.length, dtype=np.int64) if r.types is None else r.types.astype(np.int64) for r in requests]
+    )

@@ -1,0 +1,27 @@
+"""Results: what was read for a batch, split by request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from millpond.engine.schedule.request import Request
+from millpond.pooling.pooler import Matrix, Readout
+
+RequestResult = tuple[Request, Matrix]  # the matrix is [d], or [tokens, d] for a per-token task
+
+
+def split_results(
+    requests: Sequence[Request], lead: int, read: Mapping[Readout, Sequence[Matrix]]
+) -> list[RequestResult]:
+    """Pair each request with its part of what was read.
+
+    Args:
+        requests: In the order of the batch.
+        lead: Sequences in front of theirs, which belong to no request.
+        read: By readout, the rows of each sequence.
+    """
+    results = []
+    for i, request in enumerate(requests):
+        rows = read[request.call.plan.readout][lead + i]
+        results.append((request, rows if request.kept is None else rows[request.kept]))
+    return results

@@ -1,0 +1,66 @@
+"""LoadedModel: what a loaded checkpoint says about itself and how it reads its inputs; no weights and no device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from millpond.checkpoints.score_template import read_template
+from millpond.engine.input.encode import InputEncoder
+from millpond.engine.input.pair_tokenizer import TemplateTokenizer
+from millpond.engine.input.plan import EncodesPairs
+from millpond.pooling.pooler import Readout
+from millpond.spec import ModelSpec
+from millpond.tasks import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A checkpoint, as far as checking, planning and tokenizing its inputs go.
+
+    Attributes:
+        spec: What the checkpoint is.
+        encoder: How it reads texts, pairs, queries and documents.
+        include_prompt: Whether pooling counts the prompt's tokens.
+        vocabulary: Number of token ids; they run from 0 to one less.
+        readouts: What each task reads from the hidden states.
+        language_head: Whether it has a language model's head, whose vocabulary entries can be read one by one.
+        first_kept: Leading rows that ``token_embed`` leaves out.
+        mean_maxsim: Whether MaxSim is divided by the number of the query's tokens.
+        shares: Whether pairs that begin alike may compute their common prefix once.
+    """
+
+    spec: ModelSpec
+    encoder: InputEncoder
+    include_prompt: bool
+    vocabulary: int
+    readouts: Mapping[Task, Readout]
+    language_head: bool = False
+    first_kept: int = 0
+    mean_maxsim: bool = False
+    shares: bool = False
+
+    def pairs_by(self, template: str) -> EncodesPairs:
+        """A reader of pairs by a template of the caller's.
+
+        Raises:
+            InvalidRequestError: The template cannot be used.
+        """
+        return TemplateTokenizer(self.encoder.texts, read_template(template))
+
+    def width(self, readout: Readout) -> int:
+        """Columns of a readout's rows."""
+        if readout.kind == "pooled":
+            return self.spec.dimensions
+        if readout.kind == "tokens":
+            return self.spec.hidden_size
+        if readout.kind == "sparse":
+            return 2
+        return len(self.labels(readout))
+
+    def labels(self, readout: Readout) -> tuple[str, ...]:
+        """Names of the columns of a readout's logits; a vocabulary entry is named by its id."""
+        if readout.kind == "head_rows":
+            return tuple(str(token) for token in readout.token_ids)
+        labels = self.spec.labels
+        return tuple(labels[i] for i in readout.token_ids) if readout.token_ids else labels

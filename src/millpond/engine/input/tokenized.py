@@ -1,0 +1,63 @@
+"""Tokenized: one item's token ids, and where each token lies in its text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TokenAlignment:
+    """Where each token of a text comes from.
+
+    Attributes:
+        offsets: int32 ``[tokens, 2]`` character spans in the caller's text, half open.
+        special: bool ``[tokens]`` tokens without text of their own: special tokens, and those of a prompt.
+        words: int32 ``[tokens]`` number of the word that each token belongs to; -1 for none.
+    """
+
+    offsets: npt.NDArray[np.int32]
+    special: npt.NDArray[np.bool_]
+    words: npt.NDArray[np.int32]
+
+    def take(self, kept: npt.NDArray[Any]) -> TokenAlignment:
+        """The alignment of some of the tokens, chosen by a mask or by indices."""
+        return TokenAlignment(offsets=self.offsets[kept], special=self.special[kept], words=self.words[kept])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Tokenized:
+    """One item, ready to run.
+
+    Attributes:
+        ids: int32 ``[tokens]``, special tokens and prompt included.
+        truncated: Whether the text was cut.
+        types: int8 ``[tokens]`` token types; ``None``: all 0.
+        attended: Only the first ``attended`` tokens may be attended to; ``None``: all.
+        kept: bool ``[tokens]`` rows that a per-token result contains; ``None``: all.
+        alignment: Where the tokens come from; ``None`` unless requested.
+    """
+
+    ids: npt.NDArray[np.int32]
+    truncated: bool
+    types: npt.NDArray[np.int8] | None = None
+    attended: int | None = None
+    kept: npt.NDArray[np.bool_] | None = None
+    alignment: TokenAlignment | None = None
+
+
+def id_arrays(lists: Sequence[list[int]]) -> list[npt.NDArray[np.int32]]:
+    """Each list as int32 ``[tokens]``: views of one array, since many small arrays take longer to make."""
+    if len(lists) == 1:
+        return [np.array(lists[0], dtype=np.int32)]
+    flat = np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=sum(map(len, lists)))
+    arrays, start = [], 0
+    for ids in lists:
+        arrays.append(flat[start : start + len(ids)])
+        start += len(ids)
+    return arrays

@@ -1,0 +1,134 @@
+"""Admission: the calls that an engine has taken on, and whether its queue has room for more."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from millpond.engine.schedule.call import Call
+from millpond.engine.schedule.counters import Counters
+from millpond.errors import EngineClosedError, EngineOverloadedError
+from millpond.stats import EngineStats
+
+
+class Admission:
+    """The running calls and the number of their texts; thread-safe."""
+
+    def __init__(self, max_queue: int, counters: Counters) -> None:
+        """No calls yet.
+
+        Args:
+            max_queue: Most texts of running calls; a call alone may have more.
+            counters: Count the calls that are over, and those that were refused.
+        """
+        self._max_queue = max_queue
+        self._counters = counters
+        self._changed = threading.Condition()
+        self._owners: dict[Call, object] = {}  # of each running call the object that it keeps alive
+        self._texts = 0  # of those calls
+        self._throughput = _Throughput()
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether new calls are refused."""
+        return self._closed
+
+    @property
+    def running_calls(self) -> int:
+        """Number of running calls."""
+        return len(self._owners)
+
+    def check_room(self, texts: int) -> None:
+        """Check that the queue has room for this many more texts.
+
+        Raises:
+            EngineOverloadedError: Too many texts are waiting.
+            EngineClosedError: The engine was closed.
+        """
+        with self._changed:
+            self._check_room(texts)
+
+    def admit(self, call: Call, owner: object, texts: int) -> None:
+        """Take a call on, if the queue has room for ``texts`` more texts; ``owner`` is kept alive until it is over.
+
+        Raises:
+            EngineOverloadedError: Too many texts are waiting.
+            EngineClosedError: The engine was closed.
+        """
+        with self._changed:
+            self._check_room(texts)
+            self._owners[call] = owner
+            self._texts += call.size
+            self._throughput.begin()
+
+    def release(self, call: Call) -> object:
+        """Stop counting a call that is over; returns its owner.
+
+        The caller drops the owner outside the lock: it may be the last reference to the engine, which then stops.
+        """
+        with self._changed:
+            owner = self._owners.pop(call, None)
+            self._texts -= call.size
+            self._throughput.count(call.size, idle=not self._owners)
+            self._counters.release(call.future, texts=call.size, hits=call.hits, misses=call.misses)
+            self._changed.notify_all()
+        return owner
+
+    def stats(self) -> EngineStats:
+        """The counters, and what is waiting."""
+        with self._changed:
+            return self._counters.read(waiting_texts=self._texts, running_calls=len(self._owners))
+
+    def close(self) -> None:
+        """Refuse calls from now on; takes no lock, since a forked process may have inherited it locked."""
+        self._closed = True
+
+    def wait_until_idle(self) -> None:
+        """Wait until no call is running."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._owners)
+
+    def calls(self) -> list[Call]:
+        """The running calls."""
+        with self._changed:
+            return list(self._owners)
+
+    def _check_room(self, texts: int) -> None:
+        if self._closed:
+            raise EngineClosedError("the engine was closed; make a new one")
+        waiting = self._texts
+        if waiting and texts and waiting + texts > self._max_queue:
+            seconds = self._throughput.seconds(waiting)
+            self._counters.reject()
+            raise EngineOverloadedError(
+                f"{waiting} texts are waiting and {texts} more would pass max_queue={self._max_queue}; "
+                f"retry in about {seconds:.1f} s, or raise max_queue",
+                retry_after=seconds,
+            )
+
+
+class _Throughput:
+    """Texts per second while there are any, for the retry time of an overload error."""
+
+    def __init__(self) -> None:
+        self._texts = 0
+        self._busy = 0.0  # seconds of the busy periods that are over
+        self._since: float | None = None  # when the current busy period began
+
+    def begin(self) -> None:
+        """Work arrived."""
+        if self._since is None:
+            self._since = time.monotonic()
+
+    def count(self, texts: int, *, idle: bool) -> None:
+        """``texts`` are done; ``idle``: no call is left."""
+        self._texts += texts
+        if idle and self._since is not None:
+            self._busy += time.monotonic() - self._since
+            self._since = None
+
+    def seconds(self, texts: int) -> float:
+        """Seconds that ``texts`` will take, between 0.1 and 60."""
+        busy = self._busy + (0.0 if self._since is None else time.monotonic() - self._since)
+        return min(60.0, max(0.1, texts * max(busy, 1e-3) / max(self._texts, 1)))
