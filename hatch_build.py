@@ -1,7 +1,7 @@
-"""Builds the compiled kernels into the package where there is a C++ compiler; elsewhere the package is pure.
+"""Builds the compiled kernels into the package if there is a C++ compiler; without one the package is pure Python.
 
-Run by hatchling for wheels and editable installs. ``CXX`` names the compiler, ``MILLPOND_NATIVE=0`` leaves
-the kernel out and ``=1`` makes their absence an error, as releases want it.
+hatchling runs it for wheels and editable installs. ``CXX`` names the compiler. ``MILLPOND_NATIVE=0`` leaves the kernels
+out, and ``MILLPOND_NATIVE=1`` makes it an error if they cannot be built, which releases require.
 """
 
 from __future__ import annotations
@@ -26,61 +26,60 @@ _OPTIONS = "-O3 -std=c++17 -fPIC -shared -fno-exceptions -fno-rtti -fno-math-err
 
 
 class KernelsBuildHook(BuildHookInterface[Any]):
-    """One library, called through ctypes: it fits every Python of its platform."""
+    """One library, loaded with ctypes: it serves every Python version of its platform."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, and mark the wheel as one for this platform."""
-        wanted = os.environ.get("MILLPOND_NATIVE", "").strip()
+        """Compile the kernels, and tag the wheel for this platform."""
+        setting = os.environ.get("MILLPOND_NATIVE", "").strip()
         library = Path(self.root) / _LIBRARY
-        problem = "switched off" if wanted == "0" else _compile(library)
+        problem = "switched off" if setting == "0" else _compile(library)
         if problem is None:
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
             build_data["artifacts"].append(f"/{_LIBRARY.as_posix()}")
             return
-        if wanted == "1":
+        if setting == "1":
             raise RuntimeError(f"the compiled kernels could not be built: {problem}")
-        if wanted != "0":
-            _remove(library)  # one of an earlier source
+        if setting != "0":
+            _remove(library)  # built from earlier sources
         self.app.display_warning(f"millpond without its compiled kernels: {problem}")
 
 
 def _compile(library: Path) -> str | None:
-    """Build ``library``; what stood in the way, if anything did."""
+    """Build ``library``; returns why it could not be built, or ``None``."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"it is written for x86-64 under Linux, not for {platform.machine()} under {sys.platform}"
-    named = os.environ.get("CXX")
-    compiler = (
-        shlex.split(named) if named else [found for name in ("g++", "clang++") if (found := shutil.which(name))][:1]
-    )
+    cxx = os.environ.get("CXX")
+    compiler = shlex.split(cxx) if cxx else [path for name in ("g++", "clang++") if (path := shutil.which(name))][:1]
     if not compiler:
         return "there is no C++ compiler"
-    sources = [f"-DMILLPOND_SOURCES={_sources(library.parent)}ull"]
+    sources = [f"-DMILLPOND_SOURCE_HASH={_source_hash(library.parent)}ull"]
     sources += [str(source) for source in sorted(library.parent.glob("*.cpp"))]
-    beside = library.with_suffix(f".{os.getpid()}.so")  # a process that has the old one mapped keeps it whole
+    # Built under another name and then renamed: a process that has the old library mapped keeps it.
+    draft = library.with_suffix(f".{os.getpid()}.so")
     try:
-        done = subprocess.run([*compiler, *_OPTIONS, "-o", str(beside), *sources], capture_output=True, text=True)
+        done = subprocess.run([*compiler, *_OPTIONS, "-o", str(draft), *sources], capture_output=True, text=True)
         if done.returncode != 0:
             return f"{compiler[0]} said: {done.stderr.strip().splitlines()[:1]}"
-        beside.replace(library)
+        draft.replace(library)
     except OSError as error:
         return str(error)
     finally:
-        _remove(beside)
+        _remove(draft)
     return None
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # a read-only tree
+    with suppress(OSError):  # the tree may be read-only
         path.unlink(missing_ok=True)
 
 
-def _sources(folder: Path) -> int:
-    """What library.py will compare."""
+def _source_hash(folder: Path) -> int:
+    """The hash that library.py compares when it loads the kernels."""
     spec = spec_from_file_location("library", folder / "library.py")
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    return int(module.sources())
+    return int(module.source_hash())

@@ -1,12 +1,12 @@
-"""millpond beside its peers in one run: throughput, latency, start-up, memory, reranking, token rows, other shapes.
+"""millpond compared with other engines in one run: throughput, latency, start-up, memory, reranking, token vectors.
 
     python benchmarks/compare.py [--smoke] [--only embed,calls,latency,rerank,tokens,startup,shapes] [--rounds 5]
                                  [--engines millpond,st-openvino,...] [--environments FOLDER] [--python openvino=PATH]
 
-Engines are processes that take turns, so that a drifting machine drifts for all of them; what counts is the ratio. Each
-section is a file of benchmarks/results/ with hardware, versions and commit; tables and plots of docs/performance.md are
-made of these files. Peers that need an environment of their own get one, once; one that cannot be made is left out, and
-the table says so.
+Engines are processes that take turns, so that a change in the machine's speed affects all of them; compare ratios only.
+Each section is a file of benchmarks/results/ with hardware, versions and commit; the tables and plots of
+docs/performance.md are made from these files. A peer that needs a separate environment gets one, which is kept; if it
+cannot be made, the peer is left out and the table says so.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SECTIONS = tuple(page.TABLES)
 
 
 def main() -> None:
-    """Measure the sections asked for, and write results, tables and plots."""
+    """Measure the requested sections, and write results, tables and plots."""
     options = arguments()
     began = time.perf_counter()
     if options.page:
@@ -59,51 +59,51 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="a few texts, one round, this environment's engines only")
-    parser.add_argument(
-        "--page", action="store_true", help="measure nothing: write the page of the results that are there"
-    )
+    parser.add_argument("--page", action="store_true", help="measure nothing; write the page from the existing results")
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(SECTIONS), metavar="SECTION,...")
     parser.add_argument(
         "--shapes", type=lambda text: text.split(","), default=list(measure.SHAPES), metavar="SHAPE,..."
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the texts of a full run")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder; another one leaves the page as it is")
-    parser.add_argument("--engines", default=None, help=f"of {', '.join(COMPETITORS)}; {REFERENCE} is always there")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="folder; with another one the page is not changed"
+    )
+    parser.add_argument("--engines", default=None, help=f"some of {', '.join(COMPETITORS)}; {REFERENCE} always runs")
     parser.add_argument("--environments", type=Path, default=None, help=f"folder (default: {cache_folder()})")
     parser.add_argument(
         "--python", action="append", default=[], metavar="NAME=PATH", help=f"an interpreter for {' or '.join(RECIPES)}"
     )
     parser.add_argument("--data", type=Path, default=os.environ.get("MILLPOND_DATA"), help="folder with longdocs/*.txt")
     parser.add_argument(
-        "--torch-args", default=os.environ.get("TORCH_ARGS", ""), help="more for pip where torch is installed"
+        "--torch-args", default=os.environ.get("TORCH_ARGS", ""), help="further arguments of pip when it installs torch"
     )
     options = parser.parse_args()
     if unknown := set(options.only) - set(SECTIONS):
         parser.error(f"--only has no {', '.join(sorted(unknown))}; choose of {', '.join(SECTIONS)}")
     if unknown := set(options.shapes) - set(measure.SHAPES):
         parser.error(f"--shapes has no {', '.join(sorted(unknown))}; choose of {', '.join(measure.SHAPES)}")
-    named = options.engines.split(",") if options.engines else list(COMPETITORS)
-    if unknown := set(named) - set(COMPETITORS):
+    selected = options.engines.split(",") if options.engines else list(COMPETITORS)
+    if unknown := set(selected) - set(COMPETITORS):
         parser.error(f"--engines has no {', '.join(sorted(unknown))}; choose of {', '.join(COMPETITORS)}")
-    options.engines = [name for name in COMPETITORS if name in named or name == REFERENCE]
+    options.engines = [name for name in COMPETITORS if name in selected or name == REFERENCE]
     if options.smoke:
         options.engines, options.rounds = [name for name in COMPETITORS if COMPETITORS[name].smoke], 1
     return options
 
 
 def prepare(options: argparse.Namespace, folder: Path) -> measure.Bench:
-    """What all sections share."""
+    """Everything that the sections share."""
     root = options.environments or cache_folder()
-    given = dict(pair.split("=", 1) for pair in options.python)
-    # A smoke run leaves nothing behind.
+    interpreters = dict(pair.split("=", 1) for pair in options.python)
+    # A smoke run leaves no files behind.
     shapes = Shapes(folder / "models" if options.smoke else root / "models")
     data = Path(options.data) if options.data else None
     return measure.Bench(
-        environments=Environments(root / "environments", given=given, torch_args=options.torch_args),
+        environments=Environments(root / "environments", given=interpreters, torch_args=options.torch_args),
         shapes=shapes,
         texts=Texts(shapes.folder("minilm") / "tokenizer.json", data=data),
         folder=folder,
@@ -115,7 +115,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> measure.Bench:
 
 
 def sections(bench: measure.Bench, options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and results of each section asked for, as they come."""
+    """Name and results of each requested section, as each is measured."""
     only, smoke = options.only, options.smoke
     tasks = {"embed": [name for name in SHARED if name in only], **{name: [name] for name in OWN if name in only}}
     with ExitStack() as stack:
@@ -123,7 +123,7 @@ def sections(bench: measure.Bench, options: argparse.Namespace) -> Iterator[tupl
         for task, names in tasks.items():
             if not names:
                 continue
-            if fleet is None or not smoke:  # a smoke run has no time to start everyone again
+            if fleet is None or not smoke:  # a smoke run does not start the engines again
                 stack.close()
                 left_out: dict[str, str] = {}
                 fleet = stack.enter_context(bench.fleet(left_out))
@@ -137,7 +137,7 @@ def sections(bench: measure.Bench, options: argparse.Namespace) -> Iterator[tupl
 
 
 def show(results: Path) -> None:
-    """Write tables and plots: into the page for this repository's results, else beside the results."""
+    """Write tables and plots: into the page for the repository's own results, else beside the results."""
     filled = page.fill(PAGE.read_text(encoding="utf-8"), results)
     ours = results.resolve() == RESULTS.resolve()
     (PAGE if ours else results / PAGE.name).write_text(filled, encoding="utf-8")

@@ -1,9 +1,9 @@
-"""Memory over the number of texts: a generator of a million short ones through ``embed_iter``, in one process.
+"""Memory over the number of texts: a generator of a million short texts through ``embed_iter``, in one process.
 
     python benchmarks/memory.py [--smoke] [--texts 1000000]
 
-The resident memory is read after every ``--every`` texts. What counts is how it grows: megabytes per 100,000 texts, by
-a straight line through the second half. What an engine needs in the first place is there by then.
+The resident memory is read after every ``--every`` texts. The result is its growth: megabytes per 100,000 texts, by a
+straight line through the second half, when the memory that every engine needs is already allocated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from record import RESULTS, record
 
 from millpond import Engine
 
-# A token each in MiniLM's vocabulary: six of them are eight tokens with the special ones.
+# Each is one token in MiniLM's vocabulary: six words are eight tokens with the special ones.
 WORDS = (
     "water wheel mill pond stone river grain flour miller bridge gate dam canal stream field road house barn "
     "cart horse rope sack bread oven fire smoke wind rain snow ice summer winter spring autumn morning evening "
@@ -37,20 +37,20 @@ MOST_WORDS = 6
 
 
 def texts(count: int) -> Iterator[str]:
-    """``count`` texts of two to six words, one after the other."""
+    """Generate ``count`` texts of two to six words."""
     chance = random.Random(0)
     for _ in range(count):
         yield " ".join(chance.choices(WORDS, k=chance.randint(2, MOST_WORDS)))
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Resident bytes of this process."""
     with open("/proc/self/status", encoding="ascii") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS:"))
 
 
 def measure(model: Path, *, count: int, every: int) -> dict[str, Any]:
-    """Samples of the resident memory, and the line through their second half."""
+    """Samples of the resident memory, and the slope of a line through their second half."""
     started = time.perf_counter()
     with Engine(model) as engine:
         longest = max(len(ids) for ids in engine.tokenizer([" ".join(WORDS[:MOST_WORDS])])["input_ids"])
@@ -59,9 +59,9 @@ def measure(model: Path, *, count: int, every: int) -> dict[str, Any]:
             if done % every == 0:
                 samples.append((done, resident()))
         width = engine.spec.dimensions
-    places, sizes = (np.array(column, dtype=float) for column in zip(*samples, strict=True))
-    late = places >= count / 2
-    slope = float(np.polyfit(places[late], sizes[late], 1)[0]) if late.sum() > 1 else float("nan")
+    counts, sizes = (np.array(column, dtype=float) for column in zip(*samples, strict=True))
+    late = counts >= count / 2
+    slope = float(np.polyfit(counts[late], sizes[late], 1)[0]) if late.sum() > 1 else float("nan")
     return {
         "texts": count,
         "most_tokens": longest,
@@ -71,7 +71,7 @@ def measure(model: Path, *, count: int, every: int) -> dict[str, Any]:
         "most_bytes": int(sizes.max()),
         "last_bytes": int(sizes[-1]),
         "megabytes_per_100k_texts": round(slope * 1e5 / 1e6, 3),
-        "samples": [[int(place), int(size)] for place, size in samples],
+        "samples": [[int(embedded), int(size)] for embedded, size in samples],
     }
 
 

@@ -1,6 +1,6 @@
-"""Does computing a reranker's shared beginning once pay? One query, 100 documents, with and without, alternating.
+"""Speedup of computing a reranker's shared prefix once: one query, 100 documents, with and without, alternating.
 
-The model has the shape of Qwen3-0.6B cut to a few layers, with random weights, and reads Qwen3-Reranker's template.
+The model has the shape of Qwen3-0.6B reduced to a few layers, with random weights, and uses Qwen3-Reranker's template.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from millpond.engine.schedule import intake
 
 QUERY = "what makes bread rise"
 WORDS = "yeast eats sugar and gives off gas that stretches gluten while heat sets the crumb of the loaf".split()
-# Qwen3-Reranker's beginning has about 60 tokens with its default instruction; so has this one, with word tokens.
+# Qwen3-Reranker's prefix has about 60 tokens with its default instruction, and so has this one, with word tokens.
 TEMPLATE = (
     "<|im_start|>system\n" + "judge whether the document meets the query " * 6 + "<|im_end|>\n"
     "<Query>: {{ messages[0].content }}\n<Document>: {{ messages[1].content }}<|im_end|>\n<|im_start|>assistant\n"
@@ -28,7 +28,7 @@ TEMPLATE = (
 
 
 def write_model(folder: Path, layers: int) -> None:
-    """A Qwen3 of ``layers`` layers with a score head and a tokenizer of words."""
+    """Write a Qwen3 of ``layers`` layers with a score head and a word tokenizer."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForSequenceClassification
@@ -52,7 +52,7 @@ def write_model(folder: Path, layers: int) -> None:
 
 
 def measure(engine: Engine, documents: list[str], rounds: int) -> dict[str, Any]:
-    """Medians of seconds, alternating."""
+    """Median seconds of both ways, measured alternately."""
     share = intake.shared_prefixes
     seconds: dict[str, list[float]] = {"once": [], "for each": []}
     for _ in range(rounds + 1):
@@ -69,7 +69,7 @@ def measure(engine: Engine, documents: list[str], rounds: int) -> dict[str, Any]
 def main() -> None:
     """Run and record."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="one layer, one round, nothing recorded")
+    parser.add_argument("--smoke", action="store_true", help="one layer, one round, not recorded")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()

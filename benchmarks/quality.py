@@ -1,11 +1,11 @@
-"""Retrieval quality on a BEIR-format folder: nDCG@10 at each width, after a funnel, and after a MaxSim rerank.
+"""Retrieval quality on a BEIR-format folder: nDCG@10 at each width, after a funnel search, and after a MaxSim rerank.
 
     python benchmarks/quality.py [--smoke] [--data FOLDER] [--set NAME] [--model M] [--dtype auto] [--widths 384,128]
                                  [--quantization int8]
 
-``--data`` holds one folder per set (``corpus.jsonl``, ``queries.jsonl``, ``qrels.tsv``, and a
-``candidates_bm25_top50.tsv`` if there is one); by default it is what MILLPOND_DATA names. The model is the packaged
-all-MiniLM-L6-v2, which was not trained for Matryoshka cuts: the narrow widths show what forcing them costs.
+``--data`` holds one folder per set (``corpus.jsonl``, ``queries.jsonl``, ``qrels.tsv`` and, optionally,
+``candidates_bm25_top50.tsv``); the default is the folder in MILLPOND_DATA. The default model is the packaged
+all-MiniLM-L6-v2. It was not trained for Matryoshka widths: its narrow widths show what truncation costs such a model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy.typing as npt
 from record import record
 
 from millpond.engine.engine import Engine
-from millpond.late_interaction.maxsim import maxsim
+from millpond.late_interaction.similarity import maxsim
 from millpond.ragged import Ragged
 
 FloatArray = npt.NDArray[np.float32]
@@ -42,10 +42,10 @@ class Retrieval:
     Attributes:
         document_ids: ``n`` ids.
         documents: ``n`` texts: title, a space, text.
-        query_ids: ``q`` ids, of the queries that have a judgement.
+        query_ids: ``q`` ids of the queries that have a judgement.
         queries: ``q`` texts.
-        grades: For each query the judged documents, as id to grade.
-        candidates: For each query the ids to rerank, best first; empty where the set has no such file.
+        grades: For each query id, the grade of each judged document by id.
+        candidates: For each query id, the document ids to rerank, best first; empty if the set has no such file.
     """
 
     document_ids: tuple[str, ...]
@@ -88,9 +88,9 @@ def _read_table(path: Path) -> list[dict[str, str]]:
 
 
 def ndcg_at_k(ranking: Sequence[str], grades: Mapping[str, int], k: int = 10) -> float:
-    """Normalized discounted cumulative gain of one ranking, the gain being the grade itself (as trec_eval has it).
+    """Normalized discounted cumulative gain of one ranking, with the grade itself as the gain (as in trec_eval).
 
-    The discount of rank ``r`` (from 1) is ``1 / log2(r + 1)``; the ideal ranking is of all judged documents.
+    The discount of rank ``r`` (from 1) is ``1 / log2(r + 1)``; the ideal ranking orders all judged documents.
     """
     found = [grades.get(document, 0) for document in ranking[:k]]
     ideal = sorted(grades.values(), reverse=True)[:k]
@@ -103,13 +103,13 @@ def _discounted(gains: Sequence[int]) -> float:
 
 
 def mean_ndcg(data: Retrieval, rankings: Sequence[Sequence[str]], k: int = 10) -> float:
-    """The mean over all judged queries; ``rankings`` in the order of ``data.queries``."""
+    """The mean over all judged queries; ``rankings`` are in the order of ``data.queries``."""
     pairs = zip(data.query_ids, rankings, strict=True)
     return float(np.mean([ndcg_at_k(ranking, data.grades[query], k) for query, ranking in pairs]))
 
 
 def best(scores: FloatArray, k: int) -> Indices:
-    """``[q, k]`` columns of ``scores [q, n]``, best first; of equal ones the lower index."""
+    """``[q, k]`` columns of ``scores [q, n]``, best first; for equal scores the lower index first."""
     order: Indices = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return order
 
@@ -135,14 +135,14 @@ def funnel(
 
 
 def overlap(found: Indices, expected: Indices) -> float:
-    """Share of ``expected [q, k]`` that ``found [q, k]`` holds, whatever the order."""
+    """Share of ``expected [q, k]`` that is in ``found [q, k]``, in any order."""
     return float(
         np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), expected.tolist(), strict=True)])
     )
 
 
 def rerank(queries: Ragged, documents: Ragged, candidates: Sequence[Sequence[int]], k: int) -> list[list[int]]:
-    """For each query its ``candidates`` (document indices) ordered by MaxSim over token states, the best ``k``."""
+    """For each query the best ``k`` of its ``candidates`` (document indices) by MaxSim over token states."""
     width = documents.flat.shape[1]
     reranked = []
     for query, listed in zip(queries, candidates, strict=True):
@@ -153,7 +153,7 @@ def rerank(queries: Ragged, documents: Ragged, candidates: Sequence[Sequence[int
 
 
 def evaluate(engine: Engine, data: Retrieval, *, widths: Sequence[int]) -> dict[str, Any]:
-    """Every figure of one engine on one set. An engine with a cache embeds each text once for all widths."""
+    """All figures of one engine on one set. With a cache, the engine embeds each text once for all widths."""
     k = 10
     native = engine.spec.dimensions
     vectors = {
@@ -183,11 +183,11 @@ def evaluate(engine: Engine, data: Retrieval, *, widths: Sequence[int]) -> dict[
 
 
 def evaluate_maxsim(engine: Engine, data: Retrieval, dense: Indices) -> dict[str, float]:
-    """nDCG@10 of a MaxSim rerank over normalized token states: of ``dense [q, 50]``, and of the set's candidates."""
-    place = {document: index for index, document in enumerate(data.document_ids)}
+    """nDCG@10 of a MaxSim rerank over normalized token states, of ``dense [q, 50]`` and of the set's candidates."""
+    index_of = {document: index for index, document in enumerate(data.document_ids)}
     lists = {"dense top 50": dense.tolist()}
     if data.candidates:
-        lists["bm25 top 50"] = [[place[document] for document in data.candidates[query]] for query in data.query_ids]
+        lists["bm25 top 50"] = [[index_of[document] for document in data.candidates[query]] for query in data.query_ids]
     queries = engine.token_embed(data.queries, role="query", normalize=True).embeddings
     documents = engine.token_embed(data.documents, role="document", normalize=True).embeddings
     return {
@@ -197,14 +197,16 @@ def evaluate_maxsim(engine: Engine, data: Retrieval, dense: Indices) -> dict[str
 
 
 def main() -> None:
-    """Run one set and write ``results/quality.json``; a smoke run writes nothing."""
+    """Run one set and write ``results/quality.json``; a smoke run writes no file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="the 82 documents of adi, to see that it runs")
     parser.add_argument("--data", type=Path, default=os.environ.get("MILLPOND_DATA"), help="folder of BEIR-format sets")
     parser.add_argument("--set", default="cranfield")
     parser.add_argument("--model", default=None)
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--quantization", choices=("int8", "fp8"), help="results go to quality-int8.json and so on")
+    parser.add_argument(
+        "--quantization", choices=("int8", "fp8"), help="results are written to quality-int8.json or quality-fp8.json"
+    )
     parser.add_argument("--widths", default="384,256,128,64")
     arguments = parser.parse_args()
     if arguments.data is None:

@@ -1,4 +1,4 @@
-"""One result of a benchmark as JSON: the figures with the hardware, the versions and the commit they hold for."""
+"""Results of a benchmark as JSON: the figures with the hardware, versions and commit that they were measured with."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ PACKAGES = (
 
 
 def record(name: str, results: dict[str, Any], *, folder: Path = RESULTS) -> Path:
-    """Write ``results`` to ``{name}.json`` in ``folder`` with what they depend on, and return the path.
+    """Write ``results`` to ``{name}.json`` in ``folder`` with hardware, versions and commit, and return the path.
 
-    A result is replaced, not appended to: its history is the repository's.
+    An existing file is replaced; the repository keeps the history.
     """
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
@@ -54,16 +54,18 @@ def hardware() -> dict[str, Any]:
         "architecture": platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None,
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # others at work: a figure to distrust
+        "load": os.getloadavg()[0]
+        if hasattr(os, "getloadavg")
+        else None,  # high if other processes ran: then distrust the figures
     }
-    torch = sys.modules.get("torch")  # a benchmark that did not load torch has no use for it
+    torch = sys.modules.get("torch")  # not imported for this alone
     if torch is not None and torch.cuda.is_available():
         found["accelerator"] = torch.cuda.get_device_name()
     return found
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, sqlite and the installed ones of ``PACKAGES``."""
+    """Versions of Python, sqlite and those of ``PACKAGES`` that are installed."""
     found = {"python": platform.python_version(), "system": platform.platform(), "sqlite": sqlite3.sqlite_version}
     for package in PACKAGES:
         try:
@@ -74,13 +76,13 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit of this checkout, with ``+changes`` where tracked files differ from it; None outside of one."""
-    here = Path(__file__).parent
+    """The commit of this checkout, with ``+changes`` if tracked files differ from it; None outside a checkout."""
+    folder = Path(__file__).parent
     try:
-        name = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
+        name = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
         changes = subprocess.run(
             ["git", "status", "--porcelain", "--untracked-files=no"],
-            cwd=here,
+            cwd=folder,
             capture_output=True,
             text=True,
             check=True,

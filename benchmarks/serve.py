@@ -258,7 +258,7 @@ class Bench:
 async def _beside(target: Target, work: Callable[[], Any]) -> dict[str, Any]:
     """What ``work`` gives, and the latencies of ``/health`` while it was under way."""
     times: list[tuple[float, float]] = []
-    message = target.question("/health")
+    message = target.get("/health")
     async with Connections(target, limit=1, timeout=60) as connections:
 
         async def ask() -> None:

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from millpond.attention import matmul_attention, varlen
+from millpond.attention import matmul_attention, native, varlen
+from millpond.attention.segments import Segments
+from millpond.attention.signature import Masking
 
 GARBAGE = 1 << 30  # no token, place or offset
 
@@ -153,8 +155,13 @@ def varlen_attn(
 
 
 def pretend_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let millpond's packed kernel take what it would take on a GPU, no CPU's kernel be first, and torch's be ours."""
-    monkeypatch.setattr(matmul_attention, "fits", lambda query, masking: False)
+    """Let ``varlen`` serve a CPU's calls as it serves a GPU's, over :func:`varlen_attn`; no CPU kernel comes first."""
+    for kernel in (native, matmul_attention):
+        monkeypatch.setattr(kernel, "fits", lambda *call: False)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
-    monkeypatch.setattr(varlen, "abilities", lambda: frozenset(("scale", "window_size", "enable_gqa", "seqused_k")))
-    monkeypatch.setattr(varlen, "fits", lambda query, masking: masking.softcap is None and masking.bias is None)
+    monkeypatch.setattr(varlen, "parameters", lambda: frozenset(("scale", "window_size", "enable_gqa", "seqused_k")))
+
+    def fits(query: Any, key: Any, value: Any, segments: Segments, masking: Masking) -> bool:
+        return masking.softcap is None and masking.bias is None and varlen.limits_keys(segments, masking)
+
+    monkeypatch.setattr(varlen, "fits", fits)

@@ -1,4 +1,4 @@
-"""VectorCache: full-width vectors on disk, by the hash of all that decides them."""
+"""VectorCache: full-width vectors on disk, keyed by a hash of everything that determines them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from millpond.blob_store import KEYS_PER_SELECT, SMALLEST_LIMIT, RowFile
+from millpond.blob_store import KEYS_PER_SELECT, SMALLEST_LIMIT, BlobStore
 from millpond.errors import CacheError, InvalidRequestError
 
 KEY_BYTES = 32
@@ -22,13 +22,13 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CacheHits:
-    """What :meth:`VectorCache.get` found, in the order of the keys.
+    """The result of :meth:`VectorCache.get`, in the order of the keys.
 
     Attributes:
-        found: ``[n]`` bool.
-        rows: ``[n, width]`` float32; zeros where nothing was found.
-        tokens: ``[n]`` int32, tokens of the text; 0 where nothing was found.
-        truncated: ``[n]`` bool, the text was cut; False where nothing was found.
+        found: ``[n]`` bool: the key is in the cache.
+        rows: ``[n, width]`` float32; zeros for a key that was not found.
+        tokens: ``[n]`` int32, tokens of the text; 0 for a key that was not found.
+        truncated: ``[n]`` bool, the text was truncated; False for a key that was not found.
     """
 
     found: npt.NDArray[np.bool_]
@@ -39,16 +39,16 @@ class CacheHits:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheStats:
-    """A cache's contents, and what went through one object since it was made.
+    """Contents of a cache's file, and counters of one object since it was made.
 
     Attributes:
         rows: Vectors in the file.
-        bytes: Bytes of the file that hold something, the index included: what ``max_bytes`` bounds. Not counted are
-            free pages, which the next vectors fill, and the write-ahead log (16 MiB and one ``put``, while open).
+        bytes: Bytes of the file in use, the index included; ``max_bytes`` bounds them. Free pages, which the next
+            vectors fill, and the write-ahead log (16 MiB and one ``put``, while open) are not counted.
         hits: Keys that ``get`` found; a repeated key counts again.
-        misses: Keys that it did not.
-        written: Vectors that ``put`` was given, a repeated key once.
-        evicted: Vectors removed, or not kept, for ``max_bytes``.
+        misses: Keys that ``get`` did not find.
+        written: Vectors passed to ``put``; a repeated key counts once.
+        evicted: Vectors removed, or not stored, because of ``max_bytes``.
     """
 
     rows: int
@@ -62,28 +62,28 @@ class CacheStats:
 class VectorCache:
     """Vectors by key, in one file that threads and processes may share.
 
-    Rows are float32 at full width with a checksum over key, vector and metadata: what cannot be shown to be the vector
-    that was stored is a :class:`~millpond.errors.CacheError`, never a result. No text is stored, and only its owner can
-    read a file made here (0600). ``put`` is one transaction, committed on return; the last ones before a power cut
-    may be lost, those before a crash of the process are not.
+    Rows are float32 at full width with a checksum over key, vector and metadata. A row that does not match its checksum
+    raises :class:`~millpond.errors.CacheError` and is never returned. No text is stored, and a new file is readable by
+    its owner only (0600). ``put`` is one transaction, committed on return: a crash of the process loses none of them, a
+    power cut may lose the last ones.
 
-    With ``max_bytes`` the least recently used vectors make room for new ones. Uses are held in memory and written with
-    the next ``put``, after 32768 of them, or by ``close``: other processes see them late. Objects without a limit
-    write none.
+    With ``max_bytes``, the least recently used vectors are evicted for new ones. Uses are held in memory and written
+    with the next ``put``, after 32768 of them, or by ``close``, so other processes see them late. An object without a
+    limit records no uses.
 
-    An empty cache has length 0 and is false therefore: ask ``cache is not None``. After a fork the child has to open
-    a cache of its own; this object raises there.
+    An empty cache has length 0 and is therefore false: test ``cache is not None``. After a fork this object raises in
+    the child process, which must open the file again.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, max_bytes: int | None = None) -> None:
-        """Open the cache at ``path``; where there is none, make it and its folders.
+        """Open the cache at ``path``; create the file and its folders if they do not exist.
 
         Args:
-            path: The file, on a local disk; sqlite keeps ``-wal`` and ``-shm`` beside it while it is open.
-            max_bytes: Most bytes of the file to use; None for no limit.
+            path: The file, on a local disk; sqlite keeps ``-wal`` and ``-shm`` files beside it while it is open.
+            max_bytes: Limit for the bytes of the file in use; None: no limit.
 
         Raises:
-            CacheError: ``path`` is something else, damaged or of a newer schema, or cannot be opened.
+            CacheError: ``path`` is no cache, is damaged, has a newer schema, or cannot be opened.
             InvalidRequestError: ``max_bytes`` is too small to hold anything.
         """
         if max_bytes is not None and max_bytes < SMALLEST_LIMIT:
@@ -92,23 +92,23 @@ class VectorCache:
             )
         self._max_bytes = max_bytes
         try:
-            place = Path(path).expanduser().absolute()
+            absolute = Path(path).expanduser().absolute()
         except RuntimeError as error:  # ~somebody
             raise CacheError(f"{os.fspath(path)!r} is no path here ({error}); write it out") from error
-        self._file = RowFile(place, max_bytes=max_bytes)
-        self._counting = threading.Lock()
+        self._file = BlobStore(absolute, max_bytes=max_bytes)
+        self._counters_lock = threading.Lock()
         self._hits = self._misses = self._written = 0
 
     @staticmethod
     def key(namespace: str, text: str) -> bytes:
-        """The key of ``text`` under ``namespace``, which is all else that decides the vector: 32 bytes of BLAKE2b."""
+        """The key of ``text``, 32 bytes of BLAKE2b; ``namespace`` names everything else that determines the vector."""
         return VectorCache.keys(namespace, [text])[0]
 
     @staticmethod
     def keys(namespace: str, texts: Sequence[str]) -> list[bytes]:
-        """:meth:`key` of each text, the namespace hashed once."""
+        """:meth:`key` for each text; the namespace is hashed once."""
         name = namespace.encode("utf-8", "surrogatepass")
-        # Its length goes first, so that ("a", "bc") and ("ab", "c") are different bytes.
+        # The length comes first, so that ("a", "bc") and ("ab", "c") are different bytes.
         prepared = blake2b(len(name).to_bytes(8, "little") + name, digest_size=KEY_BYTES)
         keys = []
         for text in texts:
@@ -118,7 +118,7 @@ class VectorCache:
         return keys
 
     def get(self, keys: Sequence[bytes], *, width: int) -> CacheHits:
-        """Look up ``n`` keys, repeats among them or not, as vectors of ``width`` floats.
+        """Look up ``n`` keys, which may repeat, as vectors of ``width`` floats.
 
         Raises:
             CacheError: A row is damaged or of another width, or the file cannot be read.
@@ -127,8 +127,8 @@ class VectorCache:
         found = np.zeros(count, dtype=np.bool_)
         rows = np.zeros((count, width), dtype=np.float32)  # [n, width]
         metas = np.zeros(count, dtype=np.int64)
-        place = {key: index for index, key in enumerate(keys)}
-        distinct = sorted(place)  # neighbours in the index share its pages
+        row_of = {key: row for row, key in enumerate(keys)}
+        distinct = sorted(row_of)  # neighbours in sqlite's index share pages
         for start in range(0, len(distinct), KEYS_PER_SELECT):
             part = self._file.read(distinct[start : start + KEYS_PER_SELECT])
             lengths = set(map(len, part.values)) - {width * 4}
@@ -137,15 +137,15 @@ class VectorCache:
                     f"{self.path} holds {min(lengths)} bytes for a key and width={width} needs {width * 4}; "
                     "keys of one namespace must have one width: fix the namespace, or delete the file"
                 )
-            at = [place[key] for key in part.keys]
-            rows[at] = np.frombuffer(b"".join(part.values), dtype="<f4").reshape(len(at), width)
-            metas[at] = part.metas
-            found[at] = True
-        if len(place) < count:
-            source = np.fromiter(map(place.__getitem__, keys), dtype=np.intp, count=count)
+            targets = [row_of[key] for key in part.keys]
+            rows[targets] = np.frombuffer(b"".join(part.values), dtype="<f4").reshape(len(targets), width)
+            metas[targets] = part.metas
+            found[targets] = True
+        if len(row_of) < count:
+            source = np.fromiter(map(row_of.__getitem__, keys), dtype=np.intp, count=count)
             found, rows, metas = found[source], rows[source], metas[source]
         hits = int(found.sum())
-        with self._counting:
+        with self._counters_lock:
             self._hits += hits
             self._misses += count - hits
         return CacheHits(
@@ -155,16 +155,16 @@ class VectorCache:
     def put(
         self, keys: Sequence[bytes], rows: npt.ArrayLike, *, tokens: npt.ArrayLike, truncated: npt.ArrayLike
     ) -> None:
-        """Store one vector per key, in place of what the key had, in one transaction that is committed on return.
+        """Store one vector per key in one transaction, committed on return; existing keys are replaced.
 
         Args:
-            keys: ``n`` keys; among equal ones the last counts.
+            keys: ``n`` keys; of equal keys the last one counts.
             rows: ``[n, width]``, finite; stored as float32.
             tokens: ``[n]``, tokens of each text.
-            truncated: ``[n]``, whether each text was cut.
+            truncated: ``[n]``, whether each text was truncated.
 
         Raises:
-            InvalidRequestError: The lengths differ, a key is none, or a row holds a NaN or an infinity.
+            InvalidRequestError: The lengths differ, a key is not 32 bytes, or a row holds a NaN or an infinity.
             CacheError: The file cannot be written.
         """
         matrix = np.ascontiguousarray(rows, dtype="<f4")
@@ -187,14 +187,14 @@ class VectorCache:
             raise InvalidRequestError(
                 f"tokens={int(metas.min()) >> 1} to {int(metas.max()) >> 1} must be 0 to {2**31 - 1}"
             )
-        flat, step = matrix.reshape(-1).view(np.uint8).data, matrix.shape[1] * 4
+        buffer, row_bytes = matrix.reshape(-1).view(np.uint8).data, matrix.shape[1] * 4
         values = {
-            key: (meta, flat[index * step : (index + 1) * step])
+            key: (meta, buffer[index * row_bytes : (index + 1) * row_bytes])
             for index, (key, meta) in enumerate(zip(keys, metas.tolist(), strict=True))
         }
         if values:
             self._file.write(values)
-        with self._counting:
+        with self._counters_lock:
             self._written += len(values)
 
     def clear(self) -> None:
@@ -202,9 +202,9 @@ class VectorCache:
         self._file.clear()
 
     def stats(self) -> CacheStats:
-        """Contents and counters; the rows are counted by reading some 10 bytes of each."""
+        """Contents and counters; counting the rows reads about 10 bytes of each."""
         rows, size = self._file.count(), self._file.bytes_in_use()
-        with self._counting:
+        with self._counters_lock:
             return CacheStats(
                 rows=rows,
                 bytes=size,
@@ -215,7 +215,7 @@ class VectorCache:
             )
 
     def close(self) -> None:
-        """Close the file; later calls raise, but for another ``close``."""
+        """Close the file. Later calls raise, except ``close``."""
         self._file.close()
 
     @property

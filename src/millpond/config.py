@@ -11,14 +11,14 @@ from typing import Any
 from millpond.errors import InvalidRequestError, ModelLoadError
 from millpond.tasks import ACTIVATIONS, QUANTIZATIONS, Activation
 
-# Options that are names, each with one of its values.
+# Options that take a name, each with an example.
 _NAMES = {"dtype": "float32", "revision": "main", "pooling": "mean"}
 _OPTIONAL = frozenset(("revision", "pooling", "max_length", "max_batch_tokens"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """What an engine was asked to be; see :class:`millpond.Engine` for the meaning of each field."""
+    """The arguments of an engine; :class:`millpond.Engine` documents each field."""
 
     model: str
     revision: str | None = None
@@ -52,7 +52,7 @@ class EngineConfig:
                     f"{name}={value!r} must be a str like {example!r}" + (", or None" if name in _OPTIONAL else "")
                 )
         for name in ("max_length", "max_batch_tokens", "max_queue"):
-            self._whole(name)
+            self._check_positive(name)
         if not isinstance(self.normalize, bool | None):
             raise InvalidRequestError(f"normalize={self.normalize!r} must be True, False or None (as the checkpoint)")
         if self.hf_overrides is not None and not isinstance(self.hf_overrides, Mapping):
@@ -74,7 +74,7 @@ class EngineConfig:
             )
 
     def _join_devices(self) -> None:
-        """Several devices become one str, joined by commas, which is their other spelling."""
+        """Join several devices with commas, which is their other spelling."""
         devices = self.device
         if isinstance(devices, list | tuple) and devices and all(isinstance(name, str) for name in devices):
             object.__setattr__(self, "device", ",".join(devices))
@@ -83,8 +83,8 @@ class EngineConfig:
                 f"device={devices!r} must be a str like 'cpu', or a list of them like ['cuda:0', 'cuda:1']"
             )
 
-    def _whole(self, name: str) -> None:
-        """A positive int, or numpy's; only ``max_queue`` may not be left to the engine."""
+    def _check_positive(self, name: str) -> None:
+        """Refuse anything but a positive int (or numpy's), or ``None`` if the option has a default."""
         value = getattr(self, name)
         if value is None and name in _OPTIONAL:
             return

@@ -19,7 +19,8 @@
     ├── FingerprintMismatchError (ValueError)
     └── MissingExtraError (ImportError)
 
-Each also subclasses the builtin that a caller would catch, and its message names the value, the limit and the way out.
+The builtin in brackets is a second base class, for callers who catch builtins. Every message names the value, the limit
+and the way out.
 """
 
 from functools import partial
@@ -27,7 +28,7 @@ from typing import Any
 
 
 class MillpondError(Exception):
-    """The root: ``except MillpondError`` catches everything millpond raises on purpose."""
+    """The base class: ``except MillpondError`` catches everything millpond raises on purpose."""
 
 
 class ModelLoadError(MillpondError):
@@ -35,7 +36,7 @@ class ModelLoadError(MillpondError):
 
 
 class UnsupportedArchitectureError(ModelLoadError):
-    """The checkpoint is of a family that millpond cannot run as packed rows."""
+    """The checkpoint has an architecture that millpond cannot run as packed rows."""
 
 
 class WeightMismatchError(ModelLoadError):
@@ -51,16 +52,16 @@ class UnsupportedTaskError(InvalidRequestError):
 
 
 class InvalidDimensionsError(InvalidRequestError):
-    """The requested width is not one that the checkpoint can be cut to.
+    """The checkpoint's vectors cannot be cut to the requested width.
 
     Attributes:
         dimensions: The requested width.
-        native: The checkpoint's own.
-        declared: The widths it was trained for, where it lists them.
-        smallest: The least of them, where it does not.
-        trained: Whether it can be cut at all.
+        native: The checkpoint's own width.
+        declared: The widths it was trained for, if it lists them.
+        smallest: The smallest of them, if it lists none.
+        trained: Whether its vectors can be cut at all.
 
-    All are ``None`` where the width was refused before a checkpoint was looked at.
+    All are ``None`` if the width was refused before the checkpoint was considered.
     """
 
     def __init__(
@@ -85,12 +86,12 @@ class InputTooLongError(InvalidRequestError):
     """A text is longer than the model reads, and truncation was refused (or cannot help).
 
     Attributes:
-        index: Which text of the call.
-        tokens: How many tokens it has.
-        limit: How many it may have.
-        at_least: It may have more than ``tokens``: of a text that is far too long only a part is tokenized.
+        index: Index of the text in the call.
+        tokens: Its number of tokens.
+        limit: The highest number allowed.
+        at_least: Whether it may have more than ``tokens``: only a part of a far too long text is tokenized.
 
-    All are ``None`` where no text is at fault: a prompt or a template leaves room for none.
+    All are ``None`` if no text is at fault: a prompt or a template leaves no room for any text.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class InputTooLongError(InvalidRequestError):
 
 
 class SourceNotFoundError(InvalidRequestError, FileNotFoundError):
-    """There is nothing to ingest at the path."""
+    """The path of a source to ingest does not exist."""
 
 
 class UnknownModelError(MillpondError, LookupError):
@@ -129,7 +130,7 @@ class EngineOverloadedError(MillpondError):
         self.retry_after = retry_after
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Exceptions are rebuilt from their positional arguments alone, which would leave ``retry_after`` out."""
+        """Keep ``retry_after``: exceptions are unpickled from their positional arguments only."""
         return partial(type(self), retry_after=self.retry_after), self.args, self.__dict__
 
 
@@ -138,11 +139,11 @@ class EngineClosedError(MillpondError):
 
 
 class CacheError(MillpondError):
-    """A vector cache file is damaged, foreign, or of a schema this version cannot read."""
+    """A vector cache file is damaged, not millpond's, or of a schema this version cannot read."""
 
 
 class SinkError(MillpondError):
-    """A database refused a request, or did not answer it."""
+    """A database refused a request or did not answer."""
 
 
 class FingerprintMismatchError(MillpondError, ValueError):

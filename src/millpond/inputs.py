@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
+
+from millpond.errors import InvalidRequestError
 
 
 class Pair(NamedTuple):
@@ -58,3 +63,19 @@ def size_of(item: Item) -> int:
     if isinstance(item, Pair):
         return len(item.query) + len(item.document)
     return len(item.text) if isinstance(item, SpannedText) else 4 * len(item.ids)
+
+
+def rerank_pairs(query: str, documents: Sequence[str], top_n: int | None) -> list[Pair]:
+    """The pairs of a rerank call.
+
+    Raises:
+        TypeError: ``query`` is not a str, or ``documents`` is not a list.
+        InvalidRequestError: ``top_n`` is not a positive int.
+    """
+    if not isinstance(query, str):
+        raise TypeError(f"rerank takes one query, a str, not a {type(query).__name__}; score takes several")
+    if isinstance(documents, str | bytes | dict) or not isinstance(documents, Iterable):
+        raise TypeError(f"rerank takes a list of documents, not a {type(documents).__name__}")
+    if top_n is not None and (isinstance(top_n, bool) or not isinstance(top_n, int | np.integer) or top_n < 1):
+        raise InvalidRequestError(f"top_n={top_n!r} must be an int from 1; leave it out for all documents")
+    return [Pair(query, document) for document in documents]

@@ -1,4 +1,4 @@
-"""Matryoshka: the one place that decides which widths a vector may be cut to, and cuts it."""
+"""Matryoshka: the one place that decides which widths vectors may be cut to, and cuts them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millpond.errors import InvalidDimensionsError
 
 
 def widths(native: int, declared: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The widths a checkpoint declares, ascending, its native one always among them."""
+    """The widths that a checkpoint declares and its native width, ascending."""
     return tuple(sorted({*(declared or ()), native}))
 
 
@@ -29,16 +29,16 @@ def check(
     """Resolve a requested width, or refuse it.
 
     Args:
-        dimensions: The requested width; ``None`` is the default one.
+        dimensions: The requested width; ``None`` is the default width.
         native: The checkpoint's own width.
         trained: Whether the checkpoint was trained for Matryoshka cuts (or the user forced it).
         declared: The widths it was trained for, or ``None`` if it declares no list.
-        model: The name to print.
-        smallest: The least width it was trained for, where it declares no list.
-        default: The width the checkpoint has cut to where none is requested; ``None`` is the native one.
+        model: The name of the model, for errors.
+        smallest: The smallest width it was trained for, if it declares no list.
+        default: The width of its vectors if none is requested; ``None`` is the native width.
 
     Raises:
-        InvalidDimensionsError: The width is no positive int, wider than the model, or not one it was trained for.
+        InvalidDimensionsError: The width is not a positive int, wider than the model, or not a width of the model.
     """
     if dimensions is None:
         return native if default is None else default
@@ -72,8 +72,8 @@ def cut(
 ) -> npt.NDArray[np.float32]:
     """``rows [n, d]`` cut to ``[n, dimensions]``, then divided by their L2 norm if ``normalize``.
 
-    A zero row stays zero. The result aliases ``rows``' memory when it was normalized only if ``own``: the caller has
-    no other use for them, and a million of them need not be there twice.
+    A zero row stays zero. With ``own`` the caller gives ``rows`` away: they are normalized in place, if their width
+    stays, so that a million of them are not in memory twice.
     """
     head = rows[:, :dimensions]
     if not normalize:

@@ -1,7 +1,8 @@
-"""What the engine's methods return: frozen values holding numpy arrays."""
+"""The outputs of the engine's methods: frozen values holding numpy arrays."""
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,10 @@ import numpy.typing as npt
 from millpond.errors import InvalidRequestError
 from millpond.ragged import Ragged
 
-Item = TypeVar("Item")
+Element = TypeVar("Element")
+
+# Rows made into lists before an event loop gets its turn: about a millisecond's work.
+_ROWS_PER_TURN = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +25,8 @@ class Usage:
     """Tokens read for one call.
 
     Attributes:
-        prompt_tokens: Tokens of every input of the call, special tokens and prompts included, after truncation.
-            A duplicate counts again, and so does a text answered from the cache (which remembers its count).
+        prompt_tokens: Tokens of every input of the call after truncation, special tokens and prompts included.
+            Duplicates and texts from the cache (which stores their token count) are counted, too.
     """
 
     prompt_tokens: int
@@ -35,7 +39,7 @@ class EmbeddingOutput:
     Attributes:
         embeddings: ``[n, d]`` (``[n, ceil(d / 8)]`` for the binary dtypes), in the order of the texts.
         cached: ``[n]`` bool: the vector came from the cache.
-        truncated: ``[n]`` bool: the text was cut. A vector from the cache remembers whether its text was.
+        truncated: ``[n]`` bool: the text was cut. The cache stores this with the vector.
         usage: Token counts.
     """
 
@@ -43,6 +47,20 @@ class EmbeddingOutput:
     cached: npt.NDArray[np.bool_]
     truncated: npt.NDArray[np.bool_]
     usage: Usage
+
+    def tolist(self) -> list[list[Any]]:
+        """The rows as lists of Python numbers, ``[n][d]``, for libraries that take no arrays."""
+        rows: list[list[Any]] = self.embeddings.tolist()
+        return rows
+
+    async def atolist(self) -> list[list[Any]]:
+        """As :meth:`tolist`, for an event loop: other tasks run between every few rows."""
+        rows = []
+        for start in range(0, len(self.embeddings), _ROWS_PER_TURN):
+            if start:
+                await asyncio.sleep(0)
+            rows += self.embeddings[start : start + _ROWS_PER_TURN].tolist()
+        return rows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,11 +79,11 @@ class TokenEmbeddingOutput:
 
 
 class LabelScore(NamedTuple):
-    """A label and how likely it is.
+    """A label and its probability.
 
     Attributes:
-        label: The checkpoint's name for it.
-        prob: Its share, after the activation (the raw logit, where the activation was switched off).
+        label: The checkpoint's name of the label.
+        prob: The probability, after the activation (the raw logit if the activation was switched off).
     """
 
     label: str
@@ -89,16 +107,16 @@ class ClassificationOutput:
     usage: Usage
 
     def top(self, k: int = 1) -> list[list[LabelScore]]:
-        """The ``k`` likeliest labels of each text (all of them, where there are fewer).
+        """The ``k`` likeliest labels of each text (all of them, if there are fewer).
 
         Args:
-            k: How many, from 1.
+            k: Number of labels, from 1.
 
         Returns:
             ``n`` lists, best first; of equal labels the lower column comes first.
 
         Raises:
-            InvalidRequestError: ``k`` is no positive int.
+            InvalidRequestError: ``k`` is not a positive int.
         """
         _check_count("k", k)
         best = _descending(self.probs)[:, :k]  # [n, k]
@@ -123,21 +141,21 @@ class ScoreOutput:
     usage: Usage
 
 
-class _Listed(Sequence[Item]):
-    """A result that is the list of its items, and carries more beside them."""
+class _Listed(Sequence[Element]):
+    """A result that is a sequence of items, with further attributes."""
 
     @property
     @abstractmethod
-    def _items(self) -> Sequence[Item]: ...
+    def _items(self) -> Sequence[Element]: ...
 
     def __len__(self) -> int:
         return len(self._items)
 
     @overload
-    def __getitem__(self, index: int) -> Item: ...
+    def __getitem__(self, index: int) -> Element: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Item]: ...
-    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+    def __getitem__(self, index: slice) -> list[Element]: ...
+    def __getitem__(self, index: int | slice) -> Element | list[Element]:
         """Item ``index``; a slice gives a list of items."""
         return list(self._items[index]) if isinstance(index, slice) else self._items[index]
 
@@ -147,8 +165,8 @@ class RerankResult:
     """A document and how well it answers the query.
 
     Attributes:
-        index: Its place in the caller's list.
-        relevance_score: Higher is better; the scale is the checkpoint's.
+        index: Index of the document in the caller's list.
+        relevance_score: Higher is better; the scale depends on the checkpoint.
         document: The document.
     """
 
@@ -163,7 +181,7 @@ class RerankOutput(_Listed[RerankResult]):
 
     Attributes:
         results: The same, as a tuple.
-        truncated: ``[documents]`` bool: the pair was cut. In the order of the documents passed in, all of them.
+        truncated: ``[documents]`` bool: the pair was cut; one for each document passed in, in that order.
         usage: Token counts.
     """
 
@@ -189,13 +207,13 @@ class RerankOutput(_Listed[RerankResult]):
 
         Args:
             scores: ``[documents]``.
-            documents: What was scored.
+            documents: The documents that were scored.
             top_n: Keep the best only; ``None`` keeps all.
             truncated: ``[documents]`` bool, in the order of the documents.
             usage: Token counts.
 
         Raises:
-            InvalidRequestError: ``top_n`` is no positive int.
+            InvalidRequestError: ``top_n`` is not a positive int.
         """
         if top_n is not None:
             _check_count("top_n", top_n)
@@ -211,8 +229,8 @@ class RewardOutput:
     """The result of ``reward``.
 
     Attributes:
-        rewards: One ``[rows_i, labels]`` float32 matrix per text: a single row where the checkpoint rewards whole
-            texts, a row for each token or step where it rewards those. Raw, unless an activation was asked for.
+        rewards: One ``[rows_i, labels]`` float32 matrix per text: a single row if the checkpoint rewards whole texts,
+            else a row for each token or step. Raw, unless an activation was requested.
         truncated: ``[n]`` bool: the text was cut.
         usage: Token counts.
     """
@@ -224,14 +242,14 @@ class RewardOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class Entity:
-    """A stretch of a text, and its label.
+    """A span of a text, and its label.
 
     Attributes:
-        label: The label; without its ``B-`` or ``I-`` where tokens were aggregated.
-        score: How likely the label is.
-        start: First character (code point) of the stretch.
-        end: The character behind the last.
-        text: What stands there: ``text[start:end]`` of the caller's text.
+        label: The label; without its ``B-`` or ``I-`` if tokens were aggregated.
+        score: The probability of the label.
+        start: Index of the first character (code point) of the span.
+        end: Index behind its last character.
+        text: The span itself, ``text[start:end]`` of the caller's text.
     """
 
     label: str
@@ -269,7 +287,7 @@ class SparseEmbeddingOutput(_Listed[dict[int, float]]):
     """The result of ``sparse_embed``: a sequence of one ``{token id: weight}`` per text.
 
     Attributes:
-        embeddings: The same, as a list. A token without weight is left out.
+        embeddings: The same, as a list. Tokens of weight 0 are left out.
         truncated: ``[n]`` bool: the text was cut.
         usage: Token counts.
     """
@@ -281,6 +299,11 @@ class SparseEmbeddingOutput(_Listed[dict[int, float]]):
     @property
     def _items(self) -> Sequence[dict[int, float]]:
         return self.embeddings
+
+
+def rank(scored: ScoreOutput, documents: Sequence[str], *, top_n: int | None) -> RerankOutput:
+    """The scores of a query's documents, sorted."""
+    return RerankOutput.ranked(scored.scores, documents, top_n=top_n, truncated=scored.truncated, usage=scored.usage)
 
 
 def _descending(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:

@@ -1,9 +1,9 @@
-"""PoolingParams: what one request asks for, valid from construction."""
+"""PoolingParams: the options of one request, valid from construction."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -23,34 +23,34 @@ from millpond.tasks import (
     Truncate,
 )
 
-# What vLLM called two tasks before: whichever of a task's several names a caller writes, it is one task.
+# vLLM's older names of two tasks.
 _OLD_TASKS = {"embedding": "embed", "encode": "token_embed"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingParams:
-    """The options of one request, for every task; which of them a task reads is checked by the engine.
+    """The options of one request, for every task; the engine checks that the task reads them.
 
     Attributes:
-        task: The task, where the method does not already name it; vLLM's older ``embedding`` and ``encode`` are
-            ``embed`` and ``token_embed``.
+        task: The task, if the method does not name it; vLLM's older ``embedding`` and ``encode`` are ``embed`` and
+            ``token_embed``.
         dimensions: Matryoshka width; ``None`` is the checkpoint's own.
-        normalize: L2-normalize; ``None`` is the checkpoint's own habit.
-        activation: What is applied to logits: ``True`` is the checkpoint's own, ``False`` none, or one by name
-            (``identity``, ``sigmoid``, ``softmax``); ``None`` is the task's habit (rewards raw, the rest activated).
+        normalize: L2-normalize; ``None`` is as the checkpoint does.
+        activation: The activation of logits: ``True`` is the checkpoint's own, ``False`` none, or a name
+            (``identity``, ``sigmoid``, ``softmax``); ``None`` is the task's default (rewards raw, the rest activated).
         use_activation: vLLM's newer name for ``normalize`` (embed tasks) and ``activation`` (the others).
         softmax: vLLM's older name for ``activation``.
         step_tag_id: Step reward models: the token whose rows are kept.
         returned_token_ids: Step reward models: the columns that are kept.
-        role: ``"query"`` or ``"document"``: applies the checkpoint's own prompt for it.
+        role: ``"query"`` or ``"document"``: applies the checkpoint's own prompt for that role.
         prompt: Text put before every input; ``""`` switches a default prompt off.
         prompt_name: Name of one of the checkpoint's prompts.
-        instruction: Fills an LLM reranker's template slot.
+        instruction: Text for the instruction slot of an LLM reranker's template.
         aggregation: How ``token_classify`` joins tokens into entities, as transformers' pipeline names it.
-        adapter: One of the checkpoint's adapters by name (jina-embeddings-v3: ``spec.adapters``); ``None`` is the
-            role's.
+        adapter: The name of one of the checkpoint's adapters (jina-embeddings-v3: ``spec.adapters``); ``None`` is the
+            role's adapter.
         chunking: ``"mean"`` embeds an over-long text in windows and averages them, weighted by their tokens.
-        truncate: Which end of an over-long text is cut, or ``"error"``.
+        truncate: The end at which an over-long text is cut, or ``"error"``.
         truncate_prompt_tokens: Cut to this many tokens instead of the model's maximum (-1 is the maximum).
         output_dtype: Type of the returned vectors.
     """
@@ -81,21 +81,17 @@ class PoolingParams:
             object.__setattr__(self, name, _plain_int(getattr(self, name)))
         if self.dimensions is not None and type(self.dimensions) is not int:
             raise InvalidDimensionsError(f"dimensions={self.dimensions!r} must be an int, or None for the checkpoint's")
-        _one_of("task", self.task, TASKS)
-        _one_of("role", self.role, ROLES)
-        _one_of("truncate", self.truncate, TRUNCATIONS, optional=False)
-        _one_of("output_dtype", self.output_dtype, OUTPUT_DTYPES, optional=False)
-        _one_of("aggregation", self.aggregation, AGGREGATIONS, optional=False)
-        _one_of("chunking", self.chunking, ("mean",))
+        check_choice("task", self.task, TASKS)
+        check_choice("role", self.role, ROLES)
+        check_choice("truncate", self.truncate, TRUNCATIONS, optional=False)
+        check_choice("output_dtype", self.output_dtype, OUTPUT_DTYPES, optional=False)
+        check_choice("aggregation", self.aggregation, AGGREGATIONS, optional=False)
+        check_choice("chunking", self.chunking, ("mean",))
         if self.softmax is not None:
-            if self.activation is not None and self.activation != self.softmax:
-                raise InvalidRequestError(
-                    f"softmax={self.softmax!r} and activation={self.activation!r} are one thing; pass activation"
-                )
-            object.__setattr__(self, "activation", self.softmax)
+            object.__setattr__(self, "activation", option_of(self, "softmax", "activation"))
             object.__setattr__(self, "softmax", None)
         if not isinstance(self.activation, bool):
-            _one_of("activation", self.activation, ACTIVATIONS)
+            check_choice("activation", self.activation, ACTIVATIONS)
         self._check_steps()
         for name in ("normalize", "use_activation"):
             if not isinstance(value := getattr(self, name), bool | None):
@@ -112,16 +108,16 @@ class PoolingParams:
             raise InvalidRequestError(f"truncate_prompt_tokens={limit!r} must be a positive int, or -1 for the maximum")
 
     def _check_steps(self) -> None:
-        step, returned = self.step_tag_id, self.returned_token_ids
-        if step is not None and not _is_token_id(step):
-            raise InvalidRequestError(f"step_tag_id={step!r} must be a token id, an int from 0")
-        if returned is None:
+        tag, columns = self.step_tag_id, self.returned_token_ids
+        if tag is not None and not _is_token_id(tag):
+            raise InvalidRequestError(f"step_tag_id={tag!r} must be a token id, an int from 0")
+        if columns is None:
             return
-        if isinstance(returned, str | bytes) or not isinstance(returned, Iterable):
-            raise InvalidRequestError(f"returned_token_ids={returned!r} must be a list of token ids")
-        ids = tuple(_plain_int(token) for token in returned)
+        if isinstance(columns, str | bytes) or not isinstance(columns, Iterable):
+            raise InvalidRequestError(f"returned_token_ids={columns!r} must be a list of token ids")
+        ids = tuple(_plain_int(token) for token in columns)
         if not ids or not all(_is_token_id(token) for token in ids):
-            raise InvalidRequestError(f"returned_token_ids={returned!r} must hold token ids, ints from 0")
+            raise InvalidRequestError(f"returned_token_ids={columns!r} must hold token ids, ints from 0")
         object.__setattr__(self, "returned_token_ids", tuple(int(token) for token in ids))
 
     def given(self) -> frozenset[str]:
@@ -129,8 +125,46 @@ class PoolingParams:
         return frozenset(f.name for f in fields(self) if getattr(self, f.name) != f.default)
 
 
+def option_of(params: PoolingParams, *names: str) -> Any:
+    """The value of an option that has several names in ``params``; ``None`` if it is not set.
+
+    Raises:
+        InvalidRequestError: Two of the names have different values.
+    """
+    return one_value({name: getattr(params, name) for name in names})
+
+
+def one_value(values: Mapping[str, Any], *, owner: str = "") -> Any:
+    """The value of an option by its several names; ``None`` if none of them is set.
+
+    Args:
+        values: The value under each name; ``None`` is not set.
+        owner: Where the names were written, for the error: ``"pooler_config's "``.
+
+    Raises:
+        InvalidRequestError: Two of the names have different values.
+    """
+    values = {name: value for name, value in values.items() if value is not None}
+    first = next(iter(values.values()), None)
+    if any(value != first for value in values.values()):
+        listed = " and ".join(f"{name}={value!r}" for name, value in values.items())
+        raise InvalidRequestError(f"{owner}{listed} are names of one option and contradict each other; pass one")
+    return first
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...], *, optional: bool = True) -> None:
+    """Refuse a value that is none of ``choices``.
+
+    Raises:
+        InvalidRequestError: The value is unknown.
+    """
+    if (value is None and optional) or (isinstance(value, str) and value in choices):
+        return
+    raise InvalidRequestError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
+
+
 def _plain_int(value: Any) -> Any:
-    """numpy's and torch's whole numbers as Python's; anything else as it is."""
+    """A whole number of numpy or torch as a Python int; any other value unchanged."""
     if value is None or isinstance(value, bool):
         return value
     try:
@@ -141,9 +175,3 @@ def _plain_int(value: Any) -> Any:
 
 def _is_token_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _one_of(name: str, value: object, choices: tuple[str, ...], *, optional: bool = True) -> None:
-    if (value is None and optional) or (isinstance(value, str) and value in choices):
-        return
-    raise InvalidRequestError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")

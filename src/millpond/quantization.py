@@ -1,4 +1,4 @@
-"""Output dtypes: float32 rows packed to fewer bits, as sentence-transformers packs them."""
+"""Quantization of outputs: float32 rows packed to fewer bits, as sentence-transformers packs them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from millpond.tasks import OutputDtype
 def quantize(rows: npt.NDArray[np.float32], dtype: OutputDtype) -> npt.NDArray[Any]:
     """``rows [n, d]`` as ``dtype``.
 
-    ``int8`` and ``uint8`` spread each dimension's own range over 256 steps, so the codes of one call are comparable
-    with each other only; ``binary`` (int8) and ``ubinary`` (uint8) keep the sign bits, ``[n, ceil(d / 8)]``.
+    ``int8`` and ``uint8`` divide the range of each dimension into 256 steps, so codes are comparable only with codes of
+    the same call; ``binary`` (int8) and ``ubinary`` (uint8) keep the sign bits, ``[n, ceil(d / 8)]``.
 
     Raises:
         InvalidRequestError: ``int8``/``uint8`` of a single row, whose range is a point.
@@ -29,11 +29,7 @@ def quantize(rows: npt.NDArray[np.float32], dtype: OutputDtype) -> npt.NDArray[A
         return bits if dtype == "ubinary" else (bits.astype(np.int16) - 128).astype(np.int8)
     if len(rows) == 0:
         return np.empty(rows.shape, dtype=dtype)
-    if len(rows) == 1:
-        raise InvalidRequestError(
-            f"output_dtype={dtype!r} finds each dimension's range among the texts of the call, and this call has 1; "
-            "pass at least 2 texts, or choose float16 or binary"
-        )
+    check_range(dtype, len(rows))
     start = rows.min(axis=0)
     step = (rows.max(axis=0) - start) / np.float32(255)
     step[step == 0] = 1
@@ -42,11 +38,24 @@ def quantize(rows: npt.NDArray[np.float32], dtype: OutputDtype) -> npt.NDArray[A
     return shifted
 
 
+def check_range(dtype: OutputDtype, count: int) -> None:
+    """Refuse ``int8`` and ``uint8`` for a call of one text: the range of a single row is a point.
+
+    Raises:
+        InvalidRequestError: ``count`` is 1.
+    """
+    if dtype in ("int8", "uint8") and count == 1:
+        raise InvalidRequestError(
+            f"output_dtype={dtype!r} finds each dimension's range among the texts of the call, and this call has 1; "
+            "pass at least 2 texts, or choose float16 or binary"
+        )
+
+
 def eight_bits(rows: npt.NDArray[np.float32], dtype: Literal["int8", "uint8"]) -> npt.NDArray[Any]:
     """``rows [n, d]`` in 255 steps, each row by itself: its largest magnitude becomes 127 (``uint8``: 128 more).
 
-    A row's codes do not depend on the rows beside it, so those of several calls are comparable: by their cosine, which
-    does not see a row's scale.
+    The codes of a row do not depend on other rows, so codes of different calls are comparable by cosine, which ignores
+    the scale of a row.
     """
     largest = np.abs(rows).max(axis=-1, keepdims=True, initial=0)
     largest[largest == 0] = 1

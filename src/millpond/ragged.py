@@ -35,7 +35,7 @@ class Ragged:
 
     @classmethod
     def from_matrices(cls, matrices: Sequence[npt.NDArray[Any]], *, width: int) -> Ragged:
-        """Stack matrices ``[rows_i, width]`` (copies them once)."""
+        """Concatenate matrices ``[rows_i, width]``, copying them once."""
         offsets = np.zeros(len(matrices) + 1, dtype=np.int64)
         np.cumsum([len(matrix) for matrix in matrices], out=offsets[1:])
         flat = np.concatenate(matrices) if matrices else np.empty((0, width), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""SqliteFile: one database of ours, opened safely: private, recognized, migrated, shared, and closed around a fork."""
+"""SqliteFile: a sqlite database opened safely: private, identified, migrated, shared, and closed during a fork."""
 
 from __future__ import annotations
 
@@ -29,57 +29,57 @@ _REASONS = {
     sqlite3.SQLITE_LOCKED: "is locked by another process; wait for it or end it, or choose another path",
 }
 _PRAGMAS = (
-    "synchronous=NORMAL",  # with the log: a crash loses nothing committed, a power cut at most the last transactions
-    "wal_autocheckpoint=4000",  # 16 MiB: keys are random, so fewer checkpoints write less
+    "synchronous=NORMAL",  # with the log: a crash loses no committed transaction, a power cut at most the last ones
+    "wal_autocheckpoint=4000",  # 16 MiB: keys are random, so fewer checkpoints write fewer pages
     f"journal_size_limit={1 << 26}",
     "secure_delete=OFF",
-    "trusted_schema=OFF",  # a doctored file's views and triggers call no functions
+    "trusted_schema=OFF",  # views and triggers of a manipulated file call no functions
 )
 
 
 class SqliteFile:
     """A pool of connections to one file, which threads and processes may share.
 
-    Every block of :meth:`connection` turns what the file, the disk or another process does wrong into a
-    :class:`~millpond.errors.CacheError` that names the path and the way out.
+    Inside :meth:`connection`, errors caused by the file, the disk or another process are raised as
+    :class:`~millpond.errors.CacheError` with the path and the way out.
 
     Attributes:
         path: The file.
     """
 
-    busy_timeout: ClassVar[float] = 30.0  # seconds to wait for another process's transaction
+    busy_timeout: ClassVar[float] = 30.0  # seconds to wait for a transaction of another process
 
     def __init__(self, path: Path, *, application_id: int, migrations: Sequence[Sequence[str]]) -> None:
-        """Open ``path``, or make it.
+        """Open ``path``, or create it.
 
         Args:
             path: An absolute path on a local disk.
-            application_id: What marks the file as ours, in its header.
-            migrations: Script ``i`` leads from schema version ``i`` to ``i + 1``; version 0 is an empty file.
+            application_id: The id in the file's header by which it is recognized.
+            migrations: Script ``i`` migrates from schema version ``i`` to ``i + 1``; version 0 is an empty file.
         """
         self.path = path
         self._pid = os.getpid()
         self._closed = self._forking = False
-        # Pooled, not kept per thread: a thread that ends leaves no connection open behind it.
+        # A pool, not one connection per thread: a thread that ends leaves no connection open.
         self._idle: list[sqlite3.Connection] = []
-        self._lent = 0
+        self._in_use = 0
         self._pool = threading.Condition()
-        self._writing = threading.Lock()  # our own threads queue here: fairer and faster than sqlite's polling
-        with _reported(path):
+        self._writing = threading.Lock()  # threads of this process queue here: fairer and faster than sqlite's polling
+        with _as_cache_errors(path):
             _create(path)
         with self.connection() as connection:
-            _recognize(connection, path, application_id)
+            _check_application(connection, path, application_id)
             _migrate(connection, path, application_id, migrations)
             _use_wal(connection, path)
         _hook_fork(self)
 
     @property
     def open(self) -> bool:
-        """Whether :meth:`connection` would lend one."""
+        """Whether :meth:`connection` can be used: not closed, and not in the child of a fork."""
         return not self._closed and self._pid == os.getpid()
 
     def close(self) -> None:
-        """Close the connections, those lent out as they come back."""
+        """Close the connections; those in use when they are returned."""
         if self.open:
             with self._pool:
                 self._closed = True
@@ -87,9 +87,9 @@ class SqliteFile:
 
     @contextmanager
     def connection(self, *, wait: bool = True) -> Iterator[sqlite3.Connection]:
-        """A connection lent from the pool; one that saw an error is closed instead of returned.
+        """A connection from the pool, returned to it afterwards; after an error it is closed instead.
 
-        Without ``wait`` another process's transaction is an error at once.
+        Without ``wait``, a transaction of another process is an error at once.
         """
         self._check_process()
         with self._pool:
@@ -97,10 +97,10 @@ class SqliteFile:
             if self._closed:
                 raise CacheError(f"the cache {self.path} is closed; open it again")
             connection = self._idle.pop() if self._idle else None
-            self._lent += 1
+            self._in_use += 1
         healthy = False
         try:
-            with _reported(self.path):
+            with _as_cache_errors(self.path):
                 if connection is None:
                     connection = _connect(self.path)
                 connection.execute(f"PRAGMA busy_timeout={int(self.busy_timeout * 1000) if wait else 0}")
@@ -108,7 +108,7 @@ class SqliteFile:
             healthy = True
         finally:
             with self._pool:
-                self._lent -= 1
+                self._in_use -= 1
                 if healthy and not self._closed and connection is not None:
                     self._idle.append(connection)
                 elif connection is not None:
@@ -117,8 +117,8 @@ class SqliteFile:
 
     @contextmanager
     def transaction(self, *, wait: bool = True) -> Iterator[sqlite3.Connection]:
-        """A connection within a write transaction: committed at the end, rolled back by any error."""
-        self._check_process()  # first: after a fork the lock may be held by a thread that is not here
+        """A connection in a write transaction: committed at the end, rolled back on any error."""
+        self._check_process()  # first: after a fork the lock may be held by a thread that does not exist here
         if not self._writing.acquire(blocking=wait):
             raise CacheError(f"{self.path} is being written by another thread; wait for it")
         try:
@@ -134,13 +134,13 @@ class SqliteFile:
                 f"{os.getpid()}; open it again in the new process"
             )
 
-    # sqlite's bookkeeping of locks is per process and copied by a fork: a child that opened the file again while a
-    # connection was open here would believe to hold locks it does not. So none is open while a fork happens.
+    # sqlite tracks its locks per process, and a fork copies that state: a child that opens the file again while the
+    # parent has a connection open assumes locks that it does not hold. So no connection is open during a fork.
 
     def _before_fork(self) -> None:
         with self._pool:
             self._forking = True
-            self._pool.wait_for(lambda: self._lent == 0, timeout=self.busy_timeout)
+            self._pool.wait_for(lambda: self._in_use == 0, timeout=self.busy_timeout)
             self._close_idle()
 
     def _after_fork(self) -> None:
@@ -154,7 +154,7 @@ class SqliteFile:
 
 
 def _hook_fork(file: SqliteFile) -> None:
-    """Hooks stay registered for good, so they hold it weakly."""
+    """Close the connections during forks. Hooks stay registered forever, so they hold the file by a weak reference."""
     reference = weakref.ref(file)
 
     def hook(method: Callable[[SqliteFile], None]) -> Callable[[], None]:
@@ -170,16 +170,16 @@ def _hook_fork(file: SqliteFile) -> None:
 
 
 @contextmanager
-def _reported(path: Path) -> Iterator[None]:
-    """sqlite's and the system's errors as CacheError: the path, what is wrong with it, and the way out."""
+def _as_cache_errors(path: Path) -> Iterator[None]:
+    """Raise errors of sqlite and the system as CacheError, with the path, what is wrong with it, and the way out."""
     try:
         yield
-    except sqlite3.ProgrammingError:  # ours
+    except sqlite3.ProgrammingError:  # a bug in this code
         raise
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte: extended codes refine it
         raise CacheError(f"{path} {_REASONS.get(code, f'is damaged; {WAY_OUT}')} ({error})") from error
-    except UnicodeDecodeError as error:  # sqlite quoted damage in its message
+    except UnicodeDecodeError as error:  # sqlite's message quotes damaged bytes
         raise CacheError(f"{path} {_REASONS[sqlite3.SQLITE_CORRUPT]}") from error
     except OSError as error:
         raise CacheError(f"{path} {_REASONS[sqlite3.SQLITE_CANTOPEN]} ({error})") from error
@@ -198,10 +198,10 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _create(path: Path) -> None:
-    """Where there is no file, an empty one, private from its first moment.
+    """Create an empty file if there is none, private from the start.
 
-    It is made under another name and linked, since closing a descriptor of a file drops the locks that this process
-    has on it, and another thread's sqlite may already have some.
+    It is created under another name and linked: closing a descriptor of a file drops all locks of this process on it,
+    and sqlite in another thread may already hold some.
     """
     if path.exists():
         if not path.is_file():
@@ -209,7 +209,7 @@ def _create(path: Path) -> None:
         size = path.stat().st_size
         if size == 0:
             path.chmod(0o600)
-        elif size < 512:  # sqlite's smallest page; it takes a file of one byte for an empty one
+        elif size < 512:  # sqlite's smallest page; sqlite itself accepts a file of one byte as empty
             raise CacheError(f"{path} {_REASONS[sqlite3.SQLITE_NOTADB]}")
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -227,11 +227,11 @@ def _create(path: Path) -> None:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(
-        f"{path.as_uri()}?mode=rw",  # a file removed meanwhile is an error, not a new file without tables
+        f"{path.as_uri()}?mode=rw",  # a file removed in the meantime is an error, not a new file without tables
         uri=True,
         timeout=SqliteFile.busy_timeout,
         isolation_level=None,
-        check_same_thread=False,  # the pool lends it to one thread at a time
+        check_same_thread=False,  # the pool gives it to one thread at a time
     )
     try:
         for pragma in _PRAGMAS:
@@ -242,18 +242,23 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _recognize(connection: sqlite3.Connection, path: Path, application_id: int) -> None:
-    """Refuse what is not ours before anything is written to it. An empty file is nobody's, and taken."""
-    (pages,) = connection.execute("PRAGMA page_count").fetchone()  # before the id, lest a file just made seem foreign
-    (found,) = connection.execute("PRAGMA application_id").fetchone()
-    if pages > 0 and found != application_id:
+def _check_application(connection: sqlite3.Connection, path: Path, application_id: int) -> None:
+    """Raise CacheError for a database of another application, before anything is written to it. Empty files pass."""
+    # The pages first: if another process sets up the file between the two queries, it does not look foreign.
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    (stored_id,) = connection.execute("PRAGMA application_id").fetchone()
+    if pages > 0 and stored_id != application_id:
         raise CacheError(f"{path} is a database of another application; choose another path, or delete it")
 
 
 def _migrate(
     connection: sqlite3.Connection, path: Path, application_id: int, migrations: Sequence[Sequence[str]]
 ) -> None:
-    """Bring the schema to this version, in one transaction."""
+    """Migrate the schema to the newest version in one transaction.
+
+    Raises:
+        CacheError: The file's schema is newer.
+    """
     newest = len(migrations)
     if connection.execute("PRAGMA user_version").fetchone()[0] < newest:
         with _transaction(connection):
@@ -272,13 +277,13 @@ def _migrate(
 
 
 def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
-    """Write-ahead logging: readers and the writer do not wait for each other. Stored in the file, once."""
+    """Switch to write-ahead logging, which the file remembers: readers and the writer do not wait for each other."""
     deadline = time.monotonic() + SqliteFile.busy_timeout
     while True:
         try:
             (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
             break
-        except sqlite3.OperationalError as error:  # sqlite does not wait by itself for this one
+        except sqlite3.OperationalError as error:  # sqlite does not apply its timeout here
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The names of the pooling tasks: what a caller may ask of a checkpoint."""
+"""The pooling tasks, and the values that their options may have."""
 
 from typing import Literal, get_args
 
@@ -10,6 +10,7 @@ Aggregation = Literal["none", "simple", "first", "average", "max"]
 Activation = Literal["identity", "sigmoid", "softmax"]
 Quantization = Literal["int8", "fp8"]
 ScoreType = Literal["cross-encoder", "late-interaction", "bi-encoder"]
+ScoreMethod = Literal["auto", "cosine", "maxsim"]
 
 TASKS: tuple[Task, ...] = get_args(Task)
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -18,3 +19,4 @@ OUTPUT_DTYPES: tuple[OutputDtype, ...] = get_args(OutputDtype)
 AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+SCORE_METHODS: tuple[ScoreMethod, ...] = get_args(ScoreMethod)

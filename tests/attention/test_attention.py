@@ -1,13 +1,16 @@
 """Every packed attention kernel against attention written out naively, one segment at a time."""
 
 import inspect
+import logging
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from millpond.attention import flex, interface, matmul_attention, native, sdpa, segments, varlen
+from millpond.attention import dense, flex, interface, kernels, matmul_attention, native, sdpa, segments, varlen
+from millpond.attention.kernels import attend, select
 from millpond.attention.segments import Joined, Run, Segments
-from millpond.attention.select import select
 from millpond.attention.signature import Masking
 from millpond.native.library import library
 
@@ -15,7 +18,7 @@ LENGTHS = [7, 1, 13, 13, 30, 4]
 
 
 def naive(query, key, value, lengths, masking, keys=None):
-    """Scores, weights and sums in plain loops over segments and heads: [tokens, heads, dim]."""
+    """Scores, weights and sums in plain loops over segments and heads; ``[tokens, heads, dim]``."""
     out, start = torch.empty_like(query), 0
     groups = query.shape[1] // key.shape[1]
     for length, usable in zip(lengths, keys or lengths, strict=True):
@@ -69,28 +72,28 @@ def test_sdpa_equals_naive(masking, kv_heads):
 
 @pytest.mark.parametrize("masking", MASKINGS.values(), ids=MASKINGS.keys())
 def test_the_explicit_path_equals_naive_in_blocks(masking, monkeypatch):
-    monkeypatch.setattr(sdpa, "_SCORE_BLOCK", 256)  # several blocks of query rows per run
-    monkeypatch.setattr(sdpa, "is_plain", lambda masking: False)
+    monkeypatch.setattr(dense, "_SCORE_BLOCK", 256)  # several blocks of query rows per run
+    monkeypatch.setattr(dense, "is_plain", lambda masking: False)
     q, k, v = states(kv_heads=2)
     out = sdpa.attend(q, k, v, Segments.of(LENGTHS), masking)
     torch.testing.assert_close(out, naive(q, k, v, LENGTHS, masking), atol=2e-6, rtol=1e-5)
 
 
-# Of runs none are joined, a few, or all that have a longer neighbour.
+# A cost of 0 joins no runs, 70 a few, and 1000 all that have a longer neighbour.
 @pytest.mark.parametrize(("blocks", "start"), [("one", 0), ("many", 70), ("one", 1000)])
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("masking", MASKINGS.values(), ids=MASKINGS.keys())
 def test_products_equal_naive(masking, kv_heads, blocks, start, monkeypatch):
-    monkeypatch.setattr(segments, "_START", start)
+    monkeypatch.setattr(segments, "_START_COST", start)
     if blocks == "many":  # several blocks of rows, and of texts
         monkeypatch.setattr(matmul_attention, "_BLOCK", 256)
         monkeypatch.setattr(matmul_attention, "_TEXT_BLOCK", 256)
-        monkeypatch.setattr(matmul_attention, "_LEAST_ROWS", 3)
+        monkeypatch.setattr(matmul_attention, "_MIN_ROWS", 3)
     monkeypatch.setattr(matmul_attention, "_FEW_SCORES", 0)
-    monkeypatch.setattr(matmul_attention, "_WHOLLY", (torch.float32, torch.bfloat16))
+    monkeypatch.setattr(matmul_attention, "_FAST_DTYPES", (torch.float32, torch.bfloat16))
     q, k, v = states(kv_heads=kv_heads)
     expected = naive(q, k, v, LENGTHS, masking)
-    # Nothing in it depends on the precision, and float32 shows every slip.
+    # The computation does not depend on the precision, and float32 shows every mistake.
     torch.testing.assert_close(
         matmul_attention.attend(q, k, v, Segments.of(LENGTHS), masking), expected, atol=2e-6, rtol=1e-5
     )
@@ -102,21 +105,21 @@ def test_products_equal_naive(masking, kv_heads, blocks, start, monkeypatch):
 
 @pytest.mark.parametrize("size", [1.0, 40.0, 400.0])
 def test_products_survive_scores_of_any_size(size, monkeypatch):
-    """exp2 of the largest would overflow, and of the smallest vanish: then the careful way is taken."""
+    """exp2 of the largest would overflow, and of the smallest vanish: then torch's kernel computes the run."""
     monkeypatch.setattr(matmul_attention, "_FEW_SCORES", 0)
     q, k, v = states(torch.bfloat16)
-    careful = []
-    run = sdpa.attend_run
-    monkeypatch.setattr(sdpa, "attend_run", lambda *arguments: careful.append(arguments[4]) or run(*arguments))
+    by_torch = []
+    run = dense.attend_run
+    monkeypatch.setattr(dense, "attend_run", lambda *arguments: by_torch.append(arguments[4]) or run(*arguments))
     for sign in (size, -size):  # equal signs overflow, opposite ones underflow
-        own, theirs = q.abs() * size, k.abs() * sign
+        large_q, large_k = q.abs() * size, k.abs() * sign
         masking = Masking(scale=0.25, causal=False)
-        out = matmul_attention.attend(own, theirs, v, Segments.of(LENGTHS), masking)
-        expected = naive(own.float(), theirs.float(), v.float(), LENGTHS, masking)
+        out = matmul_attention.attend(large_q, large_k, v, Segments.of(LENGTHS), masking)
+        expected = naive(large_q.float(), large_k.float(), v.float(), LENGTHS, masking)
         assert torch.isfinite(out).all()
         if size == 1.0:
             torch.testing.assert_close(out.float(), expected, atol=0.05, rtol=0.05)
-    assert bool(careful) == (size > 1)
+    assert bool(by_torch) == (size > 1)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -124,13 +127,15 @@ def test_products_take_narrow_windows_in_float32(causal, monkeypatch):
     lengths = [9, 40, 41, 300]
     q, k, v = states(lengths=lengths)
     masking = Masking(scale=0.25, causal=causal, window=8)
-    assert select(q, masking) is matmul_attention.attend
-    assert select(q, Masking(scale=0.25, causal=causal)) is sdpa.attend
-    taken = []
-    run = sdpa.attend_run
-    monkeypatch.setattr(sdpa, "attend_run", lambda *arguments: taken.append(arguments[4].length) or run(*arguments))
+    packed = Segments.of(lengths)
+    assert select(q, k, v, packed, masking) is matmul_attention
+    assert select(q, k, v, packed, Masking(scale=0.25, causal=causal)) is sdpa
+    assert select(q, k, v, packed, Masking(scale=0.25, causal=causal, window=101)) is sdpa  # 300 tokens: not narrow
+    by_torch = []
+    run = dense.attend_run
+    monkeypatch.setattr(dense, "attend_run", lambda *arguments: by_torch.append(arguments[4].length) or run(*arguments))
     out = matmul_attention.attend(q, k, v, Segments.of(lengths), masking)
-    assert taken == [9]
+    assert by_torch == [9]
     torch.testing.assert_close(out, sdpa.attend(q, k, v, Segments.of(lengths), masking), atol=2e-6, rtol=1e-5)
     wider = Masking(scale=0.25, causal=causal, window=9)
     assert not torch.allclose(matmul_attention.attend(q, k, v, Segments.of(lengths), wider), out, atol=1e-3)
@@ -151,14 +156,16 @@ def test_neighbours_of_nearly_equal_length_are_joined():
 
 
 def test_tiny_runs_are_left_to_torchs_kernel(monkeypatch):
-    taken = []
-    monkeypatch.setattr(matmul_attention, "_attend", lambda out, *rest, **options: taken.append(out.shape[3]) or True)
+    by_products = []
+    monkeypatch.setattr(
+        matmul_attention, "_attend_batch", lambda out, *rest, **options: by_products.append(out.shape[3]) or True
+    )
     q, k, v = states(torch.bfloat16, lengths=[100, 4, 4, 4, 4, 4, 4, 4])
     matmul_attention.attend(q, k, v, Segments.of([100, *[4] * 7]), Masking(scale=0.25, causal=False))
-    assert taken == [100, 4]  # one of a hundred tokens, and seven texts of four: 28 heads
+    assert by_products == [100, 4]  # one of a hundred tokens, and seven texts of four: 28 heads
 
 
-# A query of three real tokens and its expansion, as many keys as tokens, neighbours that differ only in their keys.
+# A query of three real tokens with expansion, sequences whose tokens all are keys, neighbours that differ in keys only.
 KEYS = [3, 1, 13, 5, 30, 1]
 KEY_LENGTHS = [7, 1, 13, 13, 30, 4]
 
@@ -168,11 +175,11 @@ KEY_LENGTHS = [7, 1, 13, 13, 30, 4]
 @pytest.mark.parametrize("masking", MASKINGS.values(), ids=MASKINGS.keys())
 def test_fewer_keys_than_queries(masking, kv_heads, short, monkeypatch):
     if short:
-        monkeypatch.setattr(sdpa, "is_plain", lambda masking: False)
-    monkeypatch.setattr(sdpa, "_SCORE_BLOCK", 256)
+        monkeypatch.setattr(dense, "is_plain", lambda masking: False)
+    monkeypatch.setattr(dense, "_SCORE_BLOCK", 256)
     q, k, v = states(kv_heads=kv_heads, lengths=KEY_LENGTHS)
     out = sdpa.attend(q, k, v, Segments.of(KEY_LENGTHS, keys=KEYS), masking)
-    monkeypatch.setattr(matmul_attention, "_WHOLLY", (torch.float32,))
+    monkeypatch.setattr(matmul_attention, "_FAST_DTYPES", (torch.float32,))
     torch.testing.assert_close(
         matmul_attention.attend(q, k, v, Segments.of(KEY_LENGTHS, keys=KEYS), masking), out, atol=2e-6, rtol=1e-5
     )
@@ -182,7 +189,7 @@ def test_fewer_keys_than_queries(masking, kv_heads, short, monkeypatch):
     assert (forgotten - expected).abs().max() > 1e-2
 
 
-def test_what_is_no_key_does_not_matter():
+def test_tokens_that_are_no_keys_do_not_matter():
     q, k, v = states(lengths=KEY_LENGTHS)
     segments = Segments.of(KEY_LENGTHS, keys=KEYS)
     out = sdpa.attend(q, k, v, segments, MASKINGS["full"])
@@ -193,7 +200,7 @@ def test_what_is_no_key_does_not_matter():
 
 @pytest.mark.parametrize("name", ["causal", "window", "softcap", "bias"])
 def test_a_dropped_mask_is_seen(name):
-    """The negative control: the comparison above fails when a kernel forgets the option."""
+    """Negative control: the comparisons above fail if a kernel ignores the option."""
     q, k, v = states()
     forgotten = sdpa.attend(q, k, v, Segments.of(LENGTHS), MASKINGS["full"])
     assert (forgotten - naive(q, k, v, LENGTHS, MASKINGS[name])).abs().max() > 1e-2
@@ -212,7 +219,7 @@ def test_bfloat16_is_near():
     assert torch.nn.functional.cosine_similarity(out.float().flatten(), reference.flatten(), dim=0) > 0.9999
 
 
-@pytest.mark.filterwarnings("ignore")  # torch warns that the uncompiled function is slow, which is why it is here only
+@pytest.mark.filterwarnings("ignore")  # torch warns that the uncompiled function is slow; only tests use it
 @pytest.mark.parametrize("name", ["softcap", "softcap window", "softcap bidirectional"])
 def test_flex_modifiers_equal_naive(name):
     from torch.nn.attention.flex_attention import flex_attention
@@ -232,19 +239,64 @@ def test_flex_limits_the_keys(name):
     torch.testing.assert_close(out, naive(q, k, v, KEY_LENGTHS, MASKINGS[name], KEYS), atol=2e-6, rtol=1e-5)
 
 
+def cuda_query(dtype=torch.bfloat16, dim=16):
+    """What kernels read of a query to decide, of one on CUDA, which this machine may not have."""
+    return SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=torch.Size((sum(KEY_LENGTHS), 4, dim)))
+
+
+def on_cuda(masking, packed, **query):
+    """The kernel that serves a call on CUDA."""
+    return select(cuda_query(**query), *states(torch.bfloat16, lengths=KEY_LENGTHS)[1:], packed, masking)
+
+
+PACKED = Segments.of(KEY_LENGTHS)
+
+
+@pytest.fixture
+def recent_torch(monkeypatch):
+    """A torch with every parameter that varlen uses."""
+    monkeypatch.setattr(varlen, "parameters", lambda: frozenset({"scale", "window_size", "enable_gqa", "seqused_k"}))
+
+
+@pytest.mark.usefixtures("recent_torch")
+def test_which_kernel_serves_a_call_on_cuda():
+    full, softcap = MASKINGS["full"], MASKINGS["softcap"]
+    for dtype in (torch.float16, torch.bfloat16):
+        assert on_cuda(full, PACKED, dtype=dtype) is varlen
+        assert on_cuda(softcap, PACKED, dtype=dtype) is flex
+    assert on_cuda(full, PACKED, dtype=torch.float32) is sdpa
+    assert on_cuda(softcap, PACKED, dtype=torch.float32) is flex
+    assert on_cuda(full, PACKED, dim=20) is sdpa
+    assert on_cuda(full, PACKED, dim=264) is sdpa
+    assert on_cuda(MASKINGS["bias"], PACKED) is sdpa
+    assert on_cuda(replace(softcap, bias=MASKINGS["bias"].bias), PACKED) is sdpa
+
+
+@pytest.mark.usefixtures("recent_torch")
 @pytest.mark.parametrize("name", ["causal", "window", "causal window"])
-def test_varlen_leaves_limited_keys_under_causality_and_windows_to_the_reference(name):
-    """Its kernel would lay both along the last key; this runs on a CPU because the kernel is not called."""
-    q, k, v = states(lengths=KEY_LENGTHS)
-    out = varlen.attend(q, k, v, Segments.of(KEY_LENGTHS, keys=KEYS), MASKINGS[name])
-    torch.testing.assert_close(out, naive(q, k, v, KEY_LENGTHS, MASKINGS[name], KEYS), atol=2e-6, rtol=1e-5)
+def test_varlen_takes_no_limited_keys_under_causality_and_windows(name):
+    """It would align both to the last key; the reference serves such a call."""
+    assert on_cuda(MASKINGS[name], PACKED) is varlen
+    limited = Segments.of(KEY_LENGTHS, keys=KEYS)
+    assert on_cuda(MASKINGS[name], limited) is sdpa
+    assert on_cuda(MASKINGS["full"], limited) is varlen
+    assert on_cuda(Masking(scale=0.25, causal=False, window=30), limited) is varlen  # spans the longest of them
 
 
-def test_varlen_without_the_argument_leaves_limited_keys_to_the_reference(monkeypatch):
-    monkeypatch.setattr(varlen, "abilities", lambda: frozenset({"scale", "window_size"}))
-    q, k, v = states(lengths=KEY_LENGTHS)
-    out = varlen.attend(q, k, v, Segments.of(KEY_LENGTHS, keys=KEYS), MASKINGS["full"])
-    torch.testing.assert_close(out, naive(q, k, v, KEY_LENGTHS, MASKINGS["full"], KEYS), atol=2e-6, rtol=1e-5)
+def test_varlen_without_the_parameter_takes_no_limited_keys(monkeypatch):
+    monkeypatch.setattr(varlen, "parameters", lambda: frozenset({"scale", "window_size"}))
+    assert on_cuda(MASKINGS["full"], Segments.of(KEY_LENGTHS, keys=KEYS)) is sdpa
+    assert on_cuda(MASKINGS["full"], PACKED) is varlen
+    monkeypatch.setattr(varlen, "parameters", lambda: frozenset({"scale", "is_causal"}))
+    assert on_cuda(MASKINGS["full"], PACKED) is sdpa
+
+
+@pytest.mark.usefixtures("recent_torch")
+@pytest.mark.parametrize("name", ["full", "causal", "softcap"])
+def test_only_the_reference_serves_shared_prefixes_on_cuda(name):
+    shared = Segments.of(KEY_LENGTHS, prefixes=[-1, 0, 0, -1, 0, 0])
+    assert on_cuda(MASKINGS[name], PACKED) in (varlen, flex)
+    assert on_cuda(MASKINGS[name], shared) is sdpa
 
 
 def test_varlen_windows_are_inclusive_tuples():
@@ -262,17 +314,62 @@ def test_varlen_windows_are_inclusive_tuples():
 def test_varlen_reads_its_signature():
     from torch.nn.attention.varlen import varlen_attn
 
-    assert varlen.abilities() == set(inspect.signature(varlen_attn).parameters)
+    assert varlen.parameters() == set(inspect.signature(varlen_attn).parameters)
 
 
-def test_what_the_cpu_takes():
+def test_which_kernel_serves_a_call_on_a_cpu():
     for masking in MASKINGS.values():
-        single = matmul_attention.attend if masking.window is not None else sdpa.attend
-        # The compiled kernel wants a bias in its own precision.
-        half = native.attend if library() is not None and masking.bias is None else matmul_attention.attend
-        kernels = {torch.float32: single, torch.bfloat16: half, torch.float16: sdpa.attend}
-        for dtype, kernel in kernels.items():
-            assert select(torch.empty(3, 4, 16, dtype=dtype), masking) is kernel
+        narrow = masking.window is not None
+        # The compiled kernel reads a bias in bfloat16 only.
+        half = native if library() is not None and masking.bias is None else matmul_attention
+        serving = {torch.float32: matmul_attention if narrow else sdpa, torch.bfloat16: half, torch.float16: sdpa}
+        for dtype, kernel in serving.items():
+            assert select(*states(dtype), Segments.of(LENGTHS), masking) is kernel
+
+
+def test_the_first_kernel_of_the_table_that_fits_serves_the_call(monkeypatch):
+    def kernel(name, fits):
+        return SimpleNamespace(NAME=name, fits=lambda *call: fits, attend=lambda *call: name)
+
+    call = (*states(), Segments.of(LENGTHS), MASKINGS["full"])
+    table = (kernel("unfit", False), kernel("first", True), kernel("second", True))
+    monkeypatch.setattr(kernels, "KERNELS", table)
+    assert select(*call) is table[1]
+    assert attend(*call) == "first"
+
+
+def test_the_table_of_kernels():
+    assert [kernel.NAME for kernel in kernels.KERNELS] == ["native", "matmul", "varlen", "flex", "sdpa"]
+    assert kernels.KERNELS[-1].fits(*states(), Segments.of(LENGTHS), MASKINGS["softcap window"])
+    assert sdpa.unavailable() is None and matmul_attention.unavailable() is None
+    assert (native.unavailable() is None) == (library() is not None)
+    for kernel in (varlen, flex):
+        assert (kernel.unavailable() == "no CUDA device") == (not torch.cuda.is_available())
+
+
+def test_no_kernel_uses_another():
+    """The table decides: a kernel that calls another one hides which of them ran."""
+    modules = {kernel.__name__ for kernel in kernels.KERNELS}
+    for kernel in kernels.KERNELS:
+        for value in vars(kernel).values():
+            module = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
+            assert module == kernel.__name__ or module not in modules
+
+
+def test_the_log_names_the_kernel_once_for_each_kind_of_call(caplog):
+    kernels._log_kind.cache_clear()
+    q, k, v = states(kv_heads=2)
+    with caplog.at_level(logging.INFO, logger="millpond"):
+        attend(q, k, v, Segments.of(LENGTHS), MASKINGS["full"])
+    assert not caplog.records
+    with caplog.at_level(logging.DEBUG, logger="millpond"):
+        for lengths in (LENGTHS, LENGTHS[::-1]):
+            attend(q, k, v, Segments.of(lengths), MASKINGS["full"])
+        attend(q, k, v, Segments.of(LENGTHS), MASKINGS["softcap window"])
+    assert caplog.messages == [
+        "attention kernel sdpa: float32 on cpu, 4 heads of 16 (2 for keys)",
+        "attention kernel matmul: float32 on cpu, 4 heads of 16 (2 for keys), causal, window 5, softcap 0.5",
+    ]
 
 
 def test_runs_group_neighbours():

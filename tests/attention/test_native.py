@@ -1,4 +1,4 @@
-"""The compiled kernels against the references in float32, over the same numbers; and what builds them."""
+"""The compiled kernels against float32 references over the same numbers, and the hook that builds them."""
 
 import ctypes
 import os
@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from millpond.attention import matmul_attention, native, sdpa
+from millpond.attention.kernels import attend, select
 from millpond.attention.segments import Segments
-from millpond.attention.select import select
 from millpond.attention.signature import Masking
 from millpond.models.add_norm import AddNorm
 from millpond.models.rms_norm import RMSNorm
@@ -25,7 +25,7 @@ from millpond.native.library import library
 
 ROOT = Path(__file__).parents[2]
 built = pytest.mark.skipif(library() is None, reason="no compiled kernel: no C++ compiler, or no AVX512-BF16")
-# A weight and a value lose at most 2^-9 of themselves each, and the sum is rounded once more.
+# Weights and values are rounded to bfloat16, each by at most 2^-9, and the sum is rounded once more.
 TOLERANCE = {"atol": 0.02, "rtol": 0.01}
 LENGTHS = [[7], [1, 1, 2], [15, 16, 17, 31, 32, 33], [5, 6, 6, 7, 12, 13, 64, 65], [1030, 3, 511, 512, 513]]
 SHAPES = [(4, 4, 32), (4, 2, 16), (3, 1, 48), (2, 2, 64), (2, 1, 80), (2, 1, 96), (4, 2, 128), (1, 1, 256)]
@@ -33,14 +33,19 @@ SHAPES = [(4, 4, 32), (4, 2, 16), (3, 1, 48), (2, 2, 64), (2, 1, 80), (2, 1, 96)
 
 @pytest.fixture
 def fresh():
-    """The library is looked for anew, and again by those who come after."""
-    library.cache_clear()
-    yield
-    library.cache_clear()
+    """Load the library again in this test, and once more after it."""
+
+    def forget():
+        library.cache_clear()
+        place._load.cache_clear()
+
+    forget()
+    yield forget
+    forget()
 
 
 def states(lengths, heads, kv_heads, dim, *, size=1.0):
-    """Query, key and value as a fused product gives them: views of one tensor."""
+    """Query, key and value as views of one tensor, as a fused projection gives them."""
     generator = torch.Generator().manual_seed(sum(lengths) + dim)
     fused = size * torch.randn(sum(lengths), heads + 2 * kv_heads, dim, generator=generator)
     query, key, value = fused.bfloat16().split([heads, kv_heads, kv_heads], 1)
@@ -53,10 +58,10 @@ def reference(query, key, value, segments, masking):
     return sdpa.attend(query.float(), key.float(), value.float(), segments, masking)
 
 
-def assert_equal(given, segments, masking):
-    found = native.attend(*given, segments, masking)
-    assert found.dtype is torch.bfloat16
-    torch.testing.assert_close(found.float(), reference(*given, segments, masking), **TOLERANCE)
+def assert_equal(qkv, segments, masking):
+    out = native.attend(*qkv, segments, masking)
+    assert out.dtype is torch.bfloat16
+    torch.testing.assert_close(out.float(), reference(*qkv, segments, masking), **TOLERANCE)
 
 
 @built
@@ -64,8 +69,8 @@ def assert_equal(given, segments, masking):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_it_equals_the_reference(lengths, shape, causal):
-    given = states(lengths, *shape)
-    assert_equal(given, Segments.of(lengths), Masking(scale=shape[2] ** -0.5, causal=causal))
+    qkv = states(lengths, *shape)
+    assert_equal(qkv, Segments.of(lengths), Masking(scale=shape[2] ** -0.5, causal=causal))
 
 
 @built
@@ -73,12 +78,12 @@ def test_it_equals_the_reference(lengths, shape, causal):
 @pytest.mark.parametrize("window", [1, 2, 9, 16, 17, 65, 600])
 @pytest.mark.parametrize("lengths", LENGTHS[2:], ids=str)
 def test_windows(lengths, window, causal):
-    given = states(lengths, 4, 2, 32)
+    qkv = states(lengths, 4, 2, 32)
     masking = Masking(scale=0.2, causal=causal, window=window)
-    assert_equal(given, Segments.of(lengths), masking)
-    off_by_one = reference(*given, Segments.of(lengths), replace(masking, window=window + 1))
+    assert_equal(qkv, Segments.of(lengths), masking)
+    off_by_one = reference(*qkv, Segments.of(lengths), replace(masking, window=window + 1))
     if window < 60:
-        assert (native.attend(*given, Segments.of(lengths), masking) - off_by_one).abs().max() > 0.05
+        assert (native.attend(*qkv, Segments.of(lengths), masking) - off_by_one).abs().max() > 0.05
 
 
 @built
@@ -87,19 +92,19 @@ def test_windows(lengths, window, causal):
 @pytest.mark.parametrize("softcap", [0.5, 30.0])
 def test_softcaps(softcap, causal, window):
     lengths = [33, 5, 48, 1]
-    given = states(lengths, 4, 2, 32, size=4.0)
-    assert_equal(given, Segments.of(lengths), Masking(scale=0.3, causal=causal, softcap=softcap, window=window))
+    qkv = states(lengths, 4, 2, 32, size=4.0)
+    assert_equal(qkv, Segments.of(lengths), Masking(scale=0.3, causal=causal, softcap=softcap, window=window))
 
 
 @built
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_a_bias(lengths):
-    given = states(lengths, 4, 4, 32)
+    qkv = states(lengths, 4, 4, 32)
     bias = torch.randn(4, max(lengths), max(lengths), generator=torch.Generator().manual_seed(5)).bfloat16()
-    assert_equal(given, Segments.of(lengths), Masking(scale=0.2, causal=False, bias=bias))
-    # MPNet's is a view whose rows are not dense.
+    assert_equal(qkv, Segments.of(lengths), Masking(scale=0.2, causal=False, bias=bias))
+    # MPNet's bias is a view whose rows are not contiguous.
     assert_equal(
-        given, Segments.of(lengths), Masking(scale=0.2, causal=False, bias=bias.permute(1, 2, 0).permute(2, 0, 1))
+        qkv, Segments.of(lengths), Masking(scale=0.2, causal=False, bias=bias.permute(1, 2, 0).permute(2, 0, 1))
     )
 
 
@@ -109,21 +114,21 @@ def test_a_bias(lengths):
 )
 def test_fewer_keys_than_queries(masking):
     lengths, keys = [32, 40, 7, 33], [5, 40, 1, 17]
-    given = states(lengths, 4, 2, 32)
+    qkv = states(lengths, 4, 2, 32)
     segments = Segments.of(lengths, keys=keys)
-    assert_equal(given, segments, masking)  # a window beyond the keys leaves rows that look at nothing: zeros
-    value = given[2].clone()
-    value[5:32] = float("nan")  # no key: never read
-    found = native.attend(*given[:2], value, segments, masking)
-    assert not found.isnan().any()
+    assert_equal(qkv, segments, masking)  # a window behind the keys leaves rows without any key: zeros
+    value = qkv[2].clone()
+    value[5:32] = float("nan")  # not a key, so never read
+    out = native.attend(*qkv[:2], value, segments, masking)
+    assert not out.isnan().any()
 
 
 @built
 @pytest.mark.parametrize("causal", [False, True])
 def test_sequences_that_continue_another(causal):
     lengths, prefixes = [19, 5, 40, 1, 16], [-1, 0, 0, -1, 0]
-    given = states(lengths, 4, 2, 64)
-    assert_equal(given, Segments.of(lengths, prefixes=prefixes), Masking(scale=0.125, causal=causal))
+    qkv = states(lengths, 4, 2, 64)
+    assert_equal(qkv, Segments.of(lengths, prefixes=prefixes), Masking(scale=0.125, causal=causal))
 
 
 @built
@@ -134,17 +139,17 @@ def test_sequences_that_continue_another(causal):
 )
 def test_sequences_that_continue_another_with_fewer_keys(masking):
     lengths = [3, 8, 8]
-    given = states(lengths, 4, 2, 32)
-    # As many keys in all as the second has rows; and of the third a window that ends before its last rows.
-    assert_equal(given, Segments.of(lengths, keys=[3, 5, 2], prefixes=[-1, 0, 0]), masking)
+    qkv = states(lengths, 4, 2, 32)
+    # The second has as many keys, prefix included, as rows; the window ends before the last rows of the third.
+    assert_equal(qkv, Segments.of(lengths, keys=[3, 5, 2], prefixes=[-1, 0, 0]), masking)
 
 
 @built
 @pytest.mark.parametrize("size", [1.0, 8.0, 60.0, 1e4])
 def test_scores_of_any_size(size):
     lengths = [50, 3, 200]
-    given = states(lengths, 4, 4, 32, size=size)
-    assert_equal(given, Segments.of(lengths), Masking(scale=32**-0.5, causal=False))
+    qkv = states(lengths, 4, 4, 32, size=size)
+    assert_equal(qkv, Segments.of(lengths), Masking(scale=32**-0.5, causal=False))
 
 
 @built
@@ -152,13 +157,17 @@ def test_strides_of_all_kinds():
     lengths = [20, 9]
     query, key, value = states(lengths, 4, 4, 32)
     segments, masking = Segments.of(lengths), Masking(scale=0.2, causal=False)
-    apart = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (query, key, value)]  # no dense columns
+    apart = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (query, key, value)]  # columns not contiguous
     assert apart[0].stride(2) != 1
     by_head = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (query, key, value)]
     expected = native.attend(query, key, value, segments, masking)
     assert torch.equal(native.attend(*by_head, segments, masking), expected)
-    assert not native.fits(apart[0], masking)
-    assert_equal(apart, segments, masking)  # by others
+    assert native.fits(*by_head, segments, masking)
+    for number in range(3):  # one operand is enough
+        mixed = [*by_head[:number], apart[number], *by_head[number + 1 :]]
+        assert not native.fits(*mixed, segments, masking)
+    other = attend(*apart, segments, masking)
+    torch.testing.assert_close(other.float(), reference(*apart, segments, masking), **TOLERANCE)
 
 
 @built
@@ -169,17 +178,17 @@ def test_strides_of_all_kinds():
 )
 def test_threads_change_nothing(masking):
     lengths = [1200, 3, 40, 40, 700]
-    given, segments = states(lengths, 4, 2, 32), Segments.of(lengths)
-    found = []
+    qkv, segments = states(lengths, 4, 2, 32), Segments.of(lengths)
+    outputs = []
     before = torch.get_num_threads()
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            found.append(native.attend(*given, segments, masking))
+            outputs.append(native.attend(*qkv, segments, masking))
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
 
 
 @built
@@ -187,96 +196,106 @@ def test_callers_do_not_disturb_each_other():
     lengths = [[50] * 20, [3, 700], [17] * 60, [260, 1]]
     calls = [(states(one, 4, 4, 32), Segments.of(one)) for one in lengths]
     masking = Masking(scale=0.2, causal=False)
-    expected = [native.attend(*given, segments, masking) for given, segments in calls]
+    expected = [native.attend(*qkv, segments, masking) for qkv, segments in calls]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda i: native.attend(*calls[i % 4][0], calls[i % 4][1], masking), range(200)))
-    assert all(torch.equal(out, expected[i % 4]) for i, out in enumerate(found))
+        outputs = list(pool.map(lambda i: native.attend(*calls[i % 4][0], calls[i % 4][1], masking), range(200)))
+    assert all(torch.equal(out, expected[i % 4]) for i, out in enumerate(outputs))
 
 
 @built
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_numbers_that_are_none_stay_in_their_text(bad):
+def test_nan_and_infinity_stay_in_their_text(bad):
     lengths = [18, 33, 5]
     query, key, value = (x.clone() for x in states(lengths, 4, 4, 32))
     segments, masking = Segments.of(lengths), Masking(scale=0.2, causal=False)
     good = native.attend(query, key, value, segments, masking)
     for states_of in (query, key, value):
         states_of[18:51, 1] = bad
-    found = native.attend(query, key, value, segments, masking)
-    assert found[18:51, 1].isnan().all() or not found[18:51, 1].isfinite().any()
-    found[18:51, 1] = good[18:51, 1]
-    assert torch.equal(found, good)
+    out = native.attend(query, key, value, segments, masking)
+    assert out[18:51, 1].isnan().all() or not out[18:51, 1].isfinite().any()
+    out[18:51, 1] = good[18:51, 1]
+    assert torch.equal(out, good)
 
 
 @built
-def test_who_takes_a_call():
-    query = states([4], 2, 2, 32)[0]
-    assert select(query, Masking(scale=1.0, causal=True)) is native.attend
-    odd = torch.zeros(4, 2, 24, dtype=torch.bfloat16)
-    assert select(odd, Masking(scale=1.0, causal=True)) is matmul_attention.attend
-    assert select(query.float(), Masking(scale=1.0, causal=True)) is sdpa.attend
-    assert select(query, Masking(scale=1.0, causal=True, bias=torch.zeros(2, 4, 4))) is matmul_attention.attend
+def test_which_kernel_serves_a_call():
+    segments, causal = Segments.of([4]), Masking(scale=1.0, causal=True)
+    qkv = states([4], 2, 2, 32)
+    assert select(*qkv, segments, causal) is native
+    odd = [torch.zeros(4, 2, 24, dtype=torch.bfloat16)] * 3
+    assert select(*odd, segments, causal) is matmul_attention
+    assert select(*(x.float() for x in qkv), segments, causal) is sdpa
+    assert select(*qkv, segments, replace(causal, bias=torch.zeros(2, 4, 4))) is matmul_attention
+    assert select(*qkv, segments, replace(causal, bias=torch.zeros(2, 4, 4).bfloat16())) is native
 
 
-def test_without_the_library_others_do_the_work(fresh, monkeypatch, tmp_path):
-    query = states([4], 2, 2, 32)[0]
+def test_without_the_library_other_kernels_serve_the_calls(fresh, monkeypatch, tmp_path):
+    qkv = states([4], 2, 2, 32)
     monkeypatch.setattr(place, "LIBRARY", tmp_path / "none.so")
     assert library() is None
-    assert select(query, Masking(scale=1.0, causal=True)) is matmul_attention.attend
+    assert native.unavailable() == "not built: there was no C++ compiler when millpond was installed"
+    assert select(*qkv, Segments.of([4]), Masking(scale=1.0, causal=True)) is matmul_attention
     (tmp_path / "none.so").write_bytes(b"not a library")
-    library.cache_clear()
+    fresh()
     assert library() is None
+    assert native.unavailable() == "the library cannot be loaded; install millpond again"
 
 
 def test_it_can_be_switched_off(fresh, monkeypatch):
     monkeypatch.setenv("MILLPOND_NATIVE", "0")
     assert library() is None
+    assert native.unavailable() == "switched off by MILLPOND_NATIVE=0"
 
 
 @built
 def test_a_library_of_another_version_is_left_alone(fresh, monkeypatch, caplog):
-    monkeypatch.setattr(place, "sources", lambda: 1)
+    monkeypatch.setattr(place, "source_hash", lambda: 1)
     assert library() is None
     assert "install millpond again" in caplog.text
+    assert native.unavailable() == "built from other sources; install millpond again"
 
 
 @built
 def test_both_sides_agree_on_a_call():
-    assert ctypes.sizeof(native._Call) == library().millpond_attention_bytes()
+    assert ctypes.sizeof(native._AttentionCall) == library().millpond_attention_call_bytes()
 
 
 @built
-def test_what_does_not_suit_is_left_to_others(monkeypatch):
+def test_operands_that_do_not_fit_are_refused():
     lengths = [20, 9]
     query, key, value = states(lengths, 4, 2, 32)
     segments, masking = Segments.of(lengths), Masking(scale=0.2, causal=False)
     for bias in (torch.zeros(1, 20, 20), torch.zeros(4, 19, 19)):
-        assert not native._suits(query, key, value, segments, bias.bfloat16())
-    assert not native._suits(query, key, value[:, :, :16], segments, None)
-    assert not native._suits(query[:, :3], key, value, segments, None)
-    assert not native._suits(query[:28], key[:28], value[:28], segments, None)
-    assert native._suits(query, key, value, segments, None)
-    called = []
-    monkeypatch.setattr(matmul_attention, "attend", lambda *given: called.append(given))
-    native.attend(query, key.float(), value.float(), segments, masking)
-    assert called
-    assert not native.fits(query.float().bfloat16().requires_grad_(), masking)
+        assert not native._shapes_agree(query, key, value, segments, bias.bfloat16())
+    assert not native._shapes_agree(query, key, value[:, :, :16], segments, None)
+    assert not native._shapes_agree(query[:, :3], key, value, segments, None)
+    assert not native._shapes_agree(query[:28], key[:28], value[:28], segments, None)
+    assert native._shapes_agree(query, key, value, segments, None)
+    assert native.fits(query, key, value, segments, masking)
+    for unfit in (
+        (query, key.float(), value.float()),
+        (query, key, value[:, :, :16]),
+        (query[:28], key[:28], value[:28]),
+        (query.float().bfloat16().requires_grad_(), key, value),
+    ):
+        assert not native.fits(*unfit, segments, masking)
+    assert not native.fits(query, key, value, segments, replace(masking, bias=torch.zeros(4, 19, 19).bfloat16()))
 
 
 @built
-def test_norms_of_what_does_not_suit():
+def test_norms_of_operands_that_do_not_fit():
     norm = AddNorm(norms(384).bfloat16())
     wide, row = torch.randn(5, 384), torch.randn(1, 384)
     with torch.inference_mode():
-        one_row = norm(wide.bfloat16(), row.bfloat16())  # a residual that is broadcast
+        one_row = norm(wide.bfloat16(), row.bfloat16())  # the residual is broadcast
         torch.testing.assert_close(one_row.float(), norms(384)(wide + row), atol=0.1, rtol=0.05)
         both = AddNorm(norms(384).bfloat16()).float()(wide.clone(), wide)
         torch.testing.assert_close(both, norms(384)(2 * wide))
         changed = AddNorm(norms(384).bfloat16())
         changed.norm.load_state_dict({"weight": torch.ones(384), "bias": torch.zeros(384)})
-        found = changed(wide.bfloat16(), wide.bfloat16())
+        out = changed(wide.bfloat16(), wide.bfloat16())
         expected = torch.nn.functional.layer_norm(2 * wide.bfloat16().float(), (384,))
-        torch.testing.assert_close(found.float(), expected, atol=1e-3, rtol=2**-7)
+        torch.testing.assert_close(out.float(), expected, atol=1e-3, rtol=2**-7)
     rms = RMSNorm(torch.ones(2, 64).bfloat16(), 1e-6)
     assert not rms._suits(torch.ones(3, 5, 64).bfloat16())
     assert not RMSNorm(torch.ones(64).bfloat16(), 1e-6)._suits(torch.ones(3, 4096).bfloat16())
@@ -305,9 +324,9 @@ def test_a_sum_and_its_norm(dim, rows):
     expected = norm(states.float() + residual.float())
     kept = residual.clone()
     with torch.inference_mode():
-        found = AddNorm(norms(dim).bfloat16())(states, residual)
-    assert found.data_ptr() == states.data_ptr()  # in place
-    torch.testing.assert_close(found.float(), expected, atol=1e-3, rtol=2**-7)
+        out = AddNorm(norms(dim).bfloat16())(states, residual)
+    assert out.data_ptr() == states.data_ptr()  # in place
+    torch.testing.assert_close(out.float(), expected, atol=1e-3, rtol=2**-7)
     assert torch.equal(residual, kept)
 
 
@@ -317,8 +336,8 @@ def test_rows_of_a_wider_tensor():
     expected = norms(32)(wide[:, :32].float() + wide[:, 64:].float())
     middle = wide[:, 32:64].clone()
     with torch.inference_mode():
-        found = AddNorm(norms(32).bfloat16())(wide[:, :32], wide[:, 64:])
-    torch.testing.assert_close(found.float(), expected, atol=1e-3, rtol=2**-7)
+        out = AddNorm(norms(32).bfloat16())(wide[:, :32], wide[:, 64:])
+    torch.testing.assert_close(out.float(), expected, atol=1e-3, rtol=2**-7)
     assert torch.equal(wide[:, 32:64], middle)
 
 
@@ -342,11 +361,11 @@ def test_other_norms_are_torchs(norm, monkeypatch):
     (dim,) = norm.normalized_shape
     states, residual = (torch.randn(5, dim).to(norm.weight.dtype) for _ in range(2))
     expected = norm(states + residual)
-    monkeypatch.setattr("millpond.native.operands.library", None)  # not asked
+    monkeypatch.setattr("millpond.native.operands.library", None)  # must not be called
     torch.testing.assert_close(AddNorm(norm)(states, residual), expected)
 
 
-# --- Norms of heads, and turns ----------------------------------------------------------------------------------------
+# --- Norms of heads, and rotary positions -----------------------------------------------------------------------------
 
 
 @built
@@ -373,24 +392,24 @@ def test_an_rms_norm_of_heads_between_others():
 
 @built
 @pytest.mark.parametrize("shape", [(1, 1, 32), (33, 6, 64), (200, 3, 128), (5, 2, 96)], ids=str)
-def test_turns(shape, monkeypatch):
+def test_rotary_positions(shape, monkeypatch):
     generator = torch.Generator().manual_seed(sum(shape))
     fused = torch.randn(shape[0], shape[1] + 2, shape[2], generator=generator).bfloat16()
     states = fused[:, 1 : 1 + shape[1]]
     angles = torch.rand(shape[0], 1, shape[2] // 2, generator=generator).repeat(1, 1, 2) * 6
     cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
     kept = fused.clone()
-    found = apply_rotary(states, cos, sin)
+    out = apply_rotary(states, cos, sin)
     expected = apply_rotary(states.float(), cos.float(), sin.float())
-    torch.testing.assert_close(found.float(), expected, atol=1e-3, rtol=2**-7)
+    torch.testing.assert_close(out.float(), expected, atol=1e-3, rtol=2**-7)
     assert torch.equal(fused, kept)
     monkeypatch.setattr("millpond.native.operands.library", lambda: None)
-    assert (apply_rotary(states, cos, sin) - found).abs().max() < 0.06  # three roundings more
-    assert (apply_rotary(states, cos, -sin) - found).abs().max() > 0.1 or shape[0] == 1
+    assert (apply_rotary(states, cos, sin) - out).abs().max() < 0.06  # rounded three times more
+    assert (apply_rotary(states, cos, -sin) - out).abs().max() > 0.1 or shape[0] == 1
 
 
 @built
-def test_norms_and_turns_of_many_threads():
+def test_norms_and_rotary_positions_of_many_threads():
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(999, 4, 64, generator=generator).bfloat16()
     angles = torch.rand(999, 1, 64, generator=generator).bfloat16()
@@ -409,7 +428,7 @@ def test_norms_and_turns_of_many_threads():
 
 
 def build(tmp_path, monkeypatch, **environment):
-    """The hook over a copy of the sources: what it put into the build, what it warned of, and where the library is."""
+    """Run the build hook over a copy of the sources; returns its build data, its warnings, and the library's path."""
     pytest.importorskip("hatchling")
     monkeypatch.syspath_prepend(str(ROOT))
     import hatch_build
@@ -439,24 +458,24 @@ def test_the_hook_builds_a_wheel_of_this_platform(tmp_path, monkeypatch):
     assert data["tag"] == "py3-none-linux_x86_64"
     assert data["artifacts"] == ["/src/millpond/native/libmillpond.so"]
     assert list(made.parent.glob("*.so")) == [made]
-    assert ctypes.CDLL(str(made)).millpond_fits() == 1
+    assert ctypes.CDLL(str(made)).millpond_supported() == 1
 
 
 def test_where_it_can_be_built_and_run_it_is_there(tmp_path, monkeypatch):
-    """Every test of the kernels skips without the library: that must not hide one that no longer builds or loads."""
+    """All tests of the kernels skip without the library; that must not hide one that no longer builds or loads."""
     if os.environ.get("MILLPOND_NATIVE") == "0":
         pytest.skip("switched off")
     _, _, made = build(tmp_path, monkeypatch)
     can_be_built = sys.platform == "linux" and platform.machine() == "x86_64" and shutil.which("g++") is not None
     assert made.is_file() or not can_be_built
-    if made.is_file() and ctypes.CDLL(str(made)).millpond_fits():
+    if made.is_file() and ctypes.CDLL(str(made)).millpond_supported():
         assert library() is not None, "install millpond again: its kernels are missing, or of other sources"
 
 
 @built
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf")
-def test_the_library_needs_nothing_that_a_bare_system_has_not():
-    """torch's own thread pool is looked up, not linked."""
+def test_the_library_needs_only_the_c_library():
+    """torch's thread pool is a weak symbol, not a linked library."""
     listed = subprocess.run(["readelf", "-d", place.LIBRARY], capture_output=True, text=True, check=True).stdout
     assert [line.partition("[")[2] for line in listed.splitlines() if "NEEDED" in line] in (["libc.so.6]"], [])
 
@@ -487,7 +506,7 @@ def test_a_release_insists(tmp_path, monkeypatch):
 
 @built
 def test_a_process_without_torchs_threads_can_load_it():
-    """The thread pool is a weak symbol: where torch has brought none, one thread does the work."""
-    code = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).millpond_fits())"
+    """The thread pool is a weak symbol: without torch in the process, one thread does the work."""
+    code = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).millpond_supported())"
     run = subprocess.run([sys.executable, "-c", code, place.LIBRARY], capture_output=True, text=True)
     assert run.stdout.strip() == "1", run.stderr

@@ -1,4 +1,4 @@
-"""The load generator: what it sends, what it counts, and what it makes of servers that misbehave."""
+"""The load generator: its requests, its figures, and misbehaving servers."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ TEXTS = ["still water", "a mill", "the wheel turns", "grain", "flour, and bread 
 
 
 class BrokenError(Exception):
-    """An answer that breaks off."""
+    """An incomplete answer."""
 
 
 @dataclass
 class Peer:
-    """Another server, whose manners a test chooses."""
+    """A server whose behaviour a test chooses."""
 
     answer: Callable[[int, dict[str, Any]], tuple[int, Any]]
     close: bool = False
@@ -122,7 +122,7 @@ def embeddings(number: int, body: dict[str, Any]) -> tuple[int, Any]:
 
 
 def refusing_after(count: int, status: int) -> Callable[[int, dict[str, Any]], tuple[int, Any]]:
-    """An answerer that is well for ``count`` requests, and answers every later one with ``status``."""
+    """Answers ``count`` requests, then every later one with ``status``."""
 
     def answer(number: int, body: dict[str, Any]) -> tuple[int, Any]:
         return embeddings(number, body) if number < count else (status, {"error": {"message": "no more room"}})
@@ -196,14 +196,14 @@ def test_a_server_with_a_certificate_is_asked_over_tls(tmp_path: Path):
 def test_a_closed_loop_sends_as_many_as_are_asked_for_over_few_connections():
     with serving(Peer(embeddings)) as peer:
         report = loaded(peer, requests=40, connections=3)
-    found = report.as_dict()
-    assert (found["requests"], found["failed"], found["loop"]) == (40, 0, "closed")
-    assert found["statuses"].keys() == {"200"} and found["statuses"]["200"]["requests"] == 40
+    figures = report.as_dict()
+    assert (figures["requests"], figures["failed"], figures["loop"]) == (40, 0, "closed")
+    assert figures["statuses"].keys() == {"200"} and figures["statuses"]["200"]["requests"] == 40
     assert peer.connections <= 3
-    assert found["texts_per_second"] == pytest.approx(80 / report.seconds, rel=0.01)
-    assert found["tokens_per_second"] == pytest.approx(280 / report.seconds, rel=0.01)
-    assert found["distinct_requests"] == 2
-    assert 0 < found["latency_ms"]["p50"] <= found["latency_ms"]["p99"] <= found["latency_ms"]["max"]
+    assert figures["texts_per_second"] == pytest.approx(80 / report.seconds, rel=0.01)
+    assert figures["tokens_per_second"] == pytest.approx(280 / report.seconds, rel=0.01)
+    assert figures["distinct_requests"] == 2
+    assert 0 < figures["latency_ms"]["p50"] <= figures["latency_ms"]["p99"] <= figures["latency_ms"]["max"]
 
 
 def test_a_closed_loop_ends_with_its_time():
@@ -243,7 +243,7 @@ def test_an_open_loop_sends_at_its_times():
 
 
 def test_what_waits_for_a_busy_server_has_waited():
-    """A server takes 20 ms for each of 20 requests that are due within moments: the last one waits for them all."""
+    """A server takes 20 ms for each of 20 requests that are due at almost the same time: the last waits for all."""
     busy = threading.Event()
 
     def slow(number: int, body: dict[str, Any]) -> tuple[int, Any]:
@@ -260,10 +260,10 @@ def test_what_waits_for_a_busy_server_has_waited():
 def test_answers_other_than_200_are_counted_by_status():
     with serving(Peer(refusing_after(5, 429))) as peer:
         report = loaded(peer, requests=10)
-    found = report.as_dict()
-    assert {status: row["requests"] for status, row in found["statuses"].items()} == {"200": 4, "429": 6}
-    assert found["failed"] == 6 and "no more room" in found["messages"]["429"]
-    assert found["texts_per_second"] == pytest.approx(8 / report.seconds, rel=0.01)
+    figures = report.as_dict()
+    assert {status: row["requests"] for status, row in figures["statuses"].items()} == {"200": 4, "429": 6}
+    assert figures["failed"] == 6 and "no more room" in figures["messages"]["429"]
+    assert figures["texts_per_second"] == pytest.approx(8 / report.seconds, rel=0.01)
     assert "429" in report.table() and "no more room" in report.table()
 
 

@@ -1,4 +1,4 @@
-"""VectorCache: what was put comes back bit for bit, under keys that nothing else has."""
+"""VectorCache: vectors come back bit for bit, and different texts and namespaces have different keys."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_keys_are_key_of_each(namespace: str, texts: list[str]) -> None:
 
 
 def test_key_is_stable_across_versions() -> None:
-    """A golden value: a change of it empties every cache in the field."""
+    """A golden value: if it changes, every existing cache misses all its keys."""
     assert (
         VectorCache.key("namespace", "täxt").hex() == "63f125760a9633d75431957293631a149c2eaab584520ba7a4c78f3d7a211ac2"
     )
@@ -75,7 +75,7 @@ def test_rows_come_back_bit_for_bit(path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, KEYS_PER_SELECT - 1, KEYS_PER_SELECT, KEYS_PER_SELECT + 1, 500])
-def test_hits_and_misses_keep_their_places(path: Path, count: int) -> None:
+def test_hits_and_misses_keep_the_order_of_the_keys(path: Path, count: int) -> None:
     with VectorCache(path) as cache:
         present = [number for number in range(count) if number % 3]
         if present:
@@ -148,7 +148,9 @@ def test_rows_that_are_not_finite_are_refused(path: Path, bad: float) -> None:
         (names(1), np.ones((1, 4)), [2**31], [False], "tokens="),
     ],
 )
-def test_what_does_not_fit_is_refused(path: Path, keys: Any, rows: Any, tokens: Any, truncated: Any, says: str) -> None:
+def test_arguments_that_disagree_are_refused(
+    path: Path, keys: Any, rows: Any, tokens: Any, truncated: Any, says: str
+) -> None:
     with VectorCache(path) as cache, pytest.raises(ValueError, match=says):
         cache.put(keys, rows, tokens=tokens, truncated=truncated)
 
@@ -190,6 +192,6 @@ def test_closed_is_an_error_and_closing_twice_is_not(path: Path) -> None:
     assert str(path) in repr(cache)
 
 
-def test_a_home_folder_that_nobody_has_is_an_error_of_the_caches_own():
+def test_a_home_folder_of_an_unknown_user_is_a_cache_error():
     with pytest.raises(CacheError, match="is no path here"):
         VectorCache("~nobody-of-that-name/cache.db")

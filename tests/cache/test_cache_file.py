@@ -1,4 +1,4 @@
-"""The cache's file: private, recognized, migrated; what is foreign or damaged is named, never read as vectors."""
+"""The cache's file: private, identified, migrated; foreign or damaged files are errors, never vectors."""
 
 from __future__ import annotations
 
@@ -128,6 +128,44 @@ def test_a_newer_schema_is_refused(path: Path) -> None:
     assert path.read_bytes() == before
 
 
+# A file with 12 vectors, written by ``store(cache, *range(12))`` with the code of commit 1f86851.
+OLD_FILE = Path(__file__).with_name("written_by_1f86851.cache")
+
+
+def header_and_schema(path: Path) -> list[Any]:
+    connection = sqlite3.connect(path)
+    rows = [connection.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version", "page_size")]
+    rows += connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name").fetchall()
+    connection.close()
+    return rows
+
+
+def test_a_file_of_an_earlier_version_is_read_and_written(path: Path) -> None:
+    """Old caches stay readable: keys, rows, checksums and schema have not changed."""
+    shutil.copy(OLD_FILE, path)
+    with VectorCache(path, max_bytes=1 << 20) as cache:
+        assert kept(cache, *range(20)) == list(range(12))
+        store(cache, *range(10, 20))
+        assert kept(cache, *range(20)) == list(range(20))
+        assert len(cache) == 20
+
+
+def test_a_file_written_today_is_what_earlier_versions_wrote(path: Path, tmp_path: Path) -> None:
+    shutil.copy(OLD_FILE, path)
+    new = tmp_path / "new.db"
+    with VectorCache(new) as cache:
+        store(cache, *range(12))
+    assert header_and_schema(new) == header_and_schema(path)
+    rows = []
+    for file in (path, new):
+        connection = sqlite3.connect(file)
+        rows.append(connection.execute("SELECT key, id, meta, checksum, value FROM rows ORDER BY key").fetchall())
+        rows[-1] += connection.execute("SELECT id, tick FROM uses ORDER BY id").fetchall()
+        connection.close()
+    assert len(rows[0]) == 24
+    assert rows[0] == rows[1]
+
+
 def test_an_older_schema_is_brought_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with VectorCache(path) as cache:
         store(cache, 1, 2, 3)
@@ -136,7 +174,7 @@ def test_an_older_schema_is_brought_up(path: Path, monkeypatch: pytest.MonkeyPat
         "MIGRATIONS",
         (*blob_store.MIGRATIONS, ("CREATE TABLE later (id INTEGER)", "INSERT INTO later VALUES (7)")),
     )
-    for _ in range(2):  # the second time there is nothing to do
+    for _ in range(2):  # the second time nothing is left to migrate
         with VectorCache(path) as cache:
             assert kept(cache, 1, 2, 3) == [1, 2, 3]
     connection = sqlite3.connect(path)
@@ -181,24 +219,24 @@ def test_a_file_cut_within_its_last_page_gives_no_wrong_vector(path: Path) -> No
         assert len(right) > 500
 
 
-def places(data: bytes, part: bytes) -> list[int]:
-    """Where ``part`` lies in the file; once in a live page, and perhaps in what sqlite left of moved ones."""
+def offsets(data: bytes, part: bytes) -> list[int]:
+    """Offsets of ``part`` in the file: one in a live page, and perhaps more in remains of pages that sqlite moved."""
     return [match.start() for match in re.finditer(re.escape(part), data)]
 
 
 @pytest.mark.parametrize("part", ["vector", "metadata"])
 def test_a_damaged_row_is_an_error(path: Path, part: str) -> None:
-    number = 58  # meta is 58 << 1, not truncated: one byte, then five of the checksum at most, then the vector
+    number = 58  # meta is 58 << 1 (not truncated): one byte, before at most five of the checksum and the vector
     with VectorCache(path) as cache:
         store(cache, *range(64))
     data = bytearray(path.read_bytes())
-    found = places(bytes(data), vector(number).tobytes())
-    assert found
-    for place in found:
+    starts = offsets(bytes(data), vector(number).tobytes())
+    assert starts
+    for start in starts:
         if part == "vector":
-            data[place + 17] ^= 1  # one bit amid a mantissa
+            data[start + 17] ^= 1  # one bit inside a mantissa
         else:
-            meta = data.rfind(bytes([number << 1]), place - 7, place)
+            meta = data.rfind(bytes([number << 1]), start - 7, start)
             assert meta > 0
             data[meta] ^= 2  # another number of tokens
     path.write_bytes(data)
@@ -206,11 +244,11 @@ def test_a_damaged_row_is_an_error(path: Path, part: str) -> None:
         with pytest.raises(CacheError, match=r"damaged.*delete it") as caught:
             cache.get(names(*range(64)), width=WIDTH)
         assert str(path) in str(caught.value)
-        assert kept(cache, *range(20, 30)) == list(range(20, 30))  # the others are as good as ever
+        assert kept(cache, *range(20, 30)) == list(range(20, 30))  # the other rows are intact
 
 
 def test_swapped_rows_are_an_error(path: Path) -> None:
-    """Sound vectors under the wrong keys: only a checksum that covers the key can tell."""
+    """Intact vectors under the wrong keys: only a checksum that covers the key notices."""
     with VectorCache(path) as cache:
         store(cache, 1, 2)
     connection = sqlite3.connect(path, isolation_level=None)
@@ -254,7 +292,7 @@ def test_columns_of_another_type_are_an_error(path: Path, change: str) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_damage_never_gives_a_wrong_vector(tmp_path: Path, seed: int) -> None:
-    """Bytes overwritten anywhere: rows come back right, or not, or the file is called damaged. Nothing else."""
+    """Bytes overwritten anywhere: each row is returned right, or missing, or the file is reported as damaged."""
     chance = random.Random(seed)
     path = tmp_path / "cache.db"
     with VectorCache(path) as cache:
@@ -262,8 +300,8 @@ def test_random_damage_never_gives_a_wrong_vector(tmp_path: Path, seed: int) -> 
     data = bytearray(path.read_bytes())
     for _ in range(chance.choice([1, 3, 30])):
         start = chance.randrange(len(data))
-        for place in range(start, min(len(data), start + chance.choice([1, 8, 512, 4096]))):
-            data[place] = chance.randrange(256)
+        for offset in range(start, min(len(data), start + chance.choice([1, 8, 512, 4096]))):
+            data[offset] = chance.randrange(256)
     path.write_bytes(data)
     with contextlib.suppress(CacheError), VectorCache(path, max_bytes=1 << 20) as cache:
         for number in range(200):

@@ -53,7 +53,7 @@ def test_threads_that_end_leave_no_connection(path: Path) -> None:
 
 
 def test_processes_share_a_file(path: Path) -> None:
-    """Four fresh interpreters create, write and read one file at once; then everything is there."""
+    """Four fresh interpreters create, write and read one file at once; afterwards it holds everything."""
     body = """
         process = int(sys.argv[2])
         with VectorCache(sys.argv[1]) as cache:
@@ -111,7 +111,7 @@ def test_a_killed_writer_loses_at_most_what_it_had_not_committed(path: Path) -> 
     for line in process.stdout:
         groups.append(int(line))
         if len(groups) == 13:
-            process.kill()  # the loop goes on with what was printed until then
+            process.kill()  # the loop continues with the lines printed until then
     process.communicate(timeout=60)
     last = groups[-1]
     assert last >= 12
@@ -121,25 +121,25 @@ def test_a_killed_writer_loses_at_most_what_it_had_not_committed(path: Path) -> 
         beyond = list(range((last + 1) * 64, (last + 2) * 64))
         assert kept(cache, *beyond) in ([], beyond)
         assert len(cache) in (len(committed), len(committed) + 64)
-        store(cache, 999_999)  # and the file goes on
+        store(cache, 999_999)  # the file can still be written
         assert kept(cache, 999_999) == [999_999]
 
 
 def test_a_transaction_cut_in_the_middle_leaves_nothing(path: Path) -> None:
-    """The process dies after some rows of a group were handed to sqlite."""
+    """The process dies after sqlite got some rows of a group."""
     body = """
         import signal
-        import millpond.blob_store as rowfile
+        from millpond import blob_store
         cache = VectorCache(sys.argv[1])
         store(cache, *range(64))
-        count, original = 0, rowfile.checksum
+        count, original = 0, blob_store.checksum
         def die(*row):
             global count
             count += 1
             if count == 40:
                 os.kill(os.getpid(), signal.SIGKILL)
             return original(*row)
-        rowfile.checksum = die
+        blob_store.checksum = die
         store(cache, *range(64, 128))
     """
     process = script(body, path)
@@ -169,7 +169,7 @@ def test_a_failed_put_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_after_a_fork_the_object_raises_and_the_file_opens_anew(path: Path) -> None:
+def test_after_a_fork_the_object_raises_and_the_file_can_be_opened_again(path: Path) -> None:
     body = """
         cache = VectorCache(sys.argv[1], max_bytes=1 << 20)
         store(cache, 1)
@@ -205,7 +205,7 @@ def test_after_a_fork_the_object_raises_and_the_file_opens_anew(path: Path) -> N
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_parent_that_closes_takes_nothing_from_its_child(path: Path) -> None:
-    """Had the parent's connection been copied, the child would hold no lock, and lose its log to the parent."""
+    """If the parent's connection were copied, the child would hold no lock, and the parent would remove its log."""
     body = """
         cache = VectorCache(sys.argv[1])
         store(cache, 1)
@@ -235,8 +235,8 @@ def test_a_parent_that_closes_takes_nothing_from_its_child(path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_fork_amid_other_threads_work(path: Path) -> None:
-    """Children made while threads read and write open the file soundly, and the threads go on."""
+def test_a_fork_while_other_threads_work(path: Path) -> None:
+    """Children forked while threads read and write can open the file, and the threads continue."""
     body = """
         import threading
         cache = VectorCache(sys.argv[1])
@@ -283,7 +283,7 @@ def test_a_locked_file_is_a_clear_error(path: Path, monkeypatch: pytest.MonkeyPa
         with pytest.raises(CacheError, match="locked by another process") as caught:
             store(cache, 2)
         assert str(path) in str(caught.value)
-        assert kept(cache, 1, 2) == [1]  # readers go on
+        assert kept(cache, 1, 2) == [1]  # readers are not blocked
         other.execute("ROLLBACK")
         store(cache, 2)
         assert kept(cache, 1, 2) == [1, 2]
@@ -306,7 +306,7 @@ def test_a_waiting_writer_gets_its_turn(path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no file size limit on this system")
 def test_a_full_disk_is_a_clear_error(path: Path) -> None:
-    """The system refuses to let any file grow further; what was committed stays readable."""
+    """The system lets no file grow further; committed rows stay readable."""
     body = """
         import resource
         cache = VectorCache(sys.argv[1])
@@ -346,7 +346,7 @@ def test_a_file_that_cannot_be_written_is_named() -> None:
     body = """
         import tempfile
         from pathlib import Path
-        if os.geteuid() == 0:  # who may write everywhere
+        if os.geteuid() == 0:  # root may write everywhere
             os.seteuid(65534)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "cache.db")
@@ -368,7 +368,7 @@ def test_a_file_that_cannot_be_written_is_named() -> None:
     assert finish(script(body)).split() == ["refused"] * 4
 
 
-def test_close_closes_what_is_lent_as_it_comes_back(path: Path) -> None:
+def test_close_closes_connections_in_use_when_they_are_returned(path: Path) -> None:
     cache = VectorCache(path)
     with cache._file._file.connection() as connection:
         cache.close()
@@ -376,8 +376,8 @@ def test_close_closes_what_is_lent_as_it_comes_back(path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["cache.db"]  # the last connection removed the log
 
 
-def test_close_amid_work_of_other_threads(path: Path) -> None:
-    """Each call ends well or says closed; nothing stays open."""
+def test_close_while_other_threads_work(path: Path) -> None:
+    """Each call succeeds or raises that the cache is closed; no connection stays open."""
     cache = VectorCache(path)
     store(cache, *range(100))
     started = threading.Barrier(5)

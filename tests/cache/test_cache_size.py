@@ -1,4 +1,4 @@
-"""A cache with a limit: it keeps to it, and the least recently used vectors make room."""
+"""A cache with a size limit: it is kept, and the least recently used vectors are evicted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_limit_holds_and_the_newest_stay(path: Path) -> None:
             assert cache.stats().bytes <= limit
         present = kept(cache, *range(2000), width=384)
         assert len(cache) == len(present) == 2000 - cache.stats().evicted
-        assert present == list(range(present[0], 2000))  # the oldest went
+        assert present == list(range(present[0], 2000))  # the oldest were evicted
         assert cache.stats().bytes > limit * 0.75
     assert path.stat().st_size < limit * 1.25
 
@@ -43,7 +43,7 @@ def test_used_vectors_outlive_unused_ones(path: Path) -> None:
         assert kept(cache, *range(100), width=384) == list(range(0, 100, 10))
 
 
-def test_without_use_the_same_vectors_go(path: Path) -> None:
+def test_without_use_the_same_vectors_are_evicted(path: Path) -> None:
     """The control of the test above."""
     with VectorCache(path, max_bytes=400_000) as cache:
         store(cache, *range(100), width=384)
@@ -63,16 +63,16 @@ def test_storing_again_is_a_use(path: Path) -> None:
 
 
 def brimful(cache: VectorCache) -> list[int]:
-    """Fill a cache from 0 until a vector has to go; what it holds, oldest first."""
+    """Fill a cache from 0 until it evicts a vector; returns the numbers that it holds, oldest first."""
     start = 0
     while cache.stats().evicted == 0:
         store(cache, *range(start, start + 10), width=384)
         start += 10
-    return list(range(cache.stats().evicted, start))  # not by asking for them, which were a use
+    return list(range(cache.stats().evicted, start))  # not by get, which would be a use
 
 
 def test_scattered_survivors_leave_no_holes(path: Path) -> None:
-    """Two vectors share a page, and one of each two goes: the new ones take the places that became free."""
+    """Two vectors share a page, and one of each two is evicted: new ones reuse the free space."""
     with VectorCache(path, max_bytes=400_000) as cache:
         used = kept(cache, *brimful(cache)[::2], width=384)
         full = len(cache)
@@ -81,7 +81,7 @@ def test_scattered_survivors_leave_no_holes(path: Path) -> None:
         assert len(cache) >= full - 5
 
 
-def test_a_put_does_not_push_out_its_own(path: Path) -> None:
+def test_a_put_does_not_evict_its_own_vectors(path: Path) -> None:
     with VectorCache(path, max_bytes=400_000) as cache:
         oldest = brimful(cache)[:10]
         group = [*range(1000, 1010), *oldest, *range(1010, 1020)]
@@ -94,7 +94,7 @@ def test_uses_are_remembered_across_openings(path: Path) -> None:
         store(cache, *range(60), width=384)
         store(cache, *range(100, 160), width=384)
     with VectorCache(path, max_bytes=400_000) as cache:
-        kept(cache, *range(60), width=384)  # written down by close
+        kept(cache, *range(60), width=384)  # written by close
     with VectorCache(path, max_bytes=400_000) as cache:
         store(cache, *range(200, 260), width=384)
         present = kept(cache, *range(160), width=384)
@@ -102,19 +102,19 @@ def test_uses_are_remembered_across_openings(path: Path) -> None:
         assert len(present) < 120
 
 
-def test_many_uses_are_written_down_on_the_way(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blob_store, "_USES_HELD", 8)
+def test_many_uses_are_written_before_close(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blob_store, "_MAX_PENDING_USES", 8)
     with VectorCache(path, max_bytes=400_000) as cache:
         store(cache, *range(60), width=384)
         store(cache, *range(100, 160), width=384)
         kept(cache, *range(60), width=384)
-        with VectorCache(path, max_bytes=400_000) as other:  # which sees them before any put or close
+        with VectorCache(path, max_bytes=400_000) as other:  # it sees them before any put or close
             store(other, *range(200, 260), width=384)
         assert kept(cache, *range(60), width=384) == list(range(60))
 
 
-def test_readers_do_not_wait_to_write_uses_down(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blob_store, "_USES_HELD", 1)
+def test_readers_do_not_wait_to_write_uses(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blob_store, "_MAX_PENDING_USES", 1)
     with VectorCache(path, max_bytes=400_000) as cache:
         store(cache, 1)
         writer = sqlite3.connect(path, isolation_level=None)
@@ -146,7 +146,7 @@ def test_a_vector_larger_than_the_limit_is_not_kept(path: Path) -> None:
         store(cache, 1)
         key = names(1)
         cache.put(key, np.ones((1, 20_000)), tokens=[1], truncated=[False])
-        assert not cache.get(key, width=20_000).found.any()  # nor its old, now wrong, vector
+        assert not cache.get(key, width=20_000).found.any()  # nor its old vector, which is now wrong
 
 
 def test_widths_may_mix_under_a_limit(path: Path) -> None:

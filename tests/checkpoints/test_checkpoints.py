@@ -1,4 +1,4 @@
-"""Checkpoints that are wrong, each with its own clear error; and what makes a fingerprint."""
+"""Broken checkpoints, each with its own clear error; and what a fingerprint depends on."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def load(folder, **options):
         return engine.spec
 
 
-def test_a_hub_id_that_cannot_be_had():
+def test_a_hub_id_that_cannot_be_reached():
     with pytest.raises(ModelLoadError, match=r"nobody/nothing .*pass a folder"):
         resolve("nobody/nothing")
 
@@ -34,7 +34,7 @@ def test_a_hub_id_that_cannot_be_had():
 @pytest.mark.parametrize(
     "name", ["./missing", "a/b/c", "~/missing", "~nobody-of-that-name/model", "..", "with\\backslash"]
 )
-def test_what_is_neither_folder_nor_hub_id(name, tmp_path, monkeypatch):
+def test_a_name_that_is_neither_folder_nor_hub_id(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelLoadError, match=r"no hub id|missing"):
         read_checkpoint(name)
@@ -108,7 +108,7 @@ def test_no_tokenizer(folder):
         ({"add_cross_attention": True}, "add_cross_attention True"),
     ],
 )
-def test_what_is_refused_by_name(folder, fields, message):
+def test_unsupported_configs_are_refused_by_name(folder, fields, message):
     edit_json(folder / "config.json", **fields)
     with pytest.raises(UnsupportedArchitectureError, match=message):
         load(folder)
@@ -133,7 +133,7 @@ def test_a_dense_that_does_not_fit(tmp_path):
         load(folder)
 
 
-def test_an_activation_of_the_checkpoints_own(tmp_path):
+def test_an_activation_that_is_the_checkpoints_own_code(tmp_path):
     layout = Layout(modules=(Pooling(), Dense(out_features=20)))
     folder = write_checkpoint(tmp_path / "model", "bert", sentence_transformers=layout)
     config = next(path for path in folder.glob("*Dense/config.json"))
@@ -143,14 +143,14 @@ def test_an_activation_of_the_checkpoints_own(tmp_path):
             load(folder)
 
 
-def test_plain_repositories_follow_their_family(tmp_path):
+def test_plain_repositories_are_pooled_as_their_family(tmp_path):
     expected = {"bert": "cls", "distilbert": "mean", "modernbert": "cls", "qwen3": "lasttoken", "llama": "lasttoken"}
     for family, mode in expected.items():
         spec = load(write_checkpoint(tmp_path / family, family))
         assert (spec.pooling, spec.normalize) == ((mode,), True)
 
 
-def test_what_the_user_says_wins(tmp_path):
+def test_the_users_options_have_precedence(tmp_path):
     layout = Layout(modules=(Pooling(), Normalize()))
     folder = write_checkpoint(tmp_path / "model", "bert", sentence_transformers=layout)
     assert (load(folder).pooling, load(folder).normalize) == (("mean",), True)
@@ -172,15 +172,15 @@ def test_overrides_are_merged_deeply():
     assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}, "e": 5}) == {"a": {"b": 1, "c": 4}, "d": 3, "e": 5}
 
 
-def test_the_fingerprint_knows_what_changes_a_vector(folder, tmp_path):
+def test_the_fingerprint_depends_on_everything_that_changes_a_vector(folder, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     base = load(folder).fingerprint
-    assert load(copy).fingerprint == base  # the folder's name is nothing
+    assert load(copy).fingerprint == base  # the folder's name does not count
     assert load(folder, pooling="mean").fingerprint != base
     assert load(folder, max_length=10).fingerprint != base
     assert load(folder, normalize=False).fingerprint == base  # stored rows are not normalized
-    assert load(folder, hf_overrides={"is_matryoshka": True}).fingerprint == base  # nor cut
+    assert load(folder, hf_overrides={"is_matryoshka": True}).fingerprint == base  # nor truncated
     assert load(folder, hf_overrides={"layer_norm_eps": 1e-3}).fingerprint != base
     weights = copy / "model.safetensors"
     data = bytearray(weights.read_bytes())
@@ -228,7 +228,7 @@ def test_the_fingerprint_reads_every_file_a_tokenizer_is_made_of(folder, name):
 
 
 def test_a_changed_merges_file_gives_no_vectors_of_the_old_one(tmp_path):
-    """What a cache would make of it: two tokenizers under one fingerprint."""
+    """In a cache, two tokenizers under one fingerprint would share vectors."""
     folder = write_checkpoint(tmp_path / "model", "roberta")
     model = json.loads((folder / "tokenizer.json").read_text())["model"]
     (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
@@ -245,7 +245,7 @@ def test_a_changed_merges_file_gives_no_vectors_of_the_old_one(tmp_path):
 
 @pytest.mark.parametrize("how", ["in place", "by another file", "of the same time", "gone", "one more"])
 def test_a_model_overwritten_since_it_was_loaded_has_no_fingerprint(folder, tmp_path, how):
-    """Computed only now, it would name the new weights, and file the old ones' vectors under them."""
+    """Computed now, it would be that of the new weights, and the cache would hold vectors of the old ones under it."""
     weights = folder / "model.safetensors"
     with Engine(folder, device="cpu", dtype="float32", cache=tmp_path / "c.db") as engine:
         old, other = weights.stat(), write_checkpoint(tmp_path / "other", "bert", seed=1) / "model.safetensors"
@@ -262,7 +262,7 @@ def test_a_model_overwritten_since_it_was_loaded_has_no_fingerprint(folder, tmp_
                 weights.unlink()
             case "one more":
                 os.replace(other, folder / "model-2.safetensors")
-        for _ in range(2):  # the error is not mistaken for a fingerprint, either
+        for _ in range(2):  # the error is not cached as a fingerprint
             with pytest.raises(
                 ModelLoadError, match=r"model(-2)?\.safetensors has changed since .* load the model again"
             ):
@@ -272,15 +272,15 @@ def test_a_model_overwritten_since_it_was_loaded_has_no_fingerprint(folder, tmp_
             assert not engine.embed(["a text"]).cached.any()
 
 
-def test_a_folder_taken_away_since_it_was_loaded_has_no_fingerprint(folder):
+def test_a_folder_removed_since_it_was_loaded_has_no_fingerprint(folder):
     with Engine(folder, device="cpu", dtype="float32") as engine:
         shutil.rmtree(folder)
-        assert len(engine.embed(["a text"]).embeddings) == 1  # which needs none
+        assert len(engine.embed(["a text"]).embeddings) == 1  # which needs no fingerprint
         with pytest.raises(ModelLoadError, match="load the model again"):
             _ = engine.spec.fingerprint
 
 
-def test_a_fingerprint_once_computed_is_that_of_what_is_in_memory(folder):
+def test_a_fingerprint_that_was_computed_stays_that_of_the_weights_in_memory(folder):
     with Engine(folder, device="cpu", dtype="float32") as engine:
         known = engine.spec.fingerprint
         (folder / "model.safetensors").unlink()

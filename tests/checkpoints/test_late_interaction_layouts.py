@@ -1,4 +1,4 @@
-"""What the files of a late-interaction checkpoint say, in each of their layouts; and what is refused."""
+"""Late-interaction checkpoints in each of their layouts, and what is refused."""
 
 import json
 import string
@@ -10,7 +10,7 @@ from tests.tiny import Dense, Layout, Other, Pooling, edit_json, write_checkpoin
 from tests.tiny_late import DIM, DOCUMENT_LENGTH, QUERY_LENGTH, write_pylate, write_stanford
 
 from millpond.checkpoints.checkpoint import read_checkpoint
-from millpond.checkpoints.late_interaction import LateInteraction, claims
+from millpond.checkpoints.late_interaction import LateInteraction, names_colbert
 from millpond.config import EngineConfig
 from millpond.engine.loading import describe
 from millpond.errors import ModelLoadError, WeightMismatchError
@@ -70,15 +70,15 @@ def test_stanfords_switches(tmp_path):
     assert late.skiplist == () and late.attend_to_expansion
 
 
-def test_an_override_wins_over_the_metadata(tmp_path):
+def test_an_override_has_precedence_over_the_metadata(tmp_path):
     folder = write_stanford(tmp_path / "model")
     assert late_of(folder, attend_to_mask_tokens=True).attend_to_expansion
     assert late_of(folder, doc_maxlen=50).document_length == 50
 
 
-@pytest.mark.parametrize(("said", "attends"), [(None, True), (False, False)])
-def test_jina_attends_unless_its_file_says_otherwise(said, attends, tmp_path):
-    folder = write_stanford(tmp_path / "model", "xlm-roberta", attend_to_mask_tokens=said)
+@pytest.mark.parametrize(("value", "attends"), [(None, True), (False, False)])
+def test_jina_attends_unless_its_file_says_otherwise(value, attends, tmp_path):
+    folder = write_stanford(tmp_path / "model", "xlm-roberta", attend_to_mask_tokens=value)
     edit_json(folder / "config.json", position_embedding_type="rotary")
     late = late_of(folder)
     assert late.attend_to_expansion is attends
@@ -100,13 +100,13 @@ def test_other_comparisons_are_refused_by_name(key, value, tmp_path):
 
 
 @pytest.mark.parametrize("value", [0, "12", True, 3.5])
-def test_a_length_that_is_none_is_refused(value, tmp_path):
+def test_an_invalid_length_is_refused(value, tmp_path):
     folder = write_stanford(tmp_path / "model", doc_maxlen=value)
     with pytest.raises(ModelLoadError, match="doc_maxlen must be a positive int"):
         late_of(folder)
 
 
-def test_a_projection_that_is_not_there(tmp_path):
+def test_a_missing_projection(tmp_path):
     folder = write_stanford(tmp_path / "model")
     rename(folder, "linear.weight", "something.weight")
     with pytest.raises(WeightMismatchError, match=r"neither a modules.json nor linear\.weight"):
@@ -122,12 +122,12 @@ def test_a_projection_of_another_kind(change, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ColBERTModernBertModel", "ColBERTJinaRobertaModel", "HF_ColBERT"])
-def test_an_override_of_the_architecture_changes_nothing_that_modules_json_says(name, tmp_path):
+def test_an_override_of_the_architecture_leaves_modules_json_in_force(name, tmp_path):
     folder = write_pylate(tmp_path / "model")
     assert late_of(folder, architectures=[name]) == late_of(folder)
 
 
-def test_an_override_makes_stanfords_layout_of_any_folder_that_has_its_files(tmp_path):
+def test_an_override_reads_stanfords_layout_from_any_folder_with_its_files(tmp_path):
     folder = write_stanford(tmp_path / "model")
     edit_json(folder / "config.json", architectures=["BertModel"])
     assert late_of(folder) is None
@@ -141,8 +141,8 @@ def test_an_override_of_a_pooled_embedder_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("names", [None, [], ["BertModel"]])
-def test_what_claims_nothing(names):
-    assert not claims({"architectures": names})
+def test_classes_that_are_no_colbert(names):
+    assert not names_colbert({"architectures": names})
 
 
 def test_pylate(tmp_path):
@@ -158,7 +158,7 @@ def test_pylate(tmp_path):
     assert [head.out_features for head in layout.token_heads] == [48, DIM]
     assert all(head.residual and head.weight is None for head in layout.token_heads)
     assert layout.normalize and layout.pooling is None
-    assert layout.max_seq_length == DOCUMENT_LENGTH  # its own file has the length without the marker
+    assert layout.max_seq_length == DOCUMENT_LENGTH  # the file has the length without the marker
 
 
 def test_pylates_defaults(tmp_path):
@@ -189,7 +189,7 @@ def test_pylate_without_expansion_or_markers(tmp_path):
     assert late == LateInteraction(query_length=QUERY_LENGTH, document_length=DOCUMENT_LENGTH)
 
 
-def test_prompts_lose_the_marker_that_is_an_id(tmp_path):
+def test_prompts_are_kept_without_the_marker(tmp_path):
     prompts = {"query": "[Q] Find: ", "document": "[D] ", "other": "[Q] x"}
     layout = read_checkpoint(write_pylate(tmp_path / "model", prompts=prompts)).layout
     assert layout.prompts == {"query": "Find: ", "document": "", "other": "[Q] x"}
@@ -230,7 +230,7 @@ def test_native_markers_are_the_added_tokens_at_the_front_of_the_prompts(tmp_pat
     assert layout.prompts == {"query": " Find: ", "document": "Read: "}
 
 
-def test_an_expansion_that_nobody_scores_or_sees_is_none(tmp_path):
+def test_an_expansion_that_is_neither_scored_nor_attended_to_is_off(tmp_path):
     expansion = {"strategy": "fixed", "attend": False, "length": 16}
     late = late_of(write_native(tmp_path / "a", expansion=expansion, listed=False))
     assert late.expand_to is None and late.query_length == 16 and late.skiplist == ()
@@ -283,7 +283,7 @@ def test_modules_json_is_needed(tmp_path):
 
 
 def test_every_setting_is_in_the_digest(tmp_path):
-    """Another marker gives other vectors, though every weight is the same."""
+    """Another marker changes the vectors, though the weights are the same."""
     folder = write_stanford(tmp_path / "model")
     before = read_checkpoint(folder).digest()
     metadata = json.loads((folder / "artifact.metadata").read_text())
@@ -293,8 +293,8 @@ def test_every_setting_is_in_the_digest(tmp_path):
     assert read_checkpoint(folder).digest() != before
 
 
-def test_a_conversion_has_a_fingerprint_of_its_own(tmp_path):
-    """It reads texts without markers: token vectors of the one are not to be compared with those of the other."""
+def test_a_conversion_has_its_own_fingerprint(tmp_path):
+    """It reads texts without markers, so its token vectors must not be compared with the original's."""
     folder = write_stanford(tmp_path / "model")
     specs = [describe(EngineConfig(model=str(folder), convert=convert)) for convert in ("auto", "embed")]
     assert specs[0].tasks == {"token_embed", "score"} and specs[1].tasks == {"embed", "token_embed"}

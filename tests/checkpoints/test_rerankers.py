@@ -1,4 +1,4 @@
-"""Which checkpoints are rerankers, by what template and tokens: told from their names, files and overrides."""
+"""Which checkpoints are rerankers, and by which template and tokens, by their names, files and overrides."""
 
 import json
 from pathlib import Path
@@ -48,15 +48,15 @@ def test_language_models_that_rerank_are_known_by_name(
     activation: str,
     begins: str,
 ) -> None:
-    found = detect(repository(tmp_path / name, model_type, f"{model_type.capitalize()}ForCausalLM"))
-    assert found is not None
-    assert found.template is not None
-    assert found.template.render("q", "d").startswith(begins)
-    assert (found.tokens, found.activation) == (tokens, activation)
-    assert found.method == ("from_2_way_softmax" if difference else "no_post_processing")
-    assert found.true_token == tokens[-1]
-    assert found.false_token == (tokens[0] if difference else None)
-    # The same files under a name that says nothing are a plain language model.
+    reranker = detect(repository(tmp_path / name, model_type, f"{model_type.capitalize()}ForCausalLM"))
+    assert reranker is not None
+    assert reranker.template is not None
+    assert reranker.template.render("q", "d").startswith(begins)
+    assert (reranker.tokens, reranker.activation) == (tokens, activation)
+    assert reranker.method == ("from_2_way_softmax" if difference else "no_post_processing")
+    assert reranker.true_token == tokens[-1]
+    assert reranker.false_token == (tokens[0] if difference else None)
+    # Under a name that means nothing the same files are a plain language model.
     assert detect(repository(tmp_path / "other", model_type, f"{model_type.capitalize()}ForCausalLM")) is None
 
 
@@ -72,11 +72,11 @@ def test_language_models_that_rerank_are_known_by_name(
 def test_score_heads_keep_their_family_s_template(
     tmp_path: Path, name: str, model_type: str, architecture: str, template: str
 ) -> None:
-    found = detect(repository(tmp_path / name, model_type, architecture))
-    assert found is not None
-    assert found.template is not None
-    assert found.template.name.startswith(template)
-    assert (found.tokens, found.true_token, found.false_token) == ((), None, None)
+    reranker = detect(repository(tmp_path / name, model_type, architecture))
+    assert reranker is not None
+    assert reranker.template is not None
+    assert reranker.template.name.startswith(template)
+    assert (reranker.tokens, reranker.true_token, reranker.false_token) == ((), None, None)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_score_heads_keep_their_family_s_template(
         ("Skywork-Reward-V2-Llama-3.2-1B", "llama", "LlamaForSequenceClassification"),
     ],
 )
-def test_others_are_not(tmp_path: Path, name: str, model_type: str, architecture: str) -> None:
+def test_other_checkpoints_are_not_rerankers(tmp_path: Path, name: str, model_type: str, architecture: str) -> None:
     assert detect(repository(tmp_path / name, model_type, architecture)) is None
 
 
@@ -105,12 +105,12 @@ def test_others_are_not(tmp_path: Path, name: str, model_type: str, architecture
         "---\npipeline_tag: text-ranking\n---\n# Hello\nmodel = load('Qwen/Qwen3-Reranker-8B')\n",
     ],
 )
-def test_a_model_card_tells_what_a_folder_s_name_does_not(tmp_path: Path, card: str) -> None:
+def test_a_model_card_names_the_family_if_the_folder_does_not(tmp_path: Path, card: str) -> None:
     folder = repository(tmp_path / "model", "qwen3", "Qwen3ForCausalLM")
     (folder / "README.md").write_text(card, encoding="utf-8")
-    found = detect(folder)
-    assert found is not None
-    assert found.tokens == ("no", "yes")
+    reranker = detect(folder)
+    assert reranker is not None
+    assert reranker.tokens == ("no", "yes")
 
 
 @pytest.mark.parametrize(
@@ -128,21 +128,21 @@ def test_a_card_that_mentions_a_reranker_is_not_one(tmp_path: Path, card: str) -
     assert detect(folder) is None
 
 
-def test_the_config_and_the_hub_s_cache_tell_the_name_too(tmp_path: Path) -> None:
-    written = repository(tmp_path / "model", "qwen2", "Qwen2ForCausalLM", _name_or_path="x/mxbai-rerank-large-v2")
+def test_the_config_and_the_hub_s_cache_folder_give_the_name_too(tmp_path: Path) -> None:
+    by_config = repository(tmp_path / "model", "qwen2", "Qwen2ForCausalLM", _name_or_path="x/mxbai-rerank-large-v2")
     cached = repository(
         tmp_path / "models--mixedbread-ai--mxbai-rerank-base-v2" / "snapshots" / "0a1b", "qwen2", "Qwen2ForCausalLM"
     )
-    for folder in (written, cached):
-        found = detect(folder)
-        assert found is not None
-        assert found.tokens == ("0", "1")
+    for folder in (by_config, cached):
+        reranker = detect(folder)
+        assert reranker is not None
+        assert reranker.tokens == ("0", "1")
 
 
 @pytest.mark.parametrize(
     ("architecture", "tokens"), [("Qwen3ForCausalLM", ("no", "yes")), ("Qwen3ForSequenceClassification", ())]
 )
-def test_a_chat_template_made_for_pairs_makes_a_reranker(
+def test_a_checkpoint_with_a_chat_template_for_pairs_is_a_reranker(
     tmp_path: Path, architecture: str, tokens: tuple[str, ...]
 ) -> None:
     folder = repository(tmp_path / "model", "qwen3", architecture)
@@ -151,15 +151,15 @@ def test_a_chat_template_made_for_pairs_makes_a_reranker(
         (folder / "chat_template.jinja").write_text(source, encoding="utf-8")
         assert detect(folder) is None
     (folder / "chat_template.jinja").write_text(PAIRWISE, encoding="utf-8")
-    found = detect(folder)
-    assert found is not None
-    assert found.template is not None
-    assert found.template.render("q", "d") == "<s>q ? d !"
-    assert not found.template.special_tokens
-    assert found.tokens == tokens
+    reranker = detect(folder)
+    assert reranker is not None
+    assert reranker.template is not None
+    assert reranker.template.render("q", "d") == "<s>q ? d !"
+    assert not reranker.template.special_tokens
+    assert reranker.tokens == tokens
 
 
-def test_overrides_win(tmp_path: Path) -> None:
+def test_overrides_have_precedence(tmp_path: Path) -> None:
     folder = repository(tmp_path / "model", "qwen3", "Qwen3ForCausalLM")
     original = detect(folder, is_original_qwen3_reranker=True)
     assert original is not None
@@ -172,10 +172,12 @@ def test_overrides_win(tmp_path: Path) -> None:
     assert three is not None
     assert (three.tokens, three.false_token, three.activation) == (("a", "b", "c"), None, "softmax")
     named = repository(tmp_path / "Qwen3-Reranker-0.6B", "qwen3", "Qwen3ForCausalLM")
-    asked = detect(named, classifier_from_token=["false", "true"], architectures=["Qwen3ForSequenceClassification"])
-    assert asked is not None
-    assert asked.template is not None
-    assert (asked.template.name, asked.tokens) == ("qwen3-reranker", ("false", "true"))
+    overridden = detect(
+        named, classifier_from_token=["false", "true"], architectures=["Qwen3ForSequenceClassification"]
+    )
+    assert overridden is not None
+    assert overridden.template is not None
+    assert (overridden.template.name, overridden.tokens) == ("qwen3-reranker", ("false", "true"))
 
 
 @pytest.mark.parametrize(
@@ -187,13 +189,13 @@ def test_overrides_win(tmp_path: Path) -> None:
         ({"classifier_from_token": ["a", "b"], "method": "mean"}, "method='mean' is unknown; choose from_2_way"),
     ],
 )
-def test_overrides_that_mean_nothing_are_refused(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
+def test_invalid_overrides_are_refused(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
     folder = repository(tmp_path / "model", "qwen3", "Qwen3ForCausalLM")
     with pytest.raises(ModelLoadError, match=message):
         detect(folder, **overrides)
 
 
-def test_an_embedder_s_modules_outweigh_its_name(tmp_path: Path) -> None:
+def test_an_embedder_s_modules_have_precedence_over_its_name(tmp_path: Path) -> None:
     from tests.tiny import Layout, Pooling
 
     folder = write_checkpoint(
@@ -205,7 +207,7 @@ def test_an_embedder_s_modules_outweigh_its_name(tmp_path: Path) -> None:
     assert detect(folder) is not None
 
 
-def test_every_family_has_a_file_for_its_template() -> None:
+def test_every_family_s_template_file_exists() -> None:
     from millpond.checkpoints.score_template import shipped_template
 
     for family in FAMILIES:
@@ -216,7 +218,7 @@ def test_every_family_has_a_file_for_its_template() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "width", "activation"),
+    ("fields", "width", "activation"),
     [
         ({}, 1, "sigmoid"),
         ({}, 3, "identity"),
@@ -225,14 +227,14 @@ def test_every_family_has_a_file_for_its_template() -> None:
         ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, 3, "sigmoid"),
     ],
 )
-def test_a_classic_cross_encoder(tmp_path: Path, written: dict[str, Any], width: int, activation: str) -> None:
-    folder = repository(tmp_path / "model", "bert", "BertForSequenceClassification", **written)
-    assert not is_cross_encoder(folder)  # nothing says so: it is a classifier like others
+def test_a_classic_cross_encoder(tmp_path: Path, fields: dict[str, Any], width: int, activation: str) -> None:
+    folder = repository(tmp_path / "model", "bert", "BertForSequenceClassification", **fields)
+    assert not is_cross_encoder(folder)  # without the file it is an ordinary classifier
     (folder / "config_sentence_transformers.json").write_text('{"model_type": "CrossEncoder"}', encoding="utf-8")
     assert is_cross_encoder(folder)
-    found = read_cross_encoder(folder)
-    assert (found.kind, found.template, found.heads) == ("sequence-classification", None, ())
-    assert found.activation_of(width) == activation
+    cross_encoder = read_cross_encoder(folder)
+    assert (cross_encoder.kind, cross_encoder.template, cross_encoder.heads) == ("sequence-classification", None, ())
+    assert cross_encoder.activation_of(width) == activation
 
 
 def test_a_cross_encoder_that_sentence_transformers_saved(tmp_path: Path) -> None:
@@ -245,13 +247,17 @@ def test_a_cross_encoder_that_sentence_transformers_saved(tmp_path: Path) -> Non
     theirs.default_prompt_name = "ask"
     theirs.save_pretrained(str(tmp_path / "saved"))
     assert is_cross_encoder(tmp_path / "saved")
-    found = read_cross_encoder(tmp_path / "saved")
-    assert (found.kind, found.activation, found.prompt) == ("sequence-classification", "identity", "a question: ")
-    assert (found.transformer / "model.safetensors").is_file()
+    cross_encoder = read_cross_encoder(tmp_path / "saved")
+    assert (cross_encoder.kind, cross_encoder.activation, cross_encoder.prompt) == (
+        "sequence-classification",
+        "identity",
+        "a question: ",
+    )
+    assert (cross_encoder.transformer / "model.safetensors").is_file()
 
 
 def language_model(tmp_path: Path, template: str | None = PAIRWISE, **logit_score: Any) -> Path:
-    """As sentence-transformers saves a Transformer with a LogitScore."""
+    """A Transformer with a LogitScore, saved by sentence-transformers."""
     from sentence_transformers.base.modules import Transformer
     from sentence_transformers.cross_encoder import CrossEncoder as Theirs
     from sentence_transformers.cross_encoder.modules import LogitScore
@@ -270,15 +276,19 @@ def language_model(tmp_path: Path, template: str | None = PAIRWISE, **logit_scor
 def test_a_language_model_with_logit_score(tmp_path: Path) -> None:
     folder = language_model(tmp_path, true_token_id=7, false_token_id=5)
     assert is_cross_encoder(folder)
-    found = read_cross_encoder(folder)
-    assert (found.kind, found.tokens, found.activation) == ("text-generation", (5, 7), "sigmoid")
-    assert found.template is not None
-    assert found.template.instruction == "Find it"
-    assert found.prompt == ""
-    assert found.template.variables["add_generation_prompt"] is True
-    assert "restore_suffix" not in found.template.variables
-    assert found.template.bound({"bos_token": ""}).render("q", "d") == "q ? d !"
-    assert not found.template.special_tokens
+    cross_encoder = read_cross_encoder(folder)
+    assert (cross_encoder.kind, cross_encoder.tokens, cross_encoder.activation) == (
+        "text-generation",
+        (5, 7),
+        "sigmoid",
+    )
+    assert cross_encoder.template is not None
+    assert cross_encoder.template.instruction == "Find it"
+    assert cross_encoder.prompt == ""
+    assert cross_encoder.template.variables["add_generation_prompt"] is True
+    assert "restore_suffix" not in cross_encoder.template.variables
+    assert cross_encoder.template.bound({"bos_token": ""}).render("q", "d") == "q ? d !"
+    assert not cross_encoder.template.special_tokens
     edit_json(next(folder.glob("1_*/config.json")), false_token_id=None)
     assert read_cross_encoder(folder).tokens == (7,)
     edit_json(next(folder.glob("1_*/config.json")), true_token_id="yes")
@@ -286,7 +296,7 @@ def test_a_language_model_with_logit_score(tmp_path: Path) -> None:
         read_cross_encoder(folder)
 
 
-def test_its_template_must_carry_a_pair(tmp_path: Path) -> None:
+def test_its_template_must_render_both_texts(tmp_path: Path) -> None:
     half = "{{ (messages | selectattr('role', 'eq', 'query') | first).content }}"
     folder = language_model(tmp_path, template=half, true_token_id=7)
     with pytest.raises(ModelLoadError, match="has no slot for the document; pass a score_template"):
@@ -296,13 +306,13 @@ def test_its_template_must_carry_a_pair(tmp_path: Path) -> None:
         read_cross_encoder(folder)
 
 
-def test_without_a_chat_template_it_reads_pairs(tmp_path: Path) -> None:
-    found = read_cross_encoder(language_model(tmp_path, template=None, true_token_id=7))
-    assert (found.template, found.prompt, found.tokens) == (None, "Find it", (7,))
+def test_without_a_chat_template_it_reads_the_tokenizer_s_pairs(tmp_path: Path) -> None:
+    cross_encoder = read_cross_encoder(language_model(tmp_path, template=None, true_token_id=7))
+    assert (cross_encoder.template, cross_encoder.prompt, cross_encoder.tokens) == (None, "Find it", (7,))
 
 
 def encoder_with_dense(tmp_path: Path) -> Path:
-    """As sentence-transformers saves an ettin reranker."""
+    """An ettin reranker, saved by sentence-transformers."""
     import torch
     from sentence_transformers.base.modules import Dense as TheirDense
     from sentence_transformers.base.modules import Transformer
@@ -325,21 +335,21 @@ def encoder_with_dense(tmp_path: Path) -> Path:
 def test_an_encoder_with_pooling_and_dense(tmp_path: Path) -> None:
     folder = encoder_with_dense(tmp_path)
     assert is_cross_encoder(folder)
-    found = read_cross_encoder(folder)
-    assert found.kind == "feature-extraction"
-    assert found.pooling is not None
-    assert found.pooling.modes == ("cls",)
-    first, norm, last = found.heads
+    cross_encoder = read_cross_encoder(folder)
+    assert cross_encoder.kind == "feature-extraction"
+    assert cross_encoder.pooling is not None
+    assert cross_encoder.pooling.modes == ("cls",)
+    first, norm, last = cross_encoder.heads
     assert isinstance(first, Dense)
     assert (first.out_features, first.bias, first.activation) == (48, False, "torch.nn.modules.activation.SiLU")
     assert isinstance(norm, LayerNorm)
     assert isinstance(last, Dense)
     assert (last.in_features, last.out_features, last.activation) == (48, 1, "torch.nn.modules.linear.Identity")
-    assert found.activation_of(1) == "sigmoid"
-    assert found.template is None
+    assert cross_encoder.activation_of(1) == "sigmoid"
+    assert cross_encoder.template is None
 
 
-def test_what_it_does_not_run_is_refused_by_name(tmp_path: Path) -> None:
+def test_modules_that_are_not_run_are_refused_by_name(tmp_path: Path) -> None:
     folder = encoder_with_dense(tmp_path)
     listed = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
     (folder / "modules.json").write_text(json.dumps(listed[:2]), encoding="utf-8")
@@ -355,7 +365,7 @@ def test_what_it_does_not_run_is_refused_by_name(tmp_path: Path) -> None:
         read_cross_encoder(folder)
 
 
-def test_the_dataclass_alone_says_what_is_usual() -> None:
+def test_the_defaults_of_the_dataclass() -> None:
     plain = CrossEncoder(transformer=Path("somewhere"))
     assert (plain.kind, plain.activation_of(1), plain.activation_of(2)) == (
         "sequence-classification",

@@ -1,4 +1,4 @@
-"""Score templates: what the shipped ones say, whose files work, and what is refused."""
+"""Score templates: the shipped ones, other projects' files, and what is refused."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from millpond.checkpoints.chat_template import read_chat_template
 from millpond.checkpoints.score_template import ScoreTemplate, plain_template, read_template, shipped_template
 from millpond.errors import InvalidRequestError
 
-# As the model cards write them, in one piece.
+# The texts of the model cards.
 GOLDEN = {
     "qwen3-reranker": (
         "<|im_start|>system\n"
@@ -43,17 +43,17 @@ DEFAULTS = {
     ),
     "nemotron-rerank": "",
 }
-ASKED = {**dict.fromkeys(GOLDEN, "Find it"), "mxbai-rerank-v2": "instruction: Find it\n"}
+WITH_INSTRUCTION = {**dict.fromkeys(GOLDEN, "Find it"), "mxbai-rerank-v2": "instruction: Find it\n"}
 QUERY, DOCUMENT = "How deep?", "Two {metres}."
 
-# The manner of vLLM's files: literal text, messages picked by role, several names for the instruction.
+# In the style of vLLM's files: literal text, messages selected by role, several names for the instruction.
 BY_ROLE = (
     "<s>{{ instruction | default(messages | selectattr('role', 'eq', 'system') | map(attribute='content') | first "
     "| default('Find passages', true), true) }}\n"
     "Q: {{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}\n"
     "D: {{ (messages | selectattr('role', 'eq', 'document') | first).content }}\nA:\n\n"
 )
-# The manner of sentence-transformers' conversions: a loop, a namespace, the system message as the instruction.
+# In the style of sentence-transformers' conversions: a loop, a namespace, the system message as the instruction.
 LOOPING = """\
 {%- set found = namespace(query='', document='', task='Find passages') %}
 {%- for message in messages %}
@@ -81,7 +81,7 @@ ASSISTANT = "{% for m in messages %}{% if m.role in ('user', 'assistant') %}{{ m
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
-def written(name: str, instruction: str) -> str:
+def golden(name: str, instruction: str) -> str:
     return GOLDEN[name].replace("{instruction}", instruction).replace("{{metres}}", "{metres}")
 
 
@@ -90,18 +90,18 @@ def test_shipped_templates_are_the_model_cards_texts(name: str) -> None:
     template = shipped_template(name, special_tokens=True)
     template.check()
     assert template.names_roles
-    assert template.render(QUERY, DOCUMENT) == written(name, DEFAULTS[name])
-    assert template.render(DOCUMENT, QUERY) != written(name, DEFAULTS[name])
+    assert template.render(QUERY, DOCUMENT) == golden(name, DEFAULTS[name])
+    assert template.render(DOCUMENT, QUERY) != golden(name, DEFAULTS[name])
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_shipped_templates_take_an_instruction_where_the_model_does(name: str) -> None:
+def test_shipped_templates_take_an_instruction_if_the_model_does(name: str) -> None:
     template = shipped_template(name, special_tokens=True)
     takes = name != "nemotron-rerank"
     assert template.takes_instruction == takes
-    asked = template.render(QUERY, DOCUMENT, instruction="Find it")
-    assert asked == written(name, ASKED[name] if takes else "")
-    assert (asked != template.render(QUERY, DOCUMENT)) == takes
+    text = template.render(QUERY, DOCUMENT, instruction="Find it")
+    assert text == golden(name, WITH_INSTRUCTION[name] if takes else "")
+    assert (text != template.render(QUERY, DOCUMENT)) == takes
 
 
 def test_every_shipped_file_is_listed_here() -> None:
@@ -125,7 +125,7 @@ def test_rendering_is_transformers_rendering(tmp_path: Path, source: str, instru
         assert template.render(query, document, instruction=instruction) == expected
 
 
-def test_both_manners_carry_the_pair_and_the_instruction() -> None:
+def test_both_styles_render_the_pair_and_the_instruction() -> None:
     for source in (BY_ROLE, LOOPING):
         template = ScoreTemplate(source=source, variables=TOKENS)
         template.check()
@@ -147,7 +147,7 @@ def test_variables_reach_the_template() -> None:
     assert "opened" not in ScoreTemplate(source=LOOPING).bound(TOKENS).render("q", "d")
 
 
-def test_a_template_that_passes_every_role_through_was_not_made_for_pairs() -> None:
+def test_a_template_that_renders_every_role_is_not_for_pairs() -> None:
     assert ScoreTemplate(source=CHATML).failure is None
     assert not ScoreTemplate(source=CHATML).names_roles
     assert not ScoreTemplate(source=ASSISTANT).names_roles
@@ -182,7 +182,7 @@ def test_templates_without_their_slots_are_refused_with_an_example(source: str, 
         "{{ cycler.__init__.__globals__ }}",
     ],
 )
-def test_a_strangers_template_stays_in_its_sandbox(source: str) -> None:
+def test_an_untrusted_template_cannot_leave_the_sandbox(source: str) -> None:
     with pytest.raises(InvalidRequestError, match="SecurityError"):
         ScoreTemplate(source=source).render("q", "d")
 
@@ -198,19 +198,19 @@ def test_the_users_template_is_a_path_or_the_source(tmp_path: Path) -> None:
         read_template("no/such.jinja")
 
 
-def test_the_place_of_each_text_is_found_whatever_it_says() -> None:
+def test_each_text_is_located_whatever_its_content() -> None:
     template = ScoreTemplate(source="Q {{ messages[0].content }} D {{ messages[1].content | trim }} end")
     query, document = "D Q end", "  Q D end "
     text = template.render(query, document)
-    (before, behind), (front, back) = template.around(query, document, text)
-    assert (before, behind) == ("Q ", " D Q D end end")
-    assert (front, back) == ("Q D Q end D ", " end")
+    (before_query, after_query), (before_document, after_document) = template.around(query, document, text)
+    assert (before_query, after_query) == ("Q ", " D Q D end end")
+    assert (before_document, after_document) == ("Q D Q end D ", " end")
     awkward = "\ue0f1\ue0f2\ue0f4 and \ue0f1\ue0f2"
-    _, (front, back) = template.around("q", awkward, template.render("q", awkward))
-    assert (front, back) == ("Q q D ", " end")
+    _, (before_document, after_document) = template.around("q", awkward, template.render("q", awkward))
+    assert (before_document, after_document) == ("Q q D ", " end")
 
 
-def test_chat_templates_come_from_any_of_their_files(tmp_path: Path) -> None:
+def test_chat_templates_are_read_from_any_of_their_files(tmp_path: Path) -> None:
     assert read_chat_template(tmp_path) is None
     config = tmp_path / "tokenizer_config.json"
     config.write_text('{"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": null}', encoding="utf-8")

@@ -277,6 +277,22 @@ class TestRerank:
         np.testing.assert_allclose([row["relevance_score"] for row in result.rows], scores, atol=1e-5)
         assert len(set(scores)) == len(DOCUMENTS)
 
+    @pytest.mark.parametrize(("method", "measure"), [("maxsim", "MaxSim"), ("cosine", "cosine"), ("auto", "cosine")])
+    def test_the_method_is_the_engines(
+        self, run: Run, model: Path, monkeypatch: pytest.MonkeyPatch, method: str, measure: str
+    ):
+        words = ["rerank", QUERY, "-m", model, "--dtype", "float32", "--device", "cpu", "--method", method]
+        rows = run(*words, "--output", "jsonl", stdin="\n".join(DOCUMENTS)).rows
+        with Engine(model, dtype="float32", device="cpu") as engine:
+            expected = engine.rerank(QUERY, DOCUMENTS, method=method)
+            other = engine.rerank(QUERY, DOCUMENTS, method="cosine" if method == "maxsim" else "maxsim")
+        scores = [row["relevance_score"] for row in rows]
+        np.testing.assert_allclose(scores, [result.relevance_score for result in expected], atol=1e-4)
+        assert abs(scores[0] - other[0].relevance_score) > 0.1
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        title = run(*words, stdin="\n".join(DOCUMENTS)).out.splitlines()[0]
+        assert f"4 of 4 documents by {measure} (" in re.sub(r"\x1b\[[0-9;]*m", "", title)
+
     @pytest.mark.parametrize("kind", ["jsonl", "csv", "folder", "lines"])
     def test_files(self, run: Run, cross: Path, tmp_path: Path, kind: str):
         source = tmp_path / {"jsonl": "x.jsonl", "csv": "x.csv", "folder": "x", "lines": "x.txt"}[kind]
@@ -383,6 +399,8 @@ class TestRerank:
             ([QUERY, "--output", "xml"], "xml"),
             ([QUERY, "--truncate", "middle"], "middle"),
             ([QUERY, "--instruction", "be kind"], "instruction='be kind'"),
+            ([QUERY, "--method", "dot"], "dot"),
+            ([QUERY, "--method", "maxsim"], "method='maxsim' compares token vectors"),
             ([QUERY, "--hf-overrides", "{"], "is not JSON"),
             ([QUERY, "--nothing"], "--nothing"),
         ],
@@ -527,6 +545,14 @@ def test_env_names_variables_and_never_their_values(run: Run, monkeypatch: pytes
     assert "s3cret" not in result.out + result.err
     assert f"millpond {millpond.__version__}" in result.out
     assert str(Path.home()) not in result.out
+
+
+def test_env_says_which_attention_kernels_can_run_and_why_not(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("millpond.attention.varlen.unavailable", lambda: "there is a reason")
+    lines = [line for line in run("env").out.splitlines() if line.startswith("attention ")]
+    assert [line.split()[1] for line in lines] == ["native", "matmul", "varlen", "flex", "sdpa"]
+    assert lines[2].endswith("CUDA in half precision: there is a reason")
+    assert lines[-1].endswith("for every other call: can run")
 
 
 def test_a_bug_keeps_its_traceback(run: Run, monkeypatch: pytest.MonkeyPatch):

@@ -37,7 +37,7 @@ def run(*arguments):
 
 @pytest.fixture(scope="module", autouse=True)
 def corpus():
-    """A smaller one than that of --short, parsed once for all runs."""
+    """A smaller corpus than that of --short, parsed once for all runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(questions, "SHORT_PASSAGES", PASSAGES)
         patch.setattr(demo_run, "read_stdlib", functools.cache(demo_run.read_stdlib))

@@ -133,9 +133,9 @@ def test_tasks_of_one_loop_are_a_crowd_too(engine, held, together):
 
 
 def test_equal_params_share_a_plan_and_others_do_not(engine):
-    plans = [engine._plan("embed", PoolingParams(prompt=prompt), 1, None) for prompt in ("a", "a", "b")]
+    plans = [engine._submission.plan("embed", PoolingParams(prompt=prompt), 1) for prompt in ("a", "a", "b")]
     assert plans[0] is plans[1] and plans[0] is not plans[2]
     assert (plans[0].prompt, plans[2].prompt) == ("a", "b")
     for i in range(200):
-        engine._plan("embed", PoolingParams(prompt=str(i)), 1, None)
-    assert len(engine._plans) <= 64
+        engine._submission.plan("embed", PoolingParams(prompt=str(i)), 1)
+    assert len(engine._submission.plans) <= 64

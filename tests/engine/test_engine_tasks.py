@@ -30,7 +30,7 @@ from millpond.errors import (
     UnsupportedTaskError,
 )
 from millpond.inputs import TokenIds
-from millpond.late_interaction.maxsim import maxsim
+from millpond.late_interaction.similarity import maxsim
 from millpond.params import PoolingParams
 from millpond.ragged import Ragged
 from millpond.tasks import TASKS
@@ -703,7 +703,7 @@ def test_names_that_are_none_are_told_with_those_that_are(engines: Any) -> None:
     with pytest.raises(InvalidRequestError, match="instruction holds a lone surrogate"):
         engines("reranker").rerank("q", ["d"], instruction="\ud800")
     params = PoolingParams(activation=False, use_activation=True)
-    with pytest.raises(InvalidRequestError, match="use_activation=True are one thing; pass one"):
+    with pytest.raises(InvalidRequestError, match="and use_activation=True are names of one option"):
         engines("classifier").encode(["a"], task="classify", params=params)
 
 

@@ -1,4 +1,4 @@
-"""Backbones on the GPU in half precision against the same weights in float32 on the CPU."""
+"""Backbones on the GPU in half precision, against the same weights in float32 on the CPU."""
 
 import copy
 
@@ -38,7 +38,7 @@ WINDOW = {
     "query_pre_attn_scalar": 24,
     "sliding_window": 8,
 }
-# These run in bfloat16 only: the range of their states, or their grouped products, say so.
+# These run in bfloat16 only, because of the range of their states or their grouped matrix products.
 BFLOAT16 = ("gemma2", "gemma3", "gemma3-bidirectional", "jamba")
 
 CONFIGS = {
@@ -67,7 +67,7 @@ CONFIGS = {
     ),
     "gpt2": transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, n_positions=40, vocab_size=200, pad_token_id=0),
     "llama-bidirectional": transformers.LlamaConfig(**DECODER, is_causal=False),
-    "jamba": transformers.JambaConfig(  # every expert for every token: a router's choice may turn on rounding
+    "jamba": transformers.JambaConfig(  # every expert for every token, since rounding may change a router's choice
         **{**DECODER, "num_hidden_layers": 3},
         **SPECIAL,
         attn_layer_period=3,
@@ -116,7 +116,7 @@ def test_half_precision_stays_near_float32(name, dtype):
         pytest.skip("float16 is too narrow for it; millpond gives it bfloat16")
     reference = run(CONFIGS[name], torch.float32, "cpu")
     out = run(CONFIGS[name], dtype, DEVICE)
-    least = 0.99 if name == "jamba" else 0.999  # its scan adds up in the precision of the states
+    least = 0.99 if name == "jamba" else 0.999  # its scan accumulates in the precision of the states
     assert torch.nn.functional.cosine_similarity(out, reference, dim=-1).min() > least
 
 

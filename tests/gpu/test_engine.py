@@ -29,13 +29,13 @@ CUDA = torch.cuda.is_available()
 needs_cuda = pytest.mark.skipif(not CUDA, reason="what is tested is CUDA's own")
 Rows = npt.NDArray[np.float32]
 
-# Plain, windows, grouped heads, causal windows, adapters; and what has no graph: a softcap, a bias, runs.
+# Plain, windows, grouped heads, causal windows, adapters; and without graphs: a softcap, a bias, attention by run.
 FAMILIES = ("bert", "modernbert", "qwen3", "mistral", "jina", "gemma2", "mpnet", "deberta-v2")
 WITH_GRAPHS = ("bert", "modernbert", "qwen3", "mistral", "jina")
-# Heads of 16: the packed kernel takes multiples of 8.
+# Heads of 16: varlen takes multiples of 8.
 SIZE = {"hidden_size": 64, "intermediate_size": 128, "pooler_hidden_size": 64}
 MID = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536, "num_hidden_layers": 6}
-# Batches of many shapes: single tokens, one long text, equal lengths, a mixture that grows.
+# Batches of many shapes: single tokens, one long text, equal lengths, a growing mixture.
 BATCHES: tuple[Sequence[str], ...] = (
     ["a"],
     ["a"] * 3 + ["b"] * 2,
@@ -64,14 +64,14 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="module")
 def reference(plain: Callable[..., Path]) -> Callable[[str], list[Rows]]:
-    """Each batch in float32 on the CPU."""
+    """Embeddings of each batch in float32 on the CPU."""
     made: dict[str, list[Rows]] = {}
 
     def reference(family: str) -> list[Rows]:
         if family not in made:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(loading, "_backend", lambda device: None)
-                patch.setattr(varlen, "fits", lambda query, masking: False)
+                patch.setattr(varlen, "fits", lambda *call: False)
                 with Engine(plain(family), device="cpu", dtype="float32") as engine:
                     made[family] = [engine.embed(batch).embeddings for batch in BATCHES]
         return made[family]
@@ -81,7 +81,7 @@ def reference(plain: Callable[..., Path]) -> Callable[[str], list[Rows]]:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Graphs]:
-    """The graphs of every engine made from here on; there is a recording backend where there is no GPU."""
+    """The graphs of every engine made in the test; without a GPU, on a recording backend."""
     graphs: list[Graphs] = []
     right = Graphs.__init__
 
@@ -117,7 +117,7 @@ def test_every_shape_equals_the_cpu(family, dtype, made, plain, reference):
     if family == "gemma2" and dtype == "float16":
         pytest.skip("float16 is too narrow for it; millpond gives it bfloat16")
     with engine_of(plain(family), dtype=dtype) as engine:
-        for _ in range(3):  # without a graph, captured, replayed
+        for _ in range(3):  # eager, captured, replayed
             for batch, expected in zip(BATCHES, reference(family), strict=True):
                 assert close(engine.embed(batch).embeddings, expected)
     shapes = len(made[0].shapes)
@@ -139,7 +139,7 @@ def test_graphs_change_nothing(family, made, plain, monkeypatch):
 
 
 def test_another_model_is_noticed(made, plain, reference):
-    """The negative control: what passes for equal here is not what any two models have in common."""
+    """Negative control: two different models do not pass for equal."""
     with engine_of(plain("mid")) as engine:
         found = engine.embed(BATCHES[-1]).embeddings
     assert not close(found[::-1], reference("mid")[-1], mean=0.99, least=0.9)
@@ -158,7 +158,7 @@ def test_a_mid_size_model_drifts_little(dtype, made, plain, reference):
 def test_rows_of_tokens_equal_the_cpu(family, made, plain):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "_backend", lambda device: None)
-        patch.setattr(varlen, "fits", lambda query, masking: False)
+        patch.setattr(varlen, "fits", lambda *call: False)
         with Engine(plain(family), device="cpu", dtype="float32") as engine:
             expected = engine.token_embed(TEXTS).embeddings.flat
     with engine_of(plain(family)) as engine:
@@ -202,7 +202,7 @@ def test_a_batch_that_does_not_fit_is_halved(graphs, plain, monkeypatch):
 
 @needs_cuda
 def test_two_replicas_on_one_gpu_agree(plain, reference):
-    """Two lanes, each with streams and graphs of its own, and captures one at a time."""
+    """Two lanes with separate streams and graphs capture one at a time."""
     with Engine(plain("bert"), device=["cuda:0", "cuda:0"], dtype="bfloat16", max_batch_tokens=256) as engine:
         for _ in range(3):
             for batch, expected in zip(BATCHES, reference("bert"), strict=True):
@@ -219,7 +219,7 @@ def test_two_gpus_agree(plain, reference):
 
 @needs_cuda
 def test_nothing_waits_for_the_device_while_a_batch_is_sent(plain):
-    """torch's own watch over synchronizations, in the launch of a replayed batch and of one without a graph."""
+    """torch's synchronization check, around the launch of a replayed batch and of one without a graph."""
     with engine_of(plain("bert")) as engine:
         for _ in range(3):
             engine.embed(TEXTS)
@@ -239,5 +239,5 @@ def test_nothing_waits_for_the_device_while_a_batch_is_sent(plain):
 
         runner.start = watched
         engine.embed(TEXTS)  # replayed
-        engine.embed([f"{text} once" for text in TEXTS * 3])  # a shape that comes for the first time
+        engine.embed([f"{text} once" for text in TEXTS * 3])  # a new shape
     assert not warned

@@ -1,11 +1,11 @@
-"""The packed kernels on a GPU against the reference kernel in float32."""
+"""The packed kernels on a GPU, against the reference kernel in float32."""
 
 import pytest
 import torch
 
 from millpond.attention import flex, sdpa, varlen
+from millpond.attention.kernels import attend, select
 from millpond.attention.segments import Segments
-from millpond.attention.select import select
 from millpond.attention.signature import Masking
 
 pytestmark = pytest.mark.gpu
@@ -29,7 +29,7 @@ def states(lengths, heads, dtype, device):
 
 
 def compare(out, q, k, v, lengths, masking, tolerance, keys=None):
-    """``out`` against the reference kernel over the same rounded inputs, in float32 on the CPU."""
+    """Compare ``out`` with the reference kernel over the same rounded inputs, in float32 on the CPU."""
     reference = sdpa.attend(*(x.float().cpu() for x in (q, k, v)), Segments.of(lengths, keys=keys), masking)
     assert torch.isfinite(out).all()
     torch.testing.assert_close(out.float().cpu(), reference, atol=tolerance, rtol=tolerance)
@@ -44,8 +44,9 @@ def compare(out, q, k, v, lengths, masking, tolerance, keys=None):
 def test_varlen_equals_the_reference(lengths, heads, window, causal, dtype):
     q, k, v = states(lengths, heads, dtype, "cuda")
     masking = Masking(scale=heads[2] ** -0.5, causal=causal, window=window)
-    assert select(q, masking) is varlen.attend
-    out = varlen.attend(q, k, v, Segments.of(lengths, "cuda"), masking)
+    segments = Segments.of(lengths, "cuda")
+    assert select(q, k, v, segments, masking) is varlen
+    out = varlen.attend(q, k, v, segments, masking)
     compare(out, q, k, v, lengths, masking, 4e-3 if dtype is torch.float16 else 3e-2)
 
 
@@ -57,8 +58,9 @@ def test_varlen_equals_the_reference(lengths, heads, window, causal, dtype):
 def test_flex_equals_the_reference(lengths, heads, window, causal):
     q, k, v = states(lengths, heads, torch.bfloat16, "cuda")
     masking = Masking(scale=heads[2] ** -0.5, causal=causal, window=window, softcap=5.0)
-    assert select(q, masking) is flex.attend
-    out = flex.attend(q, k, v, Segments.of(lengths, "cuda"), masking)
+    segments = Segments.of(lengths, "cuda")
+    assert select(q, k, v, segments, masking) is flex
+    out = flex.attend(q, k, v, segments, masking)
     compare(out, q, k, v, lengths, masking, 3e-2)
 
 
@@ -68,11 +70,11 @@ def test_flex_equals_the_reference(lengths, heads, window, causal):
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS.keys())
 @pytest.mark.parametrize("lengths", [[32] * 20, [32, 32, 500, 7, 32, 128]], ids=["queries", "mixed"])
 def test_fewer_keys_than_queries(lengths, heads, window, softcap):
-    """Queries of 32 tokens, of which the expansion may not be attended to, beside documents that have none."""
+    """Queries of 32 tokens with expansion tokens that are no keys, batched with documents whose tokens all are keys."""
     keys = [3 + i if length == 32 else length for i, length in enumerate(lengths)]
     q, k, v = states(lengths, heads, torch.bfloat16, "cuda")
     masking = Masking(scale=heads[2] ** -0.5, causal=False, window=window, softcap=softcap)
-    out = select(q, masking)(q, k, v, Segments.of(lengths, "cuda", keys=keys), masking)
+    out = attend(q, k, v, Segments.of(lengths, "cuda", keys=keys), masking)
     compare(out, q, k, v, lengths, masking, 3e-2, keys=keys)
     with pytest.raises(AssertionError):
         compare(out, q, k, v, lengths, masking, 3e-2)
@@ -83,18 +85,19 @@ def test_fewer_keys_than_queries(lengths, heads, window, softcap):
 def test_float32_on_cuda_takes_the_reference_kernel(lengths):
     q, k, v = states(lengths, HEADS["grouped"], torch.float32, "cuda")
     masking = Masking(scale=0.1, causal=True, window=65)
-    assert select(q, masking) is sdpa.attend
-    compare(sdpa.attend(q, k, v, Segments.of(lengths, "cuda"), masking), q, k, v, lengths, masking, 1e-4)
+    segments = Segments.of(lengths, "cuda")
+    assert select(q, k, v, segments, masking) is sdpa
+    compare(sdpa.attend(q, k, v, segments, masking), q, k, v, lengths, masking, 1e-4)
 
 
 @pytest.mark.parametrize("heads", [HEADS["plain"], HEADS["grouped"]])
 def test_a_wrong_window_is_seen(heads):
-    """The negative control, on any device: one token more or less is well above the tolerances."""
+    """Negative control, on any device: a window wider by one token exceeds the tolerances clearly."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     lengths = LENGTHS["mixed"]
     q, k, v = states(lengths, heads, torch.bfloat16, device)
     masking = Masking(scale=heads[2] ** -0.5, causal=True, window=5)
     wider = Masking(scale=heads[2] ** -0.5, causal=True, window=6)
-    out = select(q, wider)(q, k, v, Segments.of(lengths, device), wider)
+    out = attend(q, k, v, Segments.of(lengths, device), wider)
     with pytest.raises(AssertionError):
         compare(out, q, k, v, lengths, masking, 3e-2)

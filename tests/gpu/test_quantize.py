@@ -14,7 +14,7 @@ from millpond.models.quantize import check_quantization, quantize
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# A batch of few rows, which cuBLAS has no integer product for, and one of many.
+# A batch of few rows, for which cuBLAS has no integer matrix product, and one of many.
 LENGTHS = [[3, 1], [7, 1, 13, 30, 4, 30]]
 
 
@@ -61,5 +61,5 @@ def test_eight_bits_are_close(kind, lengths, backbone):
     small = quantize(PackedEncoder(copy.deepcopy(backbone).to(DEVICE, torch.bfloat16), "bert").eval(), kind, DEVICE)
     found, expected = run(small, lengths), run(plain, lengths)
     assert torch.nn.functional.cosine_similarity(found, expected).min() >= 0.98
-    assert (found - expected).abs().max() > 1e-3  # the control: something else ran
-    assert torch.allclose(run(small, lengths[:1]), found[: lengths[0]], atol=0.05)  # whatever it is batched with
+    assert (found - expected).abs().max() > 1e-3  # control: the quantized layers ran
+    assert torch.allclose(run(small, lengths[:1]), found[: lengths[0]], atol=0.05)  # in any batch

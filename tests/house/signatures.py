@@ -29,6 +29,12 @@ def surface() -> list[str]:
     return [line for name in PACKAGES for line in _package(importlib.import_module(name))]
 
 
+def own_members(cls: type) -> dict[str, Any]:
+    """The members that a class defines, or inherits from another class of ours; not those of a framework."""
+    bases = [cls] if hasattr(cls, "model_fields") else [base for base in cls.__mro__ if "millpond" in base.__module__]
+    return {name: member for base in reversed(bases) for name, member in vars(base).items()}
+
+
 def _package(package: ModuleType) -> Iterator[str]:
     for name in sorted(package.__all__):
         value = getattr(package, name)
@@ -55,7 +61,7 @@ def _class(path: str, cls: type) -> Iterator[str]:
         # The constructor of an exception is listed only if the class defines one.
         own = "__init__" in cls.__dict__ or not issubclass(cls, BaseException)
         yield f"{path}{inspect.signature(cls) if own else ''} <- {bases or 'object'}"
-    for name, member in sorted(vars(cls).items()):
+    for name, member in sorted(own_members(cls).items()):
         if name.startswith("_") or (fields is not None and name in fields):
             continue
         if isinstance(member, property) or hasattr(member, "attrname"):

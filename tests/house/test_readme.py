@@ -36,6 +36,32 @@ def test_the_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert [line for line in printed if line in expected] == expected
 
 
+def shell_commands(path: Path) -> list[list[str]]:
+    """Words of the ``millpond`` lines in a page's shell blocks."""
+    text = path.read_text(encoding="utf-8").replace("\\\n", "")
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = [line for language, block in blocks if language in ("", "bash") for line in block.splitlines()]
+    return [shlex.split(re.sub(r"\s+#.*$", "", line)) for line in lines if line.startswith("millpond ")]
+
+
+COMMANDS = [(path, words) for path in DOCUMENTS for words in shell_commands(path)]
+
+
+@pytest.mark.parametrize(
+    "words", [pytest.param(words, id=f"{path.relative_to(ROOT)}: {' '.join(words)}") for path, words in COMMANDS]
+)
+def test_commands_have_their_options(words: list[str]):
+    """A command is parsed with its options, and not run."""
+    program: Any = get_command(app)
+    assert program.commands[words[1]].make_context(words[1], words[2:])
+    with pytest.raises(Exception, match="no-such-option"):
+        program.commands[words[1]].make_context(words[1], [*words[2:], "--no-such-option"])
+
+
+def test_the_pages_have_commands():
+    assert len(COMMANDS) >= 10
+
+
 PAGES = [path for path in (ROOT / "docs").glob("*.md") if blocks(path, "python")]
 
 
@@ -99,32 +125,6 @@ def test_commands_exist(path: Path):
         named = next((word for word in words[1:] if re.fullmatch(r"[a-z-]+", word) and not word.startswith("-")), None)
         if named is not None:
             assert named in (targets if words[0] == "make" else commands), f"{path.name}: {' '.join(words)}"
-
-
-def shell_commands(path: Path) -> list[list[str]]:
-    """Words of the ``millpond`` lines in a page's shell blocks."""
-    text = path.read_text(encoding="utf-8").replace("\\\n", "")
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    lines = [line for language, block in blocks if language in ("", "bash") for line in block.splitlines()]
-    return [shlex.split(re.sub(r"\s+#.*$", "", line)) for line in lines if line.startswith("millpond ")]
-
-
-COMMANDS = [(path, words) for path in DOCUMENTS for words in shell_commands(path)]
-
-
-@pytest.mark.parametrize(
-    "words", [pytest.param(words, id=f"{path.relative_to(ROOT)}: {' '.join(words)}") for path, words in COMMANDS]
-)
-def test_commands_have_their_options(words: list[str]):
-    """A command is parsed with its options, and not run."""
-    program: Any = get_command(app)
-    assert program.commands[words[1]].make_context(words[1], words[2:])
-    with pytest.raises(Exception, match="no-such-option"):
-        program.commands[words[1]].make_context(words[1], [*words[2:], "--no-such-option"])
-
-
-def test_the_pages_have_commands():
-    assert len(COMMANDS) >= 10
 
 
 # One interpreter for all of them, since each imports torch.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.house.signatures import PACKAGES, surface
+from tests.house.signatures import PACKAGES, own_members, surface
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -28,8 +28,8 @@ def public(path: str) -> Any:
 
 
 def members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties that the class itself defines."""
-    for name, member in vars(cls).items():
+    """Public methods and properties, those of a base class of ours included."""
+    for name, member in own_members(cls).items():
         plain = getattr(member, "__func__", member)
         if not name.startswith("_") and (inspect.isfunction(plain) or isinstance(member, property | cached_property)):
             yield name, member

@@ -83,7 +83,8 @@ def test_an_embedder_is_asked_for_its_token_states(engine: Engine, call: Rerank)
 
 def test_the_best_are_kept_and_duplicates_are_scored_alike(engine: Engine, call: Rerank):
     whole = call(engine, QUERY, DOCUMENTS)
-    assert call(engine, QUERY, DOCUMENTS, top_n=3).results == whole.results[:3]
+    best = call(engine, QUERY, DOCUMENTS, top_n=3)
+    assert [result.index for result in best] == [result.index for result in whole[:3]]
     assert len(call(engine, QUERY, DOCUMENTS, top_n=99)) == len(DOCUMENTS)
     twice = [result for result in whole if result.document == DOCUMENTS[1]]
     assert [result.index for result in twice] == [1, 6]
@@ -92,7 +93,11 @@ def test_the_best_are_kept_and_duplicates_are_scored_alike(engine: Engine, call:
 
 def test_a_late_interaction_checkpoint_scores_as_it_does(colbert: Engine, call: Rerank):
     own = colbert.rerank(QUERY, DOCUMENTS)
-    assert call(colbert, QUERY, DOCUMENTS).results == own.results
+    again = call(colbert, QUERY, DOCUMENTS)
+    assert [result.index for result in again] == [result.index for result in own]
+    # Two calls may be batched differently, which changes the last bits.
+    scores = [[result.relevance_score for result in output] for output in (again, own)]
+    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-5)
     np.testing.assert_allclose(
         [result.relevance_score for result in own], np.sort(expected(colbert, QUERY, DOCUMENTS))[::-1], atol=1e-4
     )
@@ -158,5 +163,5 @@ def test_the_module_does_not_hide_the_function():
 
     import millpond.late_interaction
 
-    module = importlib.import_module("millpond.late_interaction.rerank")
+    module = importlib.import_module("millpond.late_interaction.reranking")
     assert millpond.late_interaction.rerank is module.rerank is rerank

@@ -13,8 +13,7 @@ import millpond.late_interaction
 from millpond.errors import InvalidRequestError
 from millpond.late_interaction import Ragged, maxsim
 
-# The function is exported under its module's name, so the module is asked for by its path.
-module = importlib.import_module("millpond.late_interaction.maxsim")
+module = importlib.import_module("millpond.late_interaction.similarity")
 
 
 def ragged(lengths, width=8, seed=0, dtype=np.float32):
@@ -154,7 +153,7 @@ def test_the_package_exports_lazily():
         _ = millpond.late_interaction.nothing
     code = (
         "import sys, millpond.late_interaction as late; assert 'torch' not in sys.modules; "
-        "import millpond.late_interaction.maxsim; assert callable(late.maxsim), late.maxsim"
+        "import millpond.late_interaction.similarity; assert callable(late.maxsim), late.maxsim"
     )
     # Path by path, since the package may be found by PYTHONPATH alone.
     subprocess.run([sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"], check=True, timeout=120)

@@ -1,4 +1,4 @@
-"""compile=True: compiled parts give what they give as written, are kept for the next process, and never a failure."""
+"""compile=True: compiled parts give the same results, are kept for the next process, and never make a call fail."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def _has_compiler() -> bool:
 
 
 needs_compiler = pytest.mark.skipif(not _has_compiler(), reason="no C++ compiler here: compile=True cannot be tested")
-# Inductor's own: a compiler's probe that took long on a busy machine, deprecated calls inside torch.
+# Warnings of Inductor: a slow probe of the compiler on a busy machine, deprecated calls inside torch.
 quiet = pytest.mark.filterwarnings("ignore")
 
-TEXTS = tuple(f"the pond is {i} feet deep " * (1 + i % 6) for i in range(40))  # more tokens than run as written
+TEXTS = tuple(f"the pond is {i} feet deep " * (1 + i % 6) for i in range(40))  # enough tokens to run compiled code
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where this module's code is kept."""
+    """The folder of this module's compiled code."""
     return tmp_path_factory.mktemp("compiled")
 
 
 @pytest.fixture
 def make(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Engine, Engine]]:
-    """A family's engine compiled, and as written."""
+    """A family's engine, compiled and as written."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
     def make(family: str, **options: Any) -> tuple[Engine, Engine]:
@@ -54,14 +54,14 @@ def make(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
     return make
 
 
-def parts_of(engine: Engine) -> list[compiled.Part]:
-    found = {
+def parts_of(engine: Engine) -> list[compiled.CompiledPart]:
+    parts = {
         id(value.func): value.func
         for module in engine._replicas.runners[0].backbone.modules()
         for value in vars(module).values()
-        if isinstance(getattr(value, "func", None), compiled.Part)
+        if isinstance(getattr(value, "func", None), compiled.CompiledPart)
     }
-    return list(found.values())
+    return list(parts.values())
 
 
 def difference(ours: Engine, reference: Engine) -> float:
@@ -70,16 +70,18 @@ def difference(ours: Engine, reference: Engine) -> float:
 
 @needs_compiler
 @quiet
-def test_compiled_equals_written(make, caplog):
+def test_compiled_code_equals_the_code_as_written(make, caplog):
     with caplog.at_level(logging.INFO, "millpond"):
         ours, reference = make("bert")
     (part,) = parts_of(ours)
     assert "1 parts in" in caplog.text and not part.failed
     assert difference(ours, reference) <= 1e-5
     code = part._compiled
-    part._compiled = lambda *inputs: code(*inputs).index_fill_(1, torch.tensor([3]), 1.0)  # as wrong code would
-    assert difference(ours, reference) > 1e-3  # so compiled code is what ran
-    assert np.array_equal(ours.embed(["a"]).embeddings, reference.embed(["a"]).embeddings)  # too short for it
+    part._compiled = lambda *inputs: code(*inputs).index_fill_(1, torch.tensor([3]), 1.0)  # as if the code were wrong
+    assert difference(ours, reference) > 1e-3  # so compiled code ran
+    assert np.array_equal(
+        ours.embed(["a"]).embeddings, reference.embed(["a"]).embeddings
+    )  # too short for compiled code
 
 
 @needs_compiler
@@ -137,7 +139,7 @@ def test_a_second_process_compiles_nothing(tmp_path):
 
 @needs_compiler
 @quiet
-def test_what_cannot_be_compiled_runs_as_written(make, monkeypatch, caplog):
+def test_a_part_that_cannot_be_compiled_runs_as_written(make, monkeypatch, caplog):
     def refuse(*inputs: Any, **options: Any) -> Any:
         def run(*inputs: Any) -> Any:
             raise torch._dynamo.exc.Unsupported("a loop of the mill")
@@ -159,14 +161,14 @@ def test_a_model_with_nothing_to_compile_says_so(make, caplog):
     assert parts_of(ours) == [] and difference(ours, reference) == 0
 
 
-def test_without_a_compiler_it_is_refused_before_weights_are_read(tmp_path, monkeypatch):
+def test_without_a_compiler_the_option_is_refused_before_weights_are_read(tmp_path, monkeypatch):
     import torch._inductor.cpp_builder as builder
     from torch._inductor.exc import InvalidCxxCompiler
 
-    def none() -> str:
+    def no_compiler() -> str:
         raise InvalidCxxCompiler
 
-    monkeypatch.setattr(builder, "get_cpp_compiler", none)
+    monkeypatch.setattr(builder, "get_cpp_compiler", no_compiler)
     model = write_checkpoint(tmp_path / "model", "bert")
     (model / "model.safetensors").unlink()
     with pytest.raises(ModelLoadError, match=r"needs a C\+\+ compiler.*leave compile out"):
@@ -174,7 +176,7 @@ def test_without_a_compiler_it_is_refused_before_weights_are_read(tmp_path, monk
 
 
 @pytest.mark.parametrize("value", [1, "yes", None])
-def test_compile_is_yes_or_no(value):
+def test_compile_must_be_a_bool(value):
     with pytest.raises(InvalidRequestError, match="compile=.*True or False"):
         Engine("model", compile=value)
 

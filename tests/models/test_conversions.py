@@ -1,6 +1,6 @@
-"""What a checkpoint serves, by its architecture's name and by ``convert``: vLLM's table of conversions, and ours.
+"""The tasks of a checkpoint by its architecture's name and by ``convert``: vLLM's table of conversions, and ours.
 
-Each is loaded and run: a task that is named and not served is a lie, and one that is served and not named too.
+Each is loaded and run: the tasks that it lists must be exactly those that answer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Heads = dict[str, tuple[int, ...]]
 
 
 def called(architecture: str, family: str, heads: Heads | None = None, **options: Any) -> Callable[[Path], Path]:
-    """A checkpoint whose config.json names ``architecture``, with or without a head beside the backbone."""
+    """Writes a checkpoint whose config.json names ``architecture``, with or without a head beside the backbone."""
     prefix = options.pop("prefix", _PREFIX.get(family, "model."))
     return headed(family, {}, architecture, heads or {}, prefix=prefix, **options)
 
@@ -43,7 +43,7 @@ def score(rows: int) -> Heads:
 
 
 def serves(engine: Engine) -> set[str]:
-    """The tasks that answer when they are called."""
+    """The tasks that answer a call."""
     answered = set()
     for task in TASKS:
         item: Any = (SENTENCES[0], SENTENCES[1]) if task == "score" else SENTENCES[0]
@@ -86,12 +86,12 @@ TOKENS3 = linears(("classifier", 3, WIDTH))
 QWEN1, QWEN2 = (linears(("score.0", WIDTH, WIDTH), ("score.2", rows, WIDTH)) for rows in (1, 2))
 V_HEAD = {"v_head.weight": (1, WIDTH)}
 CONVERSIONS = (
-    # Bare backbones and language models embed, unless they are told otherwise.
+    # Bare backbones and language models embed by default.
     *(
         row(f"{name}-{convert}", called(name, family, wrapped=wrapped), VECTORS, convert=convert)
         for (name, family, wrapped), convert in itertools.product(PLAIN, ["auto", "embed"])
     ),
-    # Reward models embed too; ours reward besides, where there is a head.
+    # Reward models embed too; in millpond they also reward, if there is a head.
     row("reward-without-a-head", called("LlamaRewardModel", "llama"), VECTORS),
     row("reward-score", called("LlamaRewardModel", "llama", score(1)), REWARDS),
     row("reward-modeling", called("LlamaForRewardModeling", "llama", score(1)), REWARDS),
@@ -101,7 +101,7 @@ CONVERSIONS = (
     row("internlm2-embed", called("InternLM2ForRewardModel", "internlm2", V_HEAD), VECTORS, convert="embed"),
     row("qwen2-reward", called("Qwen2ForRewardModel", "qwen2", QWEN1), REWARDS),
     row("qwen2-process-reward", called("Qwen2ForProcessRewardModel", "qwen2", QWEN2), REWARDS),
-    # Classifiers; one label is a score.
+    # Classifiers; with one label they score.
     *(
         row(f"{name}-{rows}-{convert}", called(name, "qwen2", score(rows), config=config), tasks, convert=convert)
         for (name, rows, config, tasks), convert in itertools.product(CLASSIFIERS, ["auto", "classify"])
@@ -112,13 +112,13 @@ CONVERSIONS = (
     # A classifier's backbone embeds.
     row("bert-embed", called("BertForSequenceClassification", "bert", BERT3), VECTORS, convert="embed"),
     row("qwen2-embed", called("Qwen2ForSequenceClassification", "qwen2", score(3)), VECTORS, convert="embed"),
-    # A head beside a backbone of another name classifies on request.
+    # A head beside a backbone of another class classifies on request.
     row("causal-score-auto", SCORED, VECTORS),
     row("causal-score", SCORED, ONE_CLASS, convert="classify"),
     row("causal-score-counted", COUNTED, CLASSES, convert="classify"),
     row("backbone-with-its-familys-head", called("BertModel", "bert", BARE3, prefix=""), CLASSES, convert="classify"),
     row("backbone-with-a-plain-head", called("BertModel", "bert", score(3), prefix=""), CLASSES, convert="classify"),
-    # Or a few tokens' logits do.
+    # So do the logits of a few tokens.
     row("two-tokens", YES_NO, ONE_CLASS, convert="classify", hf_overrides={"classifier_from_token": ["no", "yes"]}),
     row("three-tokens", CAUSAL, CLASSES, convert="classify", hf_overrides=ABC),
 )
@@ -128,11 +128,11 @@ CONVERSIONS = (
 def test_exactly_these_tasks(write, options, tasks, tmp_path):
     with Engine(write(tmp_path / "model"), dtype="float32", device="cpu", **options) as engine:
         assert engine.tasks == tasks
-        # Whatever embeds scores a pair by its vectors.
+        # A model that embeds scores a pair by its vectors.
         assert serves(engine) == tasks | ({"score"} if engine.spec.score_type is not None else set())
 
 
-def test_without_a_conversion_a_checkpoint_is_what_it_says(tmp_path):
+def test_without_a_conversion_a_checkpoint_has_its_own_tasks(tmp_path):
     classifier = called("Qwen2ForSequenceClassification", "qwen2", score(3), config=THREE)(tmp_path / "classifier")
     backbone = called("Qwen2Model", "qwen2")(tmp_path / "backbone")
     with LLM(classifier, convert="none") as one, LLM(backbone, convert="none") as other:
@@ -152,23 +152,23 @@ def test_without_a_conversion_a_checkpoint_is_what_it_says(tmp_path):
         ({"runner": "pooling"}, CLASSES),
     ],
 )
-def test_vllms_older_words_for_a_conversion(options, tasks, tmp_path):
+def test_vllms_older_names_of_a_conversion(options, tasks, tmp_path):
     folder = called("Qwen2ForSequenceClassification", "qwen2", score(3), config=THREE)(tmp_path / "model")
     with LLM(folder, **options) as llm:
         assert llm.engine.tasks == tasks
 
 
-def test_a_pipeline_keeps_its_pooling_when_it_is_told_to_embed(tmp_path):
+def test_a_pipeline_keeps_its_pooling_with_convert_embed(tmp_path):
     folder = write_checkpoint(tmp_path / "model", "qwen3", sentence_transformers=Layout(), wrapped=True)
     with (
         Engine(folder, dtype="float32", device="cpu") as plain,
-        Engine(folder, dtype="float32", device="cpu", convert="embed") as told,
+        Engine(folder, dtype="float32", device="cpu", convert="embed") as converted,
     ):
-        assert plain.spec.pooling == told.spec.pooling == ("mean",)
-        assert plain.tasks == told.tasks == VECTORS
+        assert plain.spec.pooling == converted.spec.pooling == ("mean",)
+        assert plain.tasks == converted.tasks == VECTORS
 
 
-def test_an_embedder_made_of_a_classifier_gives_its_backbones_vectors(tmp_path):
+def test_a_classifier_converted_to_an_embedder_gives_its_backbones_vectors(tmp_path):
     plain = write_checkpoint(tmp_path / "plain", "bert")
     heads = linears(_BERT_POOLER, ("classifier", 3, WIDTH))
     folder = called("BertForSequenceClassification", "bert", heads, config=THREE)(tmp_path / "classifier")
@@ -176,8 +176,8 @@ def test_an_embedder_made_of_a_classifier_gives_its_backbones_vectors(tmp_path):
         Engine(plain, dtype="float32", device="cpu") as one,
         Engine(folder, dtype="float32", device="cpu", convert="embed") as other,
     ):
-        found, expected = (engine.embed(SENTENCES).embeddings for engine in (other, one))
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+        vectors, expected = (engine.embed(SENTENCES).embeddings for engine in (other, one))
+        np.testing.assert_allclose(vectors, expected, atol=1e-6)
 
 
 def test_a_plain_heads_logits_are_its_linear_at_the_pooled_row(tmp_path):
@@ -196,7 +196,7 @@ def test_a_plain_heads_logits_are_its_linear_at_the_pooled_row(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("write", "options", "error", "said"),
+    ("write", "options", "error", "message"),
     [
         (called("BertModel", "bert", prefix=""), {"convert": "classify"}, WeightMismatchError, "classifier_from_token"),
         (
@@ -217,7 +217,7 @@ def test_a_plain_heads_logits_are_its_linear_at_the_pooled_row(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_converted(write, options, error, said, tmp_path):
-    with pytest.raises(error, match=said) as raised:
+def test_impossible_conversions_are_refused(write, options, error, message, tmp_path):
+    with pytest.raises(error, match=message) as raised:
         Engine(write(tmp_path / "model"), dtype="float32", device="cpu", **options)
     assert type(raised.value) is error

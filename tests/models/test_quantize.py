@@ -1,4 +1,4 @@
-"""Eight-bit linear layers: how far they move a vector, that they are there at all, and where they are refused."""
+"""Eight-bit linear layers: how much they change a vector, that they are used at all, and where they are refused."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from millpond.models.load import load_backbone
 from millpond.models.quantize import check_quantization, quantize
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-# Least cosine to the float32 vectors. The tiny models' weights are large and their vectors far apart; Jamba's, whose
-# state carries every rounding on, are at 0.993 in bfloat16.
+# Least cosine to the float32 vectors. The weights of the tiny models are large and their vectors far apart; Jamba's are
+# at 0.993 even in bfloat16, since its state accumulates rounding errors.
 TINY = {
     "bert": 0.999,
     "distilbert": 0.999,
@@ -53,7 +53,7 @@ def test_int8_is_close_to_float32(family, dtype, tmp_path):
     expected = embed(folder)
     found = embed(folder, dtype=dtype, quantization="int8")
     assert least_cosine(found, expected) >= TINY[family]
-    # The control: it is not the float32 model that ran.
+    # The control: the float32 model was not run.
     assert np.abs(found - expected).max() > 1e-4
 
 
@@ -94,11 +94,11 @@ def test_the_weights_are_in_eight_bits(family, dtype, tmp_path):
     assert matrices(small) == 0
     assert sum(layer.nbytes for layer in layers) == sum(layer.weights for layer in layers)
     assert sum(layer.weights for layer in layers) >= 2 * (4 * 48 * 48 + 2 * 48 * 96)
-    # The control: without the option, nothing is.
+    # The control: without the option no layer is.
     assert not any(isinstance(layer, Int8Linear) for layer in plain.modules())
 
 
-def test_what_uses_its_weight_otherwise_is_left_alone(tmp_path):
+def test_layers_that_use_their_weight_in_other_ways_are_left_alone(tmp_path):
     small = load(write_checkpoint(tmp_path / "model", "jamba"), quantization="int8")
     kinds = {name.rsplit(".", 1)[-1]: type(layer) for name, layer in small.named_modules()}
     assert kinds["dt_proj"] is kinds["x_proj"] is nn.Linear
@@ -131,7 +131,7 @@ def test_an_empty_batch_and_no_bias():
     assert torch.allclose(layer(torch.ones(2, 3, 8)), torch.full((2, 3, 4), 8.0))
 
 
-def test_seven_bits_where_the_processor_adds_in_sixteen(monkeypatch):
+def test_inputs_of_seven_bits_on_a_processor_that_adds_in_sixteen(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     weight, rows = torch.ones(16, 512), torch.rand(64, 512)
     found = Int8Linear(weight, None)(rows)
@@ -149,7 +149,7 @@ def test_a_reordered_layer_gives_its_weight_back():
     assert plain.activation == "gelu"
 
 
-def test_the_fingerprint_tells_them_apart(tmp_path):
+def test_quantization_changes_the_fingerprint(tmp_path):
     folder = write_checkpoint(tmp_path / "model")
     with Engine(folder, device="cpu") as plain, Engine(folder, device="cpu", quantization="int8") as small:
         assert plain.spec.fingerprint != small.spec.fingerprint
@@ -160,7 +160,7 @@ def test_the_fingerprint_tells_them_apart(tmp_path):
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_torchao_takes_the_same_layers(family, tmp_path):
-    """What runs on a GPU, through torchao's own products on the CPU."""
+    """The code of a GPU, with torchao's products on the CPU."""
     pytest.importorskip("torchao")
     folder = write_checkpoint(tmp_path / "model", family)
     plain, small = load(folder), quantize(load(folder), "int8", CUDA)
@@ -199,7 +199,7 @@ def test_fp8_on_a_cpu(tmp_path):
         ("fp8", (9, 0), torch.float16, "computes in bfloat16, and dtype is float16"),
     ],
 )
-def test_a_gpu_that_cannot(kind, capability, dtype, match, monkeypatch):
+def test_a_gpu_without_the_products(kind, capability, dtype, match, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
     with pytest.raises(ModelLoadError, match=match):

@@ -14,7 +14,7 @@ import torch
 from tests.parity.oracles import oracle
 from tests.tiny import FAMILIES, MAX_TOKENS, TEXTS, write_checkpoint
 
-from millpond.attention import matmul_attention, sdpa
+from millpond.attention import dense, matmul_attention, sdpa
 from millpond.attention.segments import Segments
 from millpond.checkpoints import architectures
 from millpond.checkpoints.architectures import find
@@ -91,9 +91,9 @@ def test_a_batch_equals_transformers_one_text_at_a_time(family, engine_of, alone
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_attention_written_out_equals_it_too(family, engine_of, alone, monkeypatch):
     """The kernel of bfloat16 on a CPU, run in float32 to be comparable."""
-    monkeypatch.setattr(matmul_attention, "fits", lambda query, masking: True)
+    monkeypatch.setattr(matmul_attention, "fits", lambda *call: True)
     monkeypatch.setattr(matmul_attention, "_FEW_SCORES", 0)
-    monkeypatch.setattr(matmul_attention, "_WHOLLY", (torch.float32,))
+    monkeypatch.setattr(matmul_attention, "_FAST_DTYPES", (torch.float32,))
     worst = difference(states(engine_of(family), TEXTS), alone(family, TEXTS))
     assert worst <= TOLERANCE
 
@@ -239,7 +239,7 @@ def test_notices_segments_shifted_by_one(family, engine_of, alone, monkeypatch):
 @pytest.mark.parametrize("family", SHARED)
 def test_notices_the_wrong_direction(family, engine_of, alone, monkeypatch):
     """Causal where it is not, and the reverse: for qwen2-bidirectional, reading the module instead of the argument."""
-    monkeypatch.setattr(sdpa, "is_plain", lambda masking: False)  # the fused kernel takes MPNet's bias for its mask
+    monkeypatch.setattr(dense, "is_plain", lambda masking: False)  # the fused kernel takes MPNet's bias for its mask
     masking_mistake(monkeypatch, lambda masking, query: {"causal": not masking.causal})
     assert_noticed(engine_of(family), family, alone)
 

@@ -56,7 +56,7 @@ def test_a_neighbour_before_does_not_reach_the_text_behind(plain):
 @pytest.mark.parametrize("seed", range(5))
 def test_blocks_hold_each_token_once_and_little_padding(seed):
     lengths = [random.Random(seed + i).choice([1, 2, 3, 7, 8, 9, 64, 200]) for i in range(20)]
-    made = jamba.blocks(Segments.of(lengths), torch.device("cpu"))
+    made = jamba.padded_batches(Segments.of(lengths), torch.device("cpu"))
     assert sorted(torch.cat([block.rows for block in made]).tolist()) == list(range(sum(lengths)))
     assert sum(block.texts for block in made) == len(lengths)
     for block in made:
@@ -74,4 +74,4 @@ def test_the_segments_are_forgotten_behind_a_forward(plain):
     with Engine(plain("jamba"), dtype="float32", device="cpu") as engine:
         engine.embed(SHORT)
     with pytest.raises(LookupError):
-        jamba._BLOCKS.get()
+        jamba._BATCHES.get()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.tiny import SENTENCES, write_checkpoint
 
-from millpond.attention import flex, sdpa, varlen
+from millpond.attention import dense, sdpa
 from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
 from millpond.engine.engine import Engine
@@ -88,12 +88,12 @@ def test_scores_equal_those_of_pairs_computed_whole(family, rerankers, monkeypat
 def test_a_prefix_left_out_or_of_another_query_is_noticed(rerankers, monkeypatch):
     engine = rerankers("qwen3")
     expected = engine.score(QUERY, DOCUMENTS, activation=False).scores
-    run = sdpa._continued
+    run = dense._continued
 
     def forgotten(states, prefix, own):
         return run(states, (prefix[0] + 1, prefix[1] + 1), own)
 
-    monkeypatch.setattr(sdpa, "_continued", forgotten)
+    monkeypatch.setattr(dense, "_continued", forgotten)
     wrong = engine.score(QUERY, DOCUMENTS, activation=False).scores
     assert np.abs(wrong - expected).max() > 1e-3 * np.abs(expected).max()
 
@@ -108,14 +108,13 @@ def test_queries_share_with_their_own_documents_only(rerankers):
 
 @pytest.mark.parametrize("window", [None, 3, 7, 100])
 @pytest.mark.parametrize("softcap", [None, 2.0])
-@pytest.mark.parametrize("attend", [sdpa.attend, varlen.attend, flex.attend], ids=["sdpa", "varlen", "flex"])
-def test_attention_over_a_shared_prefix(attend, softcap, window):
+def test_attention_over_a_shared_prefix(softcap, window):
     generator = torch.Generator().manual_seed(1)
     masking = Masking(scale=0.5, causal=True, window=window, softcap=softcap)
     prefix, own = 6, (1, 4, 4, 9)
     states = [torch.randn(prefix + sum(own), heads, 8, generator=generator) for heads in (4, 2, 2)]
     segments = Segments.of((prefix, *own), prefixes=(-1, 0, 0, 0, 0))
-    out = attend(*states, segments, masking)
+    out = sdpa.attend(*states, segments, masking)
     start = prefix
     for length in own:
         rows = [torch.cat((part[:prefix], part[start : start + length])) for part in states]

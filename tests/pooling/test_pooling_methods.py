@@ -1,4 +1,4 @@
-"""Pooling methods against numbers worked out by hand."""
+"""Pooling methods against numbers computed by hand."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Servers over tiny checkpoints, answering in this process or on a port of this machine."""
+"""Servers over tiny checkpoints, in this process or on a local port."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def serving(app: ASGIApp, *, keep_alive: int = 65) -> Iterator[uvicorn.Server]:
 
 
 def address_of(server: uvicorn.Server) -> str:
-    """Where a server of :func:`serving` is."""
+    """The address of a server from :func:`serving`."""
     return f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
 
 
@@ -120,14 +120,14 @@ def bge_m3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def llm_reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A language model that is asked yes or no about a pair, known by its folder's name."""
+    """A language model that answers yes or no about a pair, recognized by its folder's name."""
     name = "Qwen/Qwen3-Reranker-0.6B"
     return STAND_INS[name](tmp_path_factory.mktemp("server") / name.rpartition("/")[2])
 
 
 @pytest.fixture(scope="session")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3 that generates, and embeds by its last token; with a chat template that knows tools."""
+    """A generative Qwen3 that embeds by its last token; its chat template supports tools."""
     folder = tmp_path_factory.mktemp("server") / "llm"
     write_language_model(folder, "qwen3", ("<|im_start|>", "<|im_end|>"))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
@@ -136,7 +136,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def prompted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An embedder with prompts for queries and documents, the latter its default, that can be cut."""
+    """A Matryoshka embedder with prompts for queries and documents; the latter is its default."""
     layout = Layout(
         modules=(Pooling(), Normalize()),
         prompts={"query": "find: ", "document": "keep: "},
@@ -156,7 +156,7 @@ def pool(
     reward_model: Path,
     llm: Path,
 ) -> Iterator[tuple[ServedModels, TestClient]]:
-    """A server of one model of each kind, called by its fixture's name, and who asks it."""
+    """The models of one server, each named after its fixture, and its client."""
     folders = {
         "embedder": embedder,
         "prompted": prompted,
@@ -175,7 +175,7 @@ def pool(
 
 @pytest.fixture(scope="session")
 def every(request: pytest.FixtureRequest) -> Iterator[tuple[ServedModels, str]]:
-    """A server on a port of all the models that tests.server.mutations speaks of, and where it is."""
+    """The models in tests.server.mutations, on one server, and its address."""
     configs = [ModelConfig(model=str(request.getfixturevalue(name)), names=(name,), dtype="float32") for name in MODELS]
     models = ServedModels.load(configs)
     with running(models) as address:

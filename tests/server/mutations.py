@@ -1,4 +1,4 @@
-"""Requests that almost make sense: valid bodies for every route, and what careless or hostile clients make of them."""
+"""Mutated requests: valid bodies for every route, and the mistakes of careless or hostile clients in them."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Mutant:
 
 
 def mutants(path: str, count: int, *, seed: int = 0) -> Iterator[Mutant]:
-    """``count`` requests to ``path``, the same ones each time."""
+    """``count`` requests to ``path``, deterministic."""
     for number in range(count):
         chance = random.Random(f"{seed} {path} {number}")
         value = copy.deepcopy(chance.choice(BODIES[path]))
@@ -157,7 +157,7 @@ def mutants(path: str, count: int, *, seed: int = 0) -> Iterator[Mutant]:
 
 
 def wrecks(path: str, count: int, *, seed: int = 0) -> Iterator[bytes]:
-    """``count`` messages to ``path`` of which the HTTP itself may be broken, the same ones each time."""
+    """``count`` raw messages to ``path``, possibly invalid HTTP; deterministic."""
     for number, mutant in enumerate(mutants(path, count, seed=seed)):
         chance = random.Random(f"wreck {seed} {path} {number}")
         lines = [f"POST {path} HTTP/1.1", "Host: pond", *(f"{name}: {value}" for name, value in mutant.headers.items())]
@@ -210,7 +210,7 @@ def _removed(value: Any, chance: random.Random) -> Any:
 
 
 def _added(value: Any, chance: random.Random) -> Any:
-    """A field that belongs to another body, or to none."""
+    """Adds a field of another body, or an unknown one."""
     if isinstance(value, dict):
         other = chance.choice(chance.choice(list(BODIES.values())))
         key = chance.choice([*other, "", "__proto__", "é", "images", "late_chunking_params", "chat_template", "model"])
@@ -229,7 +229,7 @@ def _wrapped(value: Any, chance: random.Random) -> Any:
 
 
 def _swapped(value: Any, chance: random.Random) -> Any:
-    """Two values in each other's place."""
+    """Swaps two values."""
     places = list(_places(value))
     if len(places) > 1:
         (one, i), (two, j) = chance.sample(places, 2)
@@ -296,14 +296,14 @@ def _shortened(body: bytes, chance: random.Random) -> bytes:
 
 
 def _buried(body: bytes, chance: random.Random) -> bytes:
-    """Behind many brackets; what parses by calling itself runs out of stack."""
+    """Nests the body in many brackets, which overflows a recursive parser."""
     depth = chance.choice((100, 5000, 200_000))
     opened, closed = chance.choice(((b"[", b"]"), (b'{"input":', b"}"), (b'{"a":[', b"]}")))
     return opened * depth + body + closed * chance.choice((0, depth))
 
 
 def _twice(body: bytes, chance: random.Random) -> bytes:
-    """Keys that come again with another value."""
+    """Repeats keys with other values."""
     fields = chance.choice(
         (b'"model":"embedder"', b'"model":null', b'"input":[]', b'"inputs":5', b'"query":{}', b'"":1')
     )
@@ -347,7 +347,7 @@ def _another(body: bytes, chance: random.Random) -> bytes:
 
 
 def _of_numbers(body: bytes, chance: random.Random) -> bytes:
-    """A digit, of which there may be none, becomes a number of another kind."""
+    """Replaces a digit, if there is one, by another kind of number."""
     digits = [i for i, byte in enumerate(body) if chr(byte).isdigit()]
     if not digits:
         return body

@@ -1,4 +1,4 @@
-"""What every request passes: keys, ids, CORS, the log."""
+"""RequestMiddleware: keys, ids, CORS and the log."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def bearer(key: str, scheme: str = "Bearer") -> dict[str, bytes]:
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
 def test_any_of_the_keys_opens_a_call(ask: Ask, key: str, scheme: str) -> None:
     config = ServerConfig(api_keys=KEYS)
-    found = ask("POST", "/v1/embeddings", config, json={"input": "a"}, headers=bearer(key, scheme))
-    assert found.status_code == 200
+    response = ask("POST", "/v1/embeddings", config, json={"input": "a"}, headers=bearer(key, scheme))
+    assert response.status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,13 @@ def test_any_of_the_keys_opens_a_call(ask: Ask, key: str, scheme: str) -> None:
     ("method", "path"), [("POST", "/v1/embeddings"), ("GET", "/v1/models"), ("POST", "/"), ("GET", "/no")]
 )
 def test_without_a_key_nothing_is_answered(ask: Ask, headers: Any, method: str, path: str) -> None:
-    found = ask(method, path, ServerConfig(api_keys=KEYS), headers=headers)
-    assert found.status_code == 401
-    assert found.headers["www-authenticate"] == "Bearer"
-    error = found.json()["error"]
+    response = ask(method, path, ServerConfig(api_keys=KEYS), headers=headers)
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == "Bearer"
+    error = response.json()["error"]
     assert (error["type"], error["code"]) == ("Unauthorized", 401)
     assert "Authorization: Bearer KEY" in error["message"]
-    assert not any(key in found.text for key in KEYS)
+    assert not any(key in response.text for key in KEYS)
 
 
 @pytest.mark.parametrize("path", OPEN)
@@ -119,8 +119,8 @@ def test_a_path_that_looks_alike_is_guarded(path: str) -> None:
 def test_the_gate_looks_at_the_path_that_the_router_sees(ask: Ask, root: str, path: str, expected: str) -> None:
     assert route_path({"path": path, "root_path": root}) == expected
     key_required = ApiKeys(KEYS).required("GET", expected)
-    found = ask("GET", path, ServerConfig(api_keys=KEYS, root_path=root))
-    assert found.status_code == (401 if key_required else 200)
+    response = ask("GET", path, ServerConfig(api_keys=KEYS, root_path=root))
+    assert response.status_code == (401 if key_required else 200)
 
 
 # --- Request ids ----------------------------------------------------------------------------------------------------
@@ -148,12 +148,12 @@ def test_without_an_id_there_is_a_new_one(given: str | None) -> None:
 def test_every_answer_has_the_id(ask: Ask, path: str, status: int) -> None:
     config = ServerConfig(api_keys=KEYS)
     headers = {"X-Request-Id": "mine", **({} if status == 401 else bearer(KEYS[0]))}
-    found = ask("GET", path, config, headers=headers)
-    assert (found.status_code, found.headers.get_list("x-request-id")) == (status, ["mine"])
+    response = ask("GET", path, config, headers=headers)
+    assert (response.status_code, response.headers.get_list("x-request-id")) == (status, ["mine"])
 
 
 def test_the_id_is_the_request_s_alone(models: ServedModels) -> None:
-    """What is logged behind it, in the same task, is about something else."""
+    """Lines logged later in the same task do not belong to the request."""
 
     async def once() -> str:
         transport = httpx.ASGITransport(create_app(models))
@@ -168,25 +168,25 @@ def test_the_id_is_the_request_s_alone(models: ServedModels) -> None:
 
 
 def test_browsers_of_other_origins_are_not_let_in_by_default(ask: Ask) -> None:
-    found = ask("GET", "/health", headers={"Origin": "https://elsewhere.example"})
-    assert "access-control-allow-origin" not in found.headers
+    response = ask("GET", "/health", headers={"Origin": "https://elsewhere.example"})
+    assert "access-control-allow-origin" not in response.headers
 
 
 def test_browsers_of_configured_origins_are(ask: Ask) -> None:
     config = ServerConfig(cors_origins=("https://app.example",), api_keys=KEYS)
-    asked = {"Origin": "https://app.example"}
+    origin = {"Origin": "https://app.example"}
     before = ask(
         "OPTIONS",
         "/v1/embeddings",
         config,
         headers={
-            **asked,
+            **origin,
             "Access-Control-Request-Method": "POST",
             "Access-Control-Request-Headers": "authorization, content-type",
         },
     )
     assert (before.status_code, before.headers["access-control-allow-origin"]) == (200, "https://app.example")
-    refused = ask("POST", "/v1/embeddings", config, headers=asked)  # without a key, which the browser is to be told
+    refused = ask("POST", "/v1/embeddings", config, headers=origin)  # without a key, which the browser is to be told
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://app.example")
     other = ask("GET", "/health", config, headers={"Origin": "https://elsewhere.example"})
     assert "access-control-allow-origin" not in other.headers
@@ -197,13 +197,13 @@ def test_browsers_of_configured_origins_are(ask: Ask) -> None:
 
 @pytest.fixture
 def records(caplog: pytest.LogCaptureFixture) -> Iterator[list[logging.LogRecord]]:
-    """What is logged from now on."""
+    """The records logged from now on."""
     caplog.set_level(logging.INFO, logger="millpond")
-    found: list[logging.LogRecord] = []
+    captured: list[logging.LogRecord] = []
     handler = logging.Handler()
-    handler.emit = found.append  # type: ignore[method-assign]  # as a handler may
+    handler.emit = captured.append  # type: ignore[method-assign]  # as a handler may
     logging.getLogger("millpond").addHandler(handler)
-    yield found
+    yield captured
     logging.getLogger("millpond").removeHandler(handler)
 
 
@@ -215,17 +215,17 @@ def lines(records: list[logging.LogRecord], style: str) -> list[str]:
 def test_a_request_is_one_line_without_its_text_and_its_key(ask: Ask, records: list[logging.LogRecord]) -> None:
     config = ServerConfig(api_keys=KEYS)
     headers = {"X-Request-Id": "r-1", **bearer(KEYS[0])}
-    found = ask("POST", "/v1/embeddings?q=whisper", config, json={"input": ["secret words"]}, headers=headers)
+    response = ask("POST", "/v1/embeddings?q=whisper", config, json={"input": ["secret words"]}, headers=headers)
     (line,) = lines(records, "json")
-    told = json.loads(line)
-    assert told["milliseconds"] > 0
-    assert {key: told[key] for key in ("request_id", "method", "route", "model", "status", "tokens", "level")} == {
+    fields = json.loads(line)
+    assert fields["milliseconds"] > 0
+    assert {key: fields[key] for key in ("request_id", "method", "route", "model", "status", "tokens", "level")} == {
         "request_id": "r-1",
         "method": "POST",
         "route": "/v1/embeddings",
         "model": "tiny",
         "status": 200,
-        "tokens": found.json()["usage"]["prompt_tokens"],
+        "tokens": response.json()["usage"]["prompt_tokens"],
         "level": "info",
     }
     (text,) = lines(records, "plain")

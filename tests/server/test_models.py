@@ -1,4 +1,4 @@
-"""The models of a server: how they are loaded, and which one a request means."""
+"""The models of a server: loading, and finding the model for a request."""
 
 from __future__ import annotations
 

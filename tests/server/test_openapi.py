@@ -1,4 +1,4 @@
-"""/openapi.json: every body and every answer is described, and nothing is referred to that is not there."""
+"""/openapi.json: every body and every answer is described, and every reference resolves."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def models(embedder: Path) -> Iterator[ServedModels]:
 
 
 def document(models: ServedModels, config: ServerConfig | None = None) -> dict[str, Any]:
-    """The document as a client gets it."""
+    """The document from the server."""
 
     async def once() -> dict[str, Any]:
         transport = httpx.ASGITransport(create_app(models, config))
         async with httpx.AsyncClient(transport=transport, base_url="http://pond") as client:
-            found: dict[str, Any] = (await client.get("/openapi.json")).json()
-            return found
+            answer: dict[str, Any] = (await client.get("/openapi.json")).json()
+            return answer
 
     return asyncio.run(once())
 
 
 def operations(found: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     for path, methods in found["paths"].items():
-        for method, told in methods.items():
-            yield path, method, told
+        for method, operation in methods.items():
+            yield path, method, operation
 
 
 def references(value: Any) -> Iterator[str]:
@@ -56,11 +56,11 @@ def references(value: Any) -> Iterator[str]:
 
 
 def test_every_reference_leads_somewhere(models: ServedModels) -> None:
-    found = document(models)
-    assert found["openapi"].startswith("3.1")
-    wanted = set(references(found))
-    assert "#/components/schemas/ErrorAnswer" in wanted
-    assert wanted <= {f"#/components/schemas/{name}" for name in found["components"]["schemas"]}
+    doc = document(models)
+    assert doc["openapi"].startswith("3.1")
+    expected = set(references(doc))
+    assert "#/components/schemas/ErrorAnswer" in expected
+    assert expected <= {f"#/components/schemas/{name}" for name in doc["components"]["schemas"]}
 
 
 def test_every_schema_is_one(models: ServedModels) -> None:
@@ -69,33 +69,35 @@ def test_every_schema_is_one(models: ServedModels) -> None:
 
 
 def test_every_body_is_described(models: ServedModels) -> None:
-    found = document(models)
-    posted = {path for path, method, _ in operations(found) if method == "post"} - {"/ping"}
+    doc = document(models)
+    posted = {path for path, method, _ in operations(doc) if method == "post"} - {"/ping"}
     assert "/v1/embeddings" in posted
     for path in posted:
-        told = found["paths"][path]["post"]
-        assert told["requestBody"]["required"] is True, path
-        assert told["requestBody"]["content"]["application/json"]["schema"], path
-        assert told["responses"]["200"]["content"], path
+        operation = doc["paths"][path]["post"]
+        assert operation["requestBody"]["required"] is True, path
+        assert operation["requestBody"]["content"]["application/json"]["schema"], path
+        assert operation["responses"]["200"]["content"], path
 
 
 def test_every_failure_is_described_and_none_is_fastapi_s(models: ServedModels) -> None:
     failure = {"$ref": "#/components/schemas/ErrorAnswer"}
-    for path, method, told in operations(document(models)):
-        assert "422" not in told["responses"], path
-        wanted = (
+    for path, method, operation in operations(document(models)):
+        assert "422" not in operation["responses"], path
+        expected = (
             {"400", "404", "413", "429", "500", "503", "504"} if method == "post" and path != "/ping" else {"default"}
         )
-        assert wanted <= told["responses"].keys(), path
-        for status in wanted:
-            assert told["responses"][status]["content"]["application/json"]["schema"] == failure, (path, status)
+        assert expected <= operation["responses"].keys(), path
+        for status in expected:
+            assert operation["responses"][status]["content"]["application/json"]["schema"] == failure, (path, status)
 
 
 def test_only_guarded_operations_ask_for_a_key(models: ServedModels) -> None:
     assert "securitySchemes" not in document(models)["components"]
-    found = document(models, ServerConfig(api_keys=("key",)))
-    assert found["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
-    asking = {(method, path) for path, method, told in operations(found) if told.get("security") == [{"key": []}]}
+    doc = document(models, ServerConfig(api_keys=("key",)))
+    assert doc["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
+    asking = {
+        (method, path) for path, method, operation in operations(doc) if operation.get("security") == [{"key": []}]
+    }
     assert {("post", "/v1/embeddings"), ("get", "/v1/models"), ("get", "/load")} <= asking
     assert not asking & {
         ("get", "/health"),
@@ -129,12 +131,12 @@ def described(*bodies_of: Any) -> dict[str, Any]:
 
 
 def test_schemas_go_where_they_are_referred_to() -> None:
-    found = described(
+    doc = described(
         openapi.operation(Thing, answer=list[list[float]], binary=True, description="Rows."),
         openapi.operation(Thing | Other, answer=Other),
     )
-    assert {"Thing", "Inner", "Other", "ErrorAnswer", "ErrorDetail"} <= found["components"]["schemas"].keys()
-    one, two = (found["paths"][f"/{i}"]["post"] for i in range(2))
+    assert {"Thing", "Inner", "Other", "ErrorAnswer", "ErrorDetail"} <= doc["components"]["schemas"].keys()
+    one, two = (doc["paths"][f"/{i}"]["post"] for i in range(2))
     assert one["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Thing"}
     answer = one["responses"]["200"]
     assert answer["description"] == "Rows."

@@ -1,4 +1,4 @@
-"""docs/server.md: every curl of it is answered, and its YAML is read."""
+"""docs/server.md: every curl command works, and its YAML is valid."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMMANDS = [
 
 @pytest.fixture(scope="module")
 def client(embedder: Path, cross_encoder: Path, sparse_embedder: Path, classifier: Path) -> Iterator[TestClient]:
-    """The server of the section about several models, with tiny ones under their names."""
+    """The server of the section "Several models", with tiny models under those names."""
     (line,) = re.findall(r"^millpond serve ((?:\S+/\S+ ?){4})$", PAGE, re.MULTILINE)
     folders = (embedder, cross_encoder, sparse_embedder, classifier)
     configs = [
@@ -71,8 +71,8 @@ def test_every_curl_is_answered(client: TestClient, words: list[str]):
 
 def test_every_route_has_its_curl(client: TestClient):
     described = client.get("/openapi.json").json()["paths"]
-    told = {path for path in described if path in PAGE}
-    assert set(described) - told <= {"/load", "/v1/models/{name}"}
+    documented = {path for path in described if path in PAGE}
+    assert set(described) - documented <= {"/load", "/v1/models/{name}"}
 
 
 def test_the_file_is_read(tmp_path: Path):

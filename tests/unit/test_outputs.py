@@ -1,5 +1,6 @@
 """What the engine returns: one type per task, whatever went in, and nobody changes it afterwards."""
 
+import asyncio
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,29 @@ def test_embed_returns_one_type(engine: Engine, texts):
     for flags in (output.cached, output.truncated):
         assert flags.shape == (len(texts),)
         assert flags.dtype == np.bool_
+
+
+async def test_rows_become_lists_of_python_numbers_and_the_event_loop_gets_its_turn():
+    rows = np.random.default_rng(0).standard_normal((300, 4), np.float32)
+    flags = np.zeros(300, np.bool_)
+    output = EmbeddingOutput(embeddings=rows, cached=flags, truncated=flags, usage=Usage(prompt_tokens=300))
+    lists = output.tolist()
+    np.testing.assert_array_equal(np.asarray(lists, np.float32), rows)
+    assert len(lists) == 300 and {type(number) for row in lists for number in row} == {float}
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    assert await output.atolist() == lists
+    assert turns >= 2  # 300 rows are three slices
+    counting.cancel()
+    empty = EmbeddingOutput(embeddings=rows[:0], cached=flags[:0], truncated=flags[:0], usage=Usage(prompt_tokens=0))
+    assert await empty.atolist() == empty.tolist() == []
 
 
 @pytest.mark.parametrize("texts", INPUTS.values(), ids=INPUTS.keys())

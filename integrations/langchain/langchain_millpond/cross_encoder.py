@@ -8,34 +8,34 @@ from langchain_millpond.scorer import ScorerSource
 
 
 class MillpondCrossEncoder(ScorerSource, BaseCrossEncoder):
-    """Scores of pairs of texts, by a model that runs in this process: for ``CrossEncoderReranker`` and its like.
+    """Scores of text pairs by a model that runs in this process, for example for ``CrossEncoderReranker``.
 
-    The scores are those that :class:`MillpondReranker` sorts by, whatever the checkpoint is.
+    The scores are those that :class:`MillpondReranker` sorts by, for every kind of checkpoint.
 
     Attributes:
         model: Hub id or local folder; also accepted as ``model_name``.
-        engine: A loaded engine instead of ``model`` and of every option that loading reads. Never serialized.
-        instruction: Fills an LLM reranker's template slot, nothing else.
+        engine: A loaded engine, instead of ``model`` and every option that is read at loading. Never serialized.
+        instruction: Text for the instruction slot of an LLM reranker's template; refused by a model without one.
         truncate: Which end of an over-long text is cut, or ``"error"``.
-        activation: Replaces what the checkpoint makes of its logits: ``identity``, ``sigmoid`` or ``softmax``.
+        activation: Replaces the checkpoint's activation of its logits: ``identity``, ``sigmoid`` or ``softmax``.
         convert: ``auto``, ``embed`` or ``classify``, as in ``millpond.Engine``.
-        score_template: Jinja source, or a .jinja file, that renders a pair; the checkpoint's own by default.
+        score_template: Jinja source, or a .jinja file, that renders a pair; the checkpoint's template by default.
         quantization: As in ``millpond.Engine``.
         revision: Branch, tag or commit of a hub id.
         device: ``auto`` (cuda, then mps, then cpu) or a torch device.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
-        max_length: Most tokens per pair, or per text where texts are read apart; the checkpoint's own by default.
+        max_length: Most tokens per pair, or per text if texts are encoded apart; the checkpoint's limit by default.
         hf_overrides: Merged into config.json.
         max_batch_tokens: Most tokens per forward.
         trust_remote_code: Never needed, and refused by the engine.
     """
 
     def score(self, text_pairs: list[tuple[str, str]]) -> list[float]:
-        """One builtin float per (query, document) pair, in order.
+        """One Python float per (query, document) pair, in order.
 
         Raises:
             TypeError: ``text_pairs`` is a bare str.
-            MillpondError: The model cannot be loaded or does not score, or a pair cannot be read; the message says
+            MillpondError: The model cannot be loaded or does not score, or a pair cannot be encoded; the message says
                 which and why.
         """
         engine = self._engine()

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from langchain_core.embeddings import Embeddings
 from pydantic import Field
 
 from langchain_millpond.source import EngineSource, PathStr
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-# Rows made into lists before an event loop gets its turn: about a millisecond's work.
-_ROWS_PER_TURN = 128
-
 
 class MillpondEmbeddings(EngineSource, Embeddings):
-    """Text embeddings of a model that runs in this process.
+    """Text embeddings by a model that runs in this process.
 
-    Built from ``model=``, it loads on first use, and all objects of one configuration share one engine. Built from
-    ``engine=``, it uses that one. Documents and queries get the checkpoint's own prompts, if it has any; texts are
-    embedded as they are. The async methods wait for the engine without blocking the event loop or taking a thread.
+    With ``model=``, the model is loaded on first use, and all objects of one configuration share one engine. With
+    ``engine=``, that engine is used. Documents and queries get the checkpoint's own prompts, if it has any; the texts
+    themselves are not changed. The async methods neither block the event loop nor occupy a thread.
 
     Attributes:
         model: Hub id or local folder; also accepted as ``model_name``.
-        engine: A loaded engine instead of ``model`` and of every option that loading reads. Never serialized.
-        query_prompt: Put before every query instead of the checkpoint's query prompt; ``""`` for none.
-        document_prompt: Put before every document instead of the checkpoint's document prompt; ``""`` for none.
+        engine: A loaded engine, instead of ``model`` and every option that is read at loading. Never serialized.
+        query_prompt: Prepended to every query instead of the checkpoint's query prompt; ``""`` for none.
+        document_prompt: Prepended to every document instead of the checkpoint's document prompt; ``""`` for none.
         dimensions: Matryoshka width of the vectors.
-        normalize: L2-normalize the vectors; by default as the checkpoint does.
+        normalize: Whether to L2-normalize the vectors; by default as the checkpoint does.
         truncate: Which end of an over-long text is cut, or ``"error"``.
-        show_progress: Draw a progress bar in ``embed_documents``, if this is a terminal.
+        show_progress: Draw a progress bar in ``embed_documents``, if standard error is a terminal.
         revision: Branch, tag or commit of a hub id.
         device: ``auto`` (cuda, then mps, then cpu) or a torch device.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
-        max_length: Most tokens per text; the checkpoint's own by default.
-        pooling: Replaces the checkpoint's pooling.
+        max_length: Most tokens per text; the checkpoint's limit by default.
+        pooling: Replaces the checkpoint's pooling method.
         hf_overrides: Merged into config.json, for example ``{"is_matryoshka": True}``.
         max_batch_tokens: Most tokens per forward.
         cache: Path of a vector cache. To share a ``VectorCache`` object, give it to an engine and pass that.
@@ -63,8 +55,7 @@ class MillpondEmbeddings(EngineSource, Embeddings):
             TypeError: ``texts`` is a bare str.
             MillpondError: The model cannot be loaded, or a text cannot be embedded; the message says which and why.
         """
-        output = self._engine().embed(texts, show_progress=self.show_progress, **self._options("document"))
-        return _lists(output.embeddings)
+        return self._engine().embed(texts, show_progress=self.show_progress, **self._options("document")).tolist()
 
     def embed_query(self, text: str) -> list[float]:
         """The vector of a query.
@@ -72,11 +63,10 @@ class MillpondEmbeddings(EngineSource, Embeddings):
         Raises:
             MillpondError: The model cannot be loaded, or the text cannot be embedded.
         """
-        output = self._engine().embed([text], **self._options("query"))
-        return _lists(output.embeddings)[0]
+        return self._engine().embed([text], **self._options("query")).tolist()[0]
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
-        """As :meth:`embed_documents`; cancelling the task drops what is still queued."""
+        """As :meth:`embed_documents`; cancelling the task drops the texts still queued."""
         return await self._aembed(texts, "document")
 
     async def aembed_query(self, text: str) -> list[float]:
@@ -85,15 +75,10 @@ class MillpondEmbeddings(EngineSource, Embeddings):
 
     async def _aembed(self, texts: list[str], role: Literal["query", "document"]) -> list[list[float]]:
         engine = await self._aengine()
-        from millpond import AsyncEngine  # after loading: torch is imported by now
+        from millpond import AsyncEngine  # imports torch, which loading has imported already
 
         output = await AsyncEngine(engine).embed(texts, **self._options(role))
-        rows = output.embeddings  # [n, d]
-        vectors = _lists(rows[:_ROWS_PER_TURN])
-        for first in range(_ROWS_PER_TURN, len(rows), _ROWS_PER_TURN):
-            await asyncio.sleep(0)
-            vectors += _lists(rows[first : first + _ROWS_PER_TURN])
-        return vectors
+        return await output.atolist()
 
     def _options(self, role: Literal["query", "document"]) -> dict[str, Any]:
         prompt = self.query_prompt if role == "query" else self.document_prompt
@@ -104,9 +89,3 @@ class MillpondEmbeddings(EngineSource, Embeddings):
             "normalize": self.normalize,
             "truncate": self.truncate,
         }
-
-
-def _lists(rows: npt.NDArray[np.float32]) -> list[list[float]]:
-    """Rows ``[n, d]`` as the builtin floats that LangChain asks for."""
-    lists: list[list[float]] = rows.tolist()
-    return lists

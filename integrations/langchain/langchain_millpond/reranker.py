@@ -16,31 +16,31 @@ if TYPE_CHECKING:
 
 
 class MillpondReranker(ScorerSource, BaseDocumentCompressor):
-    """The documents that answer a query best, the best one first, by a model that runs in this process.
+    """Sorts documents by relevance to a query, best first, by a model that runs in this process.
 
-    A cross-encoder (an LLM reranker in its own template) and a late-interaction checkpoint score as they were trained
+    Cross-encoders (LLM rerankers with their own template) and late-interaction checkpoints score as they were trained
     to; an embedding checkpoint scores by MaxSim over its token states, so the model that retrieved can rerank too. The
-    scale of the scores is the checkpoint's.
+    scale of the scores depends on the checkpoint.
 
-    Documents come back as copies with ``metadata["relevance_score"]``, ids and other metadata kept; what was passed in
-    is left as it was. Built from ``model=``, it loads on first use, and all objects of one configuration share one
-    engine. The async method waits for the engine without blocking the event loop or taking a thread.
+    Returned documents are copies with ``metadata["relevance_score"]`` added; ids and other metadata are kept, and the
+    documents passed in are not changed. With ``model=``, the model is loaded on first use, and all objects of one
+    configuration share one engine. The async method neither blocks the event loop nor occupies a thread.
 
     Attributes:
         model: Hub id or local folder; also accepted as ``model_name``.
-        engine: A loaded engine instead of ``model`` and of every option that loading reads. Never serialized.
-        top_n: Keep the best only; ``None`` keeps all.
-        score_threshold: Keep documents with at least this score only.
-        instruction: Fills an LLM reranker's template slot, nothing else.
+        engine: A loaded engine, instead of ``model`` and every option that is read at loading. Never serialized.
+        top_n: How many of the best to keep; ``None`` keeps all.
+        score_threshold: Keep only documents with at least this score.
+        instruction: Text for the instruction slot of an LLM reranker's template; refused by a model without one.
         truncate: Which end of an over-long text is cut, or ``"error"``.
-        activation: Replaces what the checkpoint makes of its logits: ``identity``, ``sigmoid`` or ``softmax``.
+        activation: Replaces the checkpoint's activation of its logits: ``identity``, ``sigmoid`` or ``softmax``.
         convert: ``auto``, ``embed`` or ``classify``, as in ``millpond.Engine``.
-        score_template: Jinja source, or a .jinja file, that renders a pair; the checkpoint's own by default.
+        score_template: Jinja source, or a .jinja file, that renders a pair; the checkpoint's template by default.
         quantization: As in ``millpond.Engine``.
         revision: Branch, tag or commit of a hub id.
         device: ``auto`` (cuda, then mps, then cpu) or a torch device.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
-        max_length: Most tokens per pair, or per text where texts are read apart; the checkpoint's own by default.
+        max_length: Most tokens per pair, or per text if texts are encoded apart; the checkpoint's limit by default.
         hf_overrides: Merged into config.json.
         max_batch_tokens: Most tokens per forward.
         trust_remote_code: Never needed, and refused by the engine.
@@ -55,12 +55,12 @@ class MillpondReranker(ScorerSource, BaseDocumentCompressor):
         """The best documents, best first.
 
         Args:
-            documents: What was retrieved; without any, nothing is loaded.
-            query: What was asked.
-            callbacks: Accepted, since LangChain passes them; nothing here calls them.
+            documents: The retrieved documents; if there are none, no model is loaded.
+            query: The query.
+            callbacks: Accepted because LangChain passes them, and ignored.
 
         Raises:
-            MillpondError: The model cannot be loaded or does not score, or a text cannot be read; the message says
+            MillpondError: The model cannot be loaded or does not score, or a text cannot be encoded; the message says
                 which and why.
         """
         if not documents:
@@ -73,12 +73,12 @@ class MillpondReranker(ScorerSource, BaseDocumentCompressor):
             ranked = rerank(engine, query, texts, top_n=self.top_n, truncate=self.truncate)
         else:
             ranked = engine.rerank(query, texts, top_n=self.top_n, instruction=self.instruction, truncate=self.truncate)
-        return self._chosen(documents, ranked)
+        return self._best(documents, ranked)
 
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> list[Document]:
-        """As :meth:`compress_documents`; cancelling the task drops what is still queued."""
+        """As :meth:`compress_documents`; cancelling the task drops the pairs still queued."""
         if not documents:
             return []
         texts = [document.page_content for document in documents]
@@ -88,14 +88,14 @@ class MillpondReranker(ScorerSource, BaseDocumentCompressor):
 
             ranked = await arerank(engine, query, texts, top_n=self.top_n, truncate=self.truncate)
         else:
-            from millpond import AsyncEngine  # after loading: torch is imported by now
+            from millpond import AsyncEngine  # imports torch, which loading has imported already
 
             ranked = await AsyncEngine(engine).rerank(
                 query, texts, top_n=self.top_n, instruction=self.instruction, truncate=self.truncate
             )
-        return self._chosen(documents, ranked)
+        return self._best(documents, ranked)
 
-    def _chosen(self, documents: Sequence[Document], ranked: RerankOutput) -> list[Document]:
+    def _best(self, documents: Sequence[Document], ranked: RerankOutput) -> list[Document]:
         return [
             document.model_copy(update={"metadata": {**document.metadata, "relevance_score": result.relevance_score}})
             for result in ranked

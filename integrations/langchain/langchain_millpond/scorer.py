@@ -1,4 +1,4 @@
-"""ScorerSource: an engine that scores pairs, and how."""
+"""ScorerSource: the fields of an adapter that scores pairs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class ScorerSource(EngineSource):
-    """The fields that the adapters over ``score`` and ``rerank`` have beside every adapter's.
+    """The fields that the adapters over ``score`` and ``rerank`` add to those of every adapter.
 
     Attributes:
-        instruction: Fills an LLM reranker's template slot, nothing else.
+        instruction: Text for the instruction slot of an LLM reranker's template; refused by a model without one.
         truncate: Which end of an over-long text is cut, or ``"error"``.
-        activation: Replaces what the checkpoint makes of its logits: ``identity``, ``sigmoid`` or ``softmax``.
+        activation: Replaces the checkpoint's activation of its logits: ``identity``, ``sigmoid`` or ``softmax``.
         convert: ``auto``, ``embed`` or ``classify``, as in ``millpond.Engine``.
-        score_template: Jinja source, or a .jinja file, that renders a pair; the checkpoint's own by default.
+        score_template: Jinja source, or a .jinja file, that renders a pair; the checkpoint's template by default.
         quantization: As in ``millpond.Engine``.
     """
 
@@ -32,8 +32,8 @@ class ScorerSource(EngineSource):
     quantization: str | None = None
 
     def _by_tokens(self, engine: Engine) -> bool:
-        """Whether an embedder is asked to rank, which it does here by its token states, not by two vectors.
+        """Whether to score by MaxSim over token states: with an embedding checkpoint, which would compare two vectors.
 
-        An instruction means nothing to either; the engine's own method says so.
+        With an instruction the engine's own method is called, which refuses it.
         """
         return engine.spec.score_type == "bi-encoder" and self.instruction is None

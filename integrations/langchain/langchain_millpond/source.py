@@ -1,4 +1,4 @@
-"""EngineSource: where an adapter's engine comes from; a model's name, or an engine that is loaded already."""
+"""EngineSource: the pydantic fields of an adapter that name a model to load, or hold a loaded engine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from millpond.engine.shared import shared, shared_async
 if TYPE_CHECKING:
     from millpond import Engine
 else:
-    # Importing the class would import torch; `_check_engine` looks at the value instead.
+    # Importing the class would import torch; `_check_engine` checks the value instead.
     Engine = Any
 
 
 def _path(value: object) -> object:
-    """A path object as the str it stands for."""
+    """A path object as a str; any other value as it is."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
@@ -35,15 +35,15 @@ PathStr = Annotated[str, BeforeValidator(_path)]
 
 
 class EngineSource(BaseModel):
-    """The fields that every adapter has, and what they stand for.
+    """The fields that every adapter has.
 
     Attributes:
         model: Hub id or local folder; also accepted as ``model_name``.
-        engine: A loaded engine instead of ``model`` and of every option that loading reads. Never serialized.
+        engine: A loaded engine, instead of ``model`` and every option that is read at loading. Never serialized.
         revision: Branch, tag or commit of a hub id.
         device: ``auto`` (cuda, then mps, then cpu) or a torch device.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
-        max_length: Most tokens per text; the checkpoint's own by default.
+        max_length: Most tokens per text; the checkpoint's limit by default.
         hf_overrides: Merged into config.json, for example ``{"is_matryoshka": True}``.
         max_batch_tokens: Most tokens per forward.
         trust_remote_code: Never needed, and refused by the engine.
@@ -59,7 +59,7 @@ class EngineSource(BaseModel):
         "hf_overrides",
         "max_batch_tokens",
         "trust_remote_code",
-    )  # fields that are read when a model is loaded
+    )  # the fields that are read when a model is loaded
 
     model: PathStr | None = Field(default=None, validation_alias=AliasChoices("model", "model_name"), min_length=1)
     engine: Annotated[Engine | None, BeforeValidator(_check_engine)] = Field(default=None, exclude=True, repr=False)
@@ -77,9 +77,11 @@ class EngineSource(BaseModel):
             raise ValueError("pass either model= (a hub id or a folder) or engine= (a loaded millpond.Engine)")
         if self.engine is not None:
             fields = type(self).model_fields
-            moot = [name for name in self.loading if getattr(self, name) != fields[name].default]
-            if moot:
-                raise ValueError(f"{moot[0]}= is read when a model is loaded, and engine= is loaded; give it to Engine")
+            unread = [name for name in self.loading if getattr(self, name) != fields[name].default]
+            if unread:
+                raise ValueError(
+                    f"{unread[0]}= is read when a model is loaded, and engine= is loaded; give it to Engine"
+                )
         return self
 
     def _engine(self) -> Engine:
@@ -92,7 +94,7 @@ class EngineSource(BaseModel):
         return {"model": self.model} | {name: getattr(self, name) for name in self.loading}
 
     def __hash__(self) -> int:
-        # Without the dicts, which have none: what is equal has an equal hash, and that is all a hash owes.
+        # Some of the fields only, since dicts have no hash. Equal objects have equal hashes, which is enough.
         return hash((type(self), self.model, id(self.engine), self.device, self.dtype))
 
     def __getstate__(self) -> dict[Any, Any]:
@@ -105,5 +107,5 @@ class EngineSource(BaseModel):
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         memo = {} if memo is None else memo
-        memo[id(self.engine)] = self.engine  # shared by copies, deep ones too
+        memo[id(self.engine)] = self.engine  # deep copies share the engine
         return super().__deepcopy__(memo)

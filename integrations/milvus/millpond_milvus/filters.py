@@ -11,30 +11,31 @@ from millpond.ingest.search import Scalar, check_filter
 from millpond_milvus.schema import PayloadSchema
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# A key of such a name could be read as an operator.
+# A key with such a name could be parsed as an operator.
 _WORDS = frozenset(
     ["and", "or", "not", "in", "like", "exists", "is", "null", "true", "false", "array_contains", "json_contains"]
 )
 
 
-def to_expression(wanted: Mapping[str, object] | str | None, schema: PayloadSchema) -> str:
-    """Every key must hold its value, or one of its list; a list in the metadata matches if it has the value.
+def to_expression(filter: Mapping[str, object] | str | None, schema: PayloadSchema) -> str:
+    """Every key must have its value, or one of a list of values.
 
-    Without a JSON field (the frameworks' schemas) a list matches only under a key that is a plain name.
+    A list in the metadata matches if it contains the value; without a JSON field (the frameworks' schemas) only under a
+    key that is an identifier.
 
     Raises:
         InvalidRequestError: A filter of another database, or a key that is a field of the schema.
     """
-    if wanted is None:
+    if filter is None:
         return ""
-    if isinstance(wanted, str):
-        return wanted
-    if not isinstance(wanted, Mapping):
+    if isinstance(filter, str):
+        return filter
+    if not isinstance(filter, Mapping):
         raise InvalidRequestError(
-            f"filter is of type {type(wanted).__name__}; pass a dict of metadata, or a Milvus expression as a str"
+            f"filter is of type {type(filter).__name__}; pass a dict of metadata, or a Milvus expression as a str"
         )
     clauses = []
-    for key, values in check_filter(wanted).items():
+    for key, values in check_filter(filter).items():
         if schema.json is None and key in schema.reserved:
             raise InvalidRequestError(
                 f"filter key {key!r} is a field of the collection, not metadata; pass a Milvus expression instead"
@@ -59,7 +60,7 @@ def _matches(key: str, value: Scalar, schema: PayloadSchema) -> str:
 
 
 def _contains(path: str, value: Scalar) -> str:
-    if not isinstance(value, str) and value < 0:  # Lite's parser takes no sign for an argument, but one in a list
+    if not isinstance(value, str) and value < 0:  # Lite's parser accepts a minus sign in a list, but not in an argument
         return f"json_contains_any({path}, [{_literal(value)}])"
     return f"json_contains({path}, {_literal(value)})"
 
@@ -69,7 +70,7 @@ def _literal(value: Scalar) -> str:
 
 
 def _quoted(text: str) -> str:
-    # Not json.dumps: Milvus knows no \\u, and takes every other character as it is.
+    # Not json.dumps: Milvus does not decode \\u, and needs no other character escaped.
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
         text = text.replace(plain, escaped)
     return f'"{text}"'

@@ -1,4 +1,4 @@
-"""The entry point ``milvus`` of ``millpond.sinks``: what stands in a sink URL after ``milvus+``."""
+"""The entry point ``milvus`` of ``millpond.sinks``: opens the sink of a URL ``milvus+SCHEME:LOCATION#COLLECTION``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from millpond_milvus.sink import MilvusSink
 def sink_from_url(
     scheme: str, location: str, collection: str, *, dimensions: Sequence[int] | None = None, payload: str = "plain"
 ) -> MilvusSink:
-    """``milvus+file:X.db#docs``, ``milvus+http://host:19530#docs`` or ``milvus+https://...``."""
+    """Open ``milvus+file:X.db#docs``, ``milvus+http://host:19530#docs`` or ``milvus+https://...``."""
     match scheme:
         case "file" if location:
-            place = location
+            address = location
         case "http" | "https" if location.startswith("//"):
-            place = f"{scheme}:{location}"
+            address = f"{scheme}:{location}"
         case _:
             raise InvalidRequestError(
                 f"'milvus+{scheme}:' does not name a Milvus; write milvus+file:X.db#docs "
                 "or milvus+http://host:19530#docs"
             )
-    return MilvusSink(place, collection, dimensions=dimensions, payload=payload)
+    return MilvusSink(address, collection, dimensions=dimensions, payload=payload)

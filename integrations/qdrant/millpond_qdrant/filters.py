@@ -1,4 +1,4 @@
-"""A filter on metadata as Qdrant's own."""
+"""A filter on metadata as a Qdrant filter."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from millpond.ingest.payload import Payload
 from millpond.ingest.search import Scalar, check_filter
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_EXACT_FLOAT = 1 << 53  # from here on, a range (of floats) would match an int's neighbours
+_EXACT_FLOAT = 1 << 53  # from this size on, a range (of floats) would also match neighbouring ints
 
 
-def to_filter(wanted: Mapping[str, object] | models.Filter | None, form: Payload) -> models.Filter | None:
-    """Every key must hold its value, or one of its list; a number matches as int or float, a list if it has the value.
+def to_filter(filter: Mapping[str, object] | models.Filter | None, form: Payload) -> models.Filter | None:
+    """Every key must have its value, or one of a list of values.
+
+    A number matches as int or float; a list in the metadata matches if it contains the value.
 
     Raises:
-        InvalidRequestError: A filter of another database, or a key that Qdrant cannot spell.
+        InvalidRequestError: A filter of another database, or a key with a quote, which no path of Qdrant can hold.
     """
-    if wanted is None or isinstance(wanted, models.Filter):
-        return wanted
-    if not isinstance(wanted, Mapping):
+    if filter is None or isinstance(filter, models.Filter):
+        return filter
+    if not isinstance(filter, Mapping):
         raise InvalidRequestError(
-            f"filter is of type {type(wanted).__name__}; pass a dict of metadata, or a qdrant_client.models.Filter"
+            f"filter is of type {type(filter).__name__}; pass a dict of metadata, or a qdrant_client.models.Filter"
         )
     must: list[models.Condition] = []
-    for key, values in check_filter(wanted).items():
+    for key, values in check_filter(filter).items():
         path = _path(key, form)
         must.append(models.Filter(should=[_condition(path, value) for value in values]))
     return models.Filter(must=must) if must else None

@@ -10,7 +10,7 @@ from millpond.ingest.record import Record, content_hash
 
 
 def payload_of(record: Record, point: str, form: Payload) -> dict[str, Any]:
-    """What is stored beside the vectors of a point."""
+    """The payload of a point."""
     if form == "llama_index":
         return llama_index_fields(record, point, text_inside=True)
     return {
@@ -22,7 +22,7 @@ def payload_of(record: Record, point: str, form: Payload) -> dict[str, Any]:
 
 
 def record_fields(payload: Mapping[str, Any], point: str, form: Payload) -> tuple[str, str, dict[str, Any]]:
-    """Id, text and metadata of a stored point. One written by the framework itself has its point's id."""
+    """Id, text and metadata of a stored point. The id of a point that the framework wrote is the point's own."""
     if form == "llama_index":
         return read_llama_index(payload)
     text = payload["page_content" if form == "langchain" else "text"]

@@ -1,4 +1,4 @@
-"""FlexAttention: CUDA attention with a softcap (Gemma 2), which no flash kernel of torch has."""
+"""FlexAttention: CUDA attention with a softcap (Gemma 2), which torch's flash kernels do not have."""
 
 from __future__ import annotations
 
@@ -8,22 +8,29 @@ from typing import Any
 
 import torch
 
-from millpond.attention import sdpa
 from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
+
+NAME = "flex"
+SERVES = "CUDA with a softcap"
 
 
 @cache
 def _compiled() -> Callable[..., Any]:
-    """flex_attention compiled once per process; lengths stay dynamic, or each new total would compile anew."""
+    """flex_attention compiled once per process; lengths are dynamic, or every new total would compile again."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=True)
 
 
-def fits(query: torch.Tensor, masking: Masking) -> bool:
-    """Whether the kernel should take this call."""
-    return query.device.type == "cuda" and masking.softcap is not None
+def unavailable() -> str | None:
+    """Why it cannot run on this machine; ``None`` if it can."""
+    return None if torch.cuda.is_available() else "no CUDA device"
+
+
+def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, masking: Masking) -> bool:
+    """CUDA with a softcap, and neither a bias nor a shared prefix, which the masks below do not express."""
+    return query.device.type == "cuda" and masking.softcap is not None and masking.bias is None and not segments.shared
 
 
 def score_mod(masking: Masking) -> Callable[..., torch.Tensor] | None:
@@ -41,7 +48,7 @@ def score_mod(masking: Masking) -> Callable[..., torch.Tensor] | None:
 def mask_mod(
     segment_ids: torch.Tensor, masking: Masking, usable: torch.Tensor | None = None
 ) -> Callable[..., torch.Tensor]:
-    """Same segment, not after the query if causal, inside the window, and ``usable`` (bool ``[tokens]``) as a key."""
+    """True for a key in the query's segment that causality, the window and ``usable`` (bool ``[tokens]``) allow."""
 
     def allowed(_b: Any, _h: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         inside = segment_ids[q] == segment_ids[k]
@@ -57,7 +64,7 @@ def mask_mod(
 
 
 def _usable(segments: Segments, segment_ids: torch.Tensor) -> torch.Tensor | None:  # bool [tokens]
-    """Which tokens may be attended to; ``None`` where all of them may."""
+    """Which tokens may be attended to; ``None``: all."""
     if segments.seqused_k is None:
         return None
     ends = (segments.cu_seqlens[:-1] + segments.seqused_k).long()  # [n]
@@ -73,11 +80,9 @@ def attend(
     *,
     flex: Callable[..., Any] | None = None,
 ) -> torch.Tensor:  # [tokens, heads, dim]
-    """Attention within each segment; ``flex`` replaces the compiled function (the tests run it uncompiled on a CPU)."""
+    """Attention within each segment, for a call that fits; ``flex`` replaces the compiled function, for tests."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    if segments.shared:
-        return sdpa.attend(query, key, value, segments, masking)
     total = segments.total
     lengths = (segments.cu_seqlens[1:] - segments.cu_seqlens[:-1]).long()
     numbers = torch.arange(len(segments.lengths), device=query.device)

@@ -1,7 +1,7 @@
 """The function that transformers' own model classes call for attention, registered as ``millpond``.
 
-The name holds none of "sdpa", "flash" and "flex" (transformers checks those by substring), and no mask function is
-registered beside it, so the classes build no mask at all: the segments say everything.
+The name contains none of "sdpa", "flash" and "flex", which transformers checks as substrings. No mask function is
+registered with it, so the classes build no mask: the segments carry what a mask would.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from millpond.attention.kernels import attend
 from millpond.attention.segments import Segments
-from millpond.attention.select import select
 from millpond.attention.signature import Masking
 
 NAME = "millpond"
@@ -28,12 +28,15 @@ def packed_attention(
     softcap: float | None = None,
     is_causal: bool | None = None,
     segments: Segments | None = None,
-    **_others: Any,  # what else a class passes along: position_ids, use_cache, dropout (0 in evaluation), ...
+    **_others: Any,  # passed by the classes and not needed: position_ids, use_cache, dropout (0 in evaluation), ...
 ) -> tuple[torch.Tensor, None]:  # ([1, tokens, heads, dim], no weights)
     """Attention within each segment of a packed row.
 
-    ``is_causal`` as an argument wins over the module's attribute: a decoder made bidirectional by its config keeps
+    The argument ``is_causal`` wins over the module's attribute: a decoder that its config makes bidirectional still has
     ``module.is_causal`` True.
+
+    Raises:
+        RuntimeError: There is more than one row, a mask, or no segments.
     """
     if segments is None or attention_mask is not None or query.shape[0] != 1:
         raise RuntimeError("the millpond attention runs one packed row with segments, and no mask")
@@ -45,11 +48,11 @@ def packed_attention(
         softcap=softcap,
     )
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))  # [tokens, heads, dim]
-    return select(q, masking)(q, k, v, segments, masking)[None], None
+    return attend(q, k, v, segments, masking)[None], None
 
 
 def register() -> None:
-    """Make the name known to transformers; calling it again changes nothing."""
+    """Register the name with transformers; a second call changes nothing."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, packed_attention)

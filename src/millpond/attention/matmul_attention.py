@@ -1,9 +1,12 @@
-"""Attention out of plain products: the CPU's kernel in bfloat16, and for windows that are narrow.
+"""Attention out of plain matrix products: a CPU in bfloat16, and in float32 for narrow windows.
 
-torch's fused kernel and its bfloat16 softmax both lose to the two products they stand between. Here a softmax is an
-``exp2`` over a block of scores that stays in the cache, and one division of the narrow result: weights are not
-normalized before they are used, and the largest score is not looked for. bfloat16 has float32's range, so that only
-scores beyond about 87 overflow; the sums tell, and such a block is computed again in the careful way.
+torch's fused kernel and its bfloat16 softmax are both slower than the two products they stand between. Here the softmax
+is an ``exp2`` over a block of scores that stays in the cache, and one division of the narrow result: the weights are
+not normalized before they are used, and the largest score is not subtracted. bfloat16 has the range of float32, so only
+scores beyond about 87 overflow. The sums of the weights show it, and torch's kernel then computes that run.
+
+The choice between the products and torch's kernel is made for each run, not for each call: runs of one call differ in
+length, and one that overflows must not change the results of the others.
 """
 
 from __future__ import annotations
@@ -14,30 +17,44 @@ from dataclasses import dataclass
 
 import torch
 
-from millpond.attention import sdpa
+from millpond.attention import dense
 from millpond.attention.segments import Joined, Run, Segments
 from millpond.attention.signature import Masking
 
-# The precisions in which this is faster for every run but the tiniest.
-_WHOLLY = (torch.bfloat16,)
-# Scores of several texts at once: a megabyte of them, which a core's second cache holds.
+NAME = "matmul"
+SERVES = "a CPU in bfloat16; float32 with a narrow window"
+
+# In these precisions the products are faster for every run but the smallest.
+_FAST_DTYPES = (torch.bfloat16,)
+# Scores of several texts at once: one megabyte in bfloat16, which fits a core's L2 cache.
 _BLOCK = 1 << 19
-# Scores of one text at once: products of fewer rows lose more than a smaller block saves.
+# Scores of one text at once: products of few rows lose more than a smaller block saves.
 _TEXT_BLOCK = 1 << 22
-# Fewer rows than this make poor products.
-_LEAST_ROWS = 32
-# What torch's fused kernel does at once: it takes its time for each head of each text.
+# Products of fewer rows than this are slow.
+_MIN_ROWS = 32
+# Up to this size torch's fused kernel is faster; its time grows with the heads of all texts.
 _FEW_HEADS, _FEW_SCORES = 24, 30_000
-# Sums of weights within these bounds lost little on the way. Scores far from 0 are rounded to fewer places behind the
-# point (at 60 the result is off by a tenth, where torch's kernel keeps them in float32), and overflow in the end.
-_SMALLEST, _LARGEST = 2.0**-20, 2.0**24
+# In float32 torch's kernel computes what a window hides, and is as fast for texts of fewer windows than this.
+_NARROW = 3
+# Sums of weights within these bounds have lost little precision. bfloat16 rounds large scores coarsely (at 60 the
+# result is off by a tenth, while torch's kernel keeps scores in float32), and still larger ones overflow.
+_MIN_SUM, _MAX_SUM = 2.0**-20, 2.0**24
 _LOG2_E = math.log2(math.e)
 
 
-def fits(query: torch.Tensor, masking: Masking) -> bool:
-    """Whether the kernel can take this call: a CPU's in bfloat16, or one with a window."""
-    windowed = query.dtype is torch.float32 and masking.window is not None
-    return query.device.type == "cpu" and (query.dtype in _WHOLLY or windowed)
+def unavailable() -> str | None:
+    """It runs on any machine: every one has a CPU."""
+    return None
+
+
+def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, masking: Masking) -> bool:
+    """A CPU in bfloat16, or in float32 with a window that is narrow for the longest text."""
+    if query.device.type != "cpu":
+        return False
+    if query.dtype in _FAST_DTYPES:
+        return True
+    window = masking.window
+    return query.dtype is torch.float32 and window is not None and segments.max_seqlen >= _NARROW * window
 
 
 def attend(
@@ -47,62 +64,64 @@ def attend(
     segments: Segments,
     masking: Masking,
 ) -> torch.Tensor:  # [tokens, heads, dim]
-    """Attention within each segment."""
+    """Attention within each segment, for a call that fits."""
     out = query.new_empty(query.shape)
     for part in segments.parts if _joins(query, masking, segments) else segments.runs:
         if isinstance(part, Run):
-            _attend_one(out, query, key, value, part, masking)
+            _attend_run(out, query, key, value, part, masking)
         elif not _attend_joined(out, query, key, value, part, masking):
             for run in part.runs:
-                _attend_one(out, query, key, value, run, masking)
+                _attend_run(out, query, key, value, run, masking)
     return out
 
 
 def _joins(query: torch.Tensor, masking: Masking, segments: Segments) -> bool:
-    """Whether repeating a text's last token changes nothing: it does where a row's weights depend on its place."""
+    """Whether runs of nearly equal length may be laid out as one, each text filled up by repeating its last token.
+
+    Not with a window or a bias, where the weights of a row depend on its position.
+    """
     wide = masking.window is None or masking.window > segments.max_seqlen
-    return wide and masking.bias is None and query.dtype in _WHOLLY
+    return wide and masking.bias is None and query.dtype in _FAST_DTYPES
 
 
-def _attend_one(
+def _attend_run(
     out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, run: Run, masking: Masking
 ) -> None:
     """Fill a run's rows of ``out``."""
     q, k, v, mixed = (_split(states, run, key.shape[1]) for states in (query, key, value, out))
     keys = run.keys or run.length
-    if _is_others(run, query, masking) or not _attend(mixed, q, k, v, masking, keys=keys):
-        sdpa.attend_run(out, query, key, value, run, masking)
+    if _is_for_torch(run, query, masking) or not _attend_batch(mixed, q, k, v, masking, keys=keys):
+        dense.attend_run(out, query, key, value, run, masking)
 
 
 def _attend_joined(
     out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, part: Joined, masking: Masking
 ) -> bool:
-    """Fill the rows of ``out`` of runs laid out as one; whether all sums were within bounds."""
+    """Fill the rows of ``out`` of runs laid out as one; False if a sum of weights is out of bounds."""
     whole = Run(start=0, count=part.count, length=part.length)
     q, k, v = (_split(states.index_select(0, part.rows), whole, key.shape[1]) for states in (query, key, value))
     mixed = out.new_empty(len(part.rows), *out.shape[1:])
-    if not _attend(_split(mixed, whole, key.shape[1]), q, k, v, masking, keys=part.length, valid=part.valid):
+    if not _attend_batch(_split(mixed, whole, key.shape[1]), q, k, v, masking, keys=part.length, valid=part.valid):
         return False
-    # A repeated token's rows are equal, so that it does not matter which of them stays.
+    # The rows of a repeated token are equal, so it does not matter which of them is kept.
     out.index_copy_(0, part.rows, mixed)
     return True
 
 
-def _is_others(run: Run, query: torch.Tensor, masking: Masking) -> bool:
-    """Whether a run is left to torch's kernel."""
-    # Continued sequences have keys elsewhere; a window that ends before the keys leaves rows without any.
+def _is_for_torch(run: Run, query: torch.Tensor, masking: Masking) -> bool:
+    """Whether torch's kernel is to compute a run."""
+    # Sequences after a prefix have keys elsewhere; a window that ends before the keys leaves rows without any.
     if run.prefix is not None or (run.keys is not None and masking.window is not None):
         return True
-    if query.dtype not in _WHOLLY:  # torch's kernel computes what a window hides, and is as fast otherwise
-        return masking.window is None or run.length < 3 * masking.window
+    if query.dtype not in _FAST_DTYPES:
+        return masking.window is None or run.length < _NARROW * masking.window
     heads = run.count * query.shape[1]
-    # A tiny one, which is over before the products here have begun.
-    return heads <= _FEW_HEADS and heads * run.length**2 <= _FEW_SCORES and sdpa.is_plain(masking)
+    return heads <= _FEW_HEADS and heads * run.length**2 <= _FEW_SCORES and dense.is_plain(masking)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Block:
-    """Query rows ``[first, last)`` of each text of a run, and the keys ``[begin, end)`` that they may look at."""
+    """Query rows ``[first, last)`` of each text of a run, and the keys ``[begin, end)`` that they may attend to."""
 
     first: int
     last: int
@@ -110,7 +129,7 @@ class _Block:
     end: int
 
     def allowed(self, masking: Masking, like: torch.Tensor) -> torch.Tensor | None:
-        """``[rows, keys]`` ones where a row may look and zeros elsewhere; ``None`` where it may look everywhere."""
+        """``[rows, keys]``, 1 where a row may attend and 0 elsewhere; ``None``: everywhere."""
         if not masking.causal and masking.window is None:
             return None
         rows = torch.arange(self.first, self.last)[:, None]
@@ -122,11 +141,11 @@ class _Block:
 
 
 def _blocks(length: int, keys: int, heads: int, masking: Masking) -> Iterator[_Block]:
-    """The rows of a text, in blocks whose scores fit the cache."""
+    """The rows of a text in blocks whose scores fit the cache."""
     reach = length if masking.window is None else masking.window
     rows = length
     if heads * length * keys > _TEXT_BLOCK or reach * 4 < length:
-        rows = max(_LEAST_ROWS, min(length, reach, _TEXT_BLOCK // (heads * min(keys, 3 * reach))))
+        rows = max(_MIN_ROWS, min(length, reach, _TEXT_BLOCK // (heads * min(keys, 3 * reach))))
     for first in range(0, length, rows):
         last = min(first + rows, length)
         yield _Block(
@@ -137,7 +156,7 @@ def _blocks(length: int, keys: int, heads: int, masking: Masking) -> Iterator[_B
         )
 
 
-def _attend(
+def _attend_batch(
     out: torch.Tensor,  # [count, kv_heads, groups, length, dim], filled
     query: torch.Tensor,  # the same shape
     key: torch.Tensor,  # [count, kv_heads, 1, length, dim]
@@ -147,7 +166,7 @@ def _attend(
     keys: int,
     valid: torch.Tensor | None = None,  # bool [count, length]
 ) -> bool:
-    """Attention of equally long texts to the first ``keys`` of their tokens; whether all sums were within bounds."""
+    """Attention of equally long texts to the first ``keys`` of their tokens; False if a sum is out of bounds."""
     count, kv_heads, groups, length, dim = query.shape
     for block in _blocks(length, keys, kv_heads * groups, masking):
         rows, span = block.last - block.first, block.end - block.begin
@@ -157,24 +176,24 @@ def _attend(
         for start in range(0, count, texts):
             stop = min(start + texts, count)
             heads = (stop - start) * kv_heads
-            own = query[start:stop, :, :, block.first : block.last].reshape(heads, groups * rows, dim)
-            # Dense: a product with strided keys transposed copies them one by one.
-            theirs = key[start:stop, :, 0, block.begin : block.end].reshape(heads, span, dim).contiguous()
-            values = value[start:stop, :, 0, block.begin : block.end].reshape(heads, span, dim)
+            block_q = query[start:stop, :, :, block.first : block.last].reshape(heads, groups * rows, dim)
+            # Contiguous: a product with transposed strided keys copies them one by one.
+            block_k = key[start:stop, :, 0, block.begin : block.end].reshape(heads, span, dim).contiguous()
+            block_v = value[start:stop, :, 0, block.begin : block.end].reshape(heads, span, dim)
             weights = scores[: heads * groups * rows * span].view(heads, groups * rows, span)
-            _weigh(own, theirs, masking, block, weights)
+            _weigh(block_q, block_k, masking, block, weights)
             if allowed is not None:
                 weights.view(heads, groups, rows, span).mul_(allowed)
             if valid is not None:
                 real = valid[start:stop, None, block.begin : block.end].to(query.dtype)
                 weights.view(stop - start, -1, span).mul_(real)
             sums = weights.sum(-1, keepdim=True)
-            least, most = sums.aminmax()
-            if not (least >= _SMALLEST and most <= _LARGEST):  # also where one is NaN
+            smallest, largest = sums.aminmax()
+            if not (smallest >= _MIN_SUM and largest <= _MAX_SUM):  # true for NaN as well
                 return False
             shape = (stop - start, kv_heads, groups, rows)
             torch.div(
-                torch.bmm(weights, values).view(*shape, dim),
+                torch.bmm(weights, block_v).view(*shape, dim),
                 sums.view(*shape, 1),
                 out=out[start:stop, :, :, block.first : block.last],
             )

@@ -1,4 +1,4 @@
-"""Attention in one compiled pass: a CPU's kernel in bfloat16, for processors that multiply it (AVX512-BF16)."""
+"""Attention in one compiled pass: the kernel of ``native/`` for a CPU in bfloat16."""
 
 from __future__ import annotations
 
@@ -6,48 +6,51 @@ import ctypes
 
 import torch
 
-from millpond.attention import matmul_attention
 from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
+from millpond.native import library
 from millpond.native.operands import LANES, kernels_for
 
-# Bytes that all threads have together for keys, values and scores; fewer threads work where each needs much.
-_MOST_ROOM = 256 << 20
-# Farther than any token.
-_EVERYWHERE = 1 << 40
+NAME = "native"
+SERVES = "a CPU in bfloat16"
+
+# Bytes of workspace (keys, values and scores) of all threads together; with large ones fewer threads run.
+_MAX_WORKSPACE = 256 << 20
+# A distance beyond any token.
+_UNBOUNDED = 1 << 40
 
 _int, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
-class _Call(ctypes.Structure):
-    """``struct Call`` of attention.cpp."""
+class _AttentionCall(ctypes.Structure):
+    """``struct AttentionCall`` of attention.cpp."""
 
     _fields_ = [
         ("query", _pointer),
         ("key", _pointer),
         ("value", _pointer),
         ("out", _pointer),
-        ("bounds", _pointer),
-        ("used", _pointer),
+        ("cu_seqlens", _pointer),
+        ("seqused_k", _pointer),
         ("prefixes", _pointer),
         ("bias", _pointer),
-        ("room", _pointer),
-        ("query_token", _int),
-        ("query_head", _int),
-        ("key_token", _int),
-        ("key_head", _int),
-        ("value_token", _int),
-        ("value_head", _int),
-        ("out_token", _int),
-        ("out_head", _int),
-        ("bias_head", _int),
-        ("bias_row", _int),
+        ("workspace", _pointer),
+        ("query_token_stride", _int),
+        ("query_head_stride", _int),
+        ("key_token_stride", _int),
+        ("key_head_stride", _int),
+        ("value_token_stride", _int),
+        ("value_head_stride", _int),
+        ("out_token_stride", _int),
+        ("out_head_stride", _int),
+        ("bias_head_stride", _int),
+        ("bias_row_stride", _int),
         ("segments", _int),
         ("heads", _int),
         ("kv_heads", _int),
         ("dim", _int),
-        ("rows", _int),
-        ("longest", _int),
+        ("max_rows", _int),
+        ("max_keys", _int),
         ("before", _int),
         ("after", _int),
         ("threads", _int),
@@ -56,10 +59,18 @@ class _Call(ctypes.Structure):
     ]
 
 
-def fits(query: torch.Tensor, masking: Masking) -> bool:
-    """Whether the kernel can take this call: a CPU's in bfloat16, with heads of whole vectors."""
-    operands = (query,) if masking.bias is None else (query, masking.bias)
-    return query.shape[-1] % LANES == 0 and kernels_for(*operands) is not None
+def unavailable() -> str | None:
+    """Why it cannot run on this machine; ``None`` if it can."""
+    return library.unavailable()
+
+
+def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, masking: Masking) -> bool:
+    """Operands that the compiled kernels read, of shapes that go together: ``attend`` takes their addresses."""
+    if query.dtype is not torch.bfloat16 or query.shape[2] % LANES != 0:
+        return False
+    bias = masking.bias
+    operands = (query, key, value) if bias is None else (query, key, value, bias)
+    return kernels_for(*operands) is not None and _shapes_agree(query, key, value, segments, bias)
 
 
 def attend(
@@ -69,23 +80,22 @@ def attend(
     segments: Segments,
     masking: Masking,
 ) -> torch.Tensor:  # [tokens, heads, dim]
-    """Attention within each segment."""
+    """Attention within each segment, for a call that fits: nothing is checked after that."""
+    kernels = library.library()
+    assert kernels is not None  # else nothing fits
     bias = masking.bias
-    kernels = kernels_for(query, key, value, *(() if bias is None else (bias,)))
-    if kernels is None or not _suits(query, key, value, segments, bias):
-        return matmul_attention.attend(query, key, value, segments, masking)
     out = torch.empty(query.shape, dtype=query.dtype)
     prefixes = segments.prefixes
-    longest = segments.max_seqlen
+    max_keys = segments.max_seqlen
     if prefixes is not None:
-        longest += int((prefixes[:, 1] - prefixes[:, 0]).max())
-    before = _EVERYWHERE if masking.window is None else masking.window - 1
+        max_keys += int((prefixes[:, 1] - prefixes[:, 0]).max())
+    before = _UNBOUNDED if masking.window is None else masking.window - 1
     dim = query.shape[2]
-    each = kernels.millpond_attention_room(longest, dim)
-    units = kernels.millpond_attention_units(len(segments.lengths), key.shape[1], segments.max_seqlen)
-    threads = max(1, min(torch.get_num_threads(), units, _MOST_ROOM // each))
-    room = torch.empty(threads * each, dtype=torch.uint8)
-    call = _Call(
+    workspace_bytes = kernels.millpond_attention_workspace(max_keys, dim)  # of one thread
+    tasks = kernels.millpond_attention_tasks(len(segments.lengths), key.shape[1], segments.max_seqlen)
+    threads = max(1, min(torch.get_num_threads(), tasks, _MAX_WORKSPACE // workspace_bytes))
+    workspace = torch.empty(threads * workspace_bytes, dtype=torch.uint8)
+    call = _AttentionCall(
         query.data_ptr(),
         key.data_ptr(),
         value.data_ptr(),
@@ -94,7 +104,7 @@ def attend(
         None if segments.seqused_k is None else segments.seqused_k.data_ptr(),
         None if prefixes is None else prefixes.data_ptr(),
         None if bias is None else bias.data_ptr(),
-        room.data_ptr(),
+        workspace.data_ptr(),
         *query.stride()[:2],
         *key.stride()[:2],
         *value.stride()[:2],
@@ -105,7 +115,7 @@ def attend(
         key.shape[1],
         dim,
         segments.max_seqlen,
-        longest,
+        max_keys,
         before,
         0 if masking.causal else before,
         threads,
@@ -116,15 +126,15 @@ def attend(
     return out
 
 
-def _suits(
+def _shapes_agree(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, bias: torch.Tensor | None
 ) -> bool:
-    """Whether the shapes go together; a bias has no columns for a sequence that continues another."""
-    biased = bias is None or (
+    """Whether the shapes go together; a bias has no columns for the keys of a shared prefix."""
+    bias_agrees = bias is None or (
         not segments.shared and bias.shape[0] == query.shape[1] and min(bias.shape[1:]) >= segments.max_seqlen
     )
     return (
-        biased
+        bias_agrees
         and key.shape == value.shape
         and key.shape[0] == query.shape[0] == segments.total
         and key.shape[2] == query.shape[2]

@@ -1,18 +1,28 @@
-"""Attention one run of equal lengths at a time: the reference for every other kernel, and the CPU's in float32.
+"""Attention one run of equal lengths at a time: the reference for every other kernel, and the one that fits any call.
 
-Nothing here depends on the device, so it also serves CUDA in float32, where the packed flash kernel has no variant.
+It serves float32 on a CPU, and float32 on CUDA, for which torch's packed flash attention has no variant.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
-from millpond.attention.segments import Run, Segments
+from millpond.attention.dense import attend_run
+from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
 
-# Explicit scores are written out as [heads, rows, length]; rows are taken in blocks so that they stay below this.
-_SCORE_BLOCK = 1 << 24
+NAME = "sdpa"
+SERVES = "every other call"
+
+
+def unavailable() -> str | None:
+    """It runs on any machine."""
+    return None
+
+
+def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, masking: Masking) -> bool:
+    """It fits every call."""
+    return True
 
 
 def attend(
@@ -22,92 +32,8 @@ def attend(
     segments: Segments,
     masking: Masking,
 ) -> torch.Tensor:  # [tokens, heads, dim]
-    """Attention within each segment; see :class:`Masking` for what may attend to what.
-
-    A row that may look at nothing (a window that ends behind the segment's keys) gives zeros, as the other kernels do.
-    """
+    """Attention within each segment; see :class:`Masking` for which token attends to which."""
     out = query.new_empty(query.shape)
     for run in segments.runs:
         attend_run(out, query, key, value, run, masking)
     return out
-
-
-def attend_run(
-    out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, run: Run, masking: Masking
-) -> None:
-    """Fill one run's rows of ``out``; the states as for :func:`attend`."""
-    q, k, v = (_batch(states, run) for states in (query, key, value))
-    if run.keys is not None:
-        k, v = k[:, :, : run.keys], v[:, :, : run.keys]
-    before = 0
-    if run.prefix is not None:
-        k, v = (_continued(states, run.prefix, own) for states, own in ((key, k), (value, v)))
-        before = run.prefix[1] - run.prefix[0]
-    mixed = (_fused if is_plain(masking) else _explicit)(q, k, v, masking, before)
-    out[run.start : run.stop].view(run.count, run.length, *out.shape[1:]).copy_(mixed.transpose(1, 2))
-
-
-def _batch(states: torch.Tensor, run: Run) -> torch.Tensor:
-    """A run's rows as ``[count, heads, length, dim]``, without a copy."""
-    return states[run.start : run.stop].reshape(run.count, run.length, *states.shape[1:]).transpose(1, 2)
-
-
-def _continued(states: torch.Tensor, prefix: tuple[int, int], own: torch.Tensor) -> torch.Tensor:
-    """A run's keys or values behind those of the prefix they all have, ``[count, heads, prefix + length, dim]``."""
-    front = states[prefix[0] : prefix[1]].transpose(0, 1)[None].expand(len(own), -1, -1, -1)
-    return torch.cat((front, own), 2)
-
-
-def is_plain(masking: Masking) -> bool:
-    """The fused kernel takes one mask: a bias, or what causality and window forbid, and no softcap."""
-    return masking.softcap is None and (masking.bias is None or not (masking.causal or masking.window))
-
-
-def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Masking, before: int) -> torch.Tensor:
-    """torch's own scaled dot product, ``[count, heads, length, dim]``.
-
-    Keys may be fewer than queries, or more: ``before`` of them stand in front of the first query.
-    """
-    length, keys = q.shape[2], k.shape[2]
-    # The causal flag means different corners to different kernels when the shapes differ: then it is written out.
-    mask = masking.mask(before + length, q.device, keep_causal=before > 0 or keys != length)
-    if masking.bias is not None:
-        mask = masking.bias[:, :length, :keys]
-    elif mask is not None:
-        mask = mask[before:, :keys]
-    return F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        is_causal=masking.causal and mask is None and length > 1,
-        scale=masking.scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
-
-
-def _explicit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Masking, before: int) -> torch.Tensor:
-    """Scores, softcap, mask, softmax and product written out, block by block of query rows."""
-    groups = q.shape[1] // k.shape[1]
-    if groups > 1:
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    count, heads, length, _ = q.shape
-    keys = k.shape[2]
-    rows = max(1, _SCORE_BLOCK // (count * heads * keys))
-    mask = masking.mask(before + length, q.device, keep_causal=True)
-    if mask is not None:
-        mask = mask[before:]
-    blocks = []
-    for first in range(0, length, rows):
-        scores = torch.matmul(q[:, :, first : first + rows], k.transpose(-1, -2)).mul_(masking.scale)
-        if masking.softcap is not None:
-            scores = scores.div_(masking.softcap).tanh_().mul_(masking.softcap)
-        if masking.bias is not None:
-            scores = scores.add_(masking.bias[:, first : min(first + rows, length), :keys])
-        if mask is not None:
-            scores = scores.masked_fill_(~mask[first : first + rows, :keys], float("-inf"))
-        weights = scores.softmax(-1)
-        if keys < before + length and masking.window is not None:
-            weights = weights.nan_to_num_(nan=0.0)  # the window of a row beyond the keys may hold none of them
-        blocks.append(torch.matmul(weights, v))
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 2)

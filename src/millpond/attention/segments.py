@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-# Microseconds that a run of its own may cost more than a place in its neighbour's.
-_START = 70
-# Sequences that are longer have enough to do by themselves: laying them out anew would cost more.
-_LONGEST_JOINED = 160
+# Microseconds that joining a run to a longer neighbour may cost: about what a separate kernel start costs.
+_START_COST = 70
+# Longer sequences are not joined: copying them into a new layout costs more than a kernel start.
+_MAX_JOINED_LENGTH = 160
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +24,8 @@ class Run:
     start: int  # first token
     count: int
     length: int
-    keys: int | None = None  # only the first so many tokens of each may be attended to; None: all
-    prefix: tuple[int, int] | None = None  # tokens [start, stop) of the row that stand before each of them
+    keys: int | None = None  # number of first tokens of each that may be attended to; None: all
+    prefix: tuple[int, int] | None = None  # tokens [start, stop) of the row that precede each of them
 
     @property
     def stop(self) -> int:
@@ -38,11 +38,11 @@ class Joined:
     """Neighbouring runs of nearly equal lengths, to be laid out as one dense batch.
 
     Attributes:
-        runs: The runs, all ordinary ones.
-        count: Their sequences.
-        length: The longest.
-        rows: int64 ``[count * length]``, the token that stands at each place; a shorter sequence repeats its last one.
-        valid: bool ``[count, length]``, False where one is repeated.
+        runs: The runs; none has limited keys or a prefix.
+        count: Number of sequences.
+        length: Length of the longest one.
+        rows: int64 ``[count * length]``, token index for each row; a shorter sequence repeats its last token.
+        valid: bool ``[count, length]``, False for a repeated token.
     """
 
     runs: tuple[Run, ...]
@@ -53,34 +53,34 @@ class Joined:
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Joined:
-        """Runs of which the last is the longest."""
+        """Join ``runs``, of which the last is the longest."""
         length = runs[-1].length
         starts = torch.cat([run.start + run.length * torch.arange(run.count) for run in runs])
         lengths = torch.tensor([run.length for run in runs]).repeat_interleave(torch.tensor([r.count for r in runs]))
-        places = torch.arange(length)
-        rows = starts[:, None] + torch.minimum(places, lengths[:, None] - 1)
+        columns = torch.arange(length)
+        rows = starts[:, None] + torch.minimum(columns, lengths[:, None] - 1)
         return cls(
             runs=tuple(runs),
             count=len(starts),
             length=length,
             rows=rows.flatten(),
-            valid=places < lengths[:, None],
+            valid=columns < lengths[:, None],
         )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Segments:
-    """The lengths of a packed row's sequences, in the forms the kernels want.
+    """The lengths of a packed row's sequences, in the forms that the kernels need.
 
     Attributes:
         lengths: ``n`` Python ints, on the host.
         cu_seqlens: int32 ``[n + 1]`` on the device: cumulative lengths from 0.
-        max_seqlen: The longest.
-        runs: Neighbours of equal length (and equal keys) grouped together.
-        keys: ``n`` Python ints: of each sequence only so many first tokens may be attended to; every token still
-            attends. ``None`` where all of them may, as everywhere but in a late-interaction query's expansion.
-        shared: Whether some sequences continue another one, the first of the row, whose keys they attend to as well.
-        seqused_k: int32 ``[n]`` on the device: ``keys``, as the packed kernel wants them.
+        max_seqlen: Length of the longest sequence.
+        runs: Neighbours of equal length, keys and prefix, grouped.
+        keys: ``n`` Python ints: how many first tokens of each sequence may be attended to; every token still attends.
+            ``None``: all, as for everything but the expansion of a late-interaction query.
+        seqused_k: int32 ``[n]`` on the device: ``keys``, as the packed kernel takes them.
+        shared: Whether some sequences continue another one of the row (a shared prefix) and attend to its keys too.
     """
 
     lengths: tuple[int, ...]
@@ -103,12 +103,13 @@ class Segments:
 
         Args:
             lengths: Tokens of each.
-            device: Where the tensors go.
-            keys: Limits how many first tokens of each may be attended to.
-            prefixes: Of each the index of the sequence that it continues; -1 for none.
+            device: Device of the tensors.
+            keys: How many first tokens of each may be attended to; ``None``: all.
+            prefixes: For each the index of the sequence that it continues; -1: none.
 
         Raises:
-            ValueError: A length below 1 (a sequence of no tokens has no vector), or keys that are none of a sequence's.
+            ValueError: A length is below 1 (a sequence of no tokens has no vector), or a number of keys is not between
+                1 and the length of its sequence.
         """
         if not lengths or min(lengths) < 1:
             raise ValueError(f"a packed row needs sequences of at least one token; got lengths {list(lengths)[:8]}")
@@ -134,7 +135,7 @@ class Segments:
 
     @cached_property
     def prefixes(self) -> torch.Tensor | None:
-        """int32 ``[n, 2]``: first and one past the last token of the sequence that each continues; equal for none."""
+        """int32 ``[n, 2]``: first and one past the last token of the sequence that each continues; (0, 0): none."""
         if not self.shared:
             return None
         spans = [run.prefix or (0, 0) for run in self.runs for _ in range(run.count)]
@@ -142,9 +143,9 @@ class Segments:
 
     @cached_property
     def parts(self) -> tuple[Run | Joined, ...]:
-        """The runs, with those joined whose neighbour is little longer: each part costs a kernel its start."""
+        """The runs, those of nearly equal length joined: a kernel that goes part by part pays a start for each."""
         parts: list[Run | Joined] = []
-        group: list[Run] = []  # from its longest on, backwards
+        group: list[Run] = []  # the longest first
         for run in reversed(self.runs):
             if group and not _joins(run, group[0]):
                 parts.append(_part(group))
@@ -155,10 +156,10 @@ class Segments:
 
 
 class Fixed(Segments):
-    """A number of sequences whose lengths only the device knows: what a captured CUDA graph may read.
+    """Sequences whose lengths are known on the device only: what a captured CUDA graph may read.
 
-    A graph replays with other lengths than it was captured with. So whoever asks for lengths on the host is told that
-    they cannot be captured, rather than being given those of some batch.
+    A graph is replayed with other lengths than it was captured with. Reading lengths on the host therefore raises
+    :class:`HostLengthsError` instead of returning those of some batch.
     """
 
     def __init__(self, *, cu_seqlens: torch.Tensor, max_seqlen: int, total: int) -> None:
@@ -173,32 +174,33 @@ class Fixed(Segments):
         return total
 
     def __getattr__(self, name: str) -> Any:
-        """``lengths`` and ``runs`` are not there."""
+        """Called for ``lengths`` and ``runs``, which do not exist here."""
         if name not in ("lengths", "runs"):
             raise AttributeError(name)
         raise HostLengthsError(f"{name} of the sequences is known on the device only")
 
 
 class HostLengthsError(RuntimeError):
-    """A forward asked for lengths that a captured graph does not have."""
+    """A forward read lengths on the host, which a captured graph does not have."""
 
 
 def _part(group: Sequence[Run]) -> Run | Joined:
-    """``group`` from the longest run to the shortest."""
+    """One part of the runs ``group``, which begins with the longest."""
     return group[0] if len(group) == 1 else Joined.of(group[::-1])
 
 
 def _joins(run: Run, longest: Run) -> bool:
-    """Whether a run is better laid out in the length of a longer neighbour than by itself.
+    """Whether laying out a run at the length of a longer neighbour is cheaper than computing it separately.
 
     Measured at twelve heads of 32: attention over a text of n tokens takes about 0.6 n + 0.008 n^2 microseconds, and a
-    run of its own 100 more.
+    separate run 100 more.
     """
     if any(part.keys is not None or part.prefix is not None for part in (run, longest)):
         return False
     short, long = run.length, longest.length
     return (
-        short <= long <= _LONGEST_JOINED and run.count * (0.6 * (long - short) + 0.008 * (long**2 - short**2)) < _START
+        short <= long <= _MAX_JOINED_LENGTH
+        and run.count * (0.6 * (long - short) + 0.008 * (long**2 - short**2)) < _START_COST
     )
 
 
@@ -214,7 +216,7 @@ def _runs(lengths: Sequence[int], keys: Sequence[int] | None, prefixes: Sequence
             start=start,
             count=sum(1 for _ in same),
             length=length,
-            # A sequence that attends to all of itself is an ordinary one, whatever its neighbours are.
+            # A sequence that attends to all of its tokens has no limit, even if its neighbours have one.
             keys=None if usable == length else usable,
             prefix=None if before < 0 else (starts[before], starts[before + 1]),
         )

@@ -1,4 +1,4 @@
-"""The one signature that every packed attention kernel has."""
+"""The signature that every packed attention kernel has, and the masking that it applies."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Masking:
 
     Attributes:
         scale: Factor on ``q k^T``.
-        causal: A token sees itself and what came before it.
-        window: Exclusive bound, as transformers hands it over: ``|i - j| < window``; ``None`` is no bound.
+        causal: A token attends to itself and to the tokens before it.
+        window: Exclusive bound, as transformers passes it: ``|i - j| < window``; ``None`` is no bound.
         softcap: ``c tanh(score / c)``; ``None`` is no cap.
-        bias: ``[heads, longest, longest]``, added to the scores; a segment takes its upper left corner.
+        bias: ``[heads, longest, longest]``, added to the scores; a segment uses its upper left corner.
     """
 
     scale: float
@@ -29,12 +29,12 @@ class Masking:
     bias: torch.Tensor | None = None
 
     def mask(self, length: int, device: torch.device, *, keep_causal: bool = False) -> torch.Tensor | None:
-        """bool ``[length, length]``, True where a row may look; ``None`` where the causal flag (or nothing) says it.
+        """bool ``[length, length]``, True where a row may attend; ``None`` if the causal flag, or no mask, is enough.
 
         Args:
             length: Tokens of the segment.
             device: Where to build it.
-            keep_causal: Write a plain causal mask out as well, for a kernel without a flag.
+            keep_causal: Write out a plain causal mask too, for a kernel without a causal flag.
         """
         window = self.window if self.window is not None and self.window < length else None
         if window is None and not (self.causal and keep_causal):
@@ -44,10 +44,33 @@ class Masking:
         return allowed if window is None else allowed & (distance.abs() < window)
 
 
-class Attend(Protocol):
-    """A packed attention kernel."""
+class Kernel(Protocol):
+    """A packed attention kernel: a module with these names.
 
-    def __call__(
+    Attributes:
+        NAME: Its name in ``millpond env`` and in the log.
+        SERVES: The calls it is for, in a few words.
+    """
+
+    NAME: str
+    SERVES: str
+
+    def unavailable(self) -> str | None:
+        """Why it cannot run on this machine; ``None`` if it can."""
+        ...
+
+    def fits(
+        self,
+        query: torch.Tensor,  # [tokens, heads, dim]
+        key: torch.Tensor,  # [tokens, kv_heads, dim]
+        value: torch.Tensor,  # [tokens, kv_heads, dim]
+        segments: Segments,
+        masking: Masking,
+    ) -> bool:
+        """Whether it serves this call: all that decides it is checked here, and nothing in ``attend``."""
+        ...
+
+    def attend(
         self,
         query: torch.Tensor,  # [tokens, heads, dim]
         key: torch.Tensor,  # [tokens, kv_heads, dim]
@@ -55,5 +78,5 @@ class Attend(Protocol):
         segments: Segments,
         masking: Masking,
     ) -> torch.Tensor:  # [tokens, heads, dim]
-        """Attention within each segment."""
+        """Attention within each segment, for a call that fits."""
         ...

@@ -1,7 +1,7 @@
 """torch's packed flash attention: CUDA, float16 and bfloat16, head widths to 256.
 
-The function moved between releases: 2.10 has ``is_causal`` and no window, 2.11 the window but no ``enable_gqa``, 2.12
-both. Its signature is read once, and missing abilities are made up for here.
+Its signature changed between releases: 2.10 has ``is_causal`` and no window, 2.11 the window but no ``enable_gqa``,
+2.12 both. The signature is read once, and what an older release lacks is done here.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ from typing import Any
 
 import torch
 
-from millpond.attention import sdpa
 from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
 
+NAME = "varlen"
+SERVES = "CUDA in half precision"
+
+_REQUIRED = frozenset(("scale", "window_size"))
+
 
 @cache
-def abilities() -> frozenset[str]:
-    """Names of the parameters that this torch's ``varlen_attn`` takes; empty where there is none."""
+def parameters() -> frozenset[str]:
+    """Names of the parameters of this torch's ``varlen_attn``; empty if it has none."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -27,8 +31,15 @@ def abilities() -> frozenset[str]:
     return frozenset(inspect.signature(varlen_attn).parameters)
 
 
-def fits(query: torch.Tensor, masking: Masking) -> bool:
-    """Whether the kernel can take this call."""
+def unavailable() -> str | None:
+    """Why it cannot run on this machine; ``None`` if it can."""
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    return None if parameters() >= _REQUIRED else "this torch has no varlen_attn with a window; 2.11 has one"
+
+
+def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, masking: Masking) -> bool:
+    """Half precision on CUDA, neither softcap nor bias, and keys that the kernel can limit as the segments do."""
     return (
         query.device.type == "cuda"
         and query.dtype in (torch.float16, torch.bfloat16)
@@ -36,32 +47,33 @@ def fits(query: torch.Tensor, masking: Masking) -> bool:
         and query.shape[-1] % 8 == 0
         and masking.softcap is None
         and masking.bias is None
-        and {"scale", "window_size"} <= abilities()
+        and parameters() >= _REQUIRED
+        and limits_keys(segments, masking)
     )
 
 
-def window_size(masking: Masking, max_seqlen: int) -> tuple[int, int]:
-    """transformers' exclusive window as the inclusive (left, right) pair of the kernel; -1 is no bound.
+def limits_keys(segments: Segments, masking: Masking) -> bool:
+    """Whether the kernel can let each sequence attend to the keys that the segments name.
 
-    It must be a tuple: the kernel finds out about causality by comparing with ``(-1, 0)``.
+    It aligns causality and windows to the last key, not to the last token; the two agree only for a window that spans
+    the whole sequence. Older releases cannot leave out keys at all, and no release has shared prefixes.
+    """
+    if segments.shared:
+        return False
+    if segments.keys is None:
+        return True
+    longest = max(run.length for run in segments.runs if run.keys is not None)
+    narrow = masking.window is not None and masking.window < longest
+    return not masking.causal and not narrow and "seqused_k" in parameters()
+
+
+def window_size(masking: Masking, max_seqlen: int) -> tuple[int, int]:
+    """transformers' exclusive window as the kernel's inclusive (left, right) pair; -1 is no bound.
+
+    It must be a tuple: the kernel recognizes causality by comparing with ``(-1, 0)``.
     """
     reach = -1 if masking.window is None or masking.window >= max_seqlen else masking.window - 1
     return (reach, 0 if masking.causal else reach)
-
-
-def _misaligned(segments: Segments, masking: Masking) -> bool:
-    """Whether the kernel cannot limit the keys of these segments.
-
-    It lays causality and windows along the last key, not along the last token, which is the same only for a window
-    that spans the whole sequence; and older releases cannot leave keys out at all. Shared prefixes are sdpa's alone.
-    """
-    if segments.shared:
-        return True
-    if segments.keys is None:
-        return False
-    longest = max(run.length for run in segments.runs if run.keys is not None)
-    narrow = masking.window is not None and masking.window < longest
-    return masking.causal or narrow or "seqused_k" not in abilities()
 
 
 def attend(
@@ -71,16 +83,14 @@ def attend(
     segments: Segments,
     masking: Masking,
 ) -> torch.Tensor:  # [tokens, heads, dim]
-    """Attention within each segment in one kernel."""
+    """Attention within each segment in one kernel, for a call that fits."""
     from torch.nn.attention.varlen import varlen_attn
 
-    if _misaligned(segments, masking):
-        return sdpa.attend(query, key, value, segments, masking)
     options: dict[str, Any] = {}
     if segments.keys is not None:
         options["seqused_k"] = segments.seqused_k
     groups = query.shape[1] // key.shape[1]
-    if groups > 1 and "enable_gqa" in abilities():
+    if groups > 1 and "enable_gqa" in parameters():
         options["enable_gqa"] = True
     elif groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)

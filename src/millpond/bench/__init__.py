@@ -1,1 +1,1 @@
-"""A load generator for any server of embeddings, scores or rerankings: ``millpond bench-serve``."""
+"""Bench: a load generator for HTTP servers of embeddings, scores and rankings."""

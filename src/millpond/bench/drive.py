@@ -1,4 +1,4 @@
-"""Driving a load: closed loops that wait for their answers, open loops that do not."""
+"""Drive: closed-loop and open-loop load."""
 
 from __future__ import annotations
 
@@ -19,32 +19,31 @@ from millpond.bench.report import OK, LoadReport, Sample
 from millpond.bench.target import APIS, Target, UnusableAnswerError, excerpt, tokens_of
 from millpond.errors import InvalidRequestError
 
-_PAUSE = 0.1  # seconds before a client tries again to reach a server that is not there
-_PRECISE = 0.1  # seconds that a thread sleeps to the point, where an event that can be set may wake it late
-_REFRESH = 0.2  # seconds between the steps of the progress bar
+_RECONNECT_SECONDS = 0.1  # pause of a client after a failed connection
+_SLEEP_SECONDS = 0.1  # the last part of a wait is slept, which is precise; waiting for an event may end late
+_REFRESH_SECONDS = 0.2  # between updates of the progress bar
 
 
 def run(target: Target, plan: LoadPlan, texts: Sequence[str], *, show_progress: bool = False) -> LoadReport:
-    """Put a server under load, and tell how it did.
+    """Put a server under load, and report the results.
 
-    Before the load one request is sent alone, and its answer is looked at closely.
+    Before the load a single request is sent, and its answer is checked.
 
     Args:
-        target: The endpoint; where it names no model, the server is asked for its only one.
+        target: The endpoint; without a model name, the server's only model is used.
         plan: The load.
-        texts: What requests are made of, in order and over again.
-        show_progress: Whether to draw a bar, where standard error is a terminal.
+        texts: The texts of the requests, in order and repeated.
+        show_progress: Whether to show a progress bar if standard error is a terminal.
 
     Raises:
-        UnusableAnswerError: The endpoint cannot be reached, refuses the first request, or answers it with something
-            else.
+        UnusableAnswerError: The endpoint cannot be reached, refuses the first request, or returns an unusable answer.
         InvalidRequestError: No texts.
     """
     return asyncio.run(drive(target, plan, texts, show_progress=show_progress))
 
 
 async def drive(target: Target, plan: LoadPlan, texts: Sequence[str], *, show_progress: bool = False) -> LoadReport:
-    """The same, for a caller with a loop."""
+    """:func:`run` for a caller with an event loop."""
     async with Connections(target, limit=plan.connections, timeout=plan.timeout) as connections:
         if target.model is None:
             target = replace(target, model=await _only_model(connections, target))
@@ -58,7 +57,7 @@ async def drive(target: Target, plan: LoadPlan, texts: Sequence[str], *, show_pr
         bar = tqdm(
             total=plan.requests or plan.duration,
             unit="s" if plan.requests is None else "request",
-            disable=None if show_progress else True,  # None: where standard error is no terminal
+            disable=None if show_progress else True,  # None: only if standard error is a terminal
             leave=False,
         )
         with bar:
@@ -67,14 +66,14 @@ async def drive(target: Target, plan: LoadPlan, texts: Sequence[str], *, show_pr
             target=target,
             plan=plan,
             samples=phase.samples,
-            messages=phase.said,
+            messages=phase.errors,
             distinct=len(messages),
             cpu_seconds=time.process_time() - before,
         )
 
 
 class _Phase:
-    """The warm-up, or what counts."""
+    """The warm-up, or the measured load."""
 
     def __init__(self, connections: Connections, messages: Sequence[bytes], plan: LoadPlan) -> None:
         self._connections = connections
@@ -83,7 +82,7 @@ class _Phase:
         self._loop = asyncio.get_running_loop()
         self._start = 0.0
         self.samples: list[Sample] = []
-        self.said: dict[str, str] = {}
+        self.errors: dict[str, str] = {}
 
     async def run(self, bar: tqdm[Never] | None) -> None:
         drawing = None if bar is None or bar.disable else asyncio.create_task(self._draw(bar))
@@ -101,7 +100,7 @@ class _Phase:
         async def client() -> None:
             while self._now() < end and next(numbers, None) is not None:
                 if await self._request(self._now()) == "connection":
-                    await asyncio.sleep(_PAUSE)
+                    await asyncio.sleep(_RECONNECT_SECONDS)
 
         await asyncio.gather(*(client() for _ in range(self._plan.connections)))
 
@@ -109,12 +108,12 @@ class _Phase:
         under_way: set[asyncio.Task[str]] = set()
         all_sent = asyncio.Event()
 
-        def begin(due: float) -> None:
+        def start(due: float) -> None:
             task = self._loop.create_task(self._request(due))
             under_way.add(task)
             task.add_done_callback(under_way.discard)
 
-        clock = _Clock(self._loop, self._start, self._plan.arrivals(), begin, all_sent.set)
+        clock = _ArrivalClock(self._loop, self._start, self._plan.arrivals(), start, all_sent.set)
         with clock:
             await all_sent.wait()
         while under_way:
@@ -133,10 +132,10 @@ class _Phase:
             status, message = str(answer.status), ""
             if status == OK:
                 tokens = tokens_of(answer.body) or 0
-            elif status not in self.said:
+            elif status not in self.errors:
                 message = excerpt(answer.body)
         if status != OK:
-            self.said.setdefault(status, message)
+            self.errors.setdefault(status, message)
         self.samples.append(Sample(due, sent, self._now(), status, tokens))
         return status
 
@@ -149,13 +148,13 @@ class _Phase:
             bar.n = len(self.samples) if timed is None else min(round(self._now(), 1), timed)
             bar.set_postfix(failed=sum(sample.status != OK for sample in self.samples), refresh=False)
             bar.refresh()
-            await asyncio.sleep(_REFRESH)
+            await asyncio.sleep(_REFRESH_SECONDS)
 
 
-class _Clock:
-    """A thread that begins each request when it is due.
+class _ArrivalClock:
+    """A thread that starts each request when it is due.
 
-    The event loop's own timers are late by up to a millisecond, which would be a third of a short text's latency.
+    The event loop's own timers are up to a millisecond late, a third of the latency of a short text.
     """
 
     def __init__(
@@ -163,12 +162,12 @@ class _Clock:
         loop: asyncio.AbstractEventLoop,
         start: float,
         arrivals: Iterator[float],
-        begin: Callable[[float], None],
+        start_request: Callable[[float], None],
         all_sent: Callable[[], None],
     ) -> None:
         self._stop = threading.Event()
         self._thread = threading.Thread(
-            target=self._run, args=(loop, start, arrivals, begin, all_sent), name="arrivals", daemon=True
+            target=self._run, args=(loop, start, arrivals, start_request, all_sent), name="arrivals", daemon=True
         )
 
     def __enter__(self) -> None:
@@ -183,34 +182,34 @@ class _Clock:
         loop: asyncio.AbstractEventLoop,
         start: float,
         arrivals: Iterator[float],
-        begin: Callable[[float], None],
+        start_request: Callable[[float], None],
         all_sent: Callable[[], None],
     ) -> None:
         for due in arrivals:
             while (early := start + due - time.monotonic()) > 0:
-                if early < _PRECISE:
+                if early < _SLEEP_SECONDS:
                     time.sleep(early)
-                elif self._stop.wait(early - _PRECISE / 2):
+                elif self._stop.wait(early - _SLEEP_SECONDS / 2):
                     return
-            loop.call_soon_threadsafe(begin, due)
+            loop.call_soon_threadsafe(start_request, due)
         loop.call_soon_threadsafe(all_sent)
 
 
 def _messages(target: Target, texts: Sequence[str], size: int) -> list[bytes]:
-    """As many different requests as the texts make, encoded before the clock runs."""
+    """All distinct requests that the texts make, encoded before the measurement."""
     if not texts:
         raise InvalidRequestError("there are no texts to send")
-    left = itertools.cycle(texts)
-    queries = itertools.cycle(texts) if APIS[target.api].asks else itertools.repeat("")
+    cycled = itertools.cycle(texts)
+    queries = itertools.cycle(texts) if APIS[target.api].needs_query else itertools.repeat("")
     return [
-        target.message(next(queries), list(itertools.islice(left, size))) for _ in range(max(1, len(texts) // size))
+        target.message(next(queries), list(itertools.islice(cycled, size))) for _ in range(max(1, len(texts) // size))
     ]
 
 
 async def _only_model(connections: Connections, target: Target) -> str | None:
-    """What a server that has one model calls it; None where that cannot be found out."""
+    """The name of the server's only model; ``None`` if it has several or does not say."""
     try:
-        cards = json.loads((await _reach(connections, target, target.question("/v1/models"))).body)["data"]
+        cards = json.loads((await _send(connections, target, target.get("/v1/models"))).body)["data"]
         names = [str(card["id"]) for card in cards]
     except (ValueError, LookupError, TypeError):
         return None
@@ -218,13 +217,13 @@ async def _only_model(connections: Connections, target: Target) -> str | None:
 
 
 async def _probe(connections: Connections, target: Target, message: bytes, texts: int) -> None:
-    answer = await _reach(connections, target, message)
+    answer = await _send(connections, target, message)
     if str(answer.status) != OK:
         raise UnusableAnswerError(f"{target.endpoint} answers {answer.status}: {excerpt(answer.body)}")
     target.check(answer.body, texts)
 
 
-async def _reach(connections: Connections, target: Target, message: bytes) -> Answer:
+async def _send(connections: Connections, target: Target, message: bytes) -> Answer:
     try:
         return await connections.send(message)
     except OSError as error:  # a TimeoutError is one

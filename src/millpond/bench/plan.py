@@ -1,4 +1,4 @@
-"""LoadPlan: how much is asked of a server, how, and for how long."""
+"""LoadPlan: the size, the arrival pattern and the duration of a load."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class LoadPlan:
 
     Attributes:
         texts_per_request: Texts, or documents of one query, in each request.
-        connections: Closed loop: how many clients, each of which sends its next request when it has its answer. Open
-            loop: the most connections at once; a request that finds none free waits, and its waiting counts.
-        rate: Requests per second of an open loop, which arrive as a Poisson process whether or not the earlier ones
-            have been answered; None for a closed loop.
-        duration: Seconds during which requests are sent; those under way then are waited for.
-        requests: How many are sent, in the place of ``duration``.
-        warm_up: Seconds of the same load before it counts.
-        timeout: Seconds until a request is given up.
-        seed: Of the arrivals.
+        connections: Closed loop: number of clients, each sending its next request after an answer. Open loop: most
+            connections at once; a request without a free one waits, and the wait counts as latency.
+        rate: Requests per second of an open loop, arriving as a Poisson process independent of the answers; ``None``
+            for a closed loop.
+        duration: Seconds during which requests are sent; requests in progress at the end are awaited.
+        requests: Number of requests, instead of ``duration``.
+        warm_up: Seconds of the same load before the measurement.
+        timeout: Seconds after which a request is given up.
+        seed: Seed of the arrival times.
     """
 
     texts_per_request: int = 32
@@ -56,10 +56,10 @@ class LoadPlan:
     def arrivals(self) -> Iterator[float]:
         """Seconds after the start at which the requests of an open loop are due."""
         assert self.rate is not None
-        chance = random.Random(self.seed)
+        random_times = random.Random(self.seed)
         at, sent = 0.0, 0
         while True:
-            at += chance.expovariate(self.rate)
+            at += random_times.expovariate(self.rate)
             if (self.duration is not None and at >= self.duration) or sent == self.requests:
                 return
             sent += 1

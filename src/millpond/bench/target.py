@@ -1,4 +1,4 @@
-"""Target: the endpoint under load, and the HTTP messages that it is sent."""
+"""Target: the endpoint under load, and its HTTP requests."""
 
 from __future__ import annotations
 
@@ -15,36 +15,38 @@ from millpond.errors import InvalidRequestError, MillpondError
 
 
 class UnusableAnswerError(MillpondError):
-    """The endpoint does not answer, or not with what was asked of it."""
+    """The endpoint does not answer, or its answer is not usable."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Api:
-    """One shape of requests and answers.
+    """One format of requests and answers.
 
     Attributes:
-        path: Where servers have it.
-        body: Makes a request's fields of (query, texts).
-        rows: Key of the answer's list with a row for each text; None where the answer is that list.
-        asks: Whether a request needs a query beside its texts.
+        path: The usual path.
+        body: Makes the fields of a request from (query, texts).
+        rows: Key of the list in the answer with a row for each text; ``None`` if the answer is that list.
+        needs_query: Whether a request has a query beside its texts.
     """
 
     path: str
     body: Callable[[str, Sequence[str]], dict[str, Any]]
     rows: str | None
-    asks: bool = True
+    needs_query: bool = True
 
 
 APIS: Mapping[str, Api] = {
-    "embeddings": Api(path="/v1/embeddings", body=lambda query, texts: {"input": list(texts)}, rows="data", asks=False),
+    "embeddings": Api(
+        path="/v1/embeddings", body=lambda query, texts: {"input": list(texts)}, rows="data", needs_query=False
+    ),
     "rerank": Api(path="/rerank", body=lambda query, texts: {"query": query, "documents": list(texts)}, rows="results"),
     "score": Api(path="/score", body=lambda query, texts: {"text_1": query, "text_2": list(texts)}, rows="data"),
     # The native routes of text-embeddings-inference; its OpenAI route is `embeddings`.
-    "tei-embed": Api(path="/embed", body=lambda query, texts: {"inputs": list(texts)}, rows=None, asks=False),
+    "tei-embed": Api(path="/embed", body=lambda query, texts: {"inputs": list(texts)}, rows=None, needs_query=False),
     "tei-rerank": Api(path="/rerank", body=lambda query, texts: {"query": query, "texts": list(texts)}, rows=None),
 }
 
-# The last one of a body is the server's own: servers write it at the end, and quotes within texts are escaped.
+# The last match in a body is the server's: servers write usage at the end, and quotes within texts are escaped.
 _USAGE = re.compile(rb'"usage"\s*:\s*\{([^{}]*)')
 _TOKENS = re.compile(rb'"(?:prompt_tokens|total_tokens)"\s*:\s*(\d+)')
 _TAIL = 2048
@@ -55,15 +57,16 @@ class Target:
     """An endpoint under load.
 
     Attributes:
-        url: ``http://host:port`` or ``https://...``, and a prefix of the paths if there is one.
+        url: ``http://host:port`` or ``https://...``, optionally with a path prefix.
         api: A key of ``APIS``.
-        path: In the place of the API's own path.
-        model: What the server calls the model; None leaves the field out.
+        path: Replaces the API's usual path.
+        model: The model's name on the server; ``None`` leaves the field out.
         api_key: Sent as a bearer token.
-        encoding_format: ``float`` or ``base64`` of the embeddings API; None leaves the field out.
-        dimensions: Matryoshka width of the embeddings API; None leaves the field out.
-        truncate_prompt_tokens: Where to cut longer texts, -1 for the model's own limit; None leaves the field out.
-        ca_file: PEM file of the authorities that sign the server's certificate, in the place of the system's.
+        encoding_format: ``float`` or ``base64`` of the embeddings API; ``None`` leaves the field out.
+        dimensions: Matryoshka width of the embeddings API; ``None`` leaves the field out.
+        truncate_prompt_tokens: Cut longer texts to this many tokens, -1 for the model's limit; ``None`` leaves the
+            field out.
+        ca_file: PEM file of the authorities for the server's certificate, instead of the system's.
     """
 
     url: str
@@ -85,7 +88,7 @@ class Target:
             raise InvalidRequestError("the api_key holds what no header can: use printable ASCII")
         try:
             usable = self._parts.scheme in ("http", "https") and self._parts.hostname and self._parts.port != 0
-        except ValueError:  # a port that is none
+        except ValueError:  # an invalid port
             usable = False
         if not usable:
             raise InvalidRequestError(f"{self.url!r} is no address; write it as http://127.0.0.1:8000")
@@ -96,7 +99,7 @@ class Target:
 
     @property
     def host(self) -> str:
-        """The server's name or address."""
+        """The server's host name or address."""
         assert self._parts.hostname is not None
         return self._parts.hostname
 
@@ -107,11 +110,11 @@ class Target:
 
     @property
     def endpoint(self) -> str:
-        """The whole address of the route."""
+        """The full URL of the route."""
         return self.url.rstrip("/") + (self.path or APIS[self.api].path)
 
     def tls(self) -> ssl.SSLContext | None:
-        """How to speak TLS; None for plain HTTP.
+        """The TLS context; ``None`` for plain HTTP.
 
         Raises:
             InvalidRequestError: ``ca_file`` cannot be read.
@@ -124,26 +127,26 @@ class Target:
             raise InvalidRequestError(f"ca_file {str(self.ca_file)!r} cannot be used: {error}") from error
 
     def message(self, query: str, texts: Sequence[str]) -> bytes:
-        """One request, head and body; a query is left out where the API has none."""
+        """One request, head and body; ``query`` is ignored by APIs without one."""
         names = ("model", "encoding_format", "dimensions", "truncate_prompt_tokens")
         fields = {name: value for name in names if (value := getattr(self, name)) is not None}
         body = json.dumps({**fields, **APIS[self.api].body(query, texts)}, ensure_ascii=False).encode()
         return self._head("POST", self.path or APIS[self.api].path, len(body)) + body
 
-    def question(self, path: str) -> bytes:
-        """A GET of another route of the same server."""
+    def get(self, path: str) -> bytes:
+        """A GET request for another path of the same server."""
         return self._head("GET", path, 0)
 
     def check(self, body: bytes, texts: int) -> None:
-        """Whether an answer has a row for each of ``texts`` texts.
+        """Check that an answer has a row for each of ``texts`` texts.
 
         Raises:
-            UnusableAnswerError: It has not.
+            UnusableAnswerError: It does not.
         """
         key = APIS[self.api].rows
         try:
-            found = json.loads(body)
-            rows = found if key is None else found[key]
+            content = json.loads(body)
+            rows = content if key is None else content[key]
             count = len(rows)
         except (ValueError, LookupError, TypeError):
             raise UnusableAnswerError(f"{self.endpoint} answers nothing with rows: {excerpt(body)}") from None
@@ -165,15 +168,15 @@ class Target:
 
 
 def tokens_of(body: bytes) -> int | None:
-    """The tokens that an answer counts in ``usage``, found without parsing the vectors."""
+    """The token count in the answer's ``usage``, read without parsing the vectors."""
     for part in (body[-_TAIL:], body):
         if usages := _USAGE.findall(part):
-            found = _TOKENS.search(usages[-1])
-            return int(found[1]) if found else None
+            tokens = _TOKENS.search(usages[-1])
+            return int(tokens[1]) if tokens else None
     return None
 
 
 def excerpt(body: bytes) -> str:
-    """The beginning of an answer, for a message."""
+    """The start of an answer, for a message."""
     text = " ".join(body[:400].decode(errors="replace").split())
     return text[:200] + ("..." if len(text) > 200 else "") if text else "an empty body"

@@ -115,7 +115,7 @@ class MaskedHeadNames:
         decoder: The product with the vocabulary, absent where it is the embedding table.
         biases: Names of the decoder's bias; the first that the files have counts.
         table: The embedding table, in the backbone.
-        activation: Field of config.json that names the activation; empty, or not there: gelu.
+        activation: Field of config.json that names the activation; empty or missing: gelu.
         epsilon: Field of config.json with the norm's epsilon; empty: ``default_epsilon``.
         default_epsilon: The epsilon where config.json gives none.
     """
@@ -146,17 +146,17 @@ class Architecture:
     """A family of backbones: everything that millpond knows of it.
 
     Attributes:
-        prefix: What the checkpoints' class names begin with: ``Bert`` for ``BertModel``.
+        prefix: Start of the checkpoints' class names: ``Bert`` for ``BertModel``.
         model_type: ``model_type`` in config.json.
-        aliases: Other ``model_type`` values of the same family.
+        aliases: Other ``model_type`` values of the family.
         recognized_by: Fields of config.json that mark this family where ``model_type`` is another family's.
         names: Class names besides ``prefix`` and a suffix.
-        native: transformers' class, where it is not ``{prefix}Model``.
+        native: transformers' class, if it is not ``{prefix}Model``.
         module: A module with what transformers does not do by itself: any of
             ``translate(config, name) -> dict`` (config.json in the native class's terms, its ``model_type`` included),
             ``tensors(state, config) -> dict`` (the checkpoint's tensors under the native names),
-            ``backbone_class() -> type`` (the class to load them into, where transformers may lack it) and
-            ``finish(backbone, checkpoint) -> module`` (whatever the loaded class still lacks).
+            ``backbone_class() -> type`` (the class to load them into, if transformers may lack it) and
+            ``finish(backbone, checkpoint) -> module`` (the loaded class completed).
         forward: ``module:class`` of millpond's own packed forward. The class takes the loaded backbone and this row;
             its ``fits(backbone, row)``, if it has one, says whether the forward does all that the loaded class would.
             ``None``: transformers' class runs.
@@ -166,20 +166,20 @@ class Architecture:
         head: Its classifiers; ``None``: ``score`` on a decoder's last token, ``classifier`` on an encoder's first.
         mlm: Its masked-language-model head, which SPLADE reads; ``None``: not known.
         reward_head: Steps of its ``*ForRewardModel``.
-        reward_token: Id of the token put behind a conversation, where its reward models read the score.
-        weighted_tokens: Class of a token classifier that with one label is a dense model; the label weighs tokens.
+        reward_token: Id of the token that is appended to a conversation and at which its reward models read the score.
+        weighted_tokens: Class of a token classifier that is a dense model if it has one label, the weight of a token.
         tokenizers: transformers' tokenizer classes whose tokenizer.json is read without transformers
             (:mod:`millpond.checkpoints.tokenizer_file`); the first counts where the files name no class.
         pooling: How a repository without modules.json is pooled.
-        pooling_field: Field of config.json that says otherwise.
+        pooling_field: Field of config.json that has precedence over ``pooling``.
         positions: ``absolute`` (a learned table), ``rotary``, ``relative`` (distances only) or ``none``.
         offset_positions: The learned table begins behind the padding row (RoBERTa): ``padding_idx + 1``.
         token_types: The class reads ``token_type_ids``.
         adapters: The backbone takes ``adapter_ids [1, tokens]``, an adapter for each token (-1: none).
         decoder: A causal language model, with a key-value cache to switch off.
         recurrent: Some layers carry a state from token to token instead of attending.
-        pooler: The class would build BERT's own pooler, which pooling here does not use.
-        half: Half precision that suits it on a GPU.
+        pooler: The class would build BERT's pooler, which millpond does not use.
+        half: Its half precision on a GPU.
         example: A well-known checkpoint.
     """
 

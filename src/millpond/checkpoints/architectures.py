@@ -44,7 +44,7 @@ _ENCODER = "millpond.models.encoder:PackedEncoder"
 _ROTARY_ENCODER = "millpond.models.rotary_encoder:PackedRotaryEncoder"
 _DECODER = "millpond.models.decoder:PackedDecoder"
 
-# Names of BERT-like families whose parts are not called as BERT's.
+# BERT-like families with other names than BERT.
 _DISTILBERT_NAMES = EncoderNames(
     prefix="distilbert",
     layers="transformer.layer",
@@ -86,7 +86,7 @@ _MODERNBERT_STEPS = (
     Norm(name="head.norm", eps=1e-5, eps_field="norm_eps"),
     *CLASSIFIER,
 )
-# The second name of the field is the one of EuroBERT's own code, and of what it saved.
+# transformers' name, then the one in EuroBERT's own code and in the files that it saved.
 _CLASSIFIER_POOLING = ("classifier_pooling", "clf_pooling")
 _LLAMA_POOLING = PoolingField(
     names=("pooling",), default="avg", modes={"avg": "mean", "mean": "mean", "cls": "cls", "last": "lasttoken"}
@@ -478,7 +478,7 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
             f"{name} is a {claimed or 'model'} of model_type {model_type!r}{remote}, which millpond cannot run; "
             f"it runs {known_types} (`millpond models` lists them)"
         )
-    # Stanford's late interaction is on any backbone; vLLM's names have the backbone's in them.
+    # Stanford's ColBERT class can have any backbone; vLLM's ColBERT classes have the backbone in their names.
     known = {row.prefix + suffix for suffix in _SUFFIXES} | {"HF_ColBERT", f"ColBERT{row.prefix}Model"} | set(row.names)
     if claimed is not None and claimed not in known:
         raise UnsupportedArchitectureError(

@@ -1,4 +1,4 @@
-"""A checkpoint's own chat template, from whichever file it lies in."""
+"""A checkpoint's chat template, from whichever file holds it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millpond.checkpoints.resolve import read_json_object
 from millpond.checkpoints.score_template import ScoreTemplate
 from millpond.errors import ModelLoadError
 
-# What transformers calls special tokens, by the keys of tokenizer_config.json.
+# Special tokens by role; the keys of tokenizer_config.json are ``bos_token`` and so on.
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -24,8 +24,8 @@ def read_chat_template(
     """The chat template of the checkpoint in ``folder``, with its special tokens; ``None`` if it has none.
 
     Args:
-        folder: Where tokenizer_config.json lies.
-        variant: Name of the template, where there are several.
+        folder: The folder of tokenizer_config.json.
+        variant: Name of the template, if there are several.
         instruction: The template's default instruction.
         variables: Further variables of the template.
 
@@ -33,7 +33,7 @@ def read_chat_template(
         ModelLoadError: A file cannot be read.
     """
     config = read_json_object(folder / "tokenizer_config.json", optional=True)
-    source = _own_file(folder, variant) or _listed(config.get("chat_template"), variant)
+    source = _from_file(folder, variant) or _from_field(config.get("chat_template"), variant)
     if source is None:
         return None
     return ScoreTemplate(
@@ -45,7 +45,7 @@ def read_chat_template(
     )
 
 
-def _own_file(folder: Path, variant: str) -> str | None:
+def _from_file(folder: Path, variant: str) -> str | None:
     default = variant == "default"
     path = folder / ("chat_template.jinja" if default else f"additional_chat_templates/{variant}.jinja")
     try:
@@ -53,25 +53,25 @@ def _own_file(folder: Path, variant: str) -> str | None:
             return path.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    return _listed(read_json_object(folder / "chat_template.json", optional=True).get("chat_template"), variant)
+    return _from_field(read_json_object(folder / "chat_template.json", optional=True).get("chat_template"), variant)
 
 
-def _listed(written: object, variant: str) -> str | None:
-    """A template out of the field's value: one source, or a list of named ones."""
-    if isinstance(written, str):
-        return written if variant == "default" else None
-    if isinstance(written, list):
-        named = {str(entry.get("name")): entry.get("template") for entry in written if isinstance(entry, Mapping)}
+def _from_field(value: object, variant: str) -> str | None:
+    """A template from the value of ``chat_template``: one source, or a list of named ones."""
+    if isinstance(value, str):
+        return value if variant == "default" else None
+    if isinstance(value, list):
+        named = {str(entry.get("name")): entry.get("template") for entry in value if isinstance(entry, Mapping)}
         source = named.get(variant)
         return source if isinstance(source, str) else None
     return None
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    found = {}
+    tokens = {}
     for role in _ROLES:
         token = config.get(f"{role}_token")
         token = token.get("content") if isinstance(token, Mapping) else token
         if isinstance(token, str):
-            found[f"{role}_token"] = token
-    return found
+            tokens[f"{role}_token"] = token
+    return tokens

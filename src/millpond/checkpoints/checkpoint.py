@@ -1,4 +1,4 @@
-"""Checkpoint: one folder, its config with the user's overrides, and the pipeline it describes."""
+"""Checkpoint: a folder, its config with the user's overrides, and the pipeline that its files describe."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from millpond.checkpoints.cross_encoder import CrossEncoder, is_cross_encoder, read_cross_encoder
-from millpond.checkpoints.late_interaction import claims
+from millpond.checkpoints.late_interaction import names_colbert
 from millpond.checkpoints.resolve import Source, read_json_object, resolve
 from millpond.checkpoints.sentence_transformers import PipelineLayout, read_layout, stanford_layout
-from millpond.checkpoints.sparse import Splade
-from millpond.checkpoints.sparse import claims as claims_splade
+from millpond.checkpoints.sparse import Splade, names_splade
 from millpond.errors import ModelLoadError
 
-# Keys of config.json that say what may be asked for, not what a vector is.
+# Keys of config.json that do not change a vector.
 _NOT_ARITHMETIC = ("is_matryoshka", "matryoshka_dimensions", "_name_or_path", "transformers_version")
 _TOKENIZER_FILES = (
     "tokenizer*.json",
@@ -34,7 +33,7 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True, kw_only=True)
 class FileState:
-    """What tells a file that was written since from one that was not, without reading it."""
+    """What shows that a file has been written since, without reading it."""
 
     path: Path
     bytes: int
@@ -44,21 +43,21 @@ class FileState:
     @classmethod
     def of(cls, path: Path) -> FileState:
         """The state of a file as it is now."""
-        found = path.stat()
-        return cls(path=path, bytes=found.st_size, modified_ns=found.st_mtime_ns, inode=found.st_ino)
+        stat = path.stat()
+        return cls(path=path, bytes=stat.st_size, modified_ns=stat.st_mtime_ns, inode=stat.st_ino)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """Everything the files say.
+    """Everything that a checkpoint's files describe; no weights.
 
     Attributes:
-        source: Where they lie.
+        source: Where the files are.
         config: config.json of the backbone, the user's ``hf_overrides`` merged in.
         layout: The pipeline around the backbone.
-        cross_encoder: How it scores pairs, where it is one of sentence-transformers' cross-encoders.
-        files: The files that decide a vector, as they were before any was read; none of a hub revision, which cannot
-            change.
+        cross_encoder: How it scores pairs, if it is one of sentence-transformers' cross-encoders.
+        files: State of the files that decide a vector, taken before any was read; empty for a hub revision, which
+            cannot change.
     """
 
     source: Source
@@ -69,18 +68,18 @@ class Checkpoint:
 
     @property
     def architecture(self) -> str | None:
-        """The first name under ``architectures``, if there is one."""
+        """The first name in ``architectures``, if there is one."""
         names = self.config.get("architectures")
         return str(names[0]) if names else None
 
     def digest(self, *settings: object) -> str:
-        """SHA-256 over the files that decide a vector and ``settings`` (whatever the engine overrides), in hex.
+        """SHA-256, in hex, over the files that decide a vector and ``settings`` (what the engine overrides).
 
-        A hub revision stands for its files; a local folder's are read whole.
+        A hub revision stands for its files; the files of a local folder are read whole.
 
         Raises:
-            ModelLoadError: A file of the folder is not what it was when the checkpoint was read: the digest would be
-                of other weights than those in memory.
+            ModelLoadError: A file of the folder has changed since the checkpoint was read: the digest would not be that
+                of the weights in memory.
         """
         whole = hashlib.sha256()
         config = {key: value for key, value in self.config.items() if key not in _NOT_ARITHMETIC}
@@ -101,7 +100,7 @@ class Checkpoint:
                 f"{self.source.name} cannot be read any more ({error}), so the fingerprint of what was loaded from it "
                 "cannot be computed; load the model again from a folder that stays"
             ) from error
-        self._check_unchanged()  # nor while they were read
+        self._check_unchanged()  # nor during the reading
         return whole.hexdigest()
 
     def _check_unchanged(self) -> None:
@@ -134,10 +133,10 @@ def _vector_files(folder: Path, transformer: Path) -> list[Path]:
 def read_checkpoint(
     model: str | os.PathLike[str], *, revision: str | None = None, hf_overrides: Mapping[str, Any] | None = None
 ) -> Checkpoint:
-    """Read a checkpoint's descriptions (no weights).
+    """Read what a checkpoint's files describe (no weights).
 
     Raises:
-        ModelLoadError: It cannot be found, or describes something that millpond does not run.
+        ModelLoadError: It cannot be found, or it describes something that millpond does not run.
     """
     source = resolve(model, revision)
     pairs = read_cross_encoder(source.folder) if is_cross_encoder(source.folder) else None
@@ -145,20 +144,20 @@ def read_checkpoint(
     config = merge(read_json_object(layout.transformer / "config.json"), hf_overrides or {})
     if isinstance(config.get("architectures"), str):
         config["architectures"] = [config["architectures"]]
-    if claims(config) and layout.late_interaction is None:
+    if names_colbert(config) and layout.late_interaction is None:
         layout = stanford_layout(layout, config)
-    if claims_splade(config) and layout.sparse is None:
+    if names_splade(config) and layout.sparse is None:
         layout = replace(layout, sparse=Splade(folder=layout.transformer))
-    # Before tokenizer and weights are read: what is written from here on is noticed.
+    # Taken before tokenizer and weights are read, so that every later write is noticed.
     files = _states(source.folder, layout.transformer) if source.revision is None else ()
-    instructions = config.get("task_instructions")  # jina's prompts, where sentence-transformers' files have none
+    instructions = config.get("task_instructions")  # jina's prompts, if sentence-transformers' files have none
     if not layout.prompts and isinstance(instructions, Mapping) and layout.late_interaction is None:
         layout = replace(layout, prompts={str(name): str(text) for name, text in instructions.items()})
     return Checkpoint(source=source, config=config, layout=layout, cross_encoder=pairs, files=files)
 
 
 def _layout_of(pairs: CrossEncoder) -> PipelineLayout:
-    """The pipeline around a cross-encoder's backbone; its last head gives logits, which are not normalized."""
+    """The pipeline around a cross-encoder's backbone; its last head gives logits, so nothing is normalized."""
     return PipelineLayout(
         transformer=pairs.transformer,
         pooling=pairs.pooling,
@@ -171,7 +170,7 @@ def _layout_of(pairs: CrossEncoder) -> PipelineLayout:
 
 
 def merge(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """``config`` with ``overrides`` laid over it, nested objects key by key."""
+    """``config`` with the values of ``overrides``, nested objects merged key by key."""
     merged = dict(config)
     for key, value in overrides.items():
         old = merged.get(key)

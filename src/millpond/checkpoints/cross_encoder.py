@@ -1,7 +1,7 @@
-"""sentence-transformers' CrossEncoder layouts: how a repository scores a pair, as descriptions.
+"""sentence-transformers' CrossEncoder layouts: how a repository scores a pair, as a description.
 
-Three kinds: a ``*ForSequenceClassification`` model alone, a language model whose answer is read at one or two tokens
-(``LogitScore``), and a bare encoder with Pooling and Dense behind it.
+There are three kinds: a ``*ForSequenceClassification`` model alone, a language model scored by the logits of one or two
+tokens (``LogitScore``), and a bare encoder followed by Pooling and Dense.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from millpond.tasks import Activation
 
 Kind = Literal["sequence-classification", "text-generation", "feature-extraction"]
 
-# Settings of a chat template's application that are no variables of the template.
+# Options of apply_chat_template that are no variables of the template.
 _NO_VARIABLES = frozenset(
     ("restore_suffix", "chat_template", "padding", "truncation", "max_length", "return_tensors", "tokenize")
 )
@@ -43,15 +43,14 @@ class CrossEncoder:
 
     Attributes:
         transformer: Folder of the backbone.
-        kind: ``sequence-classification``: the model's own head gives the logits. ``text-generation``: the language
-            model's logits of ``tokens`` do. ``feature-extraction``: ``pooling`` and ``heads`` do.
-        tokens: ``(false, true)``: the score is their logits' difference; ``(true,)``: its logit.
-        pooling: Of a bare encoder.
-        heads: On the pooled row, in order; the last gives the logits.
-        template: The pair as a chat; ``None`` where pairs go through the tokenizer's pair template.
-        activation: What is made of the logits; ``None`` where the files leave that to the number of labels (one:
-            sigmoid, more: identity).
-        prompt: Put before every query by default, where there is no template.
+        kind: What gives the logits: the model's own head (``sequence-classification``), the language model's logits of
+            ``tokens`` (``text-generation``), or ``pooling`` and ``heads`` (``feature-extraction``).
+        tokens: ``(false, true)``: the score is the difference of their logits; ``(true,)``: the logit of this one.
+        pooling: Pooling of a bare encoder.
+        heads: Run on the pooled row, in order; the last gives the logits.
+        template: Renders the pair as a chat; ``None``: pairs go through the tokenizer's pair template.
+        activation: Applied to the logits; ``None``: by the number of labels (one: sigmoid, more: identity).
+        prompt: Put before every query by default, if there is no template.
     """
 
     transformer: Path
@@ -67,12 +66,12 @@ class CrossEncoder:
     do_lower_case: bool = False
 
     def activation_of(self, width: int) -> Activation:
-        """What is made of ``width`` logits."""
+        """The activation of ``width`` logits."""
         return self.activation or ("sigmoid" if width == 1 else "identity")
 
 
 def is_cross_encoder(folder: Path) -> bool:
-    """Whether ``folder`` says that it is one of sentence-transformers' cross-encoders."""
+    """Whether the files in ``folder`` name it a cross-encoder of sentence-transformers."""
     settings = read_json_object(folder / "config_sentence_transformers.json", optional=True)
     if "model_type" in settings:
         return bool(settings["model_type"] == "CrossEncoder")
@@ -85,18 +84,18 @@ def read_cross_encoder(folder: Path) -> CrossEncoder:
     """How the cross-encoder in ``folder`` scores a pair.
 
     Raises:
-        ModelLoadError: A module that millpond does not run, or a file that cannot be understood.
+        ModelLoadError: A module is not run by millpond, or a file is not understood.
     """
     settings = read_json_object(folder / "config_sentence_transformers.json", optional=True)
     listed = folder / "modules.json"
     modules = read_modules(listed) if listed.is_file() else []
     transformer = modules[0][1] if modules else folder
     config = read_json_object(transformer / "config.json")
-    own = _transformer_config(transformer)
-    kind = _kind(own, config, listed if modules else None)
+    transformer_config = _transformer_config(transformer)
+    kind = _kind(transformer_config, config, listed if modules else None)
     prompts = read_prompts(settings, folder)
     default = prompts["prompts"].get(prompts["default_prompt_name"], "")
-    template = _template(own, transformer, instruction=default or None)
+    template = _template(transformer_config, transformer, instruction=default or None)
     return CrossEncoder(
         transformer=transformer,
         kind=kind,
@@ -109,22 +108,22 @@ def read_cross_encoder(folder: Path) -> CrossEncoder:
     )
 
 
-def _kind(own: Mapping[str, Any], config: Mapping[str, Any], listed: Path | None) -> Kind:
+def _kind(transformer_config: Mapping[str, Any], config: Mapping[str, Any], listed: Path | None) -> Kind:
     if listed is None:
         names = config.get("architectures") or [""]
         return "text-generation" if str(names[0]).endswith("ForCausalLM") else "sequence-classification"
     kind: Kind
     for kind in ("sequence-classification", "text-generation", "feature-extraction"):
-        if own.get("transformer_task", "feature-extraction") == kind:
+        if transformer_config.get("transformer_task", "feature-extraction") == kind:
             return kind
     raise ModelLoadError(
-        f"{listed}: its Transformer is for {own['transformer_task']!r}, from which millpond scores no pairs "
-        "(it does from sequence-classification, text-generation and feature-extraction)"
+        f"{listed}: its Transformer is for {transformer_config['transformer_task']!r}, from which millpond scores no "
+        "pairs (it does from sequence-classification, text-generation and feature-extraction)"
     )
 
 
 def _read_scoring(kind: Kind, modules: list[tuple[str, Path]], listed: Path) -> dict[str, Any]:
-    """Everything behind the backbone, as fields of :class:`CrossEncoder`."""
+    """Everything after the backbone, as fields of :class:`CrossEncoder`."""
     behind = [(name, place) for name, place in modules[1:] if name != "Dropout"]
     names = [name for name, _ in behind]
     if kind == "sequence-classification" and not behind:
@@ -132,7 +131,7 @@ def _read_scoring(kind: Kind, modules: list[tuple[str, Path]], listed: Path) -> 
     if kind == "text-generation" and names == ["LogitScore"]:
         return {"tokens": _read_logit_score(behind[0][1] / "config.json")}
     if kind == "text-generation" and not modules:
-        return {}  # "yes" and "no" by their names, as the rerankers' table has it
+        return {}  # the tokens "yes" and "no", as in the rerankers' table
     if kind == "feature-extraction" and names[:1] == ["Pooling"] and names[-1] == "Dense":
         heads = tuple(_read_head(name, place, listed, last=place == behind[-1][1]) for name, place in behind[1:])
         return {"pooling": read_pooling(behind[0][1]), "heads": heads}
@@ -165,27 +164,26 @@ def _read_logit_score(path: Path) -> tuple[int, ...]:
 
 
 def _transformer_config(folder: Path) -> dict[str, Any]:
-    """The Transformer module's own settings, from the first of its files that there is."""
-    found = (folder / name for name in TRANSFORMER_CONFIGS if (folder / name).is_file())
-    path = next(found, None)
+    """The Transformer module's settings, from the first of its files that exists."""
+    path = next((folder / name for name in TRANSFORMER_CONFIGS if (folder / name).is_file()), None)
     return {} if path is None else read_json_object(path)
 
 
-def _template(own: Mapping[str, Any], folder: Path, *, instruction: str | None) -> ScoreTemplate | None:
-    """The chat template, where the settings say that pairs are messages."""
-    message = (own.get("modality_config") or {}).get("message")
+def _template(settings: Mapping[str, Any], folder: Path, *, instruction: str | None) -> ScoreTemplate | None:
+    """The chat template, if the Transformer's settings say that pairs are messages."""
+    message = (settings.get("modality_config") or {}).get("message")
     if message is None:
         return None
-    settings = (own.get("processing_kwargs") or {}).get("chat_template") or {}
-    variables = {key: value for key, value in settings.items() if key not in _NO_VARIABLES}
-    named = settings.get("chat_template") or "default"
-    if "{" in named:  # the source itself
-        template = ScoreTemplate(source=named, special_tokens=False, instruction=instruction, variables=variables)
+    options = (settings.get("processing_kwargs") or {}).get("chat_template") or {}
+    variables = {key: value for key, value in options.items() if key not in _NO_VARIABLES}
+    variant = options.get("chat_template") or "default"
+    if "{" in variant:  # it is the source
+        template = ScoreTemplate(source=variant, special_tokens=False, instruction=instruction, variables=variables)
     else:
-        found = read_chat_template(folder, variant=named, instruction=instruction, variables=variables)
-        if found is None:
-            raise ModelLoadError(f"{folder} reads pairs as messages, but has no chat template {named!r}")
-        template = found
+        chat_template = read_chat_template(folder, variant=variant, instruction=instruction, variables=variables)
+        if chat_template is None:
+            raise ModelLoadError(f"{folder} reads pairs as messages, but has no chat template {variant!r}")
+        template = chat_template
     if template.failure is not None:
         raise ModelLoadError(
             f"{folder} reads pairs as messages, but its chat template {template.failure}; pass a score_template"
@@ -194,11 +192,11 @@ def _template(own: Mapping[str, Any], folder: Path, *, instruction: str | None) 
 
 
 def _activation(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Activation | None:
-    """As written by sentence-transformers' 6.x, 4.x and earlier, in that order."""
-    written = (
+    """The activation in the files, as sentence-transformers 6.x, 4.x and earlier versions write it, in this order."""
+    dotted = (
         settings.get("activation_fn")
         or (config.get("sentence_transformers") or {}).get("activation_fn")
         or config.get("sbert_ce_default_activation_function")
     )
-    # A softmax over one logit is refused by its width later on; here no width is known.
-    return None if written is None else torch_activation(str(written), 2)
+    # The number of logits is not known yet: 2 keeps a softmax as it is.
+    return None if dotted is None else torch_activation(str(dotted), 2)

@@ -1,9 +1,9 @@
-"""Late-interaction checkpoints (ColBERT): how a query and a document are put into tokens, and what compares them.
+"""Late-interaction checkpoints (ColBERT): how queries and documents become tokens, and how their vectors are compared.
 
-Three layouts say it, each in its own files: Stanford's (``artifact.metadata``, the projection among the backbone's
+Three layouts describe it, each in its own files: Stanford's (``artifact.metadata``, the projection among the backbone's
 tensors; jina-colbert-v2 has it too), PyLate's (keys of config_sentence_transformers.json) and the one of
-sentence-transformers' MultiVectorEncoder (modules of their own). Nothing is guessed from a tokenizer: ModernBERT, say,
-has an ``[unused0]`` and does not mean it.
+sentence-transformers' MultiVectorEncoder (modules of its own). Nothing is guessed from a tokenizer: ModernBERT's, for
+example, has an ``[unused0]`` that is no marker.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from millpond.tasks import ROLES, Role
 Similarity = Literal["maxsim", "meanmaxsim"]
 
 _PUNCTUATION = tuple(string.punctuation)
-# Names of the projection in the backbone's own file: Stanford's, and the one that vLLM reads besides.
+# Names of the projection in the backbone's file: Stanford's, and another one that vLLM reads.
 _PROJECTIONS = ("linear.weight", "colbert_linear.weight")
-# What config.json (through hf_overrides) may say in artifact.metadata's stead.
+# Keys of artifact.metadata that config.json (through hf_overrides) may replace.
 _METADATA = (
     "query_token_id",
     "doc_token_id",
@@ -36,7 +36,7 @@ _METADATA = (
     "similarity",
     "interaction",
 )
-# sentence-transformers, too, takes each of these as a sign that the file speaks of queries as PyLate does.
+# As in sentence-transformers, each of these marks a file that describes queries in PyLate's way.
 _PYLATE = frozenset(
     (
         "query_length",
@@ -54,20 +54,19 @@ _PYLATE = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class LateInteraction:
-    """How texts become the tokens whose vectors are compared. Lengths count every token, special ones and marker too.
+    """How texts become the tokens whose vectors are compared. Lengths include special tokens and the marker.
 
     Attributes:
-        query_marker: The token behind a query's leading special token; ``""`` is none.
+        query_marker: The token after a query's leading special token; ``""``: none.
         document_marker: The same for a document.
-        query_length: Most tokens of a query; ``None`` is the model's own limit.
+        query_length: Most tokens of a query; ``None``: the model's limit.
         document_length: The same for a document.
-        expand_to: Queries are filled up to this many tokens; ``None`` fills nothing.
-        expansion_token: What they are filled with; ``None`` is the mask token, or the end-of-sequence token of a
-            tokenizer that has no mask.
-        attend_to_expansion: Whether the fill may be attended to. It attends to the text, and is scored, either way.
+        expand_to: Queries are padded to this many tokens; ``None``: not at all.
+        expansion_token: The padding; ``None``: the mask token, or without one the end-of-sequence token.
+        attend_to_expansion: Other tokens attend to the padding. It attends to the text, and is scored, in either case.
         skiplist: Tokens that are not scored.
-        skiplist_roles: Where they are not.
-        similarity: ``maxsim`` sums over the query's rows, ``meanmaxsim`` divides the sum by their number.
+        skiplist_roles: The roles for which they are not.
+        similarity: ``maxsim`` sums over the query's rows; ``meanmaxsim`` divides the sum by their number.
     """
 
     query_marker: str = ""
@@ -83,14 +82,14 @@ class LateInteraction:
 
     @property
     def longest(self) -> int | None:
-        """Most tokens of either role; ``None`` where one of them has no limit of its own."""
+        """Most tokens of either role; ``None`` if one of them has only the model's limit."""
         if self.query_length is None or self.document_length is None:
             return None
         return max(self.query_length, self.document_length)
 
 
-def claims(config: Mapping[str, Any]) -> bool:
-    """Whether config.json (or an override of it) calls the checkpoint a ColBERT, as Stanford and vLLM do."""
+def names_colbert(config: Mapping[str, Any]) -> bool:
+    """Whether config.json (or an override) names a ColBERT class, Stanford's or one of vLLM's."""
     name = str((config.get("architectures") or [""])[0])
     return name == "HF_ColBERT" or name.startswith("ColBERT")
 
@@ -98,21 +97,21 @@ def claims(config: Mapping[str, Any]) -> bool:
 def read_stanford(folder: Path, config: Mapping[str, Any]) -> tuple[LateInteraction, Dense]:
     """Stanford's layout: ``artifact.metadata``, and the projection without bias in the backbone's file.
 
-    A key of the metadata that stands in ``config`` wins: ``hf_overrides={"attend_to_mask_tokens": True}``.
+    ``config`` has precedence over the metadata: ``hf_overrides={"attend_to_mask_tokens": True}``.
 
     Raises:
-        ModelLoadError: The metadata asks for something that millpond does not compute.
-        WeightMismatchError: There is no projection, or it is none.
+        ModelLoadError: The metadata names something that millpond does not compute.
+        WeightMismatchError: The projection is missing, or it is no linear layer without bias.
     """
     path = folder / "artifact.metadata"
     metadata = read_json_object(path, optional=True)
     metadata |= {key: config[key] for key in _METADATA if key in config}
-    for key, usual in (("similarity", "cosine"), ("interaction", "colbert")):
-        if (metadata.get(key) or usual) != usual:
-            raise ModelLoadError(f"{path}: {key} {metadata[key]!r} is not run; millpond runs {usual!r} only")
+    for key, only in (("similarity", "cosine"), ("interaction", "colbert")):
+        if (metadata.get(key) or only) != only:
+            raise ModelLoadError(f"{path}: {key} {metadata[key]!r} is not run; millpond runs {only!r} only")
     query_length = _length(metadata, "query_maxlen", path) or 32
     attend = metadata.get("attend_to_mask_tokens")
-    if attend is None:  # jina-colbert-v2 was trained with it, every other one without
+    if attend is None:  # only jina-colbert-v2 was trained with it
         attend = config.get("position_embedding_type") == "rotary"
     late = LateInteraction(
         query_marker=str(metadata.get("query_token_id") or "[unused0]"),
@@ -127,19 +126,20 @@ def read_stanford(folder: Path, config: Mapping[str, Any]) -> tuple[LateInteract
 
 
 def _read_projection(folder: Path) -> Dense:
-    found = read_tensors(folder, only=(*_PROJECTIONS, "linear.bias"))
-    name = next((name for name in _PROJECTIONS if name in found), None)
+    tensors = read_tensors(folder, only=(*_PROJECTIONS, "linear.bias"))
+    name = next((name for name in _PROJECTIONS if name in tensors), None)
     if name is None:
         raise WeightMismatchError(
             f"{folder} calls itself a ColBERT, and has neither a modules.json nor {_PROJECTIONS[0]}, the projection; "
             "is the checkpoint complete?"
         )
-    if found[name].dim() != 2 or "linear.bias" in found:
+    if tensors[name].dim() != 2 or "linear.bias" in tensors:
         raise WeightMismatchError(
-            f"{folder}: {name} has shape {list(found[name].shape)}{' and a bias' if 'linear.bias' in found else ''}; "
+            f"{folder}: {name} has shape {list(tensors[name].shape)}"
+            f"{' and a bias' if 'linear.bias' in tensors else ''}; "
             "a ColBERT projection is [dim, hidden] and has no bias"
         )
-    out_features, in_features = found[name].shape
+    out_features, in_features = tensors[name].shape
     return Dense(
         folder=folder,
         in_features=in_features,
@@ -154,36 +154,36 @@ def _read_projection(folder: Path) -> Dense:
 def read_settings(
     settings: Mapping[str, Any], transformer: Path, mask: Mapping[str, Any] | None, path: Path
 ) -> LateInteraction:
-    """PyLate's keys, and those of sentence-transformers' own modules, which win.
+    """PyLate's keys and those of sentence-transformers' own modules, which have precedence.
 
     Args:
         settings: config_sentence_transformers.json.
         transformer: Folder of the Transformer module.
-        mask: The MultiVectorMask module's config; ``None`` where modules.json lists no such module (PyLate).
-        path: Where ``settings`` come from, for errors.
+        mask: The MultiVectorMask module's config; ``None`` if modules.json lists no such module (PyLate).
+        path: The file of ``settings``, for errors.
 
     Raises:
-        ModelLoadError: A value of the wrong kind, or one that millpond does not run.
+        ModelLoadError: A value is of the wrong kind, or is not run by millpond.
     """
     native = settings.get("model_type") == "MultiVectorEncoder"
-    knobs = _knobs(settings, path, native=native)
-    own = read_json_object(transformer / "sentence_bert_config.json", optional=True)
-    knobs |= {key: own[key] for key in ("query_length", "document_length", "query_expansion") if key in own}
-    expansion = _expansion(knobs.get("query_expansion"), path)
+    options = _pylate_settings(settings, path, native=native)
+    module = read_json_object(transformer / "sentence_bert_config.json", optional=True)
+    options |= {key: module[key] for key in ("query_length", "document_length", "query_expansion") if key in module}
+    expansion = _expansion(options.get("query_expansion"), path)
     attend = bool(expansion.get("attend", False))
     expand_to: int | None = expansion.get("length")
-    query_length = expand_to if expansion.get("strategy") == "fixed" else _length(knobs, "query_length", path)
+    query_length = expand_to if expansion.get("strategy") == "fixed" else _length(options, "query_length", path)
     if expand_to is not None and query_length is not None:
         query_length = max(query_length, expand_to)
     if native and mask is None and not attend:
-        expand_to = None  # without that module nobody would score the fill, nor attend to it
+        expand_to = None  # without that module the padding is neither scored nor attended to
     skiplist, roles = _skiplist(settings, mask, path, native=native)
     query, document = (_marker(settings, role, transformer, native=native) for role in ROLES)
     return LateInteraction(
         query_marker=query,
         document_marker=document,
         query_length=query_length,
-        document_length=_length(knobs, "document_length", path),
+        document_length=_length(options, "document_length", path),
         expand_to=expand_to,
         expansion_token=expansion.get("token"),
         attend_to_expansion=attend,
@@ -193,39 +193,43 @@ def read_settings(
     )
 
 
-def _knobs(settings: Mapping[str, Any], path: Path, *, native: bool) -> dict[str, Any]:
+def _pylate_settings(settings: Mapping[str, Any], path: Path, *, native: bool) -> dict[str, Any]:
     """PyLate's flat keys in the terms of sentence-transformers' Transformer module."""
     if native and not _PYLATE & settings.keys():
         return {}
     query_length = _length(settings, "query_length", path) or 32
-    knobs: dict[str, Any] = {
+    options: dict[str, Any] = {
         "document_length": _length(settings, "document_length", path) or (None if native else 180),
         "query_length": query_length,
     }
     if "query_expansion" in settings:
-        knobs["query_expansion"] = settings["query_expansion"]
+        options["query_expansion"] = settings["query_expansion"]
     elif settings.get("do_query_expansion") is not False:
         attend = settings.get("attend_to_expansion_tokens", settings.get("attend_to_mask_tokens"))
-        knobs["query_expansion"] = {"strategy": "fixed", "attend": bool(attend), "length": query_length}
-    return knobs
+        options["query_expansion"] = {
+            "strategy": "fixed",
+            "attend": bool(attend),
+            "length": query_length,
+        }
+    return options
 
 
-def _expansion(found: Any, path: Path) -> Mapping[str, Any]:
-    """A ``query_expansion`` that is understood in full; empty where it is off."""
-    if found is None:
+def _expansion(value: Any, path: Path) -> Mapping[str, Any]:
+    """A ``query_expansion`` with every key understood; empty if it is off."""
+    if value is None:
         return {}
     known = {"strategy", "attend", "token", "length"}
     if (
-        not isinstance(found, dict)
-        or found.keys() - known
-        or found.get("strategy") not in ("fixed", "min")
-        or not _length(found, "length", path)
+        not isinstance(value, dict)
+        or value.keys() - known
+        or value.get("strategy") not in ("fixed", "min")
+        or not _length(value, "length", path)
     ):
         raise ModelLoadError(
-            f"{path.parent}: query_expansion {found!r} is not understood; millpond runs the strategies "
+            f"{path.parent}: query_expansion {value!r} is not understood; millpond runs the strategies "
             f"fixed and min with {', '.join(sorted(known))}"
         )
-    return found
+    return value
 
 
 def _skiplist(
@@ -244,7 +248,7 @@ def _skiplist(
 
 
 def _marker(settings: Mapping[str, Any], role: Role, transformer: Path, *, native: bool) -> str:
-    """PyLate names the marker; sentence-transformers has it at the front of the role's prompt, as an added token."""
+    """The marker: PyLate names it; in sentence-transformers it is the added token that begins the role's prompt."""
     if f"{role}_prefix" in settings:
         return str(settings[f"{role}_prefix"] or "")
     if not native:
@@ -257,7 +261,7 @@ def _marker(settings: Mapping[str, Any], role: Role, transformer: Path, *, nativ
 
 def _similarity(settings: Mapping[str, Any], path: Path) -> Similarity:
     name = str(settings.get("similarity_fn_name") or "maxsim").lower()
-    if name == "cosine":  # what a checkpoint that was no ColBERT before has kept
+    if name == "cosine":  # left over from a checkpoint that was trained from an embedder
         name = "maxsim"
     if name not in ("maxsim", "meanmaxsim"):
         raise ModelLoadError(f"{path}: similarity_fn_name {name!r} is not run; millpond runs maxsim and meanmaxsim")

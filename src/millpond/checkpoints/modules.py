@@ -10,7 +10,7 @@ from millpond.spec import PoolingMode
 
 @dataclass(frozen=True, kw_only=True)
 class Pooling:
-    """Token rows to one row: modes concatenated in order; ``include_prompt=False`` leaves the prompt's tokens out."""
+    """Token rows to one row: modes concatenated in order; ``include_prompt=False`` skips the prompt's tokens."""
 
     modes: tuple[PoolingMode, ...]
     include_prompt: bool = True
@@ -20,8 +20,8 @@ class Pooling:
 class Dense:
     """``activation(x W^T + b)``, plus ``x`` (projected where the widths differ) if ``residual``.
 
-    ``weight`` names W where it is one tensor among the backbone's, as in Stanford's ColBERT; ``None`` where
-    ``folder`` holds the layer alone.
+    ``weight`` names W if it is a tensor among the backbone's, as in Stanford's ColBERT; ``None`` if ``folder`` holds
+    only this layer.
     """
 
     folder: Path

@@ -15,8 +15,8 @@ def translate(row: Architecture, config: Mapping[str, Any], name: str) -> dict[s
     Raises:
         UnsupportedArchitectureError: The config changes the arithmetic to something that class does not do.
     """
-    own = getattr(row.hooks(), "translate", None)
-    native: dict[str, Any] = dict(config) if own is None else own(config, name)
+    hook = getattr(row.hooks(), "translate", None)
+    native: dict[str, Any] = dict(config) if hook is None else hook(config, name)
     refusal = _changed_arithmetic(row, native)
     if refusal:
         raise UnsupportedArchitectureError(f"{name}: {refusal}, which millpond does not run for {row.model_class}")

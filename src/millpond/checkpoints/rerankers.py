@@ -1,7 +1,7 @@
-"""LLM rerankers: which checkpoints score pairs, by what template and at which tokens, told from the checkpoint itself.
+"""LLM rerankers: which checkpoints score pairs, by which template and tokens, detected from the checkpoint itself.
 
-Nothing in the config of a ``*ForCausalLM`` says that it was trained to answer "yes" or "no" about a pair. What does:
-its name, the name in its config, its model card, or a chat template made for queries and documents.
+No field in the config of a ``*ForCausalLM`` says that it was trained to answer "yes" or "no" about a pair. Its
+name, the name in its config, its model card or a chat template for queries and documents do.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Reranker:
     """How an LLM scores a pair.
 
     Attributes:
-        template: What it reads; ``None``: query and document, one behind the other.
-        tokens: Tokens of the vocabulary whose logits are the answer, by their text, ``(false, true)`` for two;
-            empty where the checkpoint has a score head of its own.
-        method: ``from_2_way_softmax``: one score, the true token's logit less the false one's.
-            ``no_post_processing``: each token's logit.
-        activation: What is made of the answer; a score head has a habit of its own.
+        template: Renders the pair; ``None``: the query followed by the document.
+        tokens: Tokens whose logits are the answer, by their text, ``(false, true)`` for two; empty if the checkpoint
+            has a score head.
+        method: ``from_2_way_softmax``: one score, the true token's logit minus the false token's.
+            ``no_post_processing``: the logit of each token.
+        activation: Applied to the answer; a score head has its own default.
     """
 
     template: ScoreTemplate | None
@@ -46,18 +46,22 @@ class Reranker:
 
     @property
     def false_token(self) -> str | None:
-        """The token whose logit is taken off the true one's; ``None`` where none is."""
+        """The token whose logit is subtracted from the true token's; ``None``: none."""
         return self.tokens[0] if self.method == "from_2_way_softmax" else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
-    """Checkpoints called ``pattern`` (the last part of a hub id), on a backbone of ``model_types``.
+class RerankerFamily:
+    """Rerankers of one maker, which share a template.
 
     Attributes:
+        pattern: Matches the last part of the hub id.
+        model_types: ``model_type`` of their backbones.
         template: A file of ``templates/``.
-        special_tokens: Whether the tokenizer's own go around it.
-        tokens: Of the language model; empty for a family that only has score heads.
+        special_tokens: Whether the tokenizer adds its special tokens around the template.
+        tokens: Tokens whose logits are the answer; empty for a family with score heads only.
+        method: As in :class:`Reranker`.
+        activation: As in :class:`Reranker`.
     """
 
     pattern: str
@@ -69,7 +73,7 @@ class Family:
     activation: Activation = "sigmoid"
 
 
-QWEN3 = Family(
+QWEN3 = RerankerFamily(
     pattern=r"qwen3-reranker(-[\w.-]+)?",
     model_types=("qwen3",),
     template="qwen3-reranker",
@@ -79,7 +83,7 @@ QWEN3 = Family(
 )
 FAMILIES = (
     QWEN3,
-    Family(
+    RerankerFamily(
         pattern=r"mxbai-rerank-(base|large)-v2(-[\w.-]+)?",
         model_types=("qwen2",),
         template="mxbai-rerank-v2",
@@ -87,7 +91,7 @@ FAMILIES = (
         tokens=("0", "1"),
         method="from_2_way_softmax",
     ),
-    Family(
+    RerankerFamily(
         pattern=r"bge-reranker-v2-gemma(-[\w.-]+)?",
         model_types=("gemma",),
         template="bge-reranker-v2-gemma",
@@ -95,87 +99,87 @@ FAMILIES = (
         tokens=("Yes",),
         activation="identity",
     ),
-    Family(
+    RerankerFamily(
         pattern=r"llama-(3\.2-)?(nemotron|nemoretriever|nv)-[\w.-]*rerank[\w.-]*",
         model_types=("llama", "llama_bidirec"),
         template="nemotron-rerank",
         special_tokens=True,
     ),
 )
-# The nemotron rerankers' class, which no other model has.
+# Class of the nemotron rerankers, and of no other model.
 _NEMOTRON_CLASS = "LlamaBidirectionalForSequenceClassification"
-# What sentence-transformers asks a language model about whose files name no tokens.
-_ASKED = ("no", "yes")
+# Tokens by which sentence-transformers scores with a language model whose files name none.
+_DEFAULT_TOKENS = ("no", "yes")
 _RANKING = frozenset(("text-ranking", "text-classification"))
 
 
 def detect_reranker(checkpoint: Checkpoint) -> Reranker | None:
     """How a ``*ForCausalLM`` or ``*ForSequenceClassification`` checkpoint reranks; ``None`` if it is no LLM reranker.
 
-    vLLM's keys ``classifier_from_token``, ``method`` and ``is_original_qwen3_reranker`` in its config win.
+    vLLM's keys ``classifier_from_token``, ``method`` and ``is_original_qwen3_reranker`` in its config have precedence.
 
     Raises:
-        ModelLoadError: An override that means nothing.
+        ModelLoadError: One of these keys has an invalid value.
     """
     config, folder = checkpoint.config, checkpoint.source.folder
     architecture = checkpoint.architecture or ""
-    asked = _asked(config)
-    if asked is None and not architecture.endswith(("ForCausalLM", "ForSequenceClassification")):
+    override = _override(config)
+    if override is None and not architecture.endswith(("ForCausalLM", "ForSequenceClassification")):
         return None
-    if asked is None and (folder / "modules.json").is_file():
-        return None  # sentence-transformers' files say what it is
+    if override is None and (folder / "modules.json").is_file():
+        return None  # sentence-transformers' files describe it
     original = bool(config.get("is_original_qwen3_reranker"))
     family = QWEN3 if original else find_family(name=checkpoint.source.name, folder=folder, config=config)
-    own = read_chat_template(checkpoint.layout.transformer)
-    template = own if own is not None and own.names_roles else None
+    chat_template = read_chat_template(checkpoint.layout.transformer)
+    template = chat_template if chat_template is not None and chat_template.names_roles else None
     if template is None and family is not None:
         template = shipped_template(family.template, special_tokens=family.special_tokens)
-    if asked is not None:
-        return replace(asked, template=template, activation=family.activation if family else asked.activation)
+    if override is not None:
+        return replace(override, template=template, activation=family.activation if family else override.activation)
     if template is None:
         return None
     if architecture.endswith("ForSequenceClassification"):
         return Reranker(template=template)
     if family is None:
-        return Reranker(template=template, tokens=_ASKED, method="from_2_way_softmax")
+        return Reranker(template=template, tokens=_DEFAULT_TOKENS, method="from_2_way_softmax")
     if not family.tokens:
         return None
     return Reranker(template=template, tokens=family.tokens, method=family.method, activation=family.activation)
 
 
-def find_family(*, name: str, folder: Path, config: Mapping[str, Any]) -> Family | None:
-    """The family that the checkpoint's names, class or model card speak of."""
+def find_family(*, name: str, folder: Path, config: Mapping[str, Any]) -> RerankerFamily | None:
+    """The family that the checkpoint's names, class or model card mention."""
     if _NEMOTRON_CLASS in (config.get("architectures") or ()):
         return FAMILIES[-1]
     card = _read_card(folder / "README.md")
     names = [name, folder.name, str(config.get("_name_or_path") or ""), *card.base_models]
     names += [part.rsplit("--", 1)[-1] for part in folder.parts if part.startswith("models--")]  # the hub's cache
-    called = {named.rstrip("/").rsplit("/", 1)[-1].lower() for named in names}
+    last_parts = {name.rstrip("/").rsplit("/", 1)[-1].lower() for name in names}
     for family in FAMILIES:
         if config.get("model_type") not in family.model_types:
             continue
-        if any(re.fullmatch(family.pattern, last) for last in called) or card.mentions(family.pattern):
+        if any(re.fullmatch(family.pattern, last) for last in last_parts) or card.mentions(family.pattern):
             return family
     return None
 
 
-def _asked(config: Mapping[str, Any]) -> Reranker | None:
-    """The user's tokens and method, in vLLM's keys; no template yet."""
+def _override(config: Mapping[str, Any]) -> Reranker | None:
+    """The user's tokens and method, from vLLM's keys; without a template."""
     original = config.get("is_original_qwen3_reranker")
-    written = config.get("classifier_from_token", list(QWEN3.tokens) if original else None)
-    if written is None:
+    value = config.get("classifier_from_token", list(QWEN3.tokens) if original else None)
+    if value is None:
         return None
-    tokens = [written] if isinstance(written, str) else written
+    tokens = [value] if isinstance(value, str) else value
     if not isinstance(tokens, list | tuple) or not tokens or not all(isinstance(token, str) for token in tokens):
         raise ModelLoadError(
-            f'classifier_from_token={written!r} must be a list of tokens, for example ["no", "yes"] (false, true)'
+            f'classifier_from_token={value!r} must be a list of tokens, for example ["no", "yes"] (false, true)'
         )
     method = config.get("method") or ("from_2_way_softmax" if original or len(tokens) == 2 else "no_post_processing")
     if method not in get_args(Method):
         raise ModelLoadError(f"method={method!r} is unknown; choose {', '.join(get_args(Method))}")
     if method == "from_2_way_softmax" and len(tokens) != 2:
         raise ModelLoadError(
-            f"classifier_from_token={written!r} with from_2_way_softmax must be two tokens, the false one first"
+            f"classifier_from_token={value!r} with from_2_way_softmax must be two tokens, the false one first"
         )
     several = method == "no_post_processing" and len(tokens) > 1
     return Reranker(
@@ -188,12 +192,12 @@ def _asked(config: Mapping[str, Any]) -> Reranker | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Card:
-    """What a model card says.
+    """A model card.
 
     Attributes:
-        base_models: Hub ids, from its front matter.
+        base_models: Hub ids from its front matter.
         heading: The first heading.
-        text: All of it, of a card whose task is ranking; a card may well mention rerankers that it is not.
+        text: Its text, if its task is ranking; other cards may mention rerankers, too.
     """
 
     base_models: tuple[str, ...] = ()
@@ -201,8 +205,8 @@ class _Card:
     text: str = ""
 
     def mentions(self, pattern: str) -> bool:
-        found = rf"(?<![\w-])(?:{pattern})(?![\w-])"
-        return any(re.search(found, text.lower()) is not None for text in (self.heading, self.text))
+        word = rf"(?<![\w-])(?:{pattern})(?![\w-])"
+        return any(re.search(word, text.lower()) is not None for text in (self.heading, self.text))
 
 
 def _read_card(path: Path) -> _Card:
@@ -222,5 +226,5 @@ def _read_card(path: Path) -> _Card:
 
 def _base_models(matter: str) -> tuple[str, ...]:
     """``base_model`` of a front matter: one id, or a list of them."""
-    found = re.search(r"^base_model:[ \t]*(.*(?:\n[ \t]*-[ \t]+.*)*)", matter, flags=re.MULTILINE)
-    return tuple(re.findall(r"[\w.-]+/[\w.-]+", found.group(1))) if found else ()
+    match = re.search(r"^base_model:[ \t]*(.*(?:\n[ \t]*-[ \t]+.*)*)", matter, flags=re.MULTILINE)
+    return tuple(re.findall(r"[\w.-]+/[\w.-]+", match.group(1))) if match else ()

@@ -1,4 +1,4 @@
-"""A hub id or a folder, resolved to files on disk."""
+"""Resolve a hub id or a folder to files on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millpond.errors import ModelLoadError
 logger = logging.getLogger(__name__)
 
 _TEXT_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "README.md", "artifact.metadata"]
-# BGE-M3's two further layers exist as pickles only; they are read without running code.
+# BGE-M3's two additional layers exist only as pickles; they are read without running code.
 _SAFE_WEIGHTS = ["*.safetensors", "[0-9]*/pytorch_model.bin", "sparse_linear.pt", "colbert_linear.pt"]
 _PICKLED_WEIGHTS = ["pytorch_model*.bin", "0_Transformer/pytorch_model*.bin"]
 _OTHER_RUNTIMES = ["onnx/*", "openvino/*", "coreml/*", "gguf/*", "*/onnx/*", "*/openvino/*"]
@@ -22,12 +22,12 @@ _OTHER_RUNTIMES = ["onnx/*", "openvino/*", "coreml/*", "gguf/*", "*/onnx/*", "*/
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a checkpoint lies.
+    """Where a checkpoint is.
 
     Attributes:
-        name: What the user called it.
+        name: The hub id or path that the user passed.
         folder: The folder on disk.
-        revision: The hub's commit hash; ``None`` for a local folder, whose content has to be hashed instead.
+        revision: The hub's commit hash; ``None`` for a local folder, whose content is hashed instead.
     """
 
     name: str
@@ -36,10 +36,10 @@ class Source:
 
 
 def resolve(model: str | os.PathLike[str], revision: str | None = None) -> Source:
-    """Find a checkpoint: a local folder as it is, a hub id through the hub's cache (downloading what is missing).
+    """Find a checkpoint: a local folder, or a hub id through the hub's cache, which downloads missing files.
 
     Raises:
-        ModelLoadError: There is no such folder and no such repository, or the hub cannot be reached.
+        ModelLoadError: There is neither such a folder nor such a repository, or the hub cannot be reached.
     """
     name = os.fspath(model)
     folder = Path(os.path.expanduser(name))
@@ -96,7 +96,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """A JSON file that must hold an object; a missing optional one is empty."""
+    """The content of a JSON file that must hold an object; empty if it is optional and missing."""
     if optional and not path.is_file():
         return {}
     content = read_json(path)

@@ -1,9 +1,9 @@
-"""Score templates: the text that an LLM reranker reads, as Jinja.
+"""Score templates: Jinja templates of the text that an LLM reranker reads.
 
-A template gets ``messages`` with the roles ``query`` and ``document`` (and ``system``, where there is an instruction),
-the variables ``instruction`` and ``add_generation_prompt``, and the special tokens by role (``bos_token`` and so on):
-what vLLM's and sentence-transformers' files expect, so that both work as they are. It is rendered in a sandbox as
-transformers renders chat templates; Jinja drops one newline at a file's end.
+A template gets ``messages`` with the roles ``query`` and ``document`` (and ``system``, if there is an instruction), the
+variables ``instruction`` and ``add_generation_prompt``, and the special tokens by role (``bos_token`` and so on).
+Templates of vLLM and sentence-transformers expect these, so both work unchanged. It is rendered in a sandbox, as
+transformers renders chat templates; Jinja drops one newline at the end of a file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _SHIPPED = Path(__file__).parent / "templates"
 _SUFFIXES = (".jinja", ".jinja2", ".j2")
-# Private-use characters: no tokenizer's text, no template's, and no case to fold or whitespace to trim.
+# Private-use characters, which no text or template contains and which no folding or trimming changes.
 _MARK = "\ue0f1\ue0f2"
 _ROLES = ("query", "document")
 _EXAMPLE = (
@@ -39,10 +39,10 @@ class ScoreTemplate:
 
     Attributes:
         source: The Jinja source.
-        name: What errors call it.
-        special_tokens: Whether the tokenizer puts its own special tokens around the text, as vLLM has it; a chat
-            template, as sentence-transformers applies it, spells out all there are.
-        instruction: What fills the instruction's slot where a request does not.
+        name: Its name in errors.
+        special_tokens: Whether the tokenizer adds its special tokens around the text, as in vLLM; a chat template, as
+            sentence-transformers applies it, contains all of them.
+        instruction: The instruction of a request that has none.
         variables: Further variables of the template.
     """
 
@@ -53,14 +53,14 @@ class ScoreTemplate:
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     def bound(self, variables: Mapping[str, Any]) -> ScoreTemplate:
-        """This template with more variables; its own win."""
+        """This template with more variables; its own have precedence."""
         return replace(self, variables={**variables, **self.variables})
 
     def check(self) -> None:
         """Refuse a template that leaves the query or the document out.
 
         Raises:
-            InvalidRequestError: It does, or it cannot be rendered at all.
+            InvalidRequestError: It leaves one out, or cannot be rendered at all.
         """
         if (failure := self.failure) is not None:
             raise InvalidRequestError(
@@ -79,7 +79,7 @@ class ScoreTemplate:
 
     @property
     def names_roles(self) -> bool:
-        """Whether it renders both roles and no role that nobody knows, as a chat template made for pairs does."""
+        """Whether it renders both roles and ignores unknown roles, as a chat template for pairs does."""
         if self.failure is not None:
             return False
         strangers = [{"role": f"unknown_{role}", "content": self._content(_MARK)} for role in _ROLES]
@@ -97,7 +97,7 @@ class ScoreTemplate:
         """The text for one pair.
 
         Raises:
-            InvalidRequestError: The template raises.
+            InvalidRequestError: The template raised an error.
         """
         instruction = self.instruction if instruction is None else instruction
         messages = [] if instruction is None else [{"role": "system", "content": self._content(instruction)}]
@@ -108,23 +108,24 @@ class ScoreTemplate:
     def around(
         self, query: str, document: str, text: str, *, instruction: str | None = None
     ) -> tuple[tuple[str, str], tuple[str, str]]:
-        """What stands before and behind the query, and before and behind the document, in the ``text`` of a pair.
+        """((before, after) the query, (before, after) the document) in the ``text`` of a pair.
 
-        A template may trim or change what it is given, so nothing is searched for: each is found by putting a mark in
-        its place. A query that stands in several places counts as part of the template.
+        A template may trim or change its inputs, so they are not searched for in the text; each is located by rendering
+        a mark in its place. A query that appears several times counts as part of the template.
 
         Raises:
-            InputTooLongError: The document stands in several places, so it cannot be cut.
+            InputTooLongError: The document appears several times, so it cannot be cut.
         """
         marks = _marks(query, document)
-        one = self.render(marks[0], document, instruction=instruction).split(marks[0])
-        two = self.render(query, marks[1], instruction=instruction).split(marks[1])
-        if not _fits(two, text):
+        around_query = self.render(marks[0], document, instruction=instruction).split(marks[0])
+        around_document = self.render(query, marks[1], instruction=instruction).split(marks[1])
+        if not _fits(around_document, text):
             raise InputTooLongError(
                 f"the template {self.name} renders the document in more than one place, or by its content, so an "
                 "over-long one cannot be cut; shorten it"
             )
-        return (one[0], one[1]) if _fits(one, text) else (text, ""), (two[0], two[1])
+        before, after = around_query if _fits(around_query, text) else (text, "")
+        return (before, after), (around_document[0], around_document[1])
 
     def _render(self, messages: list[dict[str, Any]], instruction: str | None) -> str:
         from jinja2 import TemplateError
@@ -149,7 +150,7 @@ class ScoreTemplate:
 
     @cached_property
     def _structured(self) -> bool:
-        """Whether it reads a message's content as a list of parts, rather than as a text."""
+        """Whether it reads a message's content as a list of parts instead of a text."""
         query, document = _marks("", "")
         for structured in (False, True):
             contents = [_content(text, structured=structured) for text in (query, document)]
@@ -158,7 +159,7 @@ class ScoreTemplate:
                 text = self._render(messages, None)
             except InvalidRequestError:
                 continue
-            # A list that is printed as it is has its brackets in the text.
+            # A list that is printed unchanged puts quotes around the text.
             if query in text and document in text and f"'{query}'" not in text:
                 return structured
         return False
@@ -168,10 +169,10 @@ class ScoreTemplate:
 
 
 def read_template(value: str) -> ScoreTemplate:
-    """The user's template: the path of a ``.jinja`` file, or Jinja source itself; checked.
+    """The user's template: the path of a ``.jinja`` file, or Jinja source; not checked yet.
 
     Raises:
-        InvalidRequestError: There is no such file, or the template leaves the query or the document out.
+        InvalidRequestError: The file cannot be read.
     """
     path = Path(value) if value.endswith(_SUFFIXES) and "\n" not in value and "{" not in value else None
     if path is None:
@@ -185,18 +186,18 @@ def read_template(value: str) -> ScoreTemplate:
 
 
 def shipped_template(name: str, *, special_tokens: bool) -> ScoreTemplate:
-    """One of millpond's own, by the name of its file."""
+    """A template that comes with millpond, by the name of its file."""
     source = (_SHIPPED / f"{name}.jinja").read_text(encoding="utf-8")
     return ScoreTemplate(source=source, name=name, special_tokens=special_tokens)
 
 
 def plain_template() -> ScoreTemplate:
-    """The query and the document, one behind the other: what vLLM gives a decoder that has no template."""
+    """The query followed by the document, which vLLM gives a decoder without a template."""
     return shipped_template("plain", special_tokens=True)
 
 
 def _marks(query: str, document: str) -> tuple[str, str]:
-    """A text for each role that neither of them holds."""
+    """A mark for each role that neither text contains."""
     mark = _MARK
     while mark in query or mark in document:
         mark += _MARK
@@ -215,7 +216,7 @@ def _content(text: str, *, structured: bool) -> Any:
 
 
 def _environment() -> Any:
-    """Jinja as transformers sets it up for chat templates, which come from strangers."""
+    """Jinja as transformers configures it for chat templates, which are not trusted."""
     from jinja2 import TemplateError, nodes
     from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension, loopcontrols
@@ -232,7 +233,7 @@ def _environment() -> Any:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     class PlainNamespace(Namespace):
-        """``namespace()`` without names that Python gives a meaning of its own."""
+        """``namespace()`` without names that have a meaning in Python."""
 
         def __setitem__(self, name: str, value: Any) -> None:
             if name.startswith("_"):

@@ -1,6 +1,6 @@
 """sentence-transformers' layouts, old and new: modules.json and the files beside it.
 
-Every module that the list names is run, in its order, or refused by name: a skipped module would give wrong vectors.
+Every listed module is run, in order, or refused by name: skipping one would give wrong vectors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from millpond.checkpoints.sparse import Sparse, TokenVectors, read_splade, read_
 from millpond.errors import ModelLoadError
 from millpond.spec import PoolingMode
 
-# In the order in which sentence-transformers concatenates the modes of an old file.
+# In the order in which sentence-transformers concatenates the modes of an old config.
 _OLD_MODES: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -30,9 +30,9 @@ _NEW_MODES: dict[str, PoolingMode] = {"mean_sqrt_len_tokens": "mean_sqrt_len"}
 TRANSFORMER_CONFIGS = ["sentence_bert_config.json"] + [
     f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 ]
-# What PyLate and sentence-transformers call a late-interaction checkpoint.
+# ``model_type`` of a late-interaction checkpoint, PyLate's and sentence-transformers'.
 _LATE = ("ColBERT", "MultiVectorEncoder")
-# jina-embeddings-v3's own Transformer adds the choice of an adapter, which the engine makes.
+# jina-embeddings-v3's own Transformer chooses an adapter, which the engine does here.
 _WITH_ADAPTERS = "custom_st.Transformer"
 _DEFAULT_PROMPTS = frozenset({"query", "document"})
 
@@ -44,12 +44,17 @@ class PipelineLayout:
     Attributes:
         transformer: Folder of the backbone.
         token_heads: Run on every token row before pooling.
-        pooling: ``None`` where the checkpoint does not say.
+        pooling: ``None`` if the checkpoint does not name it.
         heads: Run on the pooled row, up to the final Normalize.
-        normalize: Whether the last module is Normalize; ``None`` where the checkpoint does not say.
-        late_interaction: How a ColBERT reads queries and documents; its vectors are those behind ``token_heads``.
-        sparse: What gives a text's weights over the vocabulary; a SPLADE has no other output.
-        token_vectors: BGE-M3's own projection for ``token_embed``.
+        normalize: Whether the last module is Normalize; ``None`` if there is no list of modules.
+        max_seq_length: Most tokens of a text; ``None``: the tokenizer's and the backbone's limit.
+        do_lower_case: Texts are lower-cased before the tokenizer.
+        prompts: Text put before an input, by name.
+        default_prompt_name: The prompt that is used without one being named.
+        truncate_dim: Width that vectors are cut to by default.
+        late_interaction: How a ColBERT reads queries and documents; ``token_heads`` give its vectors.
+        sparse: The head that weighs vocabulary entries; a SPLADE has no other output.
+        token_vectors: BGE-M3's projection for ``token_embed``.
     """
 
     transformer: Path
@@ -71,7 +76,7 @@ def read_layout(folder: Path) -> PipelineLayout:
     """The pipeline that ``folder`` describes; without modules.json, a bare backbone.
 
     Raises:
-        ModelLoadError: A module that millpond does not run, or a file that cannot be understood.
+        ModelLoadError: A module is not run by millpond, or a file is not understood.
     """
     settings = read_json_object(folder / "config_sentence_transformers.json", optional=True)
     kind = settings.get("model_type", "SentenceTransformer")
@@ -99,7 +104,7 @@ def read_layout(folder: Path) -> PipelineLayout:
 
 
 def _sparse_layout(modules: list[tuple[str, Path]], settings: Mapping[str, Any], folder: Path) -> PipelineLayout:
-    """A SPLADE's: no pooled vector, hence no heads."""
+    """The pipeline of a SPLADE, which has no pooled vector and so no heads."""
     sparse = read_splade(modules, folder / "modules.json")
     return PipelineLayout(
         transformer=sparse.folder,
@@ -116,7 +121,7 @@ def read_modules(listed: Path) -> list[tuple[str, Path]]:
         raise ModelLoadError(f"{listed} must be a list of modules")
     entries = sorted(content, key=lambda entry: entry.get("idx", 0))
     modules = [(_class_name(entry, listed), listed.parent / entry.get("path", "")) for entry in entries]
-    # The old name of a Transformer that ends in its vocabulary.
+    # MLMTransformer is the old name of a Transformer with its language-model head.
     if modules[0][0] != "Transformer" and [name for name, _ in modules] != ["MLMTransformer", "SpladePooling"]:
         raise ModelLoadError(
             f"{listed} begins with {modules[0][0]}, which millpond does not run; it must be Transformer"
@@ -140,7 +145,7 @@ def _class_name(entry: Mapping[str, Any], listed: Path) -> str:
 
 
 def _read_chain(modules: list[tuple[str, Path]], listed: Path) -> dict[str, Any]:
-    """Everything behind the backbone, as fields of :class:`PipelineLayout`."""
+    """Everything after the backbone, as fields of :class:`PipelineLayout`."""
     if not modules and not listed.is_file():
         return {}
     token_heads: list[Dense] = []
@@ -180,8 +185,8 @@ def read_pooling(folder: Path) -> Pooling:
     config = read_json_object(path)
     modes: list[PoolingMode] = []
     if "pooling_mode" in config:
-        named = config["pooling_mode"]
-        for name in [named] if isinstance(named, str) else named:
+        names = config["pooling_mode"]
+        for name in [names] if isinstance(names, str) else names:
             mode = _NEW_MODES.get(name, name)
             if mode not in get_args(PoolingMode):
                 raise ModelLoadError(f"{path}: pooling_mode {name!r} is unknown; millpond has {get_args(PoolingMode)}")
@@ -190,7 +195,7 @@ def read_pooling(folder: Path) -> Pooling:
         unknown = [k for k, v in config.items() if k.startswith("pooling_mode_") and v and k not in _OLD_MODES]
         if unknown:
             raise ModelLoadError(f"{path}: {unknown[0]} is a pooling mode that millpond does not have")
-        # sentence-transformers' own default for a file that switches no mode on is the mean.
+        # As in sentence-transformers, a file that switches no mode on means the mean.
         modes = [mode for key, mode in _OLD_MODES.items() if config.get(key)] or ["mean"]
     if not modes:
         raise ModelLoadError(f"{path} switches every pooling mode off")
@@ -198,9 +203,9 @@ def read_pooling(folder: Path) -> Pooling:
 
 
 def read_dense(folder: Path, stage: str, *, unnamed: str = "sentence_embedding", output: str | None = None) -> Dense:
-    """A Dense that must be on ``stage``; ``unnamed`` is what a config without stages is on.
+    """A Dense module's config.
 
-    It must write ``output``, or back to its stage.
+    It must read ``stage`` and write the same or ``output``; ``unnamed`` is the stage of a config that names none.
     """
     path = folder / "config.json"
     config = read_json_object(path)
@@ -236,10 +241,10 @@ def read_layer_norm(folder: Path) -> LayerNorm:
 
 
 def stanford_layout(layout: PipelineLayout, config: Mapping[str, Any]) -> PipelineLayout:
-    """A plain repository that calls itself a ColBERT, with Stanford's files read.
+    """The layout of a plain repository that names itself a ColBERT, with Stanford's files read.
 
     Raises:
-        ModelLoadError: It has a modules.json, which describes something else.
+        ModelLoadError: It has a modules.json, which describes a pooled embedder.
     """
     if layout.pooling is not None:
         raise ModelLoadError(
@@ -253,7 +258,7 @@ def stanford_layout(layout: PipelineLayout, config: Mapping[str, Any]) -> Pipeli
 
 
 def _late_layout(modules: list[tuple[str, Path]], settings: Mapping[str, Any], folder: Path) -> PipelineLayout:
-    """PyLate's layout (Transformer and Dense, the rest understood) or MultiVectorEncoder's (all of it listed)."""
+    """PyLate's layout (Transformer and Dense, the rest implied) or MultiVectorEncoder's (every module listed)."""
     listed = folder / "modules.json"
     if not modules:
         raise ModelLoadError(f"{listed} is missing; is {folder} a complete checkpoint?")
@@ -279,12 +284,12 @@ def _late_layout(modules: list[tuple[str, Path]], settings: Mapping[str, Any], f
     prompts = read_prompts(settings, folder)
     markers = {"query": late.query_marker, "document": late.document_marker}
     texts = {name: text.removeprefix(markers.get(name, "")) for name, text in prompts["prompts"].items()}
-    own = read_transformer_settings(transformer)
+    transformer_settings = read_transformer_settings(transformer)
     return PipelineLayout(
         transformer=transformer,
         token_heads=tuple(heads),
         normalize=normalize or not native,
-        **own | {"max_seq_length": late.longest or own.get("max_seq_length")},
+        **transformer_settings | {"max_seq_length": late.longest or transformer_settings.get("max_seq_length")},
         **prompts | {"prompts": texts},
         truncate_dim=settings.get("truncate_dim"),
         late_interaction=late,
@@ -292,7 +297,7 @@ def _late_layout(modules: list[tuple[str, Path]], settings: Mapping[str, Any], f
 
 
 def read_normalize(folder: Path, stage: str = "sentence_embedding") -> Normalize:
-    """A Normalize module's config; it must be on ``stage``."""
+    """A Normalize module's config; it must read ``stage``."""
     path = folder / "config.json"
     reads = read_json_object(path, optional=True).get("module_input_name") or "sentence_embedding"
     if reads != stage:
@@ -301,7 +306,7 @@ def read_normalize(folder: Path, stage: str = "sentence_embedding") -> Normalize
 
 
 def read_transformer_settings(folder: Path) -> dict[str, Any]:
-    """Length and case of a Transformer module, as fields of :class:`PipelineLayout`."""
+    """Length limit and lower-casing of a Transformer module, as fields of :class:`PipelineLayout`."""
     for name in TRANSFORMER_CONFIGS:
         if (folder / name).is_file():
             config = read_json_object(folder / name)
@@ -313,7 +318,7 @@ def read_transformer_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_prompts(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Prompts and the default's name, as fields of :class:`PipelineLayout`."""
+    """Prompts and the name of the default one, as fields of :class:`PipelineLayout`."""
     prompts = settings.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ModelLoadError(f"{folder / 'config_sentence_transformers.json'}: prompts must map names to texts")

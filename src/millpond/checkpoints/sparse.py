@@ -1,8 +1,8 @@
-"""Sparse checkpoints: what makes a text's weights over the vocabulary, and how the files say so.
+"""Sparse checkpoints: how they weigh vocabulary entries, and which files describe it.
 
-SPLADE reads them off a masked-language-model head (sentence-transformers' ``SpladePooling``, or a plain repository that
-its user names so). BGE-M3 keeps two more linear layers in files of their own beside its dense backbone: a weight for
-each token, and a vector for each token.
+SPLADE takes the weights from a masked-language-model head (sentence-transformers' ``SpladePooling``, or a plain
+repository that the user declares one). BGE-M3 has two more linear layers in separate files beside its dense backbone:
+one gives a weight for each token, one a vector for each token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Strategy = Literal["max", "sum"]
 Saturation = Literal["relu", "log1p_relu"]
 
 WEIGHT_FILE, VECTOR_FILE = "sparse_linear.pt", "colbert_linear.pt"
-# What BGE-M3's own code leaves out of its weights.
+# Special tokens without a weight, as in BGE-M3's own code.
 _UNUSED = ("cls_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -28,7 +28,7 @@ class Splade:
     """Weights from the vocabulary's logits: ``log1p(relu(logits))`` pooled over a text's tokens.
 
     Attributes:
-        folder: Where the language model's tensors lie.
+        folder: The folder of the language model's tensors.
         strategy: How tokens are pooled: ``max`` (SPLADE v2 and later) or ``sum``.
         activation: ``log1p_relu`` takes the logarithm twice, as OpenSearch's checkpoints do.
     """
@@ -40,11 +40,11 @@ class Splade:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenWeights:
-    """BGE-M3's: a weight for each token of the text, ``relu(linear(hidden))``; of a repeated token the largest.
+    """BGE-M3's token weights: ``relu(linear(hidden))``; a repeated token has the largest.
 
     Attributes:
         path: The layer's file.
-        unused: Ids of the special tokens that get no weight.
+        unused: Ids of the special tokens that have no weight.
     """
 
     path: Path
@@ -55,7 +55,7 @@ class TokenWeights:
 class TokenVectors:
     """BGE-M3's vectors for late interaction: ``linear(hidden)`` of every token but the first, normalized.
 
-    Unlike a token head this projection is none of the pooled vector's business.
+    Unlike a token head, this projection does not affect the pooled vector.
     """
 
     path: Path
@@ -64,8 +64,8 @@ class TokenVectors:
 Sparse = Splade | TokenWeights
 
 
-def claims(config: Mapping[str, Any]) -> bool:
-    """Whether config.json (through ``hf_overrides``) calls a plain masked language model a SPLADE, as vLLM does."""
+def names_splade(config: Mapping[str, Any]) -> bool:
+    """Whether config.json (or ``hf_overrides``) names vLLM's SPLADE class of a plain masked language model."""
     names = config.get("architectures") or [""]
     return str(names[0]).endswith("SpladeSparseEmbeddingModel")
 
@@ -74,7 +74,7 @@ def read_splade(modules: Sequence[tuple[str, Path]], listed: Path) -> Splade:
     """The SPLADE that modules.json lists, the backbone first.
 
     Raises:
-        ModelLoadError: Another sparse pipeline, or a setting that millpond does not know.
+        ModelLoadError: The pipeline is another one, or a setting is unknown.
     """
     names = [name for name, _ in modules]
     if names[1:] != ["SpladePooling"]:
@@ -104,23 +104,23 @@ def _one_of(value: Any, known: tuple[str, ...], name: str, path: Path) -> Any:
 
 
 def read_token_weights(folder: Path, transformer: Path) -> TokenWeights | None:
-    """BGE-M3's weights, where ``folder`` has them.
+    """BGE-M3's token weights, if ``folder`` has them.
 
     Raises:
-        ModelLoadError: The tokenizer's files do not say which ids its special tokens have.
+        ModelLoadError: The tokenizer's files do not give the ids of its special tokens.
     """
     path = folder / WEIGHT_FILE
     return TokenWeights(path=path, unused=_unused_ids(transformer)) if path.is_file() else None
 
 
 def read_token_vectors(folder: Path) -> TokenVectors | None:
-    """BGE-M3's vectors for late interaction, where ``folder`` has them."""
+    """BGE-M3's vectors for late interaction, if ``folder`` has them."""
     path = folder / VECTOR_FILE
     return TokenVectors(path=path) if path.is_file() else None
 
 
 def _unused_ids(transformer: Path) -> tuple[int, ...]:
-    """Ids of the special tokens that get no weight; a role that the tokenizer does not fill leaves none out."""
+    """Ids of the special tokens that have no weight; roles that the tokenizer does not define are skipped."""
     roles = {
         **read_json_object(transformer / "tokenizer_config.json", optional=True),
         **read_json_object(transformer / "special_tokens_map.json", optional=True),

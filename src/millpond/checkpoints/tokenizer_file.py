@@ -1,9 +1,9 @@
-"""tokenizer.json read as it is, where transformers would make the same tokenizer of it.
+"""tokenizer.json read directly, if transformers would build the same tokenizer.
 
-transformers takes a second to be imported, and its classes build their tokenizer anew from the file's vocabulary and
-their own idea of the rest (case folding, splitting, special tokens), so a file alone decides nothing. Here the few
-classes of BERT-like encoders are written down: a file whose every part equals what its class would build is read
-directly, and any other is left to transformers.
+Importing transformers takes a second, and its classes rebuild their tokenizer from the file's vocabulary with their own
+rules for the rest (case folding, splitting, special tokens), so the file alone is not enough. This module knows the
+rules of the few classes of BERT-like encoders: a file whose every part equals what its class would build is read
+directly; any other is left to transformers.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from millpond.checkpoints.architectures import row_of
 from millpond.checkpoints.resolve import read_json_object
 from millpond.errors import ModelLoadError
 
-# In transformers' order, which is the order its map of special tokens has.
+# In the order of transformers' map of special tokens.
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# What tokenizer_config.json may say: read here, or without meaning for ids. Any other word may change the tokenizer.
+# Keys of tokenizer_config.json that are read here, and keys that do not change ids. Any other may change the tokenizer.
 _READ = {
     *_ROLES,
     "add_prefix_space",
@@ -35,7 +35,7 @@ _READ = {
     "tokenizer_class",
     "trim_offsets",
 }
-_WITHOUT_MEANING = {
+_IGNORED = {
     "backend",
     "clean_up_tokenization_spaces",
     "do_basic_tokenize",
@@ -75,13 +75,13 @@ _ROBERTA_ROLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerFile:
-    """A tokenizer and what its class says of it.
+    """A tokenizer and the properties of its class.
 
     Attributes:
-        backend: The tokenizer; padding and truncation are as the file has them.
-        limit: ``model_max_length``; ``None`` if nothing says one.
+        backend: The tokenizer; padding and truncation are those of the file.
+        limit: ``model_max_length``; ``None`` if no file has it.
         specials: Special tokens by role (``cls_token`` and so on).
-        typed: Whether the class gives token types.
+        typed: Whether the class returns token types.
     """
 
     backend: Tokenizer
@@ -95,9 +95,9 @@ class _Class:
     """One of transformers' tokenizer classes.
 
     Attributes:
-        roles: Special tokens where the files name none.
-        builds: Whether the class would build ``(tokenizer, its file's model, settings, roles)`` just so.
-        typed: Whether it gives token types.
+        roles: Special tokens that the files do not name.
+        builds: Given ``(tokenizer, path of its file, settings, roles)``: whether the class would build that tokenizer.
+        typed: Whether it returns token types.
     """
 
     roles: Mapping[str, str]
@@ -106,24 +106,24 @@ class _Class:
 
 
 def read_as_is(folder: Path) -> TokenizerFile | None:
-    """The tokenizer of ``folder`` without transformers; ``None`` where only transformers can say what it is."""
+    """The tokenizer of ``folder`` without transformers; ``None`` if transformers has to build it."""
     path = folder / "tokenizer.json"
     if not path.is_file() or any((folder / name).exists() for name in ("added_tokens.json", "chat_template.jinja")):
         return None
     try:
         config, settings = read_json_object(folder / "config.json"), _optional(folder / "tokenizer_config.json")
         kind = _class_of(config, settings)
-        if kind is None or not settings.keys() <= _READ | _WITHOUT_MEANING or settings.get("never_split"):
+        if kind is None or not settings.keys() <= _READ | _IGNORED or settings.get("never_split"):
             return None
-        named = settings if "added_tokens_decoder" in settings else settings | _optional(folder / _MAP)
+        settings_and_map = settings if "added_tokens_decoder" in settings else settings | _optional(folder / _MAP)
         backend = Tokenizer.from_file(str(path))
-        roles = _roles(named, kind)
+        roles = _roles(settings_and_map, kind)
         known = roles is not None and _same_tokens(backend, settings.get("added_tokens_decoder"), roles)
         if roles is None or not known or not kind.builds(backend, path, settings, roles):
             return None
     except (ModelLoadError, OSError, ValueError, TypeError, AttributeError):
-        return None  # transformers says what is wrong with it
-    except Exception as error:  # the tokenizers library raises the bare class, and nothing narrower
+        return None  # transformers reports what is wrong with it
+    except Exception as error:  # the tokenizers library raises bare Exception
         if type(error) is not Exception:
             raise
         return None
@@ -151,32 +151,32 @@ def _class_of(config: Mapping[str, Any], settings: Mapping[str, Any]) -> _Class 
 
 
 def _optional(path: Path) -> dict[str, Any]:
-    """What the file says, if there is one; lists of no tokens say nothing."""
-    empty = ("additional_special_tokens", "extra_special_tokens")
-    said = read_json_object(path, optional=True)
-    return {name: value for name, value in said.items() if value or name not in empty}
+    """The content of the file, empty if there is none; without empty lists of tokens, which mean nothing."""
+    lists = ("additional_special_tokens", "extra_special_tokens")
+    content = read_json_object(path, optional=True)
+    return {name: value for name, value in content.items() if value or name not in lists}
 
 
-def _roles(named: Mapping[str, Any], kind: _Class) -> dict[str, str] | None:
-    """Special tokens by role; ``None`` if the files say something else about them, too."""
-    if not named.keys() <= _READ | _WITHOUT_MEANING:
+def _roles(settings: Mapping[str, Any], kind: _Class) -> dict[str, str] | None:
+    """Special tokens by role; ``None`` if the files have other keys, or a role that is no token."""
+    if not settings.keys() <= _READ | _IGNORED:
         return None
     roles: dict[str, str] = {}
     for role in _ROLES:
-        said = named.get(role, kind.roles.get(role))
-        token = said.get("content") if isinstance(said, dict) else said
+        value = settings.get(role, kind.roles.get(role))
+        token = value.get("content") if isinstance(value, dict) else value
         if isinstance(token, str):
             roles[role] = token
-        elif role in named:
+        elif role in settings:
             return None
     return roles
 
 
 def _same_tokens(backend: Tokenizer, declared: Mapping[str, Any] | None, roles: Mapping[str, str]) -> bool:
-    """Whether transformers would add the same tokens to the vocabulary as the file does."""
+    """Whether transformers would add the same tokens to the vocabulary as the file."""
     added = backend.get_added_tokens_decoder()
     if any(backend.model.token_to_id(token.content) != number for number, token in added.items()):
-        return False  # outside the vocabulary: its number would depend on who adds it
+        return False  # outside the vocabulary: its id would depend on the order of adding
     if declared is not None and {int(number): _fields(token) for number, token in declared.items()} != {
         number: _fields(token.__getstate__()) for number, token in added.items()
     }:
@@ -191,7 +191,7 @@ def _fields(token: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _state(part: Any) -> Any:
-    """A tokenizer's part as its file has it, whatever the order of the keys."""
+    """A part of a tokenizer as in its file, comparable in spite of the order of the keys."""
     return None if part is None else json.loads(part.__getstate__())
 
 
@@ -220,7 +220,7 @@ def _builds_bert(backend: Tokenizer, path: Path, settings: Mapping[str, Any], ro
     processor = processors.TemplateProcessing(
         single=f"{cls}:0 $A:0 {sep}:0",
         pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-        special_tokens=[(cls, _number(backend, cls)), (sep, _number(backend, sep))],
+        special_tokens=[(cls, _id_of(backend, cls)), (sep, _id_of(backend, sep))],
     )
     return _is_wordpiece(backend, settings, roles) and _state(backend.post_processor) == _state(processor)
 
@@ -249,14 +249,14 @@ def _roberta_processor(
 ) -> processors.RobertaProcessing:
     sep, cls = roles["sep_token"], roles["cls_token"]
     return processors.RobertaProcessing(
-        (sep, _number(backend, sep)), (cls, _number(backend, cls)), trim_offsets, add_prefix_space
+        (sep, _id_of(backend, sep)), (cls, _id_of(backend, cls)), trim_offsets, add_prefix_space
     )
 
 
-def _number(backend: Tokenizer, token: str) -> int:
-    number = backend.token_to_id(token)
-    assert number is not None  # every role's token is an added one
-    return number
+def _id_of(backend: Tokenizer, token: str) -> int:
+    token_id = backend.token_to_id(token)
+    assert token_id is not None  # _same_tokens found every role's token in the vocabulary
+    return token_id
 
 
 def _builds_xlm_roberta(backend: Tokenizer, path: Path, settings: Mapping[str, Any], roles: Mapping[str, str]) -> bool:
@@ -268,7 +268,7 @@ def _builds_xlm_roberta(backend: Tokenizer, path: Path, settings: Mapping[str, A
     processor = processors.TemplateProcessing(
         single=[bos, "$A", eos],
         pair=[bos, "$A", eos, eos, "$B", eos],
-        special_tokens=[(bos, _number(backend, bos)), (eos, _number(backend, eos))],
+        special_tokens=[(bos, _id_of(backend, bos)), (eos, _id_of(backend, eos))],
     )
     if (
         type(backend.model).__name__ != "Unigram"
@@ -277,7 +277,7 @@ def _builds_xlm_roberta(backend: Tokenizer, path: Path, settings: Mapping[str, A
         or (_state(backend.normalizer) or {"type": "Precompiled"})["type"] != "Precompiled"
     ):
         return False
-    model = json.loads(path.read_bytes())["model"]  # the library does not tell
+    model = json.loads(path.read_bytes())["model"]  # the library does not expose these
     return bool(model.get("unk_id") == 3 and not model.get("byte_fallback"))
 
 

@@ -1,4 +1,4 @@
-"""A folder's tensors: safetensors, whole or in shards, or the older pickled files, read without running code."""
+"""A folder's tensors: safetensors or the older pickled files, whole or in shards, read without running code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
 
 
 def read_tensors(folder: Path, *, only: tuple[str, ...] | None = None) -> dict[str, torch.Tensor]:
-    """Every tensor of ``folder``'s weight files by name, or those of ``only`` that are there.
+    """Every tensor of ``folder``'s weight files by name, or those in ``only`` that the files have.
 
     Raises:
         ModelLoadError: There is no weight file, or one is damaged.
@@ -34,14 +34,14 @@ def read_pickle(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of one pickled file, read without running its code.
 
     Raises:
-        ModelLoadError: It is damaged, or holds something else.
+        ModelLoadError: The file is damaged, or holds something else.
     """
     with _damage(path):
         return dict(_read_pickled(path, None))
 
 
 def _files(folder: Path, only: tuple[str, ...] | None) -> dict[Path, tuple[str, ...] | None]:
-    """The files to read, each with the names wanted from it (``None``: all)."""
+    """The files to read, each with the names to read from it (``None``: all)."""
     for name in (_SAFE, _PICKLED):
         if (folder / name).is_file():
             return {folder / name: only}
@@ -73,7 +73,7 @@ def _read_safe(path: Path, names: tuple[str, ...] | None) -> Mapping[str, torch.
 def _read_pickled(path: Path, names: tuple[str, ...] | None) -> Mapping[str, torch.Tensor]:
     import torch
 
-    mapped = zipfile.is_zipfile(path)  # files from before torch 1.6 are none, and have to be read whole
+    mapped = zipfile.is_zipfile(path)  # files from before torch 1.6 are no zip files and cannot be mapped
     tensors: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     return tensors if names is None else {name: tensors[name] for name in names if name in tensors}
 
@@ -82,12 +82,12 @@ def _read_pickled(path: Path, names: tuple[str, ...] | None) -> Mapping[str, tor
 def _damage(path: Path) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # each reader has its own root exception; the file is at fault in all of them
+    except Exception as error:  # each reader raises its own class, and any of them means a damaged file
         raise ModelLoadError(f"{path}: the weight file is damaged: {error}; fetch it again") from error
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor in ``folder``'s weight files; of safetensors only the header is read.
+    """Shape of every tensor in ``folder``'s weight files; only the header of safetensors is read.
 
     Raises:
         ModelLoadError: There is no weight file, or one is damaged.
@@ -106,7 +106,7 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_rows(folder: Path, name: str, rows: Sequence[int]) -> torch.Tensor:
-    """Some rows of one matrix; of safetensors nothing else of it is read, and a vocabulary's head may take gigabytes.
+    """Some rows of one matrix. safetensors are read row by row, since the head of a vocabulary may take gigabytes.
 
     Raises:
         ModelLoadError: There is no weight file, or one is damaged.
@@ -125,6 +125,6 @@ def read_rows(folder: Path, name: str, rows: Sequence[int]) -> torch.Tensor:
 
 
 def find_tensor(names: Iterable[str], name: str) -> str | None:
-    """The tensor called ``name``, with whatever prefix the checkpoint's class puts before it; the shortest wins."""
-    found = [key for key in names if key == name or key.endswith("." + name)]
-    return min(found, key=len) if found else None
+    """The tensor called ``name``, with or without the prefix of the checkpoint's class; the shortest of several."""
+    matches = [key for key in names if key == name or key.endswith("." + name)]
+    return min(matches, key=len) if matches else None

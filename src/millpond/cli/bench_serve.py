@@ -1,4 +1,4 @@
-"""``millpond bench-serve``: a server of embeddings, scores or rerankings under load."""
+"""``millpond bench-serve``: load test of a server of embeddings, scores or rankings."""
 
 from __future__ import annotations
 
@@ -22,73 +22,73 @@ def bench_serve(
     *,
     api: Annotated[
         Literal["embeddings", "rerank", "score", "tei-embed", "tei-rerank"],
-        typer.Option(help="What is asked: OpenAI's, Cohere's or vLLM's shape, or one of TEI's own."),
+        typer.Option(help="Request format: OpenAI's, Cohere's, vLLM's, or one of TEI's own."),
     ] = "embeddings",
-    path: Annotated[str | None, typer.Option(help="The route, where it is another than usual.", metavar="PATH")] = None,
+    path: Annotated[str | None, typer.Option(help="The path, if it is not the usual one.", metavar="PATH")] = None,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="What the server calls it; by default its only one.")
+        str | None, typer.Option("--model", "-m", help="The model's name on the server; by default its only model.")
     ] = None,
     texts: Annotated[
         str | None,
         typer.Option(
-            help="A .jsonl or .csv, a folder of .txt and .md, any other file of lines, or - (stdin); by default the "
-            "documentation of Python's standard library.",
+            help="A .jsonl or .csv file, a folder of .txt and .md files, another file with one text per line, or - "
+            "(stdin); by default the documentation of Python's standard library.",
             metavar="SOURCE",
         ),
     ] = None,
     words: Annotated[int | None, typer.Option(help="Cut every text after N words.", metavar="N", min=1)] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="One text a line, whatever SOURCE looks like.")] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="One text per line, whatever the type of SOURCE.")] = False,
     id_column: options.IdColumn = "id",
     text_column: options.TextColumn = "text",
-    texts_per_request: Annotated[int, typer.Option("--texts-per-request", "-n", help="Texts.", metavar="N")] = 32,
+    texts_per_request: Annotated[
+        int, typer.Option("--texts-per-request", "-n", help="Texts in each request.", metavar="N")
+    ] = 32,
     connections: Annotated[
         int | None,
         typer.Option(
             "--connections",
             "-c",
-            help="Clients that each wait for their answer (8); with --rate the most connections at once (1024).",
+            help="Clients, each waiting for its answer (8); with --rate the most connections at once (1024).",
             metavar="N",
         ),
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option(help="Requests per second, arriving whether or not others are answered.", metavar="R"),
+        typer.Option(help="Requests per second, arriving independently of the answers.", metavar="R"),
     ] = None,
     duration: Annotated[
-        float | None, typer.Option("--duration", "-d", help="For how long (10).", metavar="SECONDS")
+        float | None, typer.Option("--duration", "-d", help="Duration of the load (10).", metavar="SECONDS")
     ] = None,
-    requests: Annotated[
-        int | None, typer.Option(help="Send N requests, in the place of --duration.", metavar="N")
-    ] = None,
-    warm_up: Annotated[float, typer.Option(help="The same load before it counts.", metavar="SECONDS")] = 1.0,
-    timeout: Annotated[float, typer.Option(help="When a request is given up.", metavar="SECONDS")] = 60.0,
+    requests: Annotated[int | None, typer.Option(help="Send N requests, instead of --duration.", metavar="N")] = None,
+    warm_up: Annotated[float, typer.Option(help="The same load before the measurement.", metavar="SECONDS")] = 1.0,
+    timeout: Annotated[float, typer.Option(help="When to give up a request.", metavar="SECONDS")] = 60.0,
     encoding_format: Annotated[
-        Literal["float", "base64"] | None, typer.Option(help="Of the vectors; OpenAI's client asks for base64.")
+        Literal["float", "base64"] | None, typer.Option(help="Encoding of the vectors; OpenAI's client uses base64.")
     ] = None,
     dimensions: Annotated[int | None, typer.Option(help="Matryoshka width.", metavar="N")] = None,
     truncate_prompt_tokens: Annotated[
         int | None,
-        typer.Option(help="Cut longer texts, -1 at the model's own limit; else servers may refuse them.", metavar="N"),
+        typer.Option(help="Cut longer texts, -1 at the model's limit; otherwise servers may refuse them.", metavar="N"),
     ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(envvar="MILLPOND_API_KEY", help="Sent as a bearer token.", metavar="KEY"),
     ] = None,
     ca_file: Annotated[
-        Path | None, typer.Option(help="Authorities that sign the server's certificate.", metavar="PATH")
+        Path | None, typer.Option(help="Certificate authorities for the server's certificate.", metavar="PATH")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the arrivals.", metavar="N")] = 0,
-    output: Annotated[Literal["table", "json"], typer.Option(help="How the figures are printed.")] = "table",
+    seed: Annotated[int, typer.Option(help="Seed of the arrival times.", metavar="N")] = 0,
+    output: Annotated[Literal["table", "json"], typer.Option(help="Output format.")] = "table",
     output_file: Annotated[
-        Path | None, typer.Option("--output-file", "-o", help="Write the figures as JSON too.", metavar="PATH")
+        Path | None, typer.Option("--output-file", "-o", help="Also write the results as JSON.", metavar="PATH")
     ] = None,
 ) -> None:
-    """Put a server under load, and print how it did: throughput, latencies and errors by status.
+    """Put a server under load, and print throughput, latencies and errors by status.
 
-    Any server with OpenAI's embeddings route, or with a rerank or score route, will do. Without --rate the load is a
-    closed loop: --connections clients, each of which sends its next request when it has its answer. With --rate it is
-    an open one: requests are due at random times, and a latency runs from when the request was due, so that one which
-    had to wait for the server to catch up has waited.
+    Works with any server that has OpenAI's embeddings route, or a rerank or score route. Without --rate the load is a
+    closed loop: --connections clients, each sending its next request after an answer. With --rate it is an open loop:
+    requests are due at random times, and latency counts from when a request was due, so that the time in which the
+    server falls behind is included.
 
     The exit code is 1 if a request failed.
     """
@@ -119,10 +119,10 @@ def bench_serve(
     )
     if output_file is not None and not output_file.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {str(output_file.parent)!r}", param_hint="--output-file")
-    found = _texts(texts, lines=lines, id_column=id_column, text_column=text_column)
+    sent_texts = _texts(texts, lines=lines, id_column=id_column, text_column=text_column)
     if words is not None:
-        found = [" ".join(text.split()[:words]) for text in found]
-    report = run(target, plan, found, show_progress=True)
+        sent_texts = [" ".join(text.split()[:words]) for text in sent_texts]
+    report = run(target, plan, sent_texts, show_progress=True)
     content = json.dumps(report.as_dict(), indent=2, ensure_ascii=False)
     print(content if output == "json" else report.table())
     if output_file is not None:
@@ -141,12 +141,12 @@ def _texts(source: str | None, *, lines: bool, id_column: str, text_column: str)
         from millpond.cli.stdlib_docs import read_stdlib
 
         return [record.text for record in read_stdlib()]
-    found = []
+    texts = []
     for item in read_texts(source, lines=lines, id_column=id_column, text_column=text_column):
         if isinstance(item, Record):
-            found.append(item.text)
+            texts.append(item.text)
         else:
             logger.error("%s: %s", item.where, item.reason)
-    if not found:
+    if not texts:
         raise InvalidRequestError(f"{source!r} holds no text")
-    return found
+    return texts

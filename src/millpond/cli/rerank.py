@@ -14,7 +14,7 @@ import typer
 from millpond.cli import options
 from millpond.cli.texts import read_texts
 from millpond.ingest.record import Record
-from millpond.tasks import Truncate
+from millpond.tasks import ScoreMethod, Truncate
 
 if TYPE_CHECKING:
     from millpond.outputs import RerankResult
@@ -26,7 +26,13 @@ _BAR_WIDTH = 20
 _ID_WIDTH = 24
 _LINE_WIDTH = 120
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-_SCORE_NAMES = {"cross-encoder": "the model's own score", "late-interaction": "MaxSim", "bi-encoder": "cosine"}
+_SCORE_NAMES = {
+    "cross-encoder": "the model's own score",
+    "late-interaction": "MaxSim",
+    "bi-encoder": "cosine",
+    "cosine": "cosine",
+    "maxsim": "MaxSim",
+}
 
 
 def rerank(
@@ -41,6 +47,9 @@ def rerank(
     model: options.Model,
     revision: options.Revision = None,
     top_n: Annotated[int | None, typer.Option(help="Print the N best documents only.", metavar="N", min=1)] = None,
+    method: Annotated[
+        ScoreMethod, typer.Option(help="auto is what the checkpoint is; cosine of vectors; maxsim of token vectors.")
+    ] = "auto",
     instruction: Annotated[
         str | None, typer.Option(help="Instruction for the template of an LLM reranker.", metavar="TEXT")
     ] = None,
@@ -70,7 +79,7 @@ def rerank(
     """Sort documents by their score for QUERY, best first.
 
     A cross-encoder scores query and document together, a late-interaction checkpoint compares them token by token
-    (MaxSim), and an embedding checkpoint compares two vectors (cosine).
+    (MaxSim), and an embedding checkpoint compares two vectors (cosine), or its token vectors with --method maxsim.
 
     Standard input is read as JSONL if it begins with {, else as one text per line with the line number as id.
     Blank lines are skipped. An invalid line is reported, the others are ranked, and the exit code is 1.
@@ -101,6 +110,7 @@ def rerank(
             query,
             [record.text for record in records],
             top_n=top_n,
+            method=method,
             instruction=instruction,
             truncate=truncate,
             # Other kinds need two calls, and would show two bars.
@@ -112,7 +122,7 @@ def rerank(
     if output == "jsonl":
         _write_lines(results, records)
     else:
-        _write_table(results, records, spec)
+        _write_table(results, records, spec, method)
     if failed:
         raise typer.Exit(1)
 
@@ -125,7 +135,9 @@ def _write_lines(results: Sequence[RerankResult], records: Sequence[Record]) -> 
         print(json.dumps(row, ensure_ascii=False))
 
 
-def _write_table(results: Sequence[RerankResult], records: Sequence[Record], spec: ModelSpec) -> None:
+def _write_table(
+    results: Sequence[RerankResult], records: Sequence[Record], spec: ModelSpec, method: ScoreMethod
+) -> None:
     """Print columns with bars on a terminal, tab-separated values otherwise."""
     from rich.console import Console
     from rich.text import Text
@@ -142,7 +154,7 @@ def _write_table(results: Sequence[RerankResult], records: Sequence[Record], spe
     id_width = min(_ID_WIDTH, max(map(len, ids), default=0))
     scores_text = [f"{score:.4f}" for score in scores]
     score_width = max(map(len, scores_text), default=0)
-    score_name = _SCORE_NAMES.get(spec.score_type or "", "score")
+    score_name = _SCORE_NAMES.get((spec.score_type or "") if method == "auto" else method, "score")
     title = f"{len(results)} of {len(records)} documents by {score_name} ({spec.name})"
     console.print(Text(title, style="dim"), soft_wrap=True)
     for rank, result in enumerate(results):

@@ -1,4 +1,4 @@
-"""``millpond serve``: checkpoints behind HTTP, for the clients of OpenAI, Cohere, TEI and vLLM."""
+"""``millpond serve``: checkpoints over HTTP, for clients of OpenAI, Cohere, TEI and vLLM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _option(*flags: str, help: str, panel: str, metavar: str | None = None) -> A
     return typer.Option(*flags, help=help, rich_help_panel=panel, metavar=metavar)
 
 
-# Values are read where those of the environment and of the file are, and refused alike; hence all the str.
+# Values are converted together with those of the environment and the file, with the same errors; hence all the str.
 def serve(
     ctx: typer.Context,
     models: Annotated[
@@ -38,17 +38,19 @@ def serve(
         typer.Argument(help="Hub ids, local folders, or names of the file's models.", metavar="MODEL"),
     ] = None,
     *,
-    model: Annotated[list[str] | None, _option("--model", help="The same.", panel=_MODELS, metavar="MODEL")] = None,
+    model: Annotated[
+        list[str] | None, _option("--model", help="The same as the argument.", panel=_MODELS, metavar="MODEL")
+    ] = None,
     config: Annotated[
         str | None,
         _option(
-            help="YAML file of these options; models: in it gives models their own.", panel=_MODELS, metavar="FILE"
+            help="YAML file of these options; under models: each model has its own.", panel=_MODELS, metavar="FILE"
         ),
     ] = None,
     served_model_name: Annotated[
         list[str] | None,
         _option(
-            help="What clients call the model: its names, or one for each of several.", panel=_MODELS, metavar="NAME..."
+            help="Names of the model for clients, or one for each of several models.", panel=_MODELS, metavar="NAME..."
         ),
     ] = None,
     revision: Annotated[
@@ -56,7 +58,7 @@ def serve(
     ] = None,
     runner: Annotated[str | None, _option(help="auto or pooling.", panel=_MODELS)] = None,
     convert: Annotated[str | None, _option(help="auto, embed, classify or none.", panel=_MODELS)] = None,
-    task: Annotated[str | None, _option(help="The older word for --convert.", panel=_MODELS)] = None,
+    task: Annotated[str | None, _option(help="Older name of --convert.", panel=_MODELS)] = None,
     device: Annotated[
         str | None, _option(help="auto, cpu, cuda, mps, or several: cuda:0,cuda:1.", panel=_MODELS)
     ] = None,
@@ -92,11 +94,9 @@ def serve(
             "--trust-remote-code/--no-trust-remote-code", help="Accepted; no such code is ever run.", panel=_MODELS
         ),
     ] = None,
-    cache: Annotated[
-        str | None, _option(help="File of vectors to read and fill.", panel=_MODELS, metavar="PATH")
-    ] = None,
+    cache: Annotated[str | None, _option(help="File of the vector cache.", panel=_MODELS, metavar="PATH")] = None,
     compile: Annotated[
-        bool | None, _option("--compile/--no-compile", help="Compile what gains by it.", panel=_MODELS)
+        bool | None, _option("--compile/--no-compile", help="Compile what gets faster by it.", panel=_MODELS)
     ] = None,
     max_batch_tokens: Annotated[
         str | None,
@@ -109,25 +109,26 @@ def serve(
         ),
     ] = None,
     max_queue: Annotated[
-        str | None, _option(help="Most texts waiting for a model; beyond it 429 (16384).", panel=_MODELS, metavar="N")
+        str | None,
+        _option(help="Most texts waiting for a model; further requests get 429 (16384).", panel=_MODELS, metavar="N"),
     ] = None,
     max_inputs: Annotated[
-        str | None, _option(help="Most texts of one request (2048).", panel=_REQUESTS, metavar="N")
+        str | None, _option(help="Most texts in one request (2048).", panel=_REQUESTS, metavar="N")
     ] = None,
     max_body_bytes: Annotated[
-        str | None, _option(help="Largest body; beyond it 413 (32M).", panel=_REQUESTS, metavar="N")
+        str | None, _option(help="Largest body; larger ones get 413 (32M).", panel=_REQUESTS, metavar="N")
     ] = None,
     request_timeout: Annotated[
-        str | None, _option(help="Until a request is given up with 504 (600).", panel=_REQUESTS, metavar="SECONDS")
+        str | None, _option(help="Time until a request is given up with 504 (600).", panel=_REQUESTS, metavar="SECONDS")
     ] = None,
     drain_timeout: Annotated[
-        str | None, _option(help="For running requests after SIGTERM (30).", panel=_REQUESTS, metavar="SECONDS")
+        str | None, _option(help="Time for running requests after SIGTERM (30).", panel=_REQUESTS, metavar="SECONDS")
     ] = None,
     trust_request_chat_template: Annotated[
         bool | None,
         _option(
             "--trust-request-chat-template/--no-trust-request-chat-template",
-            help="Requests may bring templates.",
+            help="Requests may contain chat templates.",
             panel=_REQUESTS,
         ),
     ] = None,
@@ -140,28 +141,30 @@ def serve(
     uds: Annotated[str | None, _option(help="Listen on a Unix socket instead.", panel=_NETWORK, metavar="PATH")] = None,
     api_key: Annotated[
         list[str] | None,
-        _option(help="Key that clients need; repeat for more. Safer: MILLPOND_API_KEY.", panel=_NETWORK, metavar="KEY"),
+        _option(
+            help="Key that clients must send; repeat for more. Safer: MILLPOND_API_KEY.", panel=_NETWORK, metavar="KEY"
+        ),
     ] = None,
     allowed_origins: Annotated[
         list[str] | None,
         _option(help="Origin that browsers may call from; repeat for more.", panel=_NETWORK, metavar="ORIGIN"),
     ] = None,
     root_path: Annotated[
-        str | None, _option(help="Prefix that a proxy in front strips.", panel=_NETWORK, metavar="PATH")
+        str | None, _option(help="Path prefix that a proxy strips.", panel=_NETWORK, metavar="PATH")
     ] = None,
     ssl_certfile: Annotated[
-        str | None, _option(help="Certificate; switches TLS on.", panel=_NETWORK, metavar="PEM")
+        str | None, _option(help="Certificate; enables TLS.", panel=_NETWORK, metavar="PEM")
     ] = None,
     ssl_keyfile: Annotated[str | None, _option(help="Its key.", panel=_NETWORK, metavar="PEM")] = None,
     ssl_ca_certs: Annotated[
-        str | None, _option(help="Who must have signed the clients' certificates.", panel=_NETWORK, metavar="PEM")
+        str | None, _option(help="Authorities for the clients' certificates.", panel=_NETWORK, metavar="PEM")
     ] = None,
     log_level: Annotated[
         str | None, _option(help="debug, info, warning or error (info).", panel=_LOG, metavar="LEVEL")
     ] = None,
     log_format: Annotated[str | None, _option(help="plain or json (plain).", panel=_LOG, metavar="FORMAT")] = None,
     otlp_traces_endpoint: Annotated[
-        str | None, _option(help="Where traces go; needs the extra otel.", panel=_LOG, metavar="URL")
+        str | None, _option(help="Where to send traces; needs the extra otel.", panel=_LOG, metavar="URL")
     ] = None,
     log_requests: Annotated[
         bool | None,
@@ -176,8 +179,8 @@ def serve(
     """Serve checkpoints over HTTP, each with all its tasks, until SIGTERM or Ctrl-C.
 
     Options are those of vllm serve. Each is also an environment variable (--max-queue: MILLPOND_MAX_QUEUE) and a key
-    of the file; a flag wins over a variable, that over the file. Of vLLM's flags about memory and parallelism those
-    without a meaning here are accepted and named in a warning.
+    of the file; a flag takes precedence over a variable, a variable over the file. vLLM's flags for memory and
+    parallelism that have no effect here are accepted and named in a warning.
     """
     if missing := [name for name in _EXTRA if find_spec(name) is None]:
         raise MissingExtraError(f"millpond serve needs {', '.join(missing)}: pip install 'millpond[server]'")
@@ -189,17 +192,19 @@ def serve(
         for name, value in ctx.params.items()
         if value not in (None, [], ()) and name not in ("models", "model")
     }
-    asked = ctx.parent.get_parameter_source("log_level") if ctx.parent is not None else None
-    if asked is not None and asked.name == "COMMANDLINE" and ctx.parent is not None:
+    level_source = ctx.parent.get_parameter_source("log_level") if ctx.parent is not None else None
+    if level_source is not None and level_source.name == "COMMANDLINE" and ctx.parent is not None:
         flags.setdefault("log_level", ctx.parent.params["log_level"])  # millpond --log-level debug serve
-    wanted = sources.read([*(models or ()), *(model or ())], flags, os.environ, ignored_args=ctx.meta.get(IGNORED_ARGS))
+    settings = sources.read(
+        [*(models or ()), *(model or ())], flags, os.environ, ignored_args=ctx.meta.get(IGNORED_ARGS)
+    )
 
     from millpond.server.launch import run
 
-    _start_log(wanted.server)
-    if wanted.ignored:
-        logger.warning("no meaning here, and ignored: %s", ", ".join(wanted.ignored))
-    run.serve(wanted.models, wanted.server, ready=_tell)
+    _start_log(settings.server)
+    if settings.ignored:
+        logger.warning("no meaning here, and ignored: %s", ", ".join(settings.ignored))
+    run.serve(settings.models, settings.server, ready=_announce)
 
 
 def _start_log(config: ServerConfig) -> None:
@@ -212,12 +217,12 @@ def _start_log(config: ServerConfig) -> None:
     logging.captureWarnings(True)
 
 
-def _tell(address: str, models: ServedModels) -> None:
-    """What a person wants to know when the server is ready."""
+def _announce(address: str, models: ServedModels) -> None:
+    """Print the address and the models when the server is ready."""
     from millpond import __version__
 
     print(f"serving at {address} (millpond {__version__})")
     for model in models:
-        more = f" (also {', '.join(model.names[1:])})" if len(model.names) > 1 else ""
-        print(f"  {model.name}{more}: {', '.join(sorted(model.engine.tasks))}")
+        aliases = f" (also {', '.join(model.names[1:])})" if len(model.names) > 1 else ""
+        print(f"  {model.name}{aliases}: {', '.join(sorted(model.engine.tasks))}")
     print(f"every route: {address}/docs" if not address.startswith("unix:") else "every route: /docs", flush=True)

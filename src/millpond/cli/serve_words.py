@@ -1,4 +1,4 @@
-"""The words of ``millpond serve``: vLLM's command line, read with this program's options."""
+"""ServeCommand: vLLM's command line for ``millpond serve``, rewritten for typer."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typer.core import TyperCommand
 from millpond.errors import InvalidRequestError
 from millpond.vllm_dialect.arguments import SERVER_KNOBS, SWITCHES
 
-IGNORED_ARGS = "millpond.ignored_args"  # where a context keeps the arguments of vLLM that change nothing
+IGNORED_ARGS = "millpond.ignored_args"  # key in a context's meta for vLLM's arguments that have no effect
 
 _SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-q": "--quantization"}
 _NAMES = "--served-model-name"
-# Options that may be written key by key: --pooler-config.pooling_type CLS
+# JSON options that may be given key by key: --pooler-config.pooling_type CLS
 _OBJECTS = ("--hf-overrides", "--pooler-config")
 
 
 class ServeCommand(TyperCommand):
-    """Reads what typer cannot: flags with ``_``, several words behind one flag, single keys of a JSON object."""
+    """Accepts what typer does not: flags with ``_``, several values after one flag, single keys of a JSON object."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Typer's reading, of words that it understands."""
+        """Rewrite the arguments, then let typer parse them."""
         takes_value = {
             name: not getattr(option, "is_flag", False)
             for option in self.get_params(ctx)
@@ -36,7 +36,7 @@ class ServeCommand(TyperCommand):
         return super().parse_args(ctx, words)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Plain lines: typer's boxes cut the longer flags off where a terminal has 80 columns."""
+        """Plain lines: typer's boxes cut long flags in a terminal of 80 columns."""
         self.rich_markup_mode = None
         super().format_help(ctx, formatter)
 
@@ -54,14 +54,14 @@ class ServeCommand(TyperCommand):
 
 
 def read(args: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str], dict[str, str]]:
-    """(words in the program's own spelling, arguments of vLLM that change nothing).
+    """(arguments for typer, vLLM's arguments that have no effect).
 
     Args:
-        args: What was typed.
-        takes_value: The program's options.
+        args: The arguments as typed.
+        takes_value: The program's options, and whether each takes a value.
 
     Raises:
-        InvalidRequestError: A flag that there is not, or one without its value.
+        InvalidRequestError: An unknown flag, or a flag without its value.
     """
     waiting = deque(args)
     words: list[str] = []
@@ -77,25 +77,25 @@ def read(args: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str
         typed, equals, value = word.partition("=")
         base, _, path = _SHORT.get(typed, typed).partition(".")
         flag = f"--{base[2:].replace('_', '-')}" if base.startswith("--") else base
-        knob = flag[2:].replace("-", "_")
+        name = flag[2:].replace("-", "_")
         if path and flag in _OBJECTS:
             _put(objects.setdefault(flag, {}), path, value if equals else _next(waiting, typed), typed)
-        elif path or (flag not in takes_value and knob.removeprefix("no_") not in SERVER_KNOBS):
+        elif path or (flag not in takes_value and name.removeprefix("no_") not in SERVER_KNOBS):
             raise _no_such_flag(typed, takes_value)
         elif flag == _NAMES and not equals:
             words += _several(waiting, words)
-        elif takes_value.get(flag, knob in SERVER_KNOBS - SWITCHES):
+        elif takes_value.get(flag, name in SERVER_KNOBS - SWITCHES):
             value = value if equals else _next(waiting, typed)
             if flag in takes_value:
                 words += [flag, value]
             else:
-                ignored_args[knob] = value
+                ignored_args[name] = value
         elif equals:
             raise InvalidRequestError(f"{typed} takes no value; write {typed}, or the flag for the opposite")
         elif flag in takes_value:
             words.append(flag)
         else:
-            ignored_args[knob.removeprefix("no_")] = "true" if knob in SWITCHES else "false"
+            ignored_args[name.removeprefix("no_")] = "true" if name in SWITCHES else "false"
     for flag, content in objects.items():
         if flag in words:
             raise InvalidRequestError(f"{flag} is given as JSON and key by key; give it in one way")
@@ -109,14 +109,14 @@ def _next(waiting: deque[str], typed: str) -> str:
     return waiting.popleft()
 
 
-def _several(waiting: deque[str], before: Sequence[str]) -> list[str]:
-    """Every word up to the next flag is a name, as in vLLM."""
+def _several(waiting: deque[str], preceding: Sequence[str]) -> list[str]:
+    """The names: as in vLLM, every word up to the next flag."""
     names = []
     while waiting and not waiting[0].startswith("-"):
         names.append(waiting.popleft())
     if not names:
         raise InvalidRequestError(f"{_NAMES} needs a name behind it")
-    if _NAMES in before and len(names) > 1:
+    if _NAMES in preceding and len(names) > 1:
         raise InvalidRequestError(
             f"{_NAMES} takes every word up to the next flag, and would make names of {', '.join(names[1:])}; "
             "put the models first"
@@ -125,7 +125,7 @@ def _several(waiting: deque[str], before: Sequence[str]) -> list[str]:
 
 
 def _put(content: dict[str, Any], path: str, text: str, typed: str) -> None:
-    """Write one value, JSON or plain text, at a path of keys."""
+    """Store one value, JSON or plain text, at a path of keys."""
     *outer, last = path.split(".")
     for key in outer:
         content = content.setdefault(key, {})

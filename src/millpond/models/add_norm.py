@@ -1,4 +1,4 @@
-"""The end of a post-norm block: add what went in, and normalize."""
+"""AddNorm, the end of a post-norm block: add the block's input and normalize."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from torch import nn
 
 from millpond.native.operands import LANES, kernels_for
 
-# Columns that the kernel has room for.
+# Columns that the kernel's buffer holds.
 _WIDEST = 4096
 
 
 class AddNorm(nn.Module):
-    """``norm(states + residual)``, in one pass on a CPU in bfloat16 where the compiled kernels are."""
+    """``norm(states + residual)``, in one pass of the compiled kernel on a CPU in bfloat16."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
         self.norm = norm
 
     def forward(self, states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:  # [tokens, hidden], both
-        """``[tokens, hidden]``; ``states`` are used up."""
+        """``[tokens, hidden]``; ``states`` is overwritten."""
         norm = self.norm
         if not isinstance(norm, nn.LayerNorm) or not _suits(norm, states, residual):
             return norm(states.add_(residual))  # type: ignore[no-any-return]

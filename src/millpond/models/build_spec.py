@@ -205,7 +205,7 @@ def _max_length(
     tokenizer_limit: int | None,
     name: str,
 ) -> int:
-    """The user's length, else max_seq_length, else the tokenizer's limit; a position table bounds all of them."""
+    """The user's length, else max_seq_length, else the least of tokenizer's limit and positions; a table bounds it."""
     capacity = architecture.capacity(config)
     if options.max_length is not None:
         if capacity is not None and options.max_length > capacity and architecture.bounded(config):

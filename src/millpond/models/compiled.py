@@ -1,8 +1,8 @@
-"""``compile=True``: the pieces of a layer around attention, through torch.compile.
+"""``compile=True``: the parts of a layer around attention, through torch.compile.
 
-Only pieces of plain tensor arithmetic are compiled, never a whole model: attention loops over the lengths of a batch,
-which a compiler would take for constants. A piece is compiled once for all layers of a model and for every number of
-tokens, at load, and is kept in a folder for the next process. Where compiling fails the piece runs as it is written.
+Only parts of plain tensor arithmetic are compiled, never a whole model: attention loops over the lengths of a batch,
+which a compiler would treat as constants. A part is compiled at load, once for all layers of a model and for every
+number of tokens, and the code is kept in a folder for the next process. A part that cannot be compiled runs as written.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from millpond.models.linear import ReorderedLinear
 
 logger = logging.getLogger(__name__)
 
-# Fewer rows run as written: on a CPU entering compiled code costs more than it saves there, and one row alone would be
-# compiled for itself.
+# Fewer rows run as written: on a CPU, entering compiled code costs more than it saves, and a single row would be
+# compiled separately.
 _LEAST = {"cpu": 256}
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # torch's name for it
 _WARM_LENGTH = 8
 
 
 def check_compiler(device: torch.device) -> None:
-    """Refuse to compile where nothing can, before any weight is read.
+    """Refuse ``compile=True`` on a machine that cannot compile, before any weight is read.
 
     Raises:
-        ModelLoadError: There is no C++ compiler (CPU), no Triton (GPU), or the device has neither.
+        ModelLoadError: The C++ compiler (CPU) or Triton (GPU) is missing, or the device is neither.
     """
     if device.type == "cpu":
         from torch._inductor.cpp_builder import get_cpp_compiler
@@ -63,14 +63,14 @@ def check_compiler(device: torch.device) -> None:
 
 
 def compile_parts(backbone: nn.Module, architecture: Architecture, *, offset: int) -> nn.Module:
-    """``backbone`` with the parts that its modules name compiled, in place; compiled now, so that no caller waits.
+    """Compile the parts that the modules of ``backbone`` name, in place, and run them once so that no caller waits.
 
-    A module names them by a method ``compiled_parts() -> tuple[str, ...]``: methods of ``(rows [tokens, ...], ...)``
-    whose other arguments are as many rows.
+    A module names its parts in a method ``compiled_parts() -> tuple[str, ...]``: methods of ``rows [tokens, ...]`` and
+    further tensors with as many rows.
 
     Args:
         backbone: Loaded, in evaluation mode, on its device.
-        architecture: Its row of the table.
+        architecture: Its row of the table of architectures.
         offset: Position of a text's first token.
     """
     device = next(tensor.device for tensor in (*backbone.parameters(), *backbone.buffers()))
@@ -83,7 +83,7 @@ def compile_parts(backbone: nn.Module, architecture: Architecture, *, offset: in
     started = time.perf_counter()
     for part in parts:
         part.warming = True
-    for texts in (1 + least // _WARM_LENGTH, 3 + least // 4):  # two sizes, of which the second needs no code of its own
+    for texts in (1 + least // _WARM_LENGTH, 3 + least // 4):  # two sizes; the second reuses the first one's code
         _run(backbone, architecture, texts, device=device, offset=offset)
     for part in parts:
         part.warming = False
@@ -91,20 +91,20 @@ def compile_parts(backbone: nn.Module, architecture: Architecture, *, offset: in
     return backbone
 
 
-class Part:
-    """A method of a class, compiled once for all its modules in a backbone."""
+class CompiledPart:
+    """A method of a class, compiled once for all modules of that class in a backbone."""
 
     def __init__(self, method: FunctionType, *, least: int) -> None:
         self._written: Callable[..., Any] = method
-        # Compiled code hangs on the code object, at most a few of them: a copy for each engine.
-        own = FunctionType(method.__code__.replace(), method.__globals__, method.__name__, method.__defaults__)
-        self._compiled = torch.compile(own, fullgraph=True, options=_options())
+        # torch keeps compiled code, a few versions at most, with the code object: each engine gets a copy of it.
+        copy = FunctionType(method.__code__.replace(), method.__globals__, method.__name__, method.__defaults__)
+        self._compiled = torch.compile(copy, fullgraph=True, options=_options())
         self._least = least
         self.failed = False
         self.warming = False
 
     def __call__(self, module: nn.Module, rows: torch.Tensor, *others: torch.Tensor) -> Any:
-        """The method's result; ``rows`` and ``others`` share their first dimension."""
+        """The method's result; ``others`` have as many rows as ``rows``."""
         if self.failed or len(rows) < self._least:
             return self._written(module, rows, *others)
         if self.warming:
@@ -112,20 +112,20 @@ class Part:
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
         try:
             return self._compiled(module, rows, *others)
-        except (torch._dynamo.exc.TorchDynamoException, OSError) as error:  # before anything has run
+        except (torch._dynamo.exc.TorchDynamoException, OSError) as error:  # raised before anything has run
             self.failed = True
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            logger.warning("compile=True: %s runs as written, for it could not be compiled: %s", self.name, reason)
+            logger.warning("compile=True: %s runs as written, since it could not be compiled: %s", self.name, reason)
             return self._written(module, rows, *others)
 
     @property
     def name(self) -> str:
-        """What it is called in the log."""
+        """Its name in the log."""
         return self._written.__qualname__
 
 
 class OpaqueLinear(nn.Module):
-    """A linear layer that a compiler calls and does not look into: its weights have an order only oneDNN knows."""
+    """A linear layer that the compiler calls without looking inside: only oneDNN knows the order of its weights."""
 
     handle: torch.Tensor
 
@@ -133,7 +133,7 @@ class OpaqueLinear(nn.Module):
         super().__init__()
         self.layer = layer
         self.out = out
-        # A tensor, not a number: numbers would be taken for constants, and each layer compiled for itself.
+        # A tensor, not a number: the compiler would treat a number as a constant and compile each layer separately.
         self.register_buffer("handle", torch.tensor(_LAYERS.add(layer)), persistent=False)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [tokens, in] -> [tokens, out]
@@ -143,8 +143,8 @@ class OpaqueLinear(nn.Module):
         return torch.ops.millpond.opaque_linear(rows, self.handle, self.out)  # type: ignore[no-any-return]
 
 
-class _Layers:
-    """The layers behind the handles, for as long as their engine holds them."""
+class _LayerTable:
+    """Layers by handle, as long as their engine holds them."""
 
     def __init__(self) -> None:
         self._layers: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
@@ -157,7 +157,7 @@ class _Layers:
         return number
 
     def run(self, rows: torch.Tensor, handle: torch.Tensor, out: int) -> torch.Tensor:
-        """What the layer gives for ``rows``."""
+        """The layer's output for ``rows``."""
         result: torch.Tensor = self._layers[int(handle)](rows)
         return result
 
@@ -166,21 +166,21 @@ def _shape_of(rows: torch.Tensor, handle: torch.Tensor, out: int) -> torch.Tenso
     return rows.new_empty(*rows.shape[:-1], out)
 
 
-_LAYERS = _Layers()
-_LIBRARY = torch.library.Library("millpond", "DEF")  # torch takes an operator back when its library goes
+_LAYERS = _LayerTable()
+_LIBRARY = torch.library.Library("millpond", "DEF")  # the operator is removed when this object is collected
 _LIBRARY.define("opaque_linear(Tensor rows, Tensor handle, int out) -> Tensor")
 _LIBRARY.impl("opaque_linear", _LAYERS.run, "CPU")
 torch.library.register_fake("millpond::opaque_linear", _shape_of, lib=_LIBRARY)
 
 
-def _replace(backbone: nn.Module, *, least: int) -> list[Part]:
-    """Put compiled parts in the place of the methods that the modules name; a class's modules share them."""
-    parts: dict[tuple[type, str], Part] = {}
+def _replace(backbone: nn.Module, *, least: int) -> list[CompiledPart]:
+    """Replace the methods that the modules name by compiled parts, which all modules of a class share."""
+    parts: dict[tuple[type, str], CompiledPart] = {}
     for module in list(backbone.modules()):
         names: tuple[str, ...] = getattr(module, "compiled_parts", tuple)()
         for name in names:
             method = getattr(type(module), name)
-            part = parts.setdefault((type(module), name), Part(method, least=least))
+            part = parts.setdefault((type(module), name), CompiledPart(method, least=least))
             setattr(module, name, partial(part, module))
         if names:
             _wrap_linears(module)
@@ -194,7 +194,7 @@ def _wrap_linears(module: nn.Module) -> None:
 
 
 def _run(backbone: nn.Module, architecture: Architecture, texts: int, *, device: torch.device, offset: int) -> None:
-    """Run a batch of short texts of nothing."""
+    """Run a batch of short texts, all of token 0."""
     tokens = texts * _WARM_LENGTH
     ids = torch.zeros(1, tokens, dtype=torch.long, device=device)
     positions = (torch.arange(tokens, device=device) % _WARM_LENGTH + offset)[None]  # [1, tokens]
@@ -206,33 +206,31 @@ def _run(backbone: nn.Module, architecture: Architecture, texts: int, *, device:
 
 
 def _options() -> dict[str, Any]:
-    return {"guard_filter_fn": _whatever_the_threads, "cpp.dynamic_threads": True}
+    return {"guard_filter_fn": _ignore_threads, "cpp.dynamic_threads": True}
 
 
-def _whatever_the_threads(guards: Sequence[Any]) -> list[bool]:
-    """Code is good for any number of threads, which an engine chooses batch by batch; torch would compile for each."""
+def _ignore_threads(guards: Sequence[Any]) -> list[bool]:
+    """Use the same code for any number of threads: an engine chooses it for each batch, and torch would recompile."""
     return [guard.guard_type != "GLOBAL_STATE" for guard in guards]
 
 
 def _use_folder() -> str:
-    """Where compiled code is kept: as torch's own variable says, else in the user's cache folder, closed to others.
+    """The folder of compiled code: the one in torch's variable, else one in the user's cache, closed to other users.
 
-    What lies there is run: a folder that somebody else may write to is not used.
+    Files in it are executed, so a folder that others may write to is not used.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    named = os.environ.get(_FOLDER)
-    if named and named != default_cache_dir():  # torch writes its own choice into the variable, too
-        return named
+    chosen = os.environ.get(_FOLDER)
+    if chosen and chosen != default_cache_dir():  # torch writes its default into the variable, too
+        return chosen
     home = os.environ.get("XDG_CACHE_HOME", "")
     folder = (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "millpond" / "compile"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)  # refused unless it is this user's
+        folder.chmod(0o700)  # fails unless this user owns it
     except OSError as error:
-        logger.warning(
-            "compile=True: %s cannot be used (%s); torch keeps the code in a folder of its own", folder, error
-        )
+        logger.warning("compile=True: %s cannot be used (%s); torch keeps the code in its own folder", folder, error)
         return "torch's folder"
     os.environ[_FOLDER] = str(folder)
     return str(folder)

@@ -1,10 +1,10 @@
 """DeBERTa v2 and v3, packed: one file top to bottom over the weights that transformers loaded.
 
-Its attention adds to the score of a query i and a key j two products with the embedding of their distance i - j: the
-query's (content to position) and the key's (position to content). transformers computes them in a class of its own, on
-padded batches, without the attention interface; here they are computed for each run of texts of one length.
+To the score of a query i and a key j its attention adds two products with the embedding of their distance i - j: the
+query times it (content to position) and the key times it (position to content). transformers computes them on padded
+batches, without the attention interface; here they are computed for each run of texts of equal length.
 
-A row of distances, one product per distance, is turned into a row of keys by :func:`skewed`, which moves no data.
+:func:`skewed` turns a row with a product per distance into a row with a product per key, without moving data.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from millpond.models.add_norm import AddNorm
 from millpond.models.encoder import Output
 from millpond.models.linear import linear
 
-# Scores of one block of texts and query rows.
+# Attention scores that are computed at once.
 _SCORE_BLOCK = 1 << 24
 
 
 def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """config.json as it is; a table of absolute positions, where there is one, ends the texts."""
+    """config.json unchanged; if there is a table of absolute positions, a text may not be longer."""
     return {**config, "positions_end": bool(config.get("position_biased_input", True))}
 
 
@@ -39,12 +39,12 @@ def finish(backbone: nn.Module, checkpoint: Checkpoint) -> nn.Module:
 
 @dataclass(frozen=True, kw_only=True)
 class Distances:
-    """How a distance between two tokens becomes a row of the table.
+    """Rows of the position table by the distance of two tokens.
 
     Attributes:
         span: The table has ``2 span`` rows; row ``span`` is distance 0.
-        buckets: Distances share rows, near ones exactly and far ones logarithmically.
-        farthest: Where the last bucket begins.
+        buckets: Near distances have a row each, far ones share logarithmic buckets.
+        farthest: The distance at which the last bucket begins.
     """
 
     span: int
@@ -52,14 +52,14 @@ class Distances:
     farthest: int
 
     def rows(self, length: int) -> torch.Tensor:
-        """int64 ``[2 length - 1]`` on the host: the rows of distances ``1 - length`` to ``length - 1``."""
+        """The rows of distances ``1 - length`` to ``length - 1``: int64 ``[2 length - 1]`` on the host."""
         distance = torch.arange(1 - length, length)
         if self.buckets:
             distance = self._bucket(distance)
         return (distance + self.span).clamp(0, 2 * self.span - 1)
 
     def _bucket(self, distance: torch.Tensor) -> torch.Tensor:
-        """DeBERTa v2's formula (arXiv:2006.03654 has it in its code only), in float32 as the weights were trained."""
+        """DeBERTa v2's formula (in the code of arXiv:2006.03654, not in the text), in float32 as in training."""
         exact = self.span // 2
         far = distance.abs().clamp(min=exact) / exact
         reach = torch.log(torch.tensor((self.farthest - 1) / exact))
@@ -110,20 +110,20 @@ class PackedDeberta(nn.Module):
 
 
 class PackedLayer(nn.Module):
-    """One post-norm layer; its linears are cut out of the loaded one."""
+    """One post-norm layer over the weights of the loaded one."""
 
     def __init__(self, layer: Any, table: torch.Tensor | None, activation: str) -> None:
         super().__init__()
         attention = layer.attention.self
         self.heads: int = attention.num_attention_heads
         used = frozenset(attention.pos_att_type)
-        # One factor for all three products, so that their sum keeps the variance of one.
+        # One factor for all three products: it gives their sum the variance of a single product.
         width = attention.attention_head_size * (1 + len(used & {"c2p", "p2c"}))
         self.scale = 1 / math.sqrt(width)
         parts = (attention.query_proj, attention.key_proj, attention.value_proj)
         weight, bias = (torch.cat([getattr(part, kind).detach() for part in parts]) for kind in ("weight", "bias"))
         self.qkv = linear(weight, bias)
-        # What a layer makes of the table is the same in every call: [heads, 2 span, dim], or None where it is not used.
+        # A layer's projections of the table never change: [heads, 2 span, dim] each, or None where one is not used.
         self.position_key: torch.Tensor | None
         self.position_query: torch.Tensor | None
         keys = queries = None
@@ -141,7 +141,7 @@ class PackedLayer(nn.Module):
         self.norm = AddNorm(layer.output.LayerNorm)
 
     def forward(self, hidden: torch.Tensor, segments: Segments, rows: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """``[tokens, hidden]`` in and out; ``rows``: of the position table, by length of text."""
+        """``[tokens, hidden]`` in and out; ``rows`` holds the position table's rows by length of text."""
         qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # [tokens, 3, heads, dim]
         mixed = hidden.new_empty(len(hidden), self.heads, qkv.shape[-1])
         for run in segments.runs:
@@ -156,17 +156,17 @@ class PackedLayer(nn.Module):
         return by_head.contiguous()
 
     def _attend(self, qkv: torch.Tensor, run: Run, rows: torch.Tensor | None, mixed: torch.Tensor) -> None:
-        """Attention within each text of a run, written to the run's part of ``mixed``."""
+        """Attention within each text of a run; the output goes to the run's part of ``mixed``."""
         shape = (run.count, run.length)
         parts = qkv[run.start : run.stop].unflatten(0, shape).permute(2, 0, 3, 1, 4)  # [3, texts, heads, length, dim]
         out = mixed[run.start : run.stop].unflatten(0, shape).transpose(1, 2)  # [texts, heads, length, dim]
-        key_table = _of(self.position_key, rows)
-        query_table = _of(self.position_query, rows)
+        key_table = _at_distances(self.position_key, rows)
+        query_table = _at_distances(self.position_query, rows)
         for texts, first, last in _score_blocks(run, self.heads):
             query, key, value = parts[:, texts]
             query = query[:, :, first:last] * self.scale
             scores = query @ key.transpose(-1, -2)  # [texts, heads, rows, length]
-            if key_table is not None:  # from the farthest behind the last row to the farthest before the first
+            if key_table is not None:  # falling distances: last row to first key, ..., first row to last key
                 reached = key_table[:, first : last + run.length - 1].flip(1)
                 scores += skewed(query @ reached.transpose(-1, -2))
             if query_table is not None:
@@ -189,7 +189,7 @@ class Convolution(nn.Module):
         self.norm: nn.Module = loaded.LayerNorm
 
     def forward(self, embedded: torch.Tensor, hidden: torch.Tensor, segments: Segments) -> torch.Tensor:
-        """``[tokens, hidden]``, three times; zeros stand beside each text's ends."""
+        """``[tokens, hidden]`` in and out; each text is padded with zeros at both ends."""
         local = torch.empty_like(embedded)
         for run in segments.runs:
             texts = embedded[run.start : run.stop].unflatten(0, (run.count, run.length))
@@ -198,7 +198,7 @@ class Convolution(nn.Module):
 
 
 def skewed(products: torch.Tensor) -> torch.Tensor:
-    """``[..., n, n + m - 1]`` as ``[..., n, m]``: row i begins ``n - 1 - i`` columns in. A view."""
+    """A view of ``[..., n, n + m - 1]`` as ``[..., n, m]``: row i begins at column ``n - 1 - i``."""
     n, m = products.shape[-2], products.shape[-1] - products.shape[-2] + 1
     products = products.contiguous()
     return products.as_strided(
@@ -206,13 +206,13 @@ def skewed(products: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _of(table: torch.Tensor | None, rows: torch.Tensor | None) -> torch.Tensor | None:
-    """A position table at each distance: ``[heads, 2 length - 1, dim]``."""
+def _at_distances(table: torch.Tensor | None, rows: torch.Tensor | None) -> torch.Tensor | None:
+    """The rows of a position table for each distance: ``[heads, 2 length - 1, dim]``."""
     return None if table is None or rows is None else table.index_select(1, rows)
 
 
 def _score_blocks(run: Run, heads: int) -> Iterator[tuple[slice, int, int]]:
-    """(texts, first row, behind the last row), such that a block's scores stay below the limit."""
+    """(texts, first row, last row + 1) of blocks whose scores stay below the limit."""
     texts = max(1, _SCORE_BLOCK // (heads * run.length**2))
     rows = min(run.length, max(1, _SCORE_BLOCK // (heads * run.length)))
     for text in range(0, run.count, texts):

@@ -1,10 +1,10 @@
 """Llama and its relatives, packed: one file top to bottom over the weights that transformers loaded.
 
-The same arithmetic as transformers' classes (pre-norm layers of RMSNorm, rotary positions, grouped heads and a gated
-feed forward) with what those leave on the table taken: q, k and v in one product, the norms of query and key heads in
-one pass and their rotation in another, the activation fused into its linear on a CPU, sums in place, no
-``[1, heads, tokens, dim]`` copies. transformers' own classes stay the reference: tests hold both equal. What a class
-may do and this does not (see :meth:`PackedDecoder.fits`) runs there.
+It computes what transformers' classes compute (pre-norm layers of RMSNorm, rotary positions, grouped heads and a gated
+feed forward), only faster: q, k and v in one product, the norms of query and key heads in one pass and their rotation
+in another, the activation fused into its linear on a CPU, sums in place, no ``[1, heads, tokens, dim]`` copies.
+transformers' own classes stay the reference: tests hold both equal. A checkpoint that needs something which is missing
+here (see :meth:`PackedDecoder.fits`) runs in transformers' class.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from millpond.attention.kernels import attend
 from millpond.attention.segments import Segments
-from millpond.attention.select import select
 from millpond.attention.signature import Masking
 from millpond.checkpoints.architecture import Architecture, DecoderTraits
 from millpond.models.encoder import Output
@@ -26,8 +26,8 @@ from millpond.models.rotary import apply_rotary
 CosSin = tuple[torch.Tensor, torch.Tensor]  # cos and sin, [tokens, 1, dim] each
 
 
-# Rows of a block on a CPU: beyond this the states between two products leave the cache, and beyond 32 MiB the system's
-# allocator maps each new one afresh; at 4,000 rows the norms and rotations of a layer take three times as long a row.
+# Rows of a block on a CPU. With more, the states between two products do not fit into the cache, and beyond 32 MiB the
+# allocator maps memory for each new tensor; at 4,000 rows a layer's norms and rotations take three times as long a row.
 _ROWS = 1024
 _LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _GATED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -36,7 +36,7 @@ _GATED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 class PackedDecoder(nn.Module):
     """A loaded backbone of Llama's kind, run on one packed row.
 
-    The backbone is used up: each of its layers is let go once its weights are taken, so that they are held once.
+    The backbone is consumed: each of its layers is released once its weights are taken, so they are in memory once.
     """
 
     takes_rows = True
@@ -71,27 +71,27 @@ class PackedDecoder(nn.Module):
         use_cache: bool = False,
         rows: torch.Tensor | None = None,  # [n]
     ) -> Output:
-        """Hidden states of every token, or of the ``rows`` that are read alone.
+        """Hidden states of every token, or only of the tokens ``rows``.
 
-        There is no key-value cache; the argument is that of transformers' classes.
+        ``use_cache`` is an argument of transformers' classes; there is no key-value cache.
         """
         hidden = self.embeddings(input_ids)[0]  # [tokens, hidden]
-        waves: dict[str | None, CosSin] = {}
+        rotary: dict[str | None, CosSin] = {}
         for layer in self.layers:
             assert isinstance(layer, PackedLayer)
             kind = layer.kind
-            if kind not in waves:
+            if kind not in rotary:
                 cos, sin = self.rotary(hidden, position_ids, *(() if kind is None else (kind,)))  # [1, tokens, dim]
-                waves[kind] = cos[0][:, None], sin[0][:, None]
-            hidden = layer(hidden, segments, waves[kind], rows if layer is self.layers[-1] else None)
+                rotary[kind] = cos[0][:, None], sin[0][:, None]
+            hidden = layer(hidden, segments, rotary[kind], rows if layer is self.layers[-1] else None)
         return Output(last_hidden_state=self.norm(hidden)[None])
 
 
 class PackedLayer(nn.Module):
-    """One pre-norm layer; its linears are cut out of the loaded one.
+    """One pre-norm layer over the weights of the loaded one.
 
     Attributes:
-        kind: Its attention, as the config calls it, where that decides on the rotary angles.
+        kind: Its attention, as the config calls it, if the rotary angles depend on it.
     """
 
     def __init__(self, layer: Any, config: Any, traits: DecoderTraits, kind: str | None) -> None:
@@ -108,7 +108,7 @@ class PackedLayer(nn.Module):
         if hasattr(attention, "q_norm"):
             self.qk_norm = _norm_of_heads(attention, self.heads, self.kv_heads, traits)
         self.o_proj = _joined(attention.o_proj)
-        # Gemma 2 and 3 have a norm behind each half of the layer too, and other names for the four.
+        # Gemma 2 and 3 also have a norm behind each half of the layer, and other names for the four norms.
         sandwich = hasattr(layer, "pre_feedforward_layernorm")
         before = layer.pre_feedforward_layernorm if sandwich else layer.post_attention_layernorm
         self.attention_post: nn.Module | None = _norm_of(layer.post_attention_layernorm, traits) if sandwich else None
@@ -119,20 +119,19 @@ class PackedLayer(nn.Module):
         self.post: nn.Module | None = _norm_of(layer.post_feedforward_layernorm, traits) if sandwich else None
 
     def forward(
-        self, hidden: torch.Tensor, segments: Segments, wave: CosSin, rows: torch.Tensor | None = None
+        self, hidden: torch.Tensor, segments: Segments, cos_sin: CosSin, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """``[tokens, hidden]`` in and out; the sums go into ``hidden`` itself.
-
-        Out only the ``rows [n]`` that are read, if they are given.
-        """
+        """``[tokens, hidden]`` in and out, with ``rows [n]`` only these tokens out; ``hidden`` is overwritten."""
         size = _block(hidden)
         blocks = hidden.split(size)
         if len(blocks) == 1:
-            query, key, value = self._heads(hidden, *wave)
+            query, key, value = self._heads(hidden, *cos_sin)
         else:
-            pieces = [self._heads(*block) for block in zip(blocks, *(part.split(size) for part in wave), strict=True)]
+            pieces = [
+                self._heads(*block) for block in zip(blocks, *(part.split(size) for part in cos_sin), strict=True)
+            ]
             query, key, value = (torch.cat(piece) for piece in zip(*pieces, strict=True))
-        mixed = select(query, self.masking)(query, key, value, segments, self.masking).flatten(1)  # [tokens, heads dim]
+        mixed = attend(query, key, value, segments, self.masking).flatten(1)  # [tokens, heads dim]
         if rows is not None:
             hidden, mixed = hidden[rows], mixed[rows]
         for block, states in zip(hidden.split(size), mixed.split(size), strict=True):
@@ -150,7 +149,7 @@ class PackedLayer(nn.Module):
         return query, key, value
 
     def _feed(self, hidden: torch.Tensor, mixed: torch.Tensor) -> None:
-        """Add to ``hidden`` what the attention mixed, and then what the feed forward makes of the sum."""
+        """Add the projected attention output to ``hidden``, then the feed forward's output."""
         states = self.o_proj(mixed)
         hidden.add_(states if self.attention_post is None else self.attention_post(states))
         states = self.norm(hidden)
@@ -158,19 +157,19 @@ class PackedLayer(nn.Module):
         hidden.add_(states if self.post is None else self.post(states))
 
     def compiled_parts(self) -> tuple[str, ...]:
-        """What compiled code runs faster."""
+        """Methods that run faster compiled."""
         return ("_heads", "_feed")
 
 
 def _block(hidden: torch.Tensor) -> int:
-    """Rows that a layer takes at a time."""
+    """Rows that a layer computes at a time."""
     whole = hidden.device.type != "cpu" or torch.compiler.is_compiling()
     return len(hidden) if whole else _ROWS
 
 
 def _masking(attention: Any, config: Any, traits: DecoderTraits) -> Masking:
-    """What the class hands to its attention function."""
-    # A config's word goes before the class's own, as in transformers.
+    """The masking that the class passes to its attention function."""
+    # The config has precedence over the class, as in transformers.
     causal = getattr(config, "is_causal", None)
     window = None
     if traits.window is not None:
@@ -184,7 +183,7 @@ def _masking(attention: Any, config: Any, traits: DecoderTraits) -> Masking:
 
 
 def _joined(*parts: Any, activation: str | None = None) -> nn.Module:
-    """One linear layer that gives what ``parts`` give, side by side."""
+    """One linear layer whose output is those of ``parts`` side by side."""
     if len(parts) == 1:
         bias = parts[0].bias
         return linear(parts[0].weight.detach(), None if bias is None else bias.detach(), activation)
@@ -198,14 +197,14 @@ def _norm_of(norm: Any, traits: DecoderTraits) -> RMSNorm:
 
 
 def _norm_of_heads(attention: Any, heads: int, kv_heads: int, traits: DecoderTraits) -> RMSNorm:
-    """One norm over the query heads and the key heads behind them."""
+    """One norm over the query heads and the key heads that follow them."""
     pieces = ((attention.q_norm, heads), (attention.k_norm, kv_heads))
     weight = torch.cat([norm.weight.detach().expand(count, -1) for norm, count in pieces])  # [all heads, dim]
     return RMSNorm(weight, _eps(attention.q_norm), centred=traits.centred)
 
 
 def _eps(norm: Any) -> float:
-    """Gemma's classes call it otherwise than Llama's."""
+    """Gemma's classes name it ``eps``, Llama's ``variance_epsilon``."""
     return float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
 
 
@@ -229,7 +228,7 @@ def _is_known(backbone: Any, row: Architecture) -> bool:
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Linears are just that (no adapter, no quantized form around them), and biased alike where they are joined."""
+    """Whether its linears are plain (no adapter, not quantized), and all or none of q, k and v have a bias."""
     linears = [layer.get_submodule(name) for name in (*_LINEARS, *_GATED)]
     biased = {getattr(part, "bias", None) is not None for part in linears[:3]}
     return all(type(part) is nn.Linear for part in linears) and len(biased) == 1

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from millpond.attention.kernels import attend
 from millpond.attention.segments import Segments
-from millpond.attention.select import select
 from millpond.attention.signature import Masking
 from millpond.checkpoints.architecture import Architecture, EncoderNames
 from millpond.models.add_norm import AddNorm
@@ -97,7 +97,7 @@ class PackedLayer(nn.Module):
         qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # [tokens, 3, heads, dim]
         query, key, value = qkv.unbind(1)
         masking = Masking(scale=query.shape[-1] ** -0.5, causal=False, bias=bias)
-        mixed = select(query, masking)(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]
+        mixed = attend(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]
         return self._feed(hidden, mixed) if rows is None else self._feed(hidden[rows], mixed[rows])
 
     def _feed(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:

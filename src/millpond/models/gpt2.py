@@ -1,4 +1,4 @@
-"""GPT-2: its config's older names, and no look at the padding."""
+"""GPT-2: its config's older names, and a check of the padding that is switched off."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _NAMES = {
 
 
 def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """config.json with the sizes under the names that every other family uses; transformers takes both."""
+    """config.json with the sizes under the names that other families use; transformers accepts both."""
     return {_NAMES.get(key, key): value for key, value in config.items()}
 
 
 def finish(backbone: nn.Module, checkpoint: Checkpoint) -> nn.Module:
-    """With a padding token the class would read the ids back to warn about a missing mask: a wait for the device."""
+    """Without a padding token: with one, the class copies the ids to the host to warn of a missing mask."""
     backbone.config.pad_token_id = None  # type: ignore[union-attr]
     return backbone

@@ -1,4 +1,4 @@
-"""GTE (``NewModel``): BERT with rotary positions and a gated feed forward, and a way of its own to scale positions."""
+"""GTE (``NewModel``): BERT with rotary positions, a gated feed forward and its own scaling of positions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from millpond.errors import UnsupportedArchitectureError
 from millpond.models.renaming import QKV, Renaming
 
-# What transformers' class does, and all that it does.
+# The only values that transformers' class implements.
 _FIXED: Mapping[str, Any] = {
     "position_embedding_type": "rope",
     "layer_norm_type": "layer_norm",
@@ -34,7 +34,7 @@ def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """config.json in transformers' terms.
 
     Raises:
-        UnsupportedArchitectureError: Arithmetic that the class does not have.
+        UnsupportedArchitectureError: The config needs arithmetic that the class does not have.
     """
     for key, only in _FIXED.items():
         if config.get(key, only) != only:
@@ -46,16 +46,16 @@ def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _rope(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The original's fixed NTK scaling as a linear one, whose frequencies are the same.
+    """The original's fixed NTK scaling as a linear one with the same frequencies.
 
     The original multiplies the base and then divides every frequency: ``(base factor)^(-2i/d) factor^(-2/d)``, with
-    ``d`` the width of a head. Its class multiplies its longest length by the factor before it looks whether it needs
-    the scaling, so that a factor above 1 always applies.
+    ``d`` the width of a head. It multiplies its maximum length by the factor before it compares lengths with it, so a
+    factor above 1 always applies.
     """
     native = config.get("rope_parameters") or {}
     rope = {**(config.get("rope_scaling") or {}), **native}
-    usual = 10_000.0 if config.get("model_type") == "new" else 160_000.0
-    theta = float(rope.get("rope_theta", config.get("rope_theta") or usual))
+    default_theta = 10_000.0 if config.get("model_type") == "new" else 160_000.0
+    theta = float(rope.get("rope_theta", config.get("rope_theta") or default_theta))
     kind = rope.get("rope_type", rope.get("type")) or "default"
     if rope.get("mixed_b") is not None:
         raise UnsupportedArchitectureError(
@@ -80,7 +80,7 @@ def tensors(state: dict[str, torch.Tensor], config: Mapping[str, Any]) -> dict[s
 
 
 def backbone_class() -> type[Any]:
-    """transformers' class; before 5.19 it has none, and gets the one that GTE's is derived from, with GTE's parts."""
+    """transformers' class. Before 5.19 there is none: the class that it is derived from, with GTE's parts."""
     import transformers
 
     native: type[Any] | None = getattr(transformers, "GteModel", None)
@@ -122,7 +122,7 @@ class _GatedMLP(nn.Module):
 
 
 class _NoTypes(nn.Module):
-    """Where a checkpoint has no table of token types."""
+    """In place of the table of token types, for a checkpoint without one."""
 
     def forward(self, token_type_ids: torch.Tensor) -> torch.Tensor:
         return token_type_ids.new_zeros(())

@@ -1,7 +1,7 @@
-"""Int8Linear: a linear layer in eight bits on a CPU, weights and activations, in oneDNN's integer product.
+"""Int8Linear: a linear layer with eight-bit weights and activations on a CPU, by oneDNN's integer product.
 
-Each row of the input gets a range of its own, so that a text's result does not depend on what it is batched with; a
-range for the whole batch, which oneDNN could apply by itself, would make it.
+Each row of the input is quantized by its own range, so a text's result does not depend on the rest of the batch. oneDNN
+could quantize by itself, but only with one range for the whole batch.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from torch import nn
 
 from millpond.models.linear import activation_of
 
-# Elements of a temporary: beyond a few MiB each new one costs more in page faults than its arithmetic ...
+# Elements of a temporary tensor: with more than a few MiB, its page faults cost more than its arithmetic.
 _BLOCK = 1 << 18
-# ... but this many rows at least, for which the weights are worth reading once more.
+# Rows of a block at least, since each block reads the weights again.
 _ROWS = 256
 
 
 class Int8Linear(nn.Module):
     """``activation(x W^T + b)`` with ``W [out, in]`` as int8, one scale for each output.
 
-    A row of the input runs from its least value to its greatest in 256 steps, not symmetrically around zero: on
-    all-MiniLM-L6-v2, whose states have a few large columns, that leaves 0.4 of the error in a vector.
+    The 256 steps of an input row run from its least value to its greatest, not symmetrically around zero: on
+    all-MiniLM-L6-v2, whose states have a few large columns, a vector's error is 0.4 times that of a symmetric range.
 
     Attributes:
         weights: Elements of the weight, which is no parameter.
-        nbytes: What it occupies.
+        nbytes: Bytes of the weight.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None) -> None:
@@ -36,14 +36,14 @@ class Int8Linear(nn.Module):
         self.out_features, self.in_features = quantized.shape
         self.weights = quantized.numel()
         self.nbytes = quantized.element_size() * self.weights
-        # An opaque tensor, which no state dict can hold: kept as an attribute, as are the vectors [out] beside it.
+        # Opaque tensors do not fit into a state dict: this one is an attribute, and so are the vectors [out] with it.
         self._weight = torch.ops.onednn.qlinear_prepack(quantized, None)
         self._scales = scales
         self._zeros = torch.zeros(self.out_features, dtype=torch.int32)
         self._sums = quantized.sum(1).float() * scales
         self._bias = torch.zeros(self.out_features) if bias is None else bias.detach().float()
         self._activate = activation_of(activation)
-        # Without VNNI two products are added in 16 bits: seven bits of input keep that sum from saturating.
+        # Without VNNI two products are added in 16 bits; inputs of seven bits keep the sum from saturating.
         self._steps = 255 if torch.cpu._is_vnni_supported() else 127
         self._rows = max(_ROWS, _BLOCK // max(quantized.shape))
 
@@ -61,7 +61,7 @@ class Int8Linear(nn.Module):
         scales = (most - least).clamp_(min=1e-12).div_(self._steps)
         # x = least + scales * quantized, hence x W^T = least * (sum of W's row) + scales * (quantized W^T).
         steps = scales.reciprocal()
-        # The half rounds, since the cast cuts.
+        # Adding one half rounds, since the cast truncates.
         quantized = (wide * steps).add_(0.5 - least * steps).to(torch.uint8)
         product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
             quantized, 1.0, 0, self._weight, self._scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
@@ -70,7 +70,7 @@ class Int8Linear(nn.Module):
 
 
 def available() -> bool:
-    """Whether this build of torch has the operators: its own, but not public."""
+    """Whether this build of torch has the operators, which are not public."""
     return torch.backends.mkldnn.is_available() and all(
         hasattr(torch.ops.onednn, name) for name in ("qlinear_prepack", "qlinear_pointwise")
     )

@@ -27,7 +27,7 @@ def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """config.json in Llama's terms.
 
     Raises:
-        UnsupportedArchitectureError: Its linears have biases, for which no checkpoint shows a layout.
+        UnsupportedArchitectureError: Its linears have biases; no checkpoint shows their layout.
     """
     if config.get("bias"):
         raise UnsupportedArchitectureError(f"{name}: bias true, which millpond does not run for InternLM2")
@@ -35,13 +35,13 @@ def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     native |= {"model_type": "llama", "attention_bias": False, "mlp_bias": False}
     scaling = config.get("rope_scaling") or {}
     if "dynamic" in (scaling.get("type"), scaling.get("rope_type")):
-        # It sets in behind max_position_embeddings, by the longest text of a batch. Before, it is no scaling at all.
+        # It scales by the longest text of a batch, but only beyond max_position_embeddings, where texts end here.
         native |= {"rope_scaling": None, "positions_end": True}
     return native
 
 
 def tensors(state: dict[str, torch.Tensor], config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The checkpoint's tensors under Llama's names; the head keeps its own."""
+    """The checkpoint's tensors under Llama's names; the head keeps its names."""
     heads, kv_heads = int(config["num_attention_heads"]), int(config["num_key_value_heads"] or 0)
     renamed: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
@@ -57,7 +57,7 @@ def tensors(state: dict[str, torch.Tensor], config: Mapping[str, Any]) -> dict[s
 
 
 def split_qkv(weight: torch.Tensor, *, heads: int, kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``[(heads + 2 kv_heads) dim, hidden]`` as q, k and v: each key head lies behind the query heads that read it."""
+    """``[(heads + 2 kv_heads) dim, hidden]`` as q, k and v; each key head follows the query heads that use it."""
     groups = weight.unflatten(0, (kv_heads, heads // kv_heads + 2, -1))  # [kv_heads, queries + 2, dim, hidden]
     query, key, value = groups[:, :-2], groups[:, -2], groups[:, -1]
     return query.flatten(0, 2).contiguous(), key.flatten(0, 1).contiguous(), value.flatten(0, 1).contiguous()

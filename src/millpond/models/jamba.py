@@ -1,7 +1,8 @@
-"""Jamba: attention runs packed as everywhere; the Mamba layers, which know no segments, each get a padded batch.
+"""Jamba: attention runs packed as in every family; the Mamba layers, which know no segments, run padded batches.
 
-A mixer's convolution and scan run on from one text into the next, so its rows are scattered to ``[texts, longest,
-hidden]``, one text a row, and gathered behind it. It looks back only: what pads a text's end reaches no token.
+In a packed row a mixer's convolution and scan would run on from one text into the next. So its rows are scattered to
+``[texts, longest, hidden]``, one text a row, and gathered after it. It only looks back: padding at the end of a text
+reaches no token.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from millpond.checkpoints.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Block:
-    """Texts of about one length: which rows of the packed row they are, and where these lie in a padded batch.
+class PaddedBatch:
+    """Texts of similar length: their tokens in the packed row and in a padded batch.
 
     Attributes:
-        rows: int64 ``[tokens]``: the texts' places in the packed row.
-        slots: int64 ``[tokens]``: the same tokens' places in the flattened padded batch.
-        texts: How many.
-        longest: Tokens of the longest.
+        rows: int64 ``[tokens]``: index of each token in the packed row.
+        slots: int64 ``[tokens]``: index of the same token in the flattened padded batch.
+        texts: Number of texts.
+        longest: Tokens of the longest text.
     """
 
     rows: torch.Tensor
@@ -35,29 +36,29 @@ class Block:
     longest: int
 
 
-# The mixers are called by their layers, which hand them nothing but the hidden states.
-_BLOCKS: ContextVar[tuple[Block, ...]] = ContextVar("blocks")
+# A context variable, since a layer passes only the hidden states to its mixer.
+_BATCHES: ContextVar[tuple[PaddedBatch, ...]] = ContextVar("batches")
 
 
-def blocks(segments: Segments, device: torch.device) -> tuple[Block, ...]:
-    """Texts grouped by the power of two that their length fills, so that padding never doubles the rows."""
+def padded_batches(segments: Segments, device: torch.device) -> tuple[PaddedBatch, ...]:
+    """Texts grouped by their length rounded up to a power of two, so that padding never doubles the rows."""
     groups: dict[int, list[tuple[int, int]]] = defaultdict(list)  # [(first token, length)]
     start = 0
     for length in segments.lengths:
         groups[(length - 1).bit_length()].append((start, length))
         start += length
-    return tuple(_block(texts, device) for _, texts in sorted(groups.items()))
+    return tuple(_padded_batch(texts, device) for _, texts in sorted(groups.items()))
 
 
-def _block(texts: list[tuple[int, int]], device: torch.device) -> Block:
+def _padded_batch(texts: list[tuple[int, int]], device: torch.device) -> PaddedBatch:
     longest = max(length for _, length in texts)
     rows = torch.cat([torch.arange(start, start + length) for start, length in texts])
     slots = torch.cat([torch.arange(length) + i * longest for i, (_, length) in enumerate(texts)])
-    return Block(rows=rows.to(device), slots=slots.to(device), texts=len(texts), longest=longest)
+    return PaddedBatch(rows=rows.to(device), slots=slots.to(device), texts=len(texts), longest=longest)
 
 
 class PackedJamba(nn.Module):
-    """A loaded Jamba backbone that knows where the texts of its packed row begin."""
+    """A loaded Jamba backbone whose mixers run each text of the packed row separately."""
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
@@ -67,16 +68,16 @@ class PackedJamba(nn.Module):
                 layer.mamba = SegmentedMixer(layer.mamba)
 
     def forward(self, *, input_ids: torch.Tensor, segments: Segments, **options: Any) -> Any:
-        """The backbone's own forward, the mixers told of the segments."""
-        told = _BLOCKS.set(blocks(segments, input_ids.device))
+        """The backbone's own forward, with the padded batches of its mixers."""
+        token = _BATCHES.set(padded_batches(segments, input_ids.device))
         try:
             return self.backbone(input_ids=input_ids, segments=segments, **options)
         finally:
-            _BLOCKS.reset(told)
+            _BATCHES.reset(token)
 
 
 class SegmentedMixer(nn.Module):
-    """A Mamba mixer that begins anew at each text."""
+    """A Mamba mixer whose state starts at zero for each text."""
 
     def __init__(self, mixer: nn.Module) -> None:
         super().__init__()
@@ -89,11 +90,11 @@ class SegmentedMixer(nn.Module):
         assert cache_params is None and attention_mask is None  # pooling needs no cache, a packed row no mask
         packed = hidden_states[0]
         out = torch.empty_like(packed)
-        for block in _BLOCKS.get():
-            padded = packed.new_zeros(block.texts * block.longest, packed.shape[-1])
-            padded[block.slots] = packed[block.rows]
-            mixed = self.mixer(hidden_states=padded.view(block.texts, block.longest, -1))
-            out[block.rows] = mixed.flatten(0, 1)[block.slots]
+        for batch in _BATCHES.get():
+            padded = packed.new_zeros(batch.texts * batch.longest, packed.shape[-1])
+            padded[batch.slots] = packed[batch.rows]
+            mixed = self.mixer(hidden_states=padded.view(batch.texts, batch.longest, -1))
+            out[batch.rows] = mixed.flatten(0, 1)[batch.slots]
         return out[None]
 
 

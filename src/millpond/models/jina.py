@@ -1,6 +1,6 @@
-"""jina-embeddings-v3: XLM-RoBERTa with rotary positions and, over every matrix, a low-rank adapter for each task.
+"""jina-embeddings-v3: XLM-RoBERTa with rotary positions and a low-rank adapter of every matrix for each task.
 
-jina-colbert-v2 and transformers' own layout are the same network without adapters.
+jina-colbert-v2, and checkpoints in transformers' own layout, are the same network without adapters.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from millpond.attention.kernels import attend
 from millpond.attention.segments import Segments
-from millpond.attention.select import select
 from millpond.attention.signature import Masking
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.errors import UnsupportedArchitectureError
-from millpond.models.adapters import WEIGHT, AdaptedEmbedding, AdaptedLinear, Adapters, Choice, of_adapter
+from millpond.models.adapters import WEIGHT, AdaptedEmbedding, AdaptedLinear, AdapterChoice, Adapters, of_adapter
 from millpond.models.add_norm import AddNorm
 from millpond.models.encoder import Output
 from millpond.models.renaming import QKV, Renaming
@@ -40,7 +40,7 @@ def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """config.json in transformers' terms.
 
     Raises:
-        UnsupportedArchitectureError: A scaling of the rotary positions, which the original does not have.
+        UnsupportedArchitectureError: The rotary positions are scaled, which the original does not do.
     """
     if config.get("model_type") == "jina_embeddings_v3":
         return dict(config)
@@ -63,7 +63,7 @@ def tensors(state: dict[str, torch.Tensor], config: Mapping[str, Any]) -> dict[s
 
 
 def finish(backbone: nn.Module, checkpoint: Checkpoint) -> nn.Module:
-    """The loaded class's weights in a forward that takes adapters.
+    """The loaded weights in a forward that takes adapters.
 
     Raises:
         WeightMismatchError: The adapters do not fit config.json, or the backbone.
@@ -88,7 +88,7 @@ class JinaEncoder(nn.Module):
         )
         adapters.check_all_taken()
         owners = torch.arange(adapters.count, device=self.words.weight.device).repeat_interleave(adapters.rank)
-        self.register_buffer("owners", owners, persistent=False)  # int64 [adapters rank]: whose column each is
+        self.register_buffer("owners", owners, persistent=False)  # int64 [adapters rank]: the adapter of each column
 
     def forward(
         self,
@@ -99,21 +99,21 @@ class JinaEncoder(nn.Module):
         token_type_ids: torch.Tensor | None = None,  # [1, tokens]
         adapter_ids: torch.Tensor | None = None,  # [1, tokens], -1: none
     ) -> Output:
-        """Hidden states of every token; ``adapter_ids=None`` is none for all, and costs nothing."""
+        """Hidden states of every token; ``adapter_ids=None``: no adapters, at no cost."""
         words = input_ids[0]
         types = torch.zeros_like(words) if token_type_ids is None else token_type_ids[0]
         choice = None if adapter_ids is None else self._choice(adapter_ids[0])
         hidden: torch.Tensor = self.norm(self.words(words, choice) + self.types(types, choice))  # [tokens, hidden]
-        cos, sin = (wave[0][:, None] for wave in self.rotary(hidden, position_ids))  # [tokens, 1, dim]
+        cos, sin = (part[0][:, None] for part in self.rotary(hidden, position_ids))  # [tokens, 1, dim]
         for layer in self.layers:
             hidden = layer(hidden, segments, cos, sin, choice)
         return Output(last_hidden_state=hidden[None])
 
-    def _choice(self, adapter_ids: torch.Tensor) -> Choice:
+    def _choice(self, adapter_ids: torch.Tensor) -> AdapterChoice:
         owners = self.owners
         assert isinstance(owners, torch.Tensor)
-        own = (adapter_ids[:, None] == owners).to(self.words.weight.dtype)
-        return Choice(adapter_ids=adapter_ids.clamp(min=0), own=own)
+        mask = (adapter_ids[:, None] == owners).to(self.words.weight.dtype)
+        return AdapterChoice(adapter_ids=adapter_ids.clamp(min=0), mask=mask)
 
 
 class JinaLayer(nn.Module):
@@ -132,13 +132,18 @@ class JinaLayer(nn.Module):
         self.norm = AddNorm(layer.post_mlp_layernorm)
 
     def forward(
-        self, hidden: torch.Tensor, segments: Segments, cos: torch.Tensor, sin: torch.Tensor, choice: Choice | None
+        self,
+        hidden: torch.Tensor,
+        segments: Segments,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        choice: AdapterChoice | None,
     ) -> torch.Tensor:
         """``[tokens, hidden]`` in and out."""
         qkv = self.qkv(hidden, choice).unflatten(-1, (3 * self.heads, -1))  # [tokens, 3 heads, dim]
         query, key = apply_rotary(qkv[:, : 2 * self.heads], cos, sin).chunk(2, 1)  # [tokens, heads, dim]
         value = qkv[:, 2 * self.heads :]
         masking = Masking(scale=query.shape[-1] ** -0.5, causal=False)
-        mixed = select(query, masking)(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]
+        mixed = attend(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]
         hidden = self.attention_norm(self.attention_out(mixed, choice), hidden)
         return self.norm(self.down(self.up(hidden, choice), choice), hidden)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""A linear layer with its activation, in the fastest form that its device and precision have."""
+"""A linear layer with its activation, in the fastest form for its device and precision."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _FUSED: dict[str | None, tuple[str, str]] = {
 def linear(weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None) -> nn.Module:
     """``activation(x weight^T + bias)`` with ``weight [out, in]``.
 
-    On a CPU in bfloat16 oneDNN keeps the weight in its own order and applies the activation as it writes the product:
-    an eighth of the time of a large product, a third of a small one's, and all of the activation's.
+    On a CPU in bfloat16 oneDNN keeps the weight in its own order and applies the activation as it writes the product.
+    That saves an eighth of the time of a large product, a third of a small one's, and all of the activation's.
     """
     if weight.device.type == "cpu" and weight.dtype is torch.bfloat16 and activation in _FUSED and _has_onednn():
         return ReorderedLinear(weight, bias, activation)
@@ -42,7 +42,7 @@ class ReorderedLinear(nn.Module):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> None:
         super().__init__()
-        # An opaque tensor, which no state dict can hold: kept as an attribute.
+        # An opaque tensor does not fit into a state dict, so it is an attribute.
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         self._bias = bias
         self.out_features = weight.shape[0]
@@ -58,7 +58,7 @@ class ReorderedLinear(nn.Module):
         return out
 
     def plain(self) -> PlainLinear:
-        """The same in torch's own form."""
+        """The same layer in torch's own form."""
         return PlainLinear(self._weight.to_dense(), self._bias, self.activation)
 
 
@@ -82,18 +82,18 @@ class PlainLinear(nn.Module):
 
 
 def bound_compiled_products() -> None:
-    """Keep few of the products that oneDNN compiles, in processes that have not used it yet.
+    """Bound the number of compiled products that oneDNN keeps; without effect once the process has used oneDNN.
 
-    It compiles one for every shape, of up to a megabyte, and by default keeps a thousand of them, torch as many again
-    for each thread: gigabytes in the course of a million texts. Of 64 a batch needs a dozen. What is set in the
-    environment (``ONEDNN_PRIMITIVE_CACHE_CAPACITY``, ``LRU_CACHE_CAPACITY``) goes before this.
+    oneDNN compiles one for every shape, of up to a megabyte, and keeps a thousand of them by default, and torch as many
+    again for each thread: gigabytes after a million texts. The bound is 64, and a batch needs a dozen. Values in the
+    environment (``ONEDNN_PRIMITIVE_CACHE_CAPACITY``, ``LRU_CACHE_CAPACITY``) have precedence.
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, "64")
 
 
 def activation_of(name: str | None) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The function that a config names; ``None`` is none."""
+    """The activation that a config names; ``None`` is the identity."""
     if name in _DIRECT:
         return _DIRECT[name]
     from transformers.activations import ACT2FN
@@ -110,7 +110,7 @@ def _tanh_gelu(rows: torch.Tensor) -> torch.Tensor:
     return F.gelu(rows, approximate="tanh")
 
 
-# torch's own, in one pass; transformers writes some of them out step by step.
+# torch's own functions take one pass; transformers computes some of these step by step.
 _DIRECT: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
     None: _identity,
     "gelu": F.gelu,
@@ -122,7 +122,7 @@ _DIRECT: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def _has_onednn() -> bool:
-    """These operators are torch's own but not public: their absence only costs speed."""
+    """Whether torch has these operators, which are not public; without them it is only slower."""
     return torch.backends.mkldnn.is_available() and all(
         hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
     )

@@ -1,4 +1,4 @@
-"""Llama without the causal mask, under a ``model_type`` of its own (llama-nemotron-embed and -rerank)."""
+"""Llama without the causal mask, under its own ``model_type`` (llama-nemotron-embed and -rerank)."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from typing import Any
 
 
 def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """config.json in Llama's terms; ``pooling`` and ``temperature`` stay for the head that reads them."""
+    """config.json in Llama's terms; ``pooling`` and ``temperature`` stay, since the head reads them."""
     return {**config, "model_type": "llama", "is_causal": False}

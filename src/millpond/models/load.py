@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -139,16 +139,16 @@ def _backbone_class(architecture: Architecture) -> type[Any]:
     import transformers
 
     stand_in = getattr(architecture.hooks(), "backbone_class", None)
-    found: type[Any] | None = getattr(transformers, architecture.model_class, None) if stand_in is None else stand_in()
-    if found is None:
+    model_class = getattr(transformers, architecture.model_class, None) if stand_in is None else stand_in()
+    if model_class is None:
         raise UnsupportedArchitectureError(
             f"transformers {transformers.__version__} has no {architecture.model_class}; install a newer one"
         )
-    return found
+    return cast("type[Any]", model_class)
 
 
 def _config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json without what must not reach the native class: remote code, and a quantization it would look for."""
+    """config.json without the fields that the native class must not see."""
     return {key: value for key, value in config.items() if key not in ("auto_map", "_attn_implementation")}
 
 

@@ -1,9 +1,9 @@
 """ModernBERT, packed: one file top to bottom over the weights that transformers loaded.
 
-The same arithmetic as transformers' class (pre-norm layers, rotary positions of one base in global and of another in
-local attention, a gated feed forward) with what that leaves on the table taken: positions turned in the states' own
-precision and for queries and keys at once, the activation fused into its half of the gated product, sums in place.
-transformers' class stays the reference: tests hold both equal.
+It computes what transformers' class computes (pre-norm layers, rotary positions with one base in global and another in
+local attention, a gated feed forward), only faster: queries and keys are rotated together and in the precision of the
+states, the activation is fused into its half of the gated product, sums are in place. transformers' class stays the
+reference: tests hold both equal.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from millpond.attention.kernels import attend
 from millpond.attention.segments import Segments
-from millpond.attention.select import select
 from millpond.attention.signature import Masking
 from millpond.checkpoints.architecture import Architecture
 from millpond.models.encoder import Output
@@ -27,7 +27,7 @@ CosSin = tuple[torch.Tensor, torch.Tensor]  # cos and sin, [tokens, 1, dim] each
 class PackedModernBert(nn.Module):
     """A loaded ModernBERT, run on one packed row.
 
-    The backbone is used up: each of its layers is let go once its weights are taken, so that they are held once.
+    The backbone is consumed: each of its layers is released once its weights are taken, so they are in memory once.
     """
 
     takes_rows = True
@@ -51,23 +51,23 @@ class PackedModernBert(nn.Module):
         segments: Segments,
         rows: torch.Tensor | None = None,  # [n]
     ) -> Output:
-        """Hidden states of every token, or of the ``rows`` that are read alone."""
+        """Hidden states of every token, or only of the tokens ``rows``."""
         hidden = self.embeddings(input_ids=input_ids)[0]  # [tokens, hidden]
-        waves: dict[str, CosSin] = {}
+        rotary: dict[str, CosSin] = {}
         for layer in self.layers:
             assert isinstance(layer, PackedLayer)
-            if layer.kind not in waves:
+            if layer.kind not in rotary:
                 cos, sin = self.rotary(hidden, position_ids, layer.kind)  # [1, tokens, dim]
-                waves[layer.kind] = cos[0][:, None], sin[0][:, None]
-            hidden = layer(hidden, segments, waves[layer.kind], rows if layer is self.layers[-1] else None)
+                rotary[layer.kind] = cos[0][:, None], sin[0][:, None]
+            hidden = layer(hidden, segments, rotary[layer.kind], rows if layer is self.layers[-1] else None)
         return Output(last_hidden_state=self.norm(hidden)[None])
 
 
 class PackedLayer(nn.Module):
-    """One pre-norm layer; its linears are cut out of the loaded one.
+    """One pre-norm layer over the weights of the loaded one.
 
     Attributes:
-        kind: Its attention, as the config calls it: which rotary base it has.
+        kind: Its attention, as the config calls it, which decides the rotary base.
     """
 
     def __init__(self, layer: Any, config: Any, kind: str) -> None:
@@ -75,7 +75,7 @@ class PackedLayer(nn.Module):
         self.kind = kind
         self.heads = int(config.num_attention_heads)
         self.window: int | None = layer.attn.sliding_window
-        self.attention_norm: nn.Module = layer.attn_norm  # of the first layer none
+        self.attention_norm: nn.Module = layer.attn_norm  # the first layer has none: identity
         self.qkv = _linear_of(layer.attn.Wqkv)
         self.attention_out = _linear_of(layer.attn.Wo)
         self.norm: nn.Module = layer.mlp_norm
@@ -86,12 +86,12 @@ class PackedLayer(nn.Module):
         self.down_proj = _linear_of(layer.mlp.Wo)
 
     def forward(
-        self, hidden: torch.Tensor, segments: Segments, wave: CosSin, rows: torch.Tensor | None = None
+        self, hidden: torch.Tensor, segments: Segments, cos_sin: CosSin, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """``[tokens, hidden]`` in and out; out only the ``rows [n]`` that are read, if they are given."""
-        query, key, value = self._heads(hidden, *wave)
+        """``[tokens, hidden]`` in and out; with ``rows [n]`` only these tokens out."""
+        query, key, value = self._heads(hidden, *cos_sin)
         masking = Masking(scale=query.shape[-1] ** -0.5, causal=False, window=self.window)
-        mixed = select(query, masking)(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]
+        mixed = attend(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]
         return self._feed(hidden, mixed) if rows is None else self._feed(hidden[rows], mixed[rows])
 
     def _heads(
@@ -103,14 +103,14 @@ class PackedLayer(nn.Module):
         return query, key, qkv[:, 2 * self.heads :]
 
     def _feed(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """``hidden`` and what the attention mixed, through the rest of the layer."""
+        """The rest of the layer: ``hidden`` and the attention's output to the layer's states."""
         hidden = self.attention_out(mixed).add_(hidden)
         states = self.norm(hidden)
         gated = self.gate_proj(states).mul_(self.up_proj(states))  # [tokens, intermediate]
         return self.down_proj(gated).add_(hidden)  # type: ignore[no-any-return]
 
     def compiled_parts(self) -> tuple[str, ...]:
-        """What compiled code runs faster."""
+        """Methods that run faster compiled."""
         return ("_heads", "_feed")
 
 

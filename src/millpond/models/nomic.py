@@ -18,7 +18,7 @@ _SIZES = {
     "layer_norm_epsilon": "layer_norm_eps",
 }
 _GATES = {"swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
-# What transformers' class does, and all that it does.
+# The only values that transformers' class implements.
 _FIXED: Mapping[str, Any] = {
     "prenorm": False,
     "qkv_proj_bias": False,
@@ -33,7 +33,7 @@ _FIXED: Mapping[str, Any] = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
 }
-# Behind these positions the original stretches its frequencies by the longest text of a batch.
+# Beyond these positions the original scales its frequencies by the longest text of a batch.
 _TRAINED = 2048
 _RENAMING = Renaming(
     prefixes=("nomic_bert", "bert"),
@@ -52,7 +52,7 @@ _RENAMING = Renaming(
 
 
 def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """config.json in transformers' terms; one that is written in them already gets its end of positions only.
+    """config.json in transformers' terms; one already in them only gets ``positions_end``.
 
     Raises:
         UnsupportedArchitectureError: A mixture of experts (v2), or arithmetic that the class does not have.
@@ -65,7 +65,7 @@ def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     if "n_embd" not in config:
         return {**config, "positions_end": True}
     for key, only in _FIXED.items():
-        if (config.get(key, only) or None) != (only or None):  # false and null are one
+        if (config.get(key, only) or None) != (only or None):  # false and null mean the same
             raise UnsupportedArchitectureError(
                 f"{name}: {key} {config[key]!r}, which millpond does not run for NomicBert (only {only!r})"
             )

@@ -13,14 +13,14 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 def resolve_devices(device: str | Sequence[str]) -> tuple[torch.device, ...]:
-    """One device, or several of a kind joined by commas, each of which gets a replica of the model.
+    """One device, or several of one kind joined by commas; each gets a replica of the model.
 
     Raises:
-        ModelLoadError: A name is no device, a device is not there, or they differ in kind.
+        ModelLoadError: A name is no device, a device is missing, or they differ in kind.
     """
     names = device.split(",") if isinstance(device, str) else list(device)
     devices = tuple(resolve_device(name.strip()) for name in names)
-    if len({one.type for one in devices}) > 1:
+    if len({device.type for device in devices}) > 1:
         raise ModelLoadError(f"device={names} names devices of several kinds; replicas run on devices of one kind")
     return devices
 
@@ -29,7 +29,7 @@ def resolve_device(device: str) -> torch.device:
     """``auto`` is cuda, then mps, then cpu.
 
     Raises:
-        ModelLoadError: The name is no device, or the device is not there.
+        ModelLoadError: The name is no device, or the device is missing.
     """
     if device == "auto":
         kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
@@ -43,13 +43,13 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_dtype(dtype: str, device: torch.device, architecture: Architecture, stored: str | None) -> torch.dtype:
-    """The precision of the backbone; pooling and heads are float32 whatever it is.
+    """The precision of the backbone; pooling and heads are always float32.
 
-    ``auto`` is bfloat16 on a CPU that has bfloat16 products in hardware and float32 on one that has not; on a GPU
-    bfloat16 where the checkpoint is stored so or its family needs the range, else float16.
+    ``auto`` on a CPU is bfloat16 if the hardware has bfloat16 products, else float32; on a GPU it is bfloat16 if the
+    checkpoint is stored so or its family needs the range, else float16.
 
     Raises:
-        ModelLoadError: An unknown name.
+        ModelLoadError: The name is unknown.
     """
     if dtype == "auto":
         if device.type == "cpu":

@@ -1,8 +1,8 @@
 """A loaded backbone's linear layers in eight bits.
 
-On a CPU ``int8`` is millpond's own layer over oneDNN, which is faster there than anything torchao has without a
-compiler; on a GPU ``int8`` and ``fp8`` are torchao's. Both quantize the weights once, a scale for each output, and the
-activations as they come, a scale for each token: a text's result does not depend on what it is batched with.
+On a CPU ``int8`` is millpond's own layer over oneDNN, which is faster than torchao's layers that need no compiler; on a
+GPU ``int8`` and ``fp8`` are torchao's. Both quantize the weights once, with a scale for each output, and a batch's
+activations with a scale for each token: a text's result does not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from millpond.models.int8 import Int8Linear
 from millpond.models.linear import PlainLinear, ReorderedLinear
 from millpond.tasks import Quantization
 
-# Small parts whose rounding would spread, or whose weight is used outside of a product: Mamba's step, routers.
+# Layers kept in full precision: small ones whose rounding errors spread, or whose weight is used in other ways.
 _KEPT = frozenset(("x_proj", "dt_proj", "router", "gate"))
-# A GPU's eight-bit products take widths in units of this.
+# Widths of a GPU's eight-bit products must be multiples of this.
 _UNIT = 16
 _FP8_CAPABILITY = (8, 9)
 _INT8_CAPABILITY = (7, 5)
 
 
 def check_quantization(kind: Quantization | None, device: torch.device, dtype: torch.dtype) -> None:
-    """Refuse what the device cannot, before any weight is read.
+    """Refuse a quantization that the device cannot run, before any weight is read.
 
     Raises:
-        MissingExtraError: torchao is needed, and absent.
+        MissingExtraError: torchao is needed and not installed.
         ModelLoadError: The device has no such products, or not in ``dtype``.
     """
     if kind is None:
@@ -72,13 +72,13 @@ def quantize(backbone: nn.Module, kind: Quantization, device: torch.device) -> n
         device: Where it runs.
 
     Raises:
-        MissingExtraError: torchao is needed, and absent.
-        ModelLoadError: There is no linear layer that could be quantized.
+        MissingExtraError: torchao is needed and not installed.
+        ModelLoadError: The backbone has no linear layer to quantize.
     """
-    found = list(_linears(backbone))
-    if not found:
+    linears = list(_linears(backbone))
+    if not linears:
         raise ModelLoadError(f"quantization={kind!r}: this model has no linear layer to quantize; leave it out")
-    for parent, name, layer in found:
+    for parent, name, layer in linears:
         plain = layer.plain() if isinstance(layer, ReorderedLinear) else layer
         if device.type == "cpu":
             setattr(parent, name, _int8(plain))
@@ -90,7 +90,7 @@ def quantize(backbone: nn.Module, kind: Quantization, device: torch.device) -> n
 
 
 def _linears(backbone: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """(parent, name, layer) of every layer to quantize. A subclass may use its weight otherwise, and is left alone."""
+    """(parent, name, layer) of every layer to quantize; not subclasses, which may use their weight in other ways."""
     for parent in backbone.modules():
         for name, layer in parent.named_children():
             if name not in _KEPT and (type(layer) in (nn.Linear, PlainLinear, ReorderedLinear) or _is_conv1d(layer)):
@@ -98,7 +98,7 @@ def _linears(backbone: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
 
 
 def _is_conv1d(layer: nn.Module) -> bool:
-    """GPT-2's linear layer, its weight transposed."""
+    """Whether it is GPT-2's linear layer, whose weight is transposed."""
     return type(layer).__name__ == "Conv1D" and type(layer).__module__ == "transformers.pytorch_utils"
 
 

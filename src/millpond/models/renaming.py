@@ -1,6 +1,6 @@
-"""Renaming: from the names that a family's checkpoints on the hub have to those of transformers' class.
+"""Renaming: tensor names of a family's checkpoints on the hub to those of transformers' class.
 
-transformers has such tables of its own, but not for every prefix, nor in every version that millpond runs with.
+transformers has such tables too, but not for every prefix, nor in every version that millpond supports.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 import torch
 
-# The parts of one tensor, in their order.
+# Parts of a fused tensor, in order.
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Renaming:
-    """A family's names; tensors that already have the native ones pass unchanged.
+    """A family's names; tensors that already have native names pass unchanged.
 
     Attributes:
-        prefixes: Names of the backbone inside a larger model, of which none, or one, leads the tensors' names.
-        parts: Modules by the checkpoint's name and by the native one, somewhere between the dots.
-        fused: Modules whose tensors hold several native ones of equal size, one behind the other.
+        prefixes: Names of the backbone inside a larger model; one of them, or none, precedes a tensor's name.
+        parts: The checkpoint's name of a module to the native one; whole components of a path.
+        fused: Modules whose tensors hold several native ones of equal size, concatenated.
     """
 
     prefixes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""RMSNorm in the fastest form that its device has."""
+"""RMSNorm in the fastest form for its device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RMSNorm(nn.Module):
 
     Attributes:
         weight: ``[dim]``, or ``[heads, dim]`` for rows ``[tokens, heads, dim]``.
-        centred: The weight's neutral value is 0, as Gemma stores it: it multiplies by ``1 + weight``.
+        centred: The norm multiplies by ``1 + weight``, as Gemma stores it.
     """
 
     weight: torch.Tensor
@@ -32,21 +32,21 @@ class RMSNorm(nn.Module):
         dim = rows.shape[-1:]
         kernels = kernels_for(rows, self.weight) if self._suits(rows) else None
         if kernels is not None:
-            return self._at_once(rows, kernels)
+            return self._by_kernel(rows, kernels)
         if rows.device.type == "cpu":
             normed = _divided(rows, self.eps)
         elif self.centred or self.weight.dim() > 1:
             normed = F.rms_norm(rows, dim, None, self.eps)
         else:
             return F.rms_norm(rows, dim, self.weight, self.eps)
-        # 1 + weight, rounded to half precision, would be another weight.
+        # Rounding 1 + weight to half precision would change the weight.
         return normed.addcmul_(normed, self.weight) if self.centred else normed.mul_(self.weight)
 
     def _suits(self, rows: torch.Tensor) -> bool:
         weight = self.weight
         return rows.shape[1:] == weight.shape and rows.dim() == weight.dim() + 1 and rows.shape[-1] % LANES == 0
 
-    def _at_once(self, rows: torch.Tensor, kernels: ctypes.CDLL) -> torch.Tensor:
+    def _by_kernel(self, rows: torch.Tensor, kernels: ctypes.CDLL) -> torch.Tensor:
         out = torch.empty(rows.shape, dtype=rows.dtype)
         heads = rows if rows.dim() == 3 else rows[:, None]  # [tokens, heads, dim]
         kernels.millpond_rms_norm(
@@ -64,13 +64,13 @@ class RMSNorm(nn.Module):
 
 
 def _divided(rows: torch.Tensor, eps: float) -> torch.Tensor:  # [..., dim]
-    """``x / sqrt(mean(x^2) + eps)``. torch's own form on a CPU takes each step in float32, up to 30 times as long.
+    """``x / sqrt(mean(x^2) + eps)``. torch's rms_norm on a CPU runs each step in float32, up to 30 times as long.
 
     The last step is a batch norm of one sample whose channels are the rows: ``(x - 0) / sqrt(variance + eps)`` in one
-    pass, in float32 within.
+    pass, computed in float32.
     """
     flat = rows.reshape(1, -1, rows.shape[-1])  # [1, n, dim]
     norms = torch.linalg.vector_norm(flat[0], dim=-1, dtype=torch.float32)  # [n]
     squares = norms.square_().div_(rows.shape[-1])
-    none = torch.zeros_like(squares)
-    return torch.batch_norm(flat, None, None, none, squares, False, 0.0, eps, False).view(rows.shape)
+    zeros = torch.zeros_like(squares)
+    return torch.batch_norm(flat, None, None, zeros, squares, False, 0.0, eps, False).view(rows.shape)

@@ -1,4 +1,4 @@
-"""Rotary positions on packed rows, where a family's forward is millpond's own."""
+"""Rotary positions of packed rows, for millpond's own forwards."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from millpond.native.operands import LANES, kernels_for
 
 
 def apply_rotary(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """``states`` turned by their positions: the two halves of a head are the two coordinates of each turn.
+    """``states`` rotated by their positions: column i of the first half of a head and of the second are one pair.
 
-    One pass of the compiled kernel on a CPU in bfloat16; elsewhere three, and no concatenation. In bfloat16 at
-    ModernBERT's width those take a twentieth of the time of transformers' form, which goes through float32.
+    It takes one pass of the compiled kernel on a CPU in bfloat16, elsewhere three and no concatenation. In bfloat16 at
+    ModernBERT's width those take a twentieth of the time of transformers' form, which computes in float32.
 
     Args:
-        states: ``[tokens, heads, dim]``; queries and keys may be turned together, as heads of one tensor.
-        cos: ``[tokens, 1, dim]``, its two halves equal.
-        sin: ``[tokens, 1, dim]``, likewise.
+        states: ``[tokens, heads, dim]``; queries and keys may be rotated together, as heads of one tensor.
+        cos: ``[tokens, 1, dim]``; its two halves are equal.
+        sin: ``[tokens, 1, dim]``; its two halves are equal.
     """
     kernels = kernels_for(states, cos, sin) if _suits(states, cos, sin) else None
     if kernels is not None:
-        return _apply_rotary_at_once(states, cos, sin, kernels)
+        return _apply_rotary_by_kernel(states, cos, sin, kernels)
     out = states * cos
     half = states.shape[-1] // 2
     out[..., :half].addcmul_(states[..., half:], sin[..., :half], value=-1)
@@ -31,7 +31,7 @@ def apply_rotary(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> 
 
 
 def _suits(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
-    """Whether the shapes go together, and half a head has whole vectors."""
+    """Whether the shapes fit each other, and half a head fills whole vector registers."""
     return (
         states.dim() == 3
         and cos.shape == sin.shape == (states.shape[0], 1, states.shape[2])
@@ -39,11 +39,11 @@ def _suits(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
     )
 
 
-def _apply_rotary_at_once(
+def _apply_rotary_by_kernel(
     states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kernels: ctypes.CDLL
 ) -> torch.Tensor:
     out = torch.empty(states.shape, dtype=states.dtype)
-    kernels.millpond_turn(
+    kernels.millpond_apply_rotary(
         states.data_ptr(),
         out.data_ptr(),
         cos.data_ptr(),

@@ -1,7 +1,7 @@
 """NomicBert and GTE, packed: BERT with rotary positions and a gated feed forward, over the weights transformers loaded.
 
-The same arithmetic as transformers' classes, in the manner of :mod:`millpond.models.encoder`: q, k and v in one
-product, queries and keys turned at once, the activation fused into its half of the gated product, sums in place.
+It computes what transformers' classes compute, in the same way as :mod:`millpond.models.encoder`: q, k and v in one
+product, queries and keys rotated together, the activation fused into its half of the gated product, sums in place.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from millpond.attention.kernels import attend
 from millpond.attention.segments import Segments
-from millpond.attention.select import select
 from millpond.attention.signature import Masking
 from millpond.checkpoints.architecture import Architecture
 from millpond.models.add_norm import AddNorm
@@ -24,7 +24,7 @@ from millpond.models.rotary import apply_rotary
 class PackedRotaryEncoder(nn.Module):
     """A loaded NomicBert or GTE, run on one packed row.
 
-    The backbone is used up: each of its layers is let go once its weights are taken, so that they are held once.
+    The backbone is consumed: each of its layers is released once its weights are taken, so they are in memory once.
     """
 
     takes_rows = True
@@ -48,16 +48,16 @@ class PackedRotaryEncoder(nn.Module):
         token_type_ids: torch.Tensor | None = None,  # [1, tokens]
         rows: torch.Tensor | None = None,  # [n]
     ) -> Output:
-        """Hidden states of every token, or of the ``rows`` that are read alone."""
+        """Hidden states of every token, or only of the tokens ``rows``."""
         hidden = self.embeddings(input_ids=input_ids, token_type_ids=token_type_ids)[0]  # [tokens, hidden]
-        cos, sin = (wave[0][:, None] for wave in self.rotary(hidden, position_ids))  # [tokens, 1, dim]
+        cos, sin = (part[0][:, None] for part in self.rotary(hidden, position_ids))  # [tokens, 1, dim]
         for layer in self.layers:
             hidden = layer(hidden, segments, cos, sin, rows if layer is self.layers[-1] else None)
         return Output(last_hidden_state=hidden[None])
 
 
 class PackedLayer(nn.Module):
-    """One post-norm layer; its linears are cut out of the loaded one."""
+    """One post-norm layer over the weights of the loaded one."""
 
     def __init__(self, layer: Any, config: Any) -> None:
         super().__init__()
@@ -79,10 +79,10 @@ class PackedLayer(nn.Module):
         sin: torch.Tensor,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``[tokens, hidden]`` in and out; out only the ``rows [n]`` that are read, if they are given."""
+        """``[tokens, hidden]`` in and out; with ``rows [n]`` only these tokens out."""
         query, key, value = self._heads(hidden, cos, sin)
         masking = Masking(scale=query.shape[-1] ** -0.5, causal=False)
-        mixed = select(query, masking)(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]
+        mixed = attend(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]
         return self._feed(hidden, mixed) if rows is None else self._feed(hidden[rows], mixed[rows])
 
     def _heads(
@@ -94,18 +94,18 @@ class PackedLayer(nn.Module):
         return query, key, qkv[:, 2 * self.heads :]
 
     def _feed(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """``hidden`` and what the attention mixed, through the rest of the layer."""
+        """The rest of the layer: ``hidden`` and the attention's output to the layer's states."""
         hidden = self.attention_norm(self.attention_out(mixed), hidden)
         gated = self.gate_proj(hidden).mul_(self.up_proj(hidden))  # [tokens, intermediate]
         return self.norm(self.down_proj(gated), hidden)  # type: ignore[no-any-return]
 
     def compiled_parts(self) -> tuple[str, ...]:
-        """What compiled code runs faster."""
+        """Methods that run faster compiled."""
         return ("_heads", "_feed")
 
 
 def _linear_of(*parts: Any, activation: str | None = None) -> nn.Module:
-    """One layer of what ``parts`` give, side by side."""
+    """One linear layer whose output is those of ``parts`` side by side."""
     weight = torch.cat([part.weight.detach() for part in parts])
     bias = None if parts[0].bias is None else torch.cat([part.bias.detach() for part in parts])
     return linear(weight, bias, activation)

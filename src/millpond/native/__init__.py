@@ -1,1 +1,1 @@
-"""Kernels in C++, for processors with AVX512 in bfloat16; without them torch's operators do the same work."""
+"""Kernels in C++ for processors with AVX512-BF16; without them torch's operators compute the same."""

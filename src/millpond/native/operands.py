@@ -1,4 +1,4 @@
-"""Operands: what the compiled kernels read, and do not check themselves."""
+"""Operands: what the compiled kernels can read, and do not check themselves."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import torch
 
 from millpond.native.library import library
 
-# Columns of a vector: rows have a multiple of them.
+# bfloat16 numbers that a kernel takes at a time: rows must have a multiple of them.
 LANES = 16
 
 
 def kernels_for(*operands: torch.Tensor) -> ctypes.CDLL | None:
-    """The kernels, where they read all of ``operands``: bfloat16 on a CPU, columns dense, no gradient wanted.
+    """The kernels, if they can read all ``operands``: bfloat16 on a CPU, contiguous columns, no gradient required.
 
-    ``None`` inside torch.compile as well: it makes one pass of what they do, and cannot look into them. Shapes are the
-    caller's to check.
+    ``None`` inside torch.compile too: it fuses the same operations itself, and cannot trace a foreign function. The
+    caller checks the shapes.
     """
     if torch.compiler.is_compiling():
         return None
-    differentiated = torch.is_grad_enabled()
+    gradients = torch.is_grad_enabled()
     for operand in operands:
-        dense = operand.dtype is torch.bfloat16 and operand.device.type == "cpu" and operand.stride(-1) == 1
-        if not dense or (differentiated and operand.requires_grad):
+        readable = operand.dtype is torch.bfloat16 and operand.device.type == "cpu" and operand.stride(-1) == 1
+        if not readable or (gradients and operand.requires_grad):
             return None
     return library()

@@ -1,8 +1,8 @@
-// Whether the kernels run here, and which they are: library.py asks.
+// Whether this processor can run the kernels, and the sources they were built from. Called by library.py.
 
 #include "processor.h"
 
-extern "C" int millpond_fits(void) {
+extern "C" int millpond_supported(void) {
 #if MILLPOND_NATIVE
   __builtin_cpu_init();
   return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
@@ -12,8 +12,8 @@ extern "C" int millpond_fits(void) {
 #endif
 }
 
-// The sources that this was built from, as library.py counts them.
-#ifndef MILLPOND_SOURCES
-#define MILLPOND_SOURCES 0
+// The hash of the sources, as library.py computes it; hatch_build.py defines it.
+#ifndef MILLPOND_SOURCE_HASH
+#define MILLPOND_SOURCE_HASH 0
 #endif
-extern "C" std::uint64_t millpond_sources(void) { return MILLPOND_SOURCES; }
+extern "C" std::uint64_t millpond_source_hash(void) { return MILLPOND_SOURCE_HASH; }

@@ -1,1 +1,1 @@
-"""Pooler = method + head: token rows to one row, and what follows."""
+"""Pooling methods and heads: hidden states to vectors, logits and sparse weights."""

@@ -1,4 +1,4 @@
-"""Classifier heads in float32, built from their description and the checkpoint's tensors."""
+"""Classifier heads in float32, built from their descriptions and the checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from millpond.checkpoints.weights import find_tensor, read_rows, read_tensors, t
 from millpond.errors import ModelLoadError, WeightMismatchError
 from millpond.pooling.methods import METHODS
 
-# Where a language model keeps its head, and its input embeddings, which are the head of a tied one.
+# Names of a language model's head, and of its input embeddings, which are the head if the two are tied.
 _HEAD_NAMES = ("lm_head", "output", "embed_out")
 _EMBEDDING_NAMES = ("embed_tokens", "tok_embeddings", "wte")
 
 
 class ClassifierHead(nn.Module):
-    """Hidden states to logits, for a text or for each of its tokens."""
+    """Hidden states to logits, of a text or of each token."""
 
     def __init__(self, description: Classifier, *, width: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class ClassifierHead(nn.Module):
         method = METHODS[self.description.pooling]
         if self.description.pool_logits:
             return method(self.tokens(hidden.float()), segments, None)
-        if self.description.pooling in ("cls", "lasttoken"):  # one row of each text is wanted: convert no more
+        if self.description.pooling in ("cls", "lasttoken"):  # converts only the one row of each text
             return self.tokens(method(hidden, segments, None).float())
         return self.tokens(method(hidden.float(), segments, None))
 
@@ -51,11 +51,11 @@ def build_classifier(description: Classifier, *, width: int, device: torch.devic
     Args:
         description: What it computes.
         width: Columns of the hidden states.
-        device: Where to.
+        device: Device of the weights.
 
     Raises:
         ModelLoadError: A weight file is missing or damaged.
-        WeightMismatchError: A tensor is missing, or as wide as neither its neighbours nor config.json say.
+        WeightMismatchError: A tensor is missing, or its width does not fit its neighbours or config.json.
     """
     head = ClassifierHead(description, width=width)
     count = len(description.labels)
@@ -71,7 +71,7 @@ def build_classifier(description: Classifier, *, width: int, device: torch.devic
 
 
 class VocabularyRows(nn.Module):
-    """A few rows of a language model's head: their logits, capped where the model caps its own (Gemma 2)."""
+    """Logits of a few vocabulary entries; capped if the model caps its logits (Gemma 2)."""
 
     def __init__(self, weight: torch.Tensor, *, softcap: float | None) -> None:  # weight [tokens, hidden]
         super().__init__()
@@ -85,31 +85,31 @@ class VocabularyRows(nn.Module):
 
 
 class _Difference(nn.Module):
-    """The second column less the first."""
+    """The second column minus the first."""
 
     def forward(self, logits: torch.Tensor) -> torch.Tensor:  # [n, 2] -> [n, 1]
         return logits[..., 1:2] - logits[..., 0:1]
 
 
 def head_rows(folder: Path, tokens: tuple[int, ...]) -> VocabularyRows:
-    """The rows of ``tokens`` from the language-model head in ``folder``, in float32.
+    """The rows of ``tokens`` in the language-model head of ``folder``, in float32.
 
     Raises:
-        WeightMismatchError: The checkpoint has no such head, or it has fewer rows.
+        WeightMismatchError: The checkpoint has no such head, or the head has fewer rows.
     """
     names, config = tensor_shapes(folder), read_json_object(folder / "config.json")
     tied = config.get("tie_word_embeddings", True)
     for name in (*_HEAD_NAMES, *(_EMBEDDING_NAMES if tied else ())):
-        found = find_tensor(names, f"{name}.weight")
-        if found is not None:
+        head = find_tensor(names, f"{name}.weight")
+        if head is not None:
             break
     else:
         raise WeightMismatchError(
             f"{folder} has no language-model head to take the tokens' rows from; is it a bare backbone?"
         )
-    if max(tokens) >= names[found][0]:
-        raise WeightMismatchError(f"{folder}: token {max(tokens)} is past the head's {names[found][0]} rows")
-    return VocabularyRows(read_rows(folder, found, tokens).float(), softcap=config.get("final_logit_softcapping"))
+    if max(tokens) >= names[head][0]:
+        raise WeightMismatchError(f"{folder}: token {max(tokens)} is past the head's {names[head][0]} rows")
+    return VocabularyRows(read_rows(folder, head, tokens).float(), softcap=config.get("final_logit_softcapping"))
 
 
 def _build(description: Classifier, width: int) -> tuple[nn.Sequential, int]:

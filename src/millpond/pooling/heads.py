@@ -1,4 +1,4 @@
-"""Heads: what sentence-transformers runs on rows around the pooling, in float32."""
+"""Heads: sentence-transformers' modules before and after the pooling, in float32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millpond.errors import ModelLoadError, WeightMismatchError
 
 
 class DenseHead(nn.Module):
-    """``activation(x W^T + b)``, plus the input where the checkpoint adds it."""
+    """``activation(x W^T + b)``, plus the input if the checkpoint adds it."""
 
     def __init__(self, description: Dense) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class LayerNormHead(nn.Module):
 
 
 class NormalizeHead(nn.Module):
-    """Division by the L2 norm, where a checkpoint has it before another head (the last one is the engine's)."""
+    """Division by the L2 norm before another head; the last normalization is the engine's."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [n, d] -> [n, d]
         """Normalize the rows."""
@@ -57,7 +57,7 @@ def build_heads(descriptions: Sequence[Head], device: torch.device) -> nn.Sequen
 
     Raises:
         ModelLoadError: A weight file is missing or damaged.
-        WeightMismatchError: It holds other tensors than the head's config says.
+        WeightMismatchError: It holds other tensors than the head's config describes.
     """
     heads: list[nn.Module] = []
     for description in descriptions:
@@ -73,13 +73,13 @@ def build_heads(descriptions: Sequence[Head], device: torch.device) -> nn.Sequen
 def _activation(description: Dense) -> nn.Module:
     """An activation by its dotted path: only classes of torch.nn, and only those that need no arguments."""
     name = description.activation.rsplit(".", 1)[-1]
-    found = getattr(nn, name, None)
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+    module_class = getattr(nn, name, None)
+    if not (isinstance(module_class, type) and issubclass(module_class, nn.Module)):
         raise ModelLoadError(
             f"{description.folder}: activation_function {description.activation!r} is no module of torch.nn"
         )
     try:
-        return found()
+        return module_class()
     except TypeError as error:
         raise ModelLoadError(
             f"{description.folder}: activation_function {description.activation!r} cannot be built without arguments"
@@ -87,7 +87,7 @@ def _activation(description: Dense) -> nn.Module:
 
 
 def _with_weights(head: nn.Module, folder: Path, weight: str | None = None) -> nn.Module:
-    """``head`` with its tensors: all of ``folder``'s, or the one called ``weight`` among a backbone's."""
+    """``head`` with its tensors: all in ``folder``, or only ``weight``, which lies among a backbone's."""
     try:
         if weight is None:
             head.load_state_dict(read_tensors(folder))

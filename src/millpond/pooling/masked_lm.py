@@ -55,14 +55,14 @@ def build_masked_head(folder: Path, config: Mapping[str, Any], device: torch.dev
             f"{folder}: millpond knows no masked-language-model head of model_type {config.get('model_type')!r}; "
             f"SPLADE runs over {known}"
         )
-    held = read_tensors(folder, only=names.tensors())
+    tensors = read_tensors(folder, only=names.tensors())
     parts = {
-        "dense": held.get(f"{names.dense}.weight"),
-        "dense_bias": held.get(f"{names.dense}.bias"),
-        "norm": held.get(f"{names.norm}.weight", held.get(f"{names.norm}.gamma")),
-        "norm_bias": held.get(f"{names.norm}.bias", held.get(f"{names.norm}.beta")),
-        "decoder": held.get(names.decoder, held.get(f"{names.backbone}.{names.table}", held.get(names.table))),
-        "decoder_bias": next((held[name] for name in names.biases if name in held), None),
+        "dense": tensors.get(f"{names.dense}.weight"),
+        "dense_bias": tensors.get(f"{names.dense}.bias"),
+        "norm": tensors.get(f"{names.norm}.weight", tensors.get(f"{names.norm}.gamma")),
+        "norm_bias": tensors.get(f"{names.norm}.bias", tensors.get(f"{names.norm}.beta")),
+        "decoder": tensors.get(names.decoder, tensors.get(f"{names.backbone}.{names.table}", tensors.get(names.table))),
+        "decoder_bias": next((tensors[name] for name in names.biases if name in tensors), None),
     }
     needed = {"dense": f"{names.dense}.weight", "norm": f"{names.norm}.weight", "decoder": names.decoder}
     for part, name in needed.items():
@@ -70,10 +70,10 @@ def build_masked_head(folder: Path, config: Mapping[str, Any], device: torch.dev
             raise WeightMismatchError(
                 f"{folder} has no {name}: it is no masked language model, and SPLADE reads its weights off that head"
             )
-    tensors = {part: tensor for part, tensor in parts.items() if tensor is not None}
-    _check_shapes(tensors, folder)
+    present = {part: tensor for part, tensor in parts.items() if tensor is not None}
+    _check_shapes(present, folder)
     activation = str(config.get(names.activation, "gelu"))
-    head = MaskedLanguageHead(tensors, activation, float(config.get(names.epsilon, names.default_epsilon)))
+    head = MaskedLanguageHead(present, activation, float(config.get(names.epsilon, names.default_epsilon)))
     return head.to(device).eval()
 
 

@@ -1,10 +1,10 @@
 """Pooling methods over packed rows, all in float32.
 
-Each takes ``hidden [tokens, width]``, the row's segments, and ``skip [n]`` (tokens left out at the front of each
-segment: the prompt, where the checkpoint excludes it; ``None`` for none), and gives ``[n, width]``.
+Each takes ``hidden [tokens, width]``, the row's segments and ``skip [n]``, and returns ``[n, width]``. ``skip`` counts
+the tokens to leave out at the start of each segment: the prompt, if the checkpoint excludes it; ``None``: no tokens.
 
-They read the segments' lengths on the device only and never wait for it, so that a CUDA graph may hold them. There the
-last places of a row may be empty segments, whose result is anything.
+They read the segments' lengths only on the device and never wait for it, so a CUDA graph can capture them. In a graph
+the last segments of a row may be empty; their result is undefined.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def _lengths(segments: Segments) -> torch.Tensor:
 
 
 def _kept(segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
-    """``[n, 1]`` float32 tokens that count."""
+    """``[n, 1]`` float32: tokens of each segment that are not skipped."""
     lengths = _lengths(segments)
     return (lengths if skip is None else lengths - skip).float()[:, None]
 
 
-def _places(segments: Segments) -> torch.Tensor:
-    """``[tokens]`` each token's place in its segment, from 0."""
+def _positions(segments: Segments) -> torch.Tensor:
+    """``[tokens]`` position of each token in its segment, from 0."""
     starts = torch.repeat_interleave(segments.cu_seqlens[:-1], _lengths(segments).long(), output_size=segments.total)
     return torch.arange(segments.total, device=starts.device) - starts
 
@@ -46,7 +46,9 @@ def _without_skipped(
     """``hidden`` with the skipped tokens' rows replaced by ``filler``."""
     if skip is None:
         return hidden
-    skipped = _places(segments) < torch.repeat_interleave(skip, _lengths(segments).long(), output_size=segments.total)
+    skipped = _positions(segments) < torch.repeat_interleave(
+        skip, _lengths(segments).long(), output_size=segments.total
+    )
     return hidden.masked_fill(skipped[:, None], filler)
 
 
@@ -56,14 +58,14 @@ def _sums(rows: torch.Tensor, segments: Segments) -> torch.Tensor:
 
 
 def _reduced(rows: torch.Tensor, how: str, segments: Segments) -> torch.Tensor:
-    """``unsafe`` leaves out a check of the lengths, which would wait for the device."""
+    """``unsafe`` skips a check of the lengths that would wait for the device."""
     return torch.segment_reduce(rows, how, lengths=_lengths(segments), axis=0, unsafe=True)
 
 
 def cls(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
     """The first token's row."""
     firsts = _firsts(segments, skip)
-    return hidden[firsts.clamp(max=len(hidden) - 1)]  # an empty segment begins behind the last row
+    return hidden[firsts.clamp(max=len(hidden) - 1)]  # an empty segment starts after the last row
 
 
 def lasttoken(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
@@ -88,8 +90,8 @@ def max_(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | None) ->
 
 
 def weightedmean(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
-    """The average weighted by place (1, 2, 3, ...), as SGPT has it; a skipped prompt still counts in the places."""
-    weights = (_places(segments) + 1).float()[:, None]
+    """The average weighted by position (1, 2, 3, ...), as in SGPT; a skipped prompt still counts in the positions."""
+    weights = (_positions(segments) + 1).float()[:, None]
     weights = _without_skipped(weights, segments, skip, 0.0)
     return _sums(hidden * weights, segments) / _sums(weights, segments)
 

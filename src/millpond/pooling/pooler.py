@@ -1,4 +1,4 @@
-"""Pooler: hidden states to the float32 rows that callers asked for, before cuts, norms and activations."""
+"""Pooler: hidden states to the float32 rows that callers read, before cuts, norms and activations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from millpond.pooling.classifier import ClassifierHead, VocabularyRows, head_row
 from millpond.pooling.heads import build_heads
 from millpond.pooling.methods import METHODS
 
-# Of how many choices of vocabulary entries the head's rows are kept.
+# Number of sets of vocabulary entries whose rows of the language-model head are kept.
 _KEPT_ROWS = 64
 
 Matrix = npt.NDArray[np.float32]
@@ -28,12 +28,12 @@ Matrix = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class Readout:
-    """What is read from the hidden states.
+    """One kind of result read from the hidden states.
 
     Attributes:
         kind: ``pooled`` (a vector for each text), ``tokens`` (a vector for each token), ``logits``, ``token_logits``,
             ``head_rows`` (logits of a few vocabulary entries for each token) or ``sparse``.
-        token_ids: The vocabulary entries of ``head_rows``; columns to keep of ``token_logits``, where not all.
+        token_ids: The vocabulary entries of ``head_rows``; the columns of ``token_logits`` to keep, empty: all.
     """
 
     kind: Literal["pooled", "tokens", "logits", "token_logits", "head_rows", "sparse"]
@@ -45,21 +45,21 @@ class Readout:
         return self.kind in ("tokens", "token_logits", "head_rows")
 
 
-class Sparse(Protocol):
+class SparseHead(Protocol):
     """A head that gives each text a weight for some vocabulary entries."""
 
     def read(
         self, hidden: torch.Tensor, segments: Segments, input_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, Sequence[int]]:
-        """``(token ids [k], weights [k], how many of them each text has)``."""
+        """``(token ids [k], weights [k], number of them for each text)``."""
         ...
 
 
 class Pooler(nn.Module):
-    """The part of a checkpoint behind its backbone: every head that it has.
+    """The part of a checkpoint after its backbone: all of its heads.
 
-    The Matryoshka cut and the final normalization are not here: the cache holds what this returns, so that one row
-    serves every width. Activations are not either, since callers choose them.
+    The Matryoshka cut and the final normalization are done later: the cache stores what this returns, so one row serves
+    every width. Activations are applied later too, since callers choose them.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Pooler(nn.Module):
         heads: Sequence[Head],
         device: torch.device,
         classifier: ClassifierHead | None = None,
-        sparse: Sparse | None = None,
+        sparse: SparseHead | None = None,
         token_vectors: nn.Module | None = None,
         language_head: Path | None = None,
     ) -> None:
@@ -81,13 +81,13 @@ class Pooler(nn.Module):
         self.heads = build_heads(heads, device)
         self.classifier = classifier
         self.sparse = sparse
-        self.token_vectors = token_vectors  # in the place of the token heads, for ``token_embed`` only
+        self.token_vectors = token_vectors  # replaces the token heads, for ``token_embed`` only
         self.language_head = language_head
         self._reading = threading.Lock()
         self._rows: dict[tuple[int, ...], VocabularyRows] = {}
 
     def row_of(self, readout: Readout) -> Literal["cls", "lasttoken"] | None:
-        """The one row of each text that a readout takes, first or last; ``None`` where it takes more."""
+        """The one token of each text that a readout reads, first or last; ``None`` if it reads more."""
         modes: tuple[str | None, ...] = ()
         if readout.kind == "pooled":
             modes = self.modes
@@ -109,19 +109,19 @@ class Pooler(nn.Module):
         return out
 
     def rows_of(self, tokens: tuple[int, ...], device: torch.device) -> VocabularyRows:
-        """Rows of the language-model head; read from the files once."""
+        """Rows of the language-model head, read from the files once."""
         assert self.language_head is not None
         with self._reading:
             rows = self._rows.get(tokens)
             if rows is None:
                 rows = self._rows[tokens] = head_rows(self.language_head, tokens).to(device)
-                while len(self._rows) > _KEPT_ROWS:  # the oldest; a call still queued reads its own again
+                while len(self._rows) > _KEPT_ROWS:  # drops the oldest; a queued call that needs it reads it again
                     del self._rows[next(iter(self._rows))]
         return rows
 
 
 class Reading:
-    """One batch's hidden states, read as often as its callers differ; what several readouts need is computed once."""
+    """A batch's hidden states, read once for each different readout; what several readouts need is computed once."""
 
     def __init__(
         self,
@@ -147,38 +147,38 @@ class Reading:
         rows = self.rows(readout)
         return rows.split(rows.values.cpu().numpy())
 
-    def rows(self, readout: Readout) -> Rows:
-        """The same on the device, where only ``sparse`` waits for it."""
+    def rows(self, readout: Readout) -> ReadoutRows:
+        """The same on the device; only ``sparse`` waits for it."""
         if readout.kind == "pooled":
-            return Rows(values=self._pooler.pool(self._tokens, self._segments, self._skip), counts=None)
+            return ReadoutRows(values=self._pooler.pool(self._tokens, self._segments, self._skip), counts=None)
         if readout.kind == "tokens":
-            own = self._pooler.token_vectors
-            return self._each(self._tokens if own is None else own(self._hidden.float()))
+            projection = self._pooler.token_vectors
+            return self._each(self._tokens if projection is None else projection(self._hidden.float()))
         if readout.kind == "sparse":
             assert self._pooler.sparse is not None
             ids, weights, counts = self._pooler.sparse.read(self._hidden, self._segments, self._input_ids)
             # Ids are far below float32's 2^24.
-            return Rows(values=torch.stack((ids.float(), weights.float()), dim=1), counts=counts)
+            return ReadoutRows(values=torch.stack((ids.float(), weights.float()), dim=1), counts=counts)
         if readout.kind == "head_rows":
             rows = self._pooler.rows_of(readout.token_ids, self._hidden.device)
             return self._each(rows(self._hidden.float()))
         assert self._pooler.classifier is not None
         if readout.kind == "logits":
-            return Rows(values=self._pooler.classifier.pool(self._hidden, self._segments), counts=None)
+            return ReadoutRows(values=self._pooler.classifier.pool(self._hidden, self._segments), counts=None)
         logits = self._pooler.classifier.tokens(self._hidden.float())
         return self._each(logits[:, list(readout.token_ids)] if readout.token_ids else logits)
 
-    def _each(self, values: torch.Tensor) -> Rows:
-        return Rows(values=values, counts=self._segments.lengths)
+    def _each(self, values: torch.Tensor) -> ReadoutRows:
+        return ReadoutRows(values=values, counts=self._segments.lengths)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Rows:
-    """What a readout gives for a batch.
+class ReadoutRows:
+    """Result of a readout for a batch.
 
     Attributes:
         values: float32 ``[rows, d]`` on the device.
-        counts: How many of them each text has, in order; ``None`` is one each.
+        counts: Rows of each text, in order; ``None``: one each.
     """
 
     values: torch.Tensor

@@ -1,7 +1,7 @@
-"""Heads that give a text a weight for some entries of the vocabulary.
+"""Sparse heads: weights of vocabulary entries for each text.
 
-Each reads ``hidden [tokens, width]``, the segments and ``input_ids [tokens]``, and gives ``(token ids [k], weights [k],
-how many of them each text has)``: the texts in order, ids ascending, positive weights only.
+Each reads ``hidden [tokens, width]``, the segments and ``input_ids [tokens]``, and returns ``(token ids [k],
+weights [k], number of them for each text)``: texts in order, ids ascending, positive weights only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millpond.pooling.masked_lm import MaskedLanguageHead, build_masked_head
 
 Weights = tuple[torch.Tensor, torch.Tensor, list[int]]
 
-# Logits held at once: 64 MiB, 550 tokens of BERT's vocabulary or 67 of XLM-R's.
+# Logits in memory at once: 64 MiB, which is 550 tokens with BERT's vocabulary or 67 with XLM-R's.
 _LOGITS = 1 << 24
 
 
@@ -38,19 +38,19 @@ class SpladeHead(nn.Module):
         self.chunk = max(1, logits // vocabulary.vocabulary)  # tokens
 
     def read(self, hidden: torch.Tensor, segments: Segments, input_ids: torch.Tensor) -> Weights:
-        """Weights of every vocabulary entry that a text touches."""
+        """Weights of every vocabulary entry with a positive weight."""
         ids, weights, counts = [], [], []
         for pooled in self._pooled(hidden.float(), segments):  # [vocabulary]
-            found = pooled.nonzero()[:, 0]
-            ids.append(found)
-            weights.append(pooled[found])
-            counts.append(len(found))
+            entries = pooled.nonzero()[:, 0]
+            ids.append(entries)
+            weights.append(pooled[entries])
+            counts.append(len(entries))
         return torch.cat(ids).int(), torch.cat(weights), counts
 
     def _pooled(self, hidden: torch.Tensor, segments: Segments) -> Iterator[torch.Tensor]:
-        """Each text's row, never more of the vocabulary's logits at once than a chunk."""
+        """The pooled row of each text, with the logits of one chunk of tokens in memory at a time."""
         row: torch.Tensor | None = None
-        logits, first = hidden[:0], 0  # of the tokens from ``first``
+        logits, first = hidden[:0], 0  # logits of the tokens from ``first`` on
         start = 0
         for length in segments.lengths:
             stop = start + length
@@ -66,10 +66,10 @@ class SpladeHead(nn.Module):
             row = None
 
     def _add(self, row: torch.Tensor | None, logits: torch.Tensor) -> torch.Tensor:
-        """A text's row so far and some more of its tokens. Saturation rises, so a maximum may be taken before it."""
+        """A text's row with more of its tokens. Saturation is monotonic, so the maximum is taken before it."""
         if self.strategy == "max":
-            most = logits.amax(0)
-            return most if row is None else torch.maximum(row, most)
+            maximum = logits.amax(0)
+            return maximum if row is None else torch.maximum(row, maximum)
         total = self._saturate(logits).sum(0)
         return total if row is None else row.add_(total)
 
@@ -79,7 +79,7 @@ class SpladeHead(nn.Module):
 
 
 class TokenWeightHead(nn.Module):
-    """BGE-M3's: ``relu(linear(hidden))`` of each token, of a repeated token the largest."""
+    """BGE-M3's token weights: ``relu(linear(hidden))``; a repeated token has the largest."""
 
     def __init__(self, linear: nn.Linear, unused: tuple[int, ...]) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class TokenWeightHead(nn.Module):
         self.register_buffer("unused", torch.tensor(unused, dtype=torch.int64), persistent=False)
 
     def read(self, hidden: torch.Tensor, segments: Segments, input_ids: torch.Tensor) -> Weights:
-        """Weights of the tokens that a text has."""
+        """Weights of the tokens in each text."""
         assert isinstance(self.unused, torch.Tensor)
         each = self.linear(hidden.float())[:, 0].relu()  # [tokens]
         texts = torch.repeat_interleave(
@@ -96,10 +96,10 @@ class TokenWeightHead(nn.Module):
             output_size=segments.total,
         )
         used = (each > 0) & ~torch.isin(input_ids, self.unused)
-        # A text and a token as one number, so that what is equal in both is one entry, in this order.
+        # Text and token id as one number: equal pairs become one entry, in ascending order.
         span = int(input_ids.max()) + 1
-        entries, places = torch.unique(texts[used] * span + input_ids[used], return_inverse=True)
-        weights = each.new_zeros(len(entries)).scatter_reduce_(0, places, each[used], "amax")
+        entries, slots = torch.unique(texts[used] * span + input_ids[used], return_inverse=True)
+        weights = each.new_zeros(len(entries)).scatter_reduce_(0, slots, each[used], "amax")
         counts = torch.bincount(entries // span, minlength=len(segments.lengths))
         return (entries % span).int(), weights, counts.tolist()
 
@@ -107,11 +107,11 @@ class TokenWeightHead(nn.Module):
 def build_sparse(
     description: Sparse, config: Mapping[str, Any], *, width: int, device: torch.device
 ) -> SpladeHead | TokenWeightHead:
-    """The head that ``description`` asks for, in float32; ``width`` is the backbone's.
+    """The head of ``description``, in float32; ``width`` is the backbone's.
 
     Raises:
         ModelLoadError: A weight file is missing or damaged.
-        UnsupportedArchitectureError: SPLADE over a family whose language-model head millpond does not know.
+        UnsupportedArchitectureError: It is a SPLADE over a family whose language-model head is not known.
         WeightMismatchError: The head's tensors are missing or of another shape.
     """
     if isinstance(description, Splade):
@@ -137,8 +137,8 @@ def _linear(path: Path, width: int) -> nn.Linear:
     tensors = read_pickle(path)
     weight = tensors.get("weight")
     if weight is None or weight.dim() != 2 or weight.shape[1] != width:
-        found = "missing" if weight is None else f"of shape {tuple(weight.shape)}"
-        raise WeightMismatchError(f"{path}: weight is {found}; the backbone's states are {width} wide")
+        problem = "missing" if weight is None else f"of shape {tuple(weight.shape)}"
+        raise WeightMismatchError(f"{path}: weight is {problem}; the backbone's states are {width} wide")
     linear = nn.Linear(width, weight.shape[0], bias="bias" in tensors)
     try:
         linear.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})

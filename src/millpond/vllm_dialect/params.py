@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from millpond.errors import InvalidRequestError
-from millpond.params import PoolingParams
+from millpond.params import PoolingParams, option_of
 from millpond.spec import ModelSpec
 from millpond.tasks import Task
 from millpond.vllm_dialect.pooler_config import PoolerConfig
@@ -74,7 +74,7 @@ def _of_vectors(
     task: Task, params: PoolingParams, config: PoolerConfig, spec: ModelSpec, *, chunk: bool
 ) -> dict[str, Any]:
     # activation is what older versions called the normalization of a vector, too.
-    switch = _switch(params, "normalize", "use_activation", "activation")
+    switch = option_of(params, "normalize", "use_activation", "activation")
     if isinstance(switch, str):
         raise InvalidRequestError(f"activation={switch!r} means nothing to a vector; pass normalize=True or False")
     changes: dict[str, Any] = {"normalize": config.use_activation if switch is None else switch}
@@ -90,7 +90,7 @@ def _of_vectors(
 
 
 def _of_logits(task: Task, params: PoolingParams, config: PoolerConfig, spec: ModelSpec) -> dict[str, Any]:
-    switch = _switch(params, "activation", "use_activation", "normalize")
+    switch = option_of(params, "activation", "use_activation", "normalize")
     if switch is None and (task != "score" or spec.score_type == "cross-encoder"):
         # A reward is raw unless activation is asked for in so many words.
         raw = task == "reward" or (task == "token_classify" and spec.architecture in _RAW)
@@ -102,21 +102,3 @@ def _of_logits(task: Task, params: PoolingParams, config: PoolerConfig, spec: Mo
         if params.returned_token_ids is None:
             changes["returned_token_ids"] = config.returned_token_ids
     return changes
-
-
-def _switch(params: PoolingParams, *names: str) -> Any:
-    return one_of({name: getattr(params, name) for name in names})
-
-
-def one_of(values: Mapping[str, Any]) -> Any:
-    """The one value of an option that has several names; ``None`` where none is given.
-
-    Raises:
-        InvalidRequestError: Two of them contradict each other.
-    """
-    given = {name: value for name, value in values.items() if value is not None}
-    first = next(iter(given.values()), None)
-    if any(value != first for value in given.values()):
-        said = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        raise InvalidRequestError(f"{said} are one thing, and contradict; pass one")
-    return first

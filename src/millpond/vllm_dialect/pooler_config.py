@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.errors import InvalidRequestError
-from millpond.params import PoolingParams
+from millpond.params import PoolingParams, one_value
 from millpond.pooling.activations import activate
 from millpond.tasks import Activation
 from millpond.vllm_dialect.arguments import POOLING_TASKS
@@ -82,11 +82,10 @@ class PoolerConfig:
                 f"pooler_config has {unknown[0]}, which is unknown; it may have {', '.join(_KEYS)}"
             )
         given = {key: value for key, value in fields.items() if value is not None}
-        switches = [given[key] for key in ("use_activation", "normalize", "softmax", "activation") if key in given]
-        if any(switch != switches[0] for switch in switches):
-            raise InvalidRequestError(
-                "pooler_config's use_activation, normalize, softmax and activation are one thing, and contradict"
-            )
+        switch = one_value(
+            {key: given.get(key) for key in ("use_activation", "normalize", "softmax", "activation")},
+            owner="pooler_config's ",
+        )
         if given.get("task") not in (None, *POOLING_TASKS):
             raise InvalidRequestError(
                 f"pooler_config's task={given['task']!r} is unknown; choose one of {', '.join(POOLING_TASKS)}"
@@ -97,7 +96,7 @@ class PoolerConfig:
         return cls(
             task=given.get("task"),
             pooling=pooling,
-            use_activation=_a_bool("use_activation", switches[0]) if switches else None,
+            use_activation=None if switch is None else _a_bool("use_activation", switch),
             dimensions=_a_count("dimensions", given.get("dimensions")),
             chunked=_a_bool("enable_chunked_processing", given.get("enable_chunked_processing", False)),
             max_embed_len=_a_count("max_embed_len", given.get("max_embed_len")),

@@ -316,14 +316,14 @@ def test_a_cancelled_call_takes_its_windows_along(gated: Any) -> None:
 @pytest.mark.parametrize("early", [True, False])
 def test_a_cancelled_task_takes_its_windows_along(gated: Any, early: bool) -> None:
     engine, gate, _ = gated
-    futures, entered, right = [], threading.Event(), engine._start
+    futures, entered, right = [], threading.Event(), engine._submission.start
 
     def noted(*args: Any, **options: Any) -> Any:
         entered.set()
         futures.append(right(*args, **options))
         return futures[0]
 
-    engine._start = noted  # type: ignore[method-assign]
+    engine._submission.start = noted  # type: ignore[method-assign]
 
     async def run(early: bool) -> None:
         task = asyncio.create_task(AsyncEngine(engine).embed(LONG, chunking="mean"))

@@ -19,20 +19,20 @@ def test_what_is_left_of_a_text_has_so_many_tokens(tmp_path: Path, family: str, 
     with Engine(write_checkpoint(tmp_path / "model", family, lowercase=lowercase), dtype="float32") as engine:
         texts = [SENTENCES[0], "İSTANBUL: ein Teich, une étang, 池。", "", "a"]
         for tokens in (1, 3, 5, 500):
-            kept = engine.clip(texts, tokens)
+            kept = engine.truncate_texts(texts, tokens)
             for text, part in zip(texts, kept, strict=True):
                 (whole,), (ids,) = (engine.tokenize([each], special_tokens=False) for each in (text, part))
                 assert text.startswith(part)
                 assert len(ids) <= tokens
                 assert ids == whole[: len(ids)] or text == texts[1]  # a token may be part of a character
                 assert part == text or len(whole) > tokens
-        assert engine.clip(texts, 3)[0] != texts[0]
+        assert engine.truncate_texts(texts, 3)[0] != texts[0]
 
 
 def test_of_a_text_without_an_end_the_same_is_left(tmp_path: Path) -> None:
     with Engine(write_checkpoint(tmp_path / "model"), dtype="float32") as engine:
         text = " ".join(SENTENCES)
-        kept = engine.clip([text, text + " " + text * (300_000 // len(text)), text], 7)
+        kept = engine.truncate_texts([text, text + " " + text * (300_000 // len(text)), text], 7)
         assert kept[0] == kept[1] == kept[2] != text
 
 
@@ -42,7 +42,7 @@ def test_so_many_is_a_positive_int(tmp_path: Path, tokens: int) -> None:
         Engine(write_checkpoint(tmp_path / "model"), dtype="float32") as engine,
         pytest.raises(InvalidRequestError, match="tokens="),
     ):
-        engine.clip(["a"], tokens)
+        engine.truncate_texts(["a"], tokens)
 
 
 def test_pairs_are_classified_as_transformers_does(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Answers as bytes: arrays in JSON and in binary."""
+"""Encoding of responses: arrays in JSON and in binary."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class TestJson:
         ],
     )
     def test_arrays(self, array):
-        found = json.loads(encoding.to_json({"a": [array]}))["a"][0]
-        assert np.shape(found) == np.shape(array)
-        np.testing.assert_array_equal(np.array(found, dtype=array.dtype).reshape(np.shape(array)), array)
+        actual = json.loads(encoding.to_json({"a": [array]}))["a"][0]
+        assert np.shape(actual) == np.shape(array)
+        np.testing.assert_array_equal(np.array(actual, dtype=array.dtype).reshape(np.shape(array)), array)
 
     def test_every_float32_survives(self):
         numbers = np.random.default_rng(0).integers(0, 1 << 32, 4096, dtype=np.uint32).view(np.float32)
         numbers = numbers[np.isfinite(numbers)]
-        found = np.array(json.loads(encoding.to_json(numbers)), dtype=np.float32)
-        np.testing.assert_array_equal(found.view(np.uint32), numbers.view(np.uint32))
+        actual = np.array(json.loads(encoding.to_json(numbers)), dtype=np.float32)
+        np.testing.assert_array_equal(actual.view(np.uint32), numbers.view(np.uint32))
 
     def test_what_is_not_finite_is_null(self):
         assert encoding.to_json(np.array([np.nan, np.inf, 1], dtype=np.float32)) == b"[null,null,1.0]"
@@ -72,12 +72,12 @@ class TestJson:
 class TestBinary:
     @pytest.mark.parametrize("rows", [ROWS, ROWS.T, ROWS[1], ROWS[:, ::2]])
     def test_rows_lie_behind_each_other(self, rows):
-        found = np.frombuffer(encoding.to_bytes(rows), dtype="<f4")
-        np.testing.assert_array_equal(found, rows.flatten())
+        actual = np.frombuffer(encoding.to_bytes(rows), dtype="<f4")
+        np.testing.assert_array_equal(actual, rows.flatten())
 
     def test_in_json(self):
-        found = json.loads(encoding.to_json({"a": Base64(rows=ROWS, dtype="float16", order="big")}))
-        assert found == {"a": encoding.to_base64(ROWS, "float16", "big")}
+        actual = json.loads(encoding.to_json({"a": Base64(rows=ROWS, dtype="float16", order="big")}))
+        assert actual == {"a": encoding.to_base64(ROWS, "float16", "big")}
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "fp8_e4m3"])
     def test_read_only_rows(self, dtype):

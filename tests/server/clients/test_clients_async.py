@@ -65,6 +65,6 @@ async def test_coheres_client(models: ServedModels, address: str) -> None:
 async def test_hugging_faces_client(models: ServedModels, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)  # it may talk to this machine
     async with AsyncInferenceClient(model=f"{address}/embed", timeout=300) as client:
-        found = await asyncio.gather(*(client.feature_extraction(texts) for texts in BATCHES))
-    for texts, vectors in zip(BATCHES, found, strict=True):
+        actual = await asyncio.gather(*(client.feature_extraction(texts) for texts in BATCHES))
+    for texts, vectors in zip(BATCHES, actual, strict=True):
         np.testing.assert_allclose(vectors, engine_of(models, "embedder").embed(texts).embeddings, atol=1e-6)

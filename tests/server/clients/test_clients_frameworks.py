@@ -50,9 +50,9 @@ def engine(models: ServedModels) -> Engine:
 
 
 def langchain(address: str, **options: Any) -> OpenAIEmbeddings:
-    """As docs/server.md says: texts are sent as they are."""
-    given = {"check_embedding_ctx_length": False, "max_retries": 0, "timeout": PATIENCE, **options}
-    return OpenAIEmbeddings(model="mill/vectors", base_url=f"{address}/v1", api_key=KEY, **given)
+    """With the option from docs/server.md texts are sent unchanged."""
+    settings = {"check_embedding_ctx_length": False, "max_retries": 0, "timeout": PATIENCE, **options}
+    return OpenAIEmbeddings(model="mill/vectors", base_url=f"{address}/v1", api_key=KEY, **settings)
 
 
 @pytest.mark.parametrize("chunk_size", [1000, 4])
@@ -82,16 +82,16 @@ def test_langchain_with_options(address: str, engine: Engine) -> None:
 
 def test_langchain_finds_what_the_engine_finds(address: str, engine: Engine) -> None:
     store = InMemoryVectorStore.from_texts(list(SENTENCES), langchain(address))
-    found = store.similarity_search_with_score(SENTENCES[3], k=4)
+    actual = store.similarity_search_with_score(SENTENCES[3], k=4)
     scores = engine.embed(list(SENTENCES)).embeddings @ engine.embed([SENTENCES[3]]).embeddings[0]
     best = np.argsort(-scores, kind="stable")[:4]
-    assert [document.page_content for document, _ in found] == [SENTENCES[i] for i in best]
-    assert [score for _, score in found] == pytest.approx(scores[best].tolist(), abs=1e-5)
+    assert [document.page_content for document, _ in actual] == [SENTENCES[i] for i in best]
+    assert [score for _, score in actual] == pytest.approx(scores[best].tolist(), abs=1e-5)
 
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> tiktoken.Encoding:
-    """What tiktoken would fetch: an encoding whose ids are bytes, the last ones above any vocabulary here."""
+    """Replaces tiktoken's download: an encoding of bytes, with ids above any vocabulary here."""
     ranks = {bytes([byte]): byte + (byte == ord("z")) * 100_000 for byte in range(256)}
     encoding = tiktoken.Encoding("cl100k_base", pat_str=r"(?s).", mergeable_ranks=ranks, special_tokens={})
     monkeypatch.setattr(tiktoken, "get_encoding", lambda name: {"cl100k_base": encoding}[name])
@@ -101,17 +101,17 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> tiktoken.Encoding:
 def test_langchain_left_to_itself_sends_the_ids_of_another_vocabulary(
     address: str, engine: Engine, offline: tiktoken.Encoding
 ) -> None:
-    """Why docs/server.md asks for check_embedding_ctx_length=False: these are vectors of other texts, or of none."""
+    """Why docs/server.md recommends check_embedding_ctx_length=False: otherwise the vectors are wrong or missing."""
     embeddings = langchain(address, check_embedding_ctx_length=True)
     with pytest.raises(openai.BadRequestError, match="index 1 .* out of vocabulary"):
         embeddings.embed_documents(["mill", "buzz"])
-    (found,), (expected,) = embeddings.embed_documents(["mill"]), engine.embed(["mill"]).embeddings
-    assert float(np.dot(found, expected)) < 0.99
+    (actual,), (expected,) = embeddings.embed_documents(["mill"]), engine.embed(["mill"]).embeddings
+    assert float(np.dot(actual, expected)) < 0.99
     assert offline.encode_ordinary("mill") == list(b"mill")
 
 
 def test_langchain_may_cut_texts_with_the_models_tokenizer(address: str, engine: Engine, embedder: Path) -> None:
-    """Pieces of a long text are embedded by themselves and averaged, which is LangChain's arithmetic."""
+    """LangChain embeds the pieces of a long text separately and averages them."""
     embeddings = langchain(
         address,
         check_embedding_ctx_length=True,
@@ -121,16 +121,16 @@ def test_langchain_may_cut_texts_with_the_models_tokenizer(address: str, engine:
     )
     short = "the mill stands by the pond"
     np.testing.assert_allclose(embeddings.embed_documents([short]), engine.embed([short]).embeddings, atol=1e-6)
-    (found,) = embeddings.embed_documents([LONG])
-    assert np.linalg.norm(found) == pytest.approx(1, abs=1e-5)
+    (actual,) = embeddings.embed_documents([LONG])
+    assert np.linalg.norm(actual) == pytest.approx(1, abs=1e-5)
 
 
 # --- LlamaIndex -----------------------------------------------------------------------------------------------------
 
 
 def llama_index(address: str, **options: Any) -> OpenAILikeEmbedding:
-    given = {"max_retries": 0, "timeout": PATIENCE, **options}
-    return OpenAILikeEmbedding(model_name="mill/vectors", api_base=f"{address}/v1", api_key=KEY, **given)
+    settings = {"max_retries": 0, "timeout": PATIENCE, **options}
+    return OpenAILikeEmbedding(model_name="mill/vectors", api_base=f"{address}/v1", api_key=KEY, **settings)
 
 
 @pytest.mark.parametrize("size", [2, 100])
@@ -165,8 +165,8 @@ def test_llama_index_finds_what_the_engine_finds(address: str, engine: Engine) -
     index = VectorStoreIndex.from_documents(
         [Document(text=text) for text in SENTENCES], embed_model=model, transformations=[]
     )
-    found = index.as_retriever(similarity_top_k=4).retrieve(SENTENCES[3])
+    actual = index.as_retriever(similarity_top_k=4).retrieve(SENTENCES[3])
     scores = engine.embed(list(SENTENCES)).embeddings @ engine.embed([SENTENCES[3]]).embeddings[0]
     best = np.argsort(-scores, kind="stable")[:4]
-    assert [node.get_content() for node in found] == [SENTENCES[i] for i in best]
-    assert [node.score for node in found] == pytest.approx(scores[best].tolist(), abs=1e-5)
+    assert [node.get_content() for node in actual] == [SENTENCES[i] for i in best]
+    assert [node.score for node in actual] == pytest.approx(scores[best].tolist(), abs=1e-5)

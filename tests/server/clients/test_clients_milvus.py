@@ -1,4 +1,4 @@
-"""Milvus Lite's own functions against a server on a port: it embeds what is inserted and asked, and reranks."""
+"""Milvus Lite's functions with a server on a port: it embeds inserted texts and queries, and reranks."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_a_wrong_key(address: str, key: str) -> None:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """No forward runs before it is set."""
+    """Blocks every forward pass until it is set."""
     gate, run = threading.Event(), Runner.states
 
     def states(self: Runner, *args: Any, **kwargs: Any) -> Any:
@@ -187,7 +187,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 @pytest.fixture
 def busy(embedder: Path, gate: threading.Event) -> Iterator[tuple[str, Engine]]:
-    """A server that lets two texts wait, and its engine."""
+    """A server with room for two waiting texts, and its engine."""
     models = ServedModels.load([ModelConfig(model=str(embedder), names=("busy",), dtype="float32", max_queue=2)])
     with running(models) as address:
         yield address, next(iter(models)).engine
@@ -195,7 +195,7 @@ def busy(embedder: Path, gate: threading.Event) -> Iterator[tuple[str, Engine]]:
 
 
 def until(fact: Callable[[], bool]) -> None:
-    """Wait for what another thread is about to bring about."""
+    """Wait until another thread makes the condition true."""
     end = time.monotonic() + PATIENCE
     while not fact():
         assert time.monotonic() < end
@@ -226,15 +226,15 @@ def test_the_client_comes_back_when_there_is_room(busy: tuple[str, Engine], gate
         until(lambda: engine.stats().calls_rejected > 0)
         gate.set()
         waiting.result(PATIENCE)
-        found = vectors(answer.result(PATIENCE))
-    np.testing.assert_allclose(found, engine.embed(["c"]).embeddings, atol=1e-6)
+        actual = vectors(answer.result(PATIENCE))
+    np.testing.assert_allclose(actual, engine.embed(["c"]).embeddings, atol=1e-6)
 
 
 async def test_what_a_client_does_not_wait_for_is_dropped(busy: tuple[str, Engine]) -> None:
     address, engine = busy
     async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
-        asked = asyncio.create_task(client.embeddings.create(model="busy", input=["a", "b"]))
+        task = asyncio.create_task(client.embeddings.create(model="busy", input=["a", "b"]))
         await asyncio.to_thread(until, lambda: engine.stats().waiting_texts == 2)
-        asked.cancel()
+        task.cancel()
         await asyncio.to_thread(until, lambda: engine.stats().waiting_texts == 0)  # though nothing ran
     assert engine.stats().calls_cancelled == 1

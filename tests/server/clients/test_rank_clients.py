@@ -40,14 +40,14 @@ def address(models: ServedModels) -> Iterator[str]:
 
 @pytest.fixture
 def http() -> Iterator[httpx.Client]:
-    """What Cohere's clients send with; theirs is closed by nobody."""
+    """The HTTP client for Cohere's clients, which do not close their own."""
     with httpx.Client(timeout=60) as client:
         yield client
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """huggingface_hub, which the tests keep offline otherwise, may talk to this machine."""
+    """Lets huggingface_hub, otherwise offline in tests, connect to this machine."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     huggingface_hub.close_session()
     yield
@@ -132,9 +132,9 @@ def test_hugging_faces_client_compares_and_classifies(models: ServedModels, addr
     assert short.sentence_similarity(QUERY, DOCUMENTS) == pytest.approx(compared, abs=1e-6)
     client = InferenceClient(model=f"{address}/predict?model=classifier", token=KEY)
     (probs,) = engine_of(models, "classifier").classify(DOCUMENTS[:1]).probs
-    found = client.text_classification(DOCUMENTS[0])
-    assert [each.score for each in found] == pytest.approx(sorted(probs.tolist(), reverse=True), abs=1e-6)
-    assert {each.label for each in found} == {"level_0", "level_1", "level_2"}
+    response = client.text_classification(DOCUMENTS[0])
+    assert [each.score for each in response] == pytest.approx(sorted(probs.tolist(), reverse=True), abs=1e-6)
+    assert {each.label for each in response} == {"level_0", "level_1", "level_2"}
     assert len(client.text_classification(DOCUMENTS[0], top_k=2)) == 2
 
 

@@ -32,26 +32,26 @@ def send(client: httpx.Client, mutant: Mutant) -> httpx.Response:
 
 
 def check(answer: httpx.Response, mutant: Mutant, secret: str) -> None:
-    told = f"{mutant.path} {mutant.headers} {mutant.body[:2000]!r} -> {answer.status_code} {answer.text[:2000]}"
-    assert answer.headers["x-request-id"], told
+    description = f"{mutant.path} {mutant.headers} {mutant.body[:2000]!r} -> {answer.status_code} {answer.text[:2000]}"
+    assert answer.headers["x-request-id"], description
     if answer.status_code == 200:
         if answer.headers["content-type"] != "application/octet-stream":
             json.loads(answer.content)
         return
-    assert answer.status_code in REFUSALS, told
-    assert answer.headers["content-type"] == "application/json", told
+    assert answer.status_code in REFUSALS, description
+    assert answer.headers["content-type"] == "application/json", description
     (error,) = json.loads(answer.content).values()
-    assert error.keys() == {"message", "type", "param", "code"}, told
-    assert error["code"] == answer.status_code, told
-    assert error["message"] and isinstance(error["message"], str) and isinstance(error["type"], str), told
-    assert len(error["message"]) <= 2001, told
-    assert error["param"] is None or isinstance(error["param"], str), told
-    assert not any(part in answer.text for part in (*INTERNALS, secret)), told
+    assert error.keys() == {"message", "type", "param", "code"}, description
+    assert error["code"] == answer.status_code, description
+    assert error["message"] and isinstance(error["message"], str) and isinstance(error["type"], str), description
+    assert len(error["message"]) <= 2001, description
+    assert error["param"] is None or isinstance(error["param"], str), description
+    assert not any(part in answer.text for part in (*INTERNALS, secret)), description
 
 
 def test_every_route_has_bodies_that_it_answers(client: httpx.Client) -> None:
     described = client.get("/openapi.json").json()["paths"]
-    assert {path for path, told in described.items() if "post" in told} | {"/"} == {
+    assert {path for path, description in described.items() if "post" in description} | {"/"} == {
         path.partition("?")[0] for path in BODIES
     }
     for path, bodies in BODIES.items():

@@ -1,4 +1,4 @@
-"""HTTP itself, bent and broken: whatever comes in at the socket is answered or closed, and the next one is served."""
+"""Invalid HTTP: every message is answered or its connection closed, and the next request is served."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def engine(models: ServedModels) -> Engine:
 
 
 def talk(address: str, *parts: bytes, leave: bool = False) -> bytes:
-    """All that the server says to what is sent, until it hangs up.
+    """Everything that the server sends in return, until it closes the connection.
 
     Args:
         address: Where it is.
@@ -52,7 +52,7 @@ def talk(address: str, *parts: bytes, leave: bool = False) -> bytes:
         leave: Whether it is told that nothing more will come, which it takes for a client that is gone.
     """
     split = urlsplit(address)
-    said = b""
+    reply = b""
     with socket.create_connection((str(split.hostname), int(split.port or 0)), timeout=PATIENCE) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(OSError):  # it does not listen any more
@@ -62,21 +62,21 @@ def talk(address: str, *parts: bytes, leave: bool = False) -> bytes:
                 connection.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):
             while part := connection.recv(1 << 16):
-                said += part
-    return said
+                reply += part
+    return reply
 
 
 def statuses(said: bytes) -> list[int]:
-    """The statuses of the answers, one behind the other."""
-    found, rest = [], said
+    """The statuses of the answers, in order."""
+    codes, rest = [], said
     while rest:
         head, _, rest = rest.partition(b"\r\n\r\n")
         first, *lines = head.split(b"\r\n")
         assert first.startswith(b"HTTP/1."), said
-        found.append(int(first.split()[1]))
+        codes.append(int(first.split()[1]))
         headers = dict(line.lower().split(b": ", 1) for line in lines)
         rest = rest[int(headers.get(b"content-length", b"0")) :]
-    return found
+    return codes
 
 
 def still_well(address: str, engine: Engine) -> None:
@@ -88,7 +88,7 @@ def still_well(address: str, engine: Engine) -> None:
 
 
 def failures(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the log has of exceptions: a client is not to fill it with them."""
+    """Exceptions in the log, which a client must not be able to fill."""
     return [record.getMessage() for record in caplog.records if record.exc_info]
 
 
@@ -132,8 +132,8 @@ def chunked(*chunks: bytes) -> bytes:
     ],
 )
 def test_what_is_odd_and_allowed(address: str, engine: Engine, parts: list[bytes], wanted: list[int]) -> None:
-    said = talk(address, *parts, LAST)
-    assert statuses(said) == [*wanted, 200], said
+    reply = talk(address, *parts, LAST)
+    assert statuses(reply) == [*wanted, 200], reply
     still_well(address, engine)
 
 
@@ -181,10 +181,10 @@ def test_the_older_protocol_closes(address: str, method: bytes) -> None:
 def test_what_is_wrong(
     address: str, engine: Engine, parts: list[bytes], reading: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Answered or not, as the protocol has it: but no 500, nothing that stays open or queued, and nobody else hurt."""
+    """May be answered or not, but never with a 500; nothing stays open or queued, and other clients are served."""
     if reading:
-        said = talk(address, *parts, leave=True)
-        assert all(100 <= status < 500 for status in statuses(said)), said
+        reply = talk(address, *parts, leave=True)
+        assert all(100 <= status < 500 for status in statuses(reply)), reply
     else:
         split = urlsplit(address)
         with (
@@ -198,7 +198,7 @@ def test_what_is_wrong(
 
 
 def bent(count: int) -> Iterator[list[bytes]]:
-    """Whole requests with some of their bytes changed, cut anywhere into parts; the same ones each time."""
+    """Valid requests with changed bytes, split into parts anywhere; deterministic."""
     requests = (sized(BODY), POST + chunked(BODY[:7], BODY[7:], b""), GET, sized(BODY) + GET)
     for number in range(count):
         chance = random.Random(number)
@@ -224,10 +224,10 @@ def bent(count: int) -> Iterator[list[bytes]]:
 def test_bent_requests(address: str, engine: Engine, count: int, caplog: pytest.LogCaptureFixture) -> None:
     seen: set[int] = set()
     for parts in bent(count):
-        said = talk(address, *parts, LAST, leave=True)
-        found = statuses(said)
-        assert all(status < 500 for status in found), (parts, said)
-        seen.update(found)
+        reply = talk(address, *parts, LAST, leave=True)
+        codes = statuses(reply)
+        assert all(status < 500 for status in codes), (parts, reply)
+        seen.update(codes)
     assert {200, 400} <= seen
     still_well(address, engine)
     assert failures(caplog) == []

@@ -1,4 +1,4 @@
-"""A storm: every kind of model in a process of its own, several clients sending what makes no sense, and its figures.
+"""A storm: a server of every kind of model in its own process, several clients with invalid requests, and its figures.
 
 ``make fuzz`` runs it with the other fuzzers; MILLPOND_STORM is the number of requests.
 """
@@ -44,7 +44,7 @@ GROWTH = 64.0  # MiB
 
 @dataclass(kw_only=True)
 class Figures:
-    """What came back."""
+    """The answers."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     wrecks: Counter[str] = field(default_factory=Counter)
@@ -80,9 +80,9 @@ def process(
         )
     assert process.stdout is not None
     try:
-        told = list(itertools.takewhile(lambda line: not line.startswith("every route"), process.stdout))
-        assert told and process.poll() is None, log.read_text()
-        yield process, told[0].split()[2], log
+        description = list(itertools.takewhile(lambda line: not line.startswith("every route"), process.stdout))
+        assert description and process.poll() is None, log.read_text()
+        yield process, description[0].split()[2], log
     finally:
         process.terminate()
         process.communicate(timeout=PATIENCE)
@@ -95,16 +95,16 @@ def resident(process: subprocess.Popen[str]) -> float:
 
 
 def numbers(address: str) -> list[np.ndarray]:
-    """Every number, and the base64, of the answers to valid requests."""
-    found = []
+    """All numbers and base64 strings in the answers to valid requests."""
+    values = []
     with httpx.Client(base_url=address, timeout=PATIENCE, trust_env=False) as client:
         for path, bodies in BODIES.items():
             for body in bodies:
                 answer = client.post(path, json=body)
                 assert answer.status_code == 200, (path, body, answer.text)
                 if "json" in answer.headers["content-type"]:
-                    found.append(np.array(list(_floats(answer.json()))))
-    return found
+                    values.append(np.array(list(_floats(answer.json()))))
+    return values
 
 
 def _floats(value: object) -> Iterator[float]:
@@ -120,9 +120,9 @@ def send(client: httpx.Client, mutant: Mutant) -> str:
 
 
 def wreck(address: str, message: bytes, *, wait: bool) -> str:
-    """The status that ``message`` is answered with; without ``wait`` its sender leaves at once."""
+    """The status of the answer to ``message``; without ``wait`` the client disconnects at once."""
     split = urlsplit(address)
-    said = b""
+    reply = b""
     with (
         contextlib.suppress(ConnectionError),
         socket.create_connection((str(split.hostname), int(split.port or 0)), timeout=PATIENCE) as connection,
@@ -131,12 +131,12 @@ def wreck(address: str, message: bytes, *, wait: bool) -> str:
         if wait:
             connection.shutdown(socket.SHUT_WR)
             while part := connection.recv(1 << 16):
-                said = (said + part)[:64]
-    return said.split()[1].decode() if len(said.split()) > 1 else "no answer"
+                reply = (reply + part)[:64]
+    return reply.split()[1].decode() if len(reply.split()) > 1 else "no answer"
 
 
 def storm(address: str, figures: Figures, *, seed: int, count: int) -> None:
-    """One client's ``count`` requests, over all the routes."""
+    """``count`` requests of one client, over all routes."""
     share = -(-count // len(BODIES))
     sent = [mutants(path, share, seed=seed) for path in BODIES]
     broken = [wrecks(path, share, seed=seed) for path in BODIES]
@@ -151,8 +151,8 @@ def storm(address: str, figures: Figures, *, seed: int, count: int) -> None:
                 status = wreck(address, message, wait=chance.random() < 0.7) if is_wreck else send(client, mutant)
             except Exception as error:  # figures.odd has it, and the test fails by that
                 status = repr(error)
-            told = repr(message[:300]) if is_wreck else f"{mutant.path} {mutant.body[:300]!r}"
-            figures.note(status, time.perf_counter() - begun, told, wreck=is_wreck)
+            description = repr(message[:300]) if is_wreck else f"{mutant.path} {mutant.body[:300]!r}"
+            figures.note(status, time.perf_counter() - begun, description, wreck=is_wreck)
 
 
 def together(*works: Callable[[], None]) -> None:

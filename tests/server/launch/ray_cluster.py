@@ -1,4 +1,4 @@
-"""A local Ray with our deployment, in a process of its own: a job a line on standard input, its answer on the output.
+"""A local Ray cluster with our deployment in its own process: one job per line on stdin, its answer on stdout.
 
 Ray's threads, signal handlers and sockets are so kept out of the tests' process, whose sockets are guarded.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def deploy(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace what is deployed; the states of the replicas, or why there are none."""
+    """Replace the deployment; returns the states of the replicas, or the reason why there are none."""
     from ray import serve
 
     from millpond.server.ray_serve import build_app
@@ -21,7 +21,9 @@ def deploy(args: Mapping[str, Any]) -> dict[str, Any]:
     try:
         serve.run(build_app(args))
     except RuntimeError as error:  # it says no more than that this failed
-        messages = [found.message for app in serve.status().applications.values() for found in app.deployments.values()]
+        messages = [
+            states.message for app in serve.status().applications.values() for states in app.deployments.values()
+        ]
         return {"error": " ".join([str(error), *messages])}
     return replicas()
 
@@ -31,9 +33,9 @@ def replicas() -> dict[str, Any]:
 
     applications = serve.status().applications.values()
     return {
-        name: {"status": found.status.value, "replicas": found.replica_states}
+        name: {"status": states.status.value, "replicas": states.replica_states}
         for application in applications
-        for name, found in application.deployments.items()
+        for name, states in application.deployments.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""Few pools of memory for a server's threads, counted in a process of its own."""
+"""The number of malloc arenas for a server's threads, counted in a separate process."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the server reads off a socket before there is a request: offers of other protocols, heads without an end."""
+"""HttpProtocol: offers of other protocols, and request heads without an end."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def request(more: bytes = b"", **body: Any) -> bytes:
 
 
 def answers(server: uvicorn.Server, *parts: bytes, last: bool = True) -> list[tuple[int, bytes]]:
-    """Each answer to what is sent: its status, and its body."""
+    """The status and the body of each answer."""
     address = urlsplit(address_of(server))
     with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
         for part in parts:
             connection.sendall(part)
         received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
-    found = []
+    replies = []
     while received:
         head, _, received = received.partition(b"\r\n\r\n")
         length = re.search(rb"content-length: (\d+)", head.lower())
         assert length is not None
-        found.append((int(head.split()[1]), received[: int(length[1])]))
+        replies.append((int(head.split()[1]), received[: int(length[1])]))
         received = received[int(length[1]) :]
-    return found
+    return replies
 
 
 @pytest.mark.parametrize("offer", [OFFER, OFFER.lower(), b"upgrade: TLS/1.2, h2c\r\nConnection: upgrade\r\n"])
@@ -65,15 +65,15 @@ def test_an_offer_whose_body_comes_later(server: uvicorn.Server) -> None:
 
 
 def test_a_websocket_is_a_request_like_any_other(server: uvicorn.Server) -> None:
-    asked = b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAA\r\n"
-    wanted = b"GET /v1/models HTTP/1.1\r\nHost: pond\r\nConnection: Upgrade, close\r\n" + asked + b"\r\n"
-    ((status, body),) = answers(server, wanted)
+    upgrade = b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAA\r\n"
+    head = b"GET /v1/models HTTP/1.1\r\nHost: pond\r\nConnection: Upgrade, close\r\n" + upgrade + b"\r\n"
+    ((status, body),) = answers(server, head)
     assert status == 200 and json.loads(body)["data"][0]["id"] == "pond"
 
 
 def test_a_text_may_speak_of_upgrades(server: uvicorn.Server) -> None:
-    told = answers(server, request(input="x\r\nUpgrade: h2c\r\n\r\nUpgrade: h2c\r\n"), request(CLOSE))
-    assert [status for status, _ in told] == [200, 200]
+    replies = answers(server, request(input="x\r\nUpgrade: h2c\r\n\r\nUpgrade: h2c\r\n"), request(CLOSE))
+    assert [status for status, _ in replies] == [200, 200]
 
 
 def test_a_head_without_an_end_is_refused(server: uvicorn.Server) -> None:

@@ -69,8 +69,8 @@ def test_autoscaling_that_makes_no_sense_is_refused(fields: dict[str, Any], mess
 
 
 def test_settings_are_read_as_a_command_line_and_a_file_give_them():
-    said = read({"num_cpus": "0.5", "autoscaling": '{"max_replicas": 4, "upscale_delay": "2.5"}'})
-    assert said == Replicas(num_cpus=0.5, autoscaling=Autoscaling(max_replicas=4, upscale_delay=2.5))
+    parsed = read({"num_cpus": "0.5", "autoscaling": '{"max_replicas": 4, "upscale_delay": "2.5"}'})
+    assert parsed == Replicas(num_cpus=0.5, autoscaling=Autoscaling(max_replicas=4, upscale_delay=2.5))
     assert read({"replicas": 3, "autoscaling": None}) == Replicas(replicas=3)
 
 
@@ -94,7 +94,7 @@ ray_serve = pytest.importorskip("millpond.server.ray_serve", exc_type=ImportErro
 
 
 def options(app: Any) -> Any:
-    """What Ray was told of the deployment."""
+    """Ray's configuration of the deployment."""
     return app._bound_deployment._deployment_config
 
 
@@ -116,9 +116,17 @@ def test_a_deployment_takes_its_options_over():
         health_check_period=4,
         health_check_timeout=5,
     )
-    told = options(app)
-    assert (told.num_replicas, told.max_ongoing_requests, told.graceful_shutdown_timeout_s) == (2, 9, 7)
-    assert (told.health_check_period_s, told.health_check_timeout_s, told.autoscaling_config) == (4, 5, None)
+    ray_options = options(app)
+    assert (ray_options.num_replicas, ray_options.max_ongoing_requests, ray_options.graceful_shutdown_timeout_s) == (
+        2,
+        9,
+        7,
+    )
+    assert (ray_options.health_check_period_s, ray_options.health_check_timeout_s, ray_options.autoscaling_config) == (
+        4,
+        5,
+        None,
+    )
     assert app._bound_deployment.ray_actor_options.items() >= {"num_cpus": 3, "num_gpus": 0.5}.items()
     assert arguments(app) == ((ModelConfig(model="a/model"),), ServerConfig(drain_timeout=7))
 
@@ -127,14 +135,14 @@ def test_autoscaling_is_taken_over():
     scaling = Autoscaling(
         min_replicas=2, max_replicas=5, target_ongoing_requests=11, upscale_delay=3, downscale_delay=4
     )
-    told = options(ray_serve.deployment(MODELS, autoscaling=scaling)).autoscaling_config
-    assert (told.min_replicas, told.max_replicas, told.target_ongoing_requests) == (2, 5, 11)
-    assert (told.upscale_delay_s, told.downscale_delay_s) == (3, 4)
+    ray_options = options(ray_serve.deployment(MODELS, autoscaling=scaling)).autoscaling_config
+    assert (ray_options.min_replicas, ray_options.max_replicas, ray_options.target_ongoing_requests) == (2, 5, 11)
+    assert (ray_options.upscale_delay_s, ray_options.downscale_delay_s) == (3, 4)
 
 
 def test_only_names_and_settings_travel():
-    given = arguments(ray_serve.deployment(MODELS, ServerConfig(api_keys=("k",))))
-    assert pickle.loads(pickle.dumps(given)) == given
+    sent = arguments(ray_serve.deployment(MODELS, ServerConfig(api_keys=("k",))))
+    assert pickle.loads(pickle.dumps(sent)) == sent
 
 
 def test_an_app_is_built_of_the_words_of_serve_run(monkeypatch: pytest.MonkeyPatch):
@@ -246,7 +254,7 @@ class Cluster:
         return httpx.post(f"{self.url}/v1/embeddings", json=body, headers=headers, timeout=120)
 
     def close(self) -> None:
-        """End it, and whatever it has left."""
+        """End it and its remaining processes."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
         try:
@@ -278,13 +286,13 @@ def test_two_replicas_answer_as_the_engine_does(cluster: Cluster, embedder: Path
     deployed = cluster.ask("deploy", args=args)
     assert deployed == {"millpond": {"status": "HEALTHY", "replicas": {"RUNNING": 2}}}
     with Engine(str(embedder)) as engine:
-        wanted = engine.embed(TEXTS).embeddings
+        expected = engine.embed(TEXTS).embeddings
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(cluster.embed, [TEXTS] * 24))
     for answer in answers:
         assert answer.status_code == 200, answer.text
-        found = np.array([row["embedding"] for row in answer.json()["data"]], dtype=np.float32)
-        np.testing.assert_allclose(found, wanted, atol=1e-6)
+        vectors = np.array([row["embedding"] for row in answer.json()["data"]], dtype=np.float32)
+        np.testing.assert_allclose(vectors, expected, atol=1e-6)
     refused = httpx.post(f"{cluster.url}/v1/embeddings", json={"model": "tiny", "input": TEXTS})
     assert refused.status_code == 401 and httpx.get(f"{cluster.url}/health").status_code == 200
 
@@ -303,9 +311,9 @@ def test_what_runs_is_finished_before_a_replica_goes(cluster: Cluster, embedder:
         caller.start()
     try:
         while True:
-            said = httpx.get(f"{cluster.url}/metrics", timeout=60).text
-            under_way = re.search(r"^millpond_requests_in_flight (\d+)", said, re.MULTILINE)
-            assert under_way is not None, said
+            parsed = httpx.get(f"{cluster.url}/metrics", timeout=60).text
+            under_way = re.search(r"^millpond_requests_in_flight (\d+)", parsed, re.MULTILINE)
+            assert under_way is not None, parsed
             # The question is a request, too.
             if int(float(under_way[1])) >= 4 or len(answers) == 4:
                 break

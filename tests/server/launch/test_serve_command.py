@@ -1,4 +1,8 @@
-"""``millpond serve``, as a user starts and stops it: real processes, sockets and signals."""
+"""``millpond serve`` from start to stop: its command line, sockets, TLS and signals.
+
+Most tests run the command in this process, where it owns the main thread and its signals, and call it from a second
+thread. Two processes show the rest: what is printed while it runs, and the exit by a second signal.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,15 @@ import ssl
 import stat
 import subprocess
 import sys
+import threading
+import time
 import tomllib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -38,56 +46,108 @@ SECONDS = 120  # how long anything may take before the test gives up
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """A server that said that it is ready."""
+    """A server in its own process, ready for requests."""
 
     process: subprocess.Popen[str]
     address: str
-    told: tuple[str, ...]
+    printed: tuple[str, ...]
 
     @property
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
 
-    def end(self, *signals: int) -> tuple[int, str]:
-        """Exit code and log."""
-        for each in signals:
-            self.process.send_signal(each)
-        _, log = self.process.communicate(timeout=SECONDS)
-        return self.process.returncode, log
 
-
-def start(*words: object, environ: dict[str, str] | None = None) -> subprocess.Popen[str]:
+@contextmanager
+def served(*words: object, environ: dict[str, str] | None = None) -> Iterator[Process]:
+    """``millpond serve`` in its own process."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MILLPOND_", "VLLM_"))}
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "millpond", "serve", *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**clean, "OMP_NUM_THREADS": "1", **(environ or {})},
     )
-
-
-@contextmanager
-def served(*words: object, environ: dict[str, str] | None = None) -> Iterator[Process]:
-    process = start(*words, environ=environ)
     assert process.stdout is not None
     try:
-        told = []
+        printed = []
         for line in process.stdout:
-            told.append(line.rstrip())
+            printed.append(line.rstrip())
             if line.startswith("every route"):
                 break
         else:
             pytest.fail(f"the server ended: {process.communicate()[1]}")
-        yield Process(process=process, address=told[0].split()[2], told=tuple(told))
+        yield Process(process=process, address=printed[0].split()[2], printed=tuple(printed))
     finally:
         process.kill()
         process.communicate()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """``millpond serve`` after its end."""
+
+    code: object
+    out: str
+    log: str
+    result: Any
+
+
+Serve = Callable[..., Ended]
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unlogged: None) -> Serve:
+    """Runs ``millpond serve`` in this thread, while ``client`` runs in another one and ends it by a signal."""
+
+    def serve(*words: object, client: Callable[[], Any]) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["millpond", "serve", *map(str, words)])
+        ended = threading.Event()
+
+        def call() -> Any:
+            try:
+                return client()
+            except BaseException:
+                if not ended.is_set():
+                    send_signal(signal.SIGTERM)
+                raise
+
+        code: object = 0
+        with ThreadPoolExecutor(1) as threads:
+            called = threads.submit(call)
+            try:
+                main()
+            except SystemExit as end:
+                code = end.code
+            finally:
+                ended.set()
+            out, log = capsys.readouterr()
+            return Ended(code=code or 0, out=out, log=log, result=called.result(timeout=SECONDS))
+
+    return serve
+
+
+def send_signal(number: int) -> None:
+    """To the main thread, where the server runs."""
+    assert threading.main_thread().ident is not None
+    signal.pthread_kill(threading.main_thread().ident, number)
+
+
+def wait_for(address: int | Path) -> None:
+    """Until somebody listens on a port, or on a Unix socket."""
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        family = socket.AF_INET if isinstance(address, int) else socket.AF_UNIX
+        with socket.socket(family) as probe:
+            if probe.connect_ex(("127.0.0.1", address) if isinstance(address, int) else str(address)) == 0:
+                return
+        time.sleep(0.01)
+    raise TimeoutError(f"nobody listens on {address}")
+
+
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory, embedder: Path, cross_encoder: Path) -> Iterator[Process]:
-    """Two models of a file, a key of the environment, a log in JSON."""
+    """Two models from a file, a key from the environment, a log in JSON."""
     path = tmp_path_factory.mktemp("serve") / "server.yaml"
     models = {
         "vectors": {"model": str(embedder), "max_model_len": 32},
@@ -107,8 +167,8 @@ def ask(process: Process, path: str, body: object = None, *, key: str | None = "
     return httpx.request(method, process.address + path, json=body, headers=headers, timeout=SECONDS, trust_env=False)
 
 
-def test_it_says_what_it_serves_and_where(two: Process):
-    head, *models, last = two.told
+def test_it_prints_its_models_and_its_address(two: Process):
+    head, *models, last = two.printed
     assert head == f"serving at http://127.0.0.1:{two.port} (millpond {millpond.__version__})"
     assert models == [
         "  vectors: embed, token_embed",
@@ -159,24 +219,24 @@ def test_the_container_has_what_it_copies():
     assert set(project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]) <= set(names), "what a build needs"
 
 
-def half_a_request(process: Process) -> tuple[socket.socket, bytes]:
+def half_a_request(port: int) -> tuple[socket.socket, bytes]:
     """A request whose route waits for the second half of its body: (the connection, the half)."""
     body = json.dumps({"input": "the mill stands by the pond"}).encode()
-    connection = socket.create_connection(("127.0.0.1", process.port), timeout=SECONDS)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
     connection.sendall(
         b"POST /v1/embeddings HTTP/1.1\r\nHost: millpond\r\nContent-Type: application/json\r\n"
         b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
     )
-    assert connection.recv(1024).startswith(b"HTTP/1.1 100"), "asked for when the route reads the body"
+    assert connection.recv(1024).startswith(b"HTTP/1.1 100"), "sent when the route reads the body"
     connection.sendall(body[:10])
     return connection, body[10:]
 
 
-def wait_until_refused(process: Process) -> None:
-    """New connections are taken until the server has heard of the signal."""
+def wait_until_refused(port: int) -> None:
+    """Until the server has handled the signal; before, it still accepts connections."""
     while True:
         try:
-            socket.create_connection(("127.0.0.1", process.port), timeout=SECONDS).close()
+            socket.create_connection(("127.0.0.1", port), timeout=SECONDS).close()
         except ConnectionError:
             return
 
@@ -188,44 +248,6 @@ def read_all(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def test_a_running_request_is_finished_while_new_ones_are_refused(embedder: Path):
-    with served(embedder, "--port", 0, "--drain-timeout", SECONDS) as process:
-        connection, rest = half_a_request(process)
-        with connection:
-            process.process.send_signal(signal.SIGTERM)
-            wait_until_refused(process)
-            assert process.process.poll() is None
-            connection.sendall(rest)
-            answer = read_all(connection)
-        code, log = process.end()
-    assert answer.startswith(b"HTTP/1.1 200"), answer
-    assert b'"embedding":[' in answer
-    assert code == 0, log
-    assert "stopping: requests that run have 120 s" in log
-
-
-def test_a_request_that_does_not_end_is_given_up(embedder: Path):
-    with served(embedder, "--port", 0, "--drain-timeout", "0") as process:
-        connection, _ = half_a_request(process)
-        with connection:
-            code, log = process.end(signal.SIGTERM)
-            answer = read_all(connection)
-    assert answer.startswith(b"HTTP/1.1 503"), answer
-    assert b"ServiceUnavailableError" in answer
-    assert code == 0, log
-    assert "Traceback" not in log
-
-
-def test_a_second_signal_ends_it_at_once(embedder: Path):
-    with served(embedder, "--port", 0, "--drain-timeout", SECONDS) as process:
-        connection, _ = half_a_request(process)
-        with connection:
-            process.process.send_signal(signal.SIGTERM)
-            wait_until_refused(process)
-            code, _ = process.end(signal.SIGTERM)
-    assert code == 128 + signal.SIGTERM
-
-
 @pytest.fixture
 def reserved() -> Iterator[int]:
     """A port that nobody else gets, and that a server may listen on."""
@@ -235,36 +257,80 @@ def reserved() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
-def test_nobody_is_answered_before_the_models_are_loaded(tmp_path: Path, embedder: Path, reserved: int):
+def test_a_running_request_is_finished_while_new_ones_are_refused(serve: Serve, embedder: Path, reserved: int):
+    def client() -> bytes:
+        wait_for(reserved)
+        connection, rest = half_a_request(reserved)
+        with connection:
+            send_signal(signal.SIGTERM)
+            wait_until_refused(reserved)
+            connection.sendall(rest)
+            return read_all(connection)
+
+    ended = serve(embedder, "--port", reserved, "--drain-timeout", SECONDS, client=client)
+    assert ended.result.startswith(b"HTTP/1.1 200"), ended.result
+    assert b'"embedding":[' in ended.result
+    assert ended.code == 0, ended.log
+    assert "stopping: requests that run have 120 s" in ended.log
+
+
+def test_a_request_that_does_not_end_is_given_up(serve: Serve, embedder: Path, reserved: int):
+    def client() -> bytes:
+        wait_for(reserved)
+        connection, _ = half_a_request(reserved)
+        with connection:
+            send_signal(signal.SIGTERM)
+            return read_all(connection)
+
+    ended = serve(embedder, "--port", reserved, "--drain-timeout", "0", client=client)
+    assert ended.result.startswith(b"HTTP/1.1 503"), ended.result
+    assert b"ServiceUnavailableError" in ended.result
+    assert ended.code == 0, ended.log
+    assert "Traceback" not in ended.log
+
+
+def test_a_second_signal_ends_it_at_once(embedder: Path):
+    with served(embedder, "--port", 0, "--drain-timeout", SECONDS) as server:
+        connection, _ = half_a_request(server.port)
+        with connection:
+            server.process.send_signal(signal.SIGTERM)
+            wait_until_refused(server.port)
+            assert server.process.poll() is None
+            server.process.send_signal(signal.SIGTERM)
+            server.process.communicate(timeout=SECONDS)
+    assert server.process.returncode == 128 + signal.SIGTERM
+
+
+def test_nobody_is_answered_before_the_models_are_loaded(serve: Serve, tmp_path: Path, embedder: Path, reserved: int):
     template = tmp_path / "template.jinja"
-    os.mkfifo(template)  # read while the model is loaded, which waits for what never comes
-    process = start(embedder, "--port", reserved, "--chat-template", template)
-    try:
+    os.mkfifo(template)  # read while the model is loaded, which waits for data that never comes
+
+    def client() -> None:
         with template.open("wb"):  # opens when the other side does
             with pytest.raises(ConnectionError):
                 socket.create_connection(("127.0.0.1", reserved), timeout=SECONDS)
-            process.send_signal(signal.SIGTERM)
-        # The end of the file wakes a reader that was about to sleep when the signal came.
-        out, log = process.communicate(timeout=SECONDS)
-    finally:
-        process.kill()
-        process.communicate()
-    assert process.returncode == 128 + signal.SIGTERM, log
-    assert out == ""
-    assert "Traceback" not in log
+            send_signal(signal.SIGTERM)
+
+    ended = serve(embedder, "--port", reserved, "--chat-template", template, client=client)
+    assert ended.code == 128 + signal.SIGTERM, ended.log
+    assert ended.out == ""
+    assert "Traceback" not in ended.log
 
 
-def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(tmp_path: Path, embedder: Path, reserved: int):
+def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(
+    serve: Serve, tmp_path: Path, embedder: Path, reserved: int
+):
     (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
-    process = start(embedder, tmp_path, "--port", reserved)
-    out, log = process.communicate(timeout=SECONDS)
-    assert process.returncode == 1
-    assert out == ""
-    (line,) = log.splitlines()
+    threads = {thread for thread in threading.enumerate() if thread.name.startswith("millpond")}
+    ended = serve(embedder, tmp_path, "--port", reserved, client=lambda: None)
+    assert ended.code == 1
+    assert ended.out == ""
+    (line,) = ended.log.splitlines()
     assert line.startswith("millpond: ")
     assert str(tmp_path) in line
     with pytest.raises(ConnectionError):
         socket.create_connection(("127.0.0.1", reserved), timeout=SECONDS)
+    assert {thread for thread in threading.enumerate() if thread.name.startswith("millpond")} <= threads
 
 
 @pytest.mark.parametrize(
@@ -306,7 +372,7 @@ def test_wrong_flags_end_with_2_and_one_line(
 
 @pytest.fixture
 def unlogged() -> Iterator[None]:
-    """The log's settings as they were."""
+    """Restores the configuration of the log."""
     root, ours = logging.getLogger(), logging.getLogger("millpond")
     before = root.handlers[:], root.level, ours.level
     yield
@@ -448,20 +514,25 @@ def test_a_name_of_several_addresses_gets_one_port_on_all():
         sockets.close(bound, config)
 
 
-def test_a_unix_socket(embedder: Path, tmp_path: Path):
+def test_a_unix_socket(serve: Serve, embedder: Path, tmp_path: Path):
     path = tmp_path / "millpond.sock"
-    with socket.socket(socket.AF_UNIX) as gone:
-        gone.bind(str(path))  # what a server that was killed leaves behind
-    with served(embedder, "--uds", path) as process:
-        assert process.address == f"unix:{path}"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))  # the file that a killed server leaves behind
+
+    def client() -> None:
+        wait_for(path)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         transport = httpx.HTTPTransport(uds=str(path))
-        with httpx.Client(transport=transport, base_url="http://millpond", timeout=SECONDS) as client:
-            assert client.get("/health").status_code == 200
-            assert client.post("/v1/embeddings", json={"input": "one"}).status_code == 200
+        with httpx.Client(transport=transport, base_url="http://millpond", timeout=SECONDS) as http:
+            assert http.get("/health").status_code == 200
+            assert http.post("/v1/embeddings", json={"input": "one"}).status_code == 200
         with pytest.raises(InvalidRequestError, match="belongs to a server that runs"):
             sockets.bind(ServerConfig(uds=path))
-        assert process.end(signal.SIGTERM)[0] == 0
+        send_signal(signal.SIGTERM)
+
+    ended = serve(embedder, "--uds", path, client=client)
+    assert ended.code == 0, ended.log
+    assert ended.out.startswith(f"serving at unix:{path} ")
     assert not path.exists()
 
 
@@ -480,7 +551,7 @@ Certify = Callable[[str], tuple[Path, Path]]
 
 @pytest.fixture
 def certify(tmp_path: Path) -> Certify:
-    """Writes a certificate that its own key signed, for 127.0.0.1, and the key."""
+    """Writes a self-signed certificate for 127.0.0.1, and its key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -510,27 +581,35 @@ def certify(tmp_path: Path) -> Certify:
     return certify
 
 
-def test_tls_and_certificates_of_clients_and_keys_that_are_not_logged(embedder: Path, certify: Certify):
+def test_tls_and_certificates_of_clients_and_keys_that_are_not_logged(
+    serve: Serve, embedder: Path, certify: Certify, reserved: int
+):
     certificate, key = certify("server")
-    client, client_key = certify("client")
-    flags = ["--ssl-certfile", certificate, "--ssl-keyfile", key, "--ssl-ca-certs", client]
-    flags += ["--api-key", "s3cr3t", "--log-format", "json"]
-    with served(embedder, "--port", 0, *flags) as process:
-        assert process.address == f"https://127.0.0.1:{process.port}"
+    client_certificate, client_key = certify("client")
+    address = f"https://127.0.0.1:{reserved}"
+
+    def client() -> None:
+        wait_for(reserved)
         trusting = ssl.create_default_context(cafile=certificate)
         with pytest.raises(httpx.TransportError):
-            httpx.get(f"{process.address}/health", verify=trusting, timeout=SECONDS, trust_env=False)
-        trusting.load_cert_chain(client, client_key)
-        url = f"{process.address}/v1/models"
-        for given, status in (("s3cr3t", 200), ("wr0ng", 401)):
-            sent = {"Authorization": f"Bearer {given}"}
-            answer = httpx.get(url, headers=sent, verify=trusting, timeout=SECONDS, trust_env=False)
+            httpx.get(f"{address}/health", verify=trusting, timeout=SECONDS, trust_env=False)
+        trusting.load_cert_chain(client_certificate, client_key)
+        for api_key, status in (("s3cr3t", 200), ("wr0ng", 401)):
+            headers = {"Authorization": f"Bearer {api_key}"}
+            answer = httpx.get(
+                f"{address}/v1/models", headers=headers, verify=trusting, timeout=SECONDS, trust_env=False
+            )
             assert answer.status_code == status
-        code, log = process.end(signal.SIGINT)
-    assert code == 0
-    assert "s3cr3t" not in log
-    assert "wr0ng" not in log
-    assert any(json.loads(line).get("route") == "/v1/models" for line in log.splitlines())
+        send_signal(signal.SIGINT)
+
+    flags = ["--ssl-certfile", certificate, "--ssl-keyfile", key, "--ssl-ca-certs", client_certificate]
+    flags += ["--api-key", "s3cr3t", "--log-format", "json"]
+    ended = serve(embedder, "--port", reserved, *flags, client=client)
+    assert ended.code == 0, ended.log
+    assert ended.out.startswith(f"serving at {address} ")
+    assert "s3cr3t" not in ended.log
+    assert "wr0ng" not in ended.log
+    assert any(json.loads(line).get("route") == "/v1/models" for line in ended.log.splitlines())
 
 
 def test_tls_of_files_that_do_not_belong_together(certify: Certify):

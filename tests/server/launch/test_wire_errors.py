@@ -1,4 +1,4 @@
-"""Errors as clients get them: one object, vLLM's words, nothing of the inside."""
+"""Errors on the wire: one object, vLLM's messages, no internal details."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def models(embedder: Path) -> Iterator[ServedModels]:
 
 @pytest.fixture
 def ask(models: ServedModels) -> Ask:
-    """One request to an application in this process, on which ``/fail`` raises ``error``."""
+    """One request to an application in this process whose route ``/fail`` raises ``error``."""
 
     def send(method: str, path: str, error: BaseException | None = None, **options: Any) -> httpx.Response:
         app = create_app(models)
@@ -65,10 +65,10 @@ def ask(models: ServedModels) -> Ask:
     ],
 )
 def test_what_a_client_can_mend_is_told(ask: Ask, error: Exception, status: int, kind: str) -> None:
-    found = ask("GET", "/fail", error)
-    told = found.json()["error"]
-    assert (found.status_code, told["code"], told["type"]) == (status, status, kind)
-    assert told["message"] == "no: 5 is more than 4"
+    response = ask("GET", "/fail", error)
+    details = response.json()["error"]
+    assert (response.status_code, details["code"], details["type"]) == (status, status, kind)
+    assert details["message"] == "no: 5 is more than 4"
 
 
 @pytest.mark.parametrize(
@@ -87,25 +87,25 @@ def test_what_a_client_can_mend_is_told(ask: Ask, error: Exception, status: int,
 )
 def test_of_anything_else_only_the_log_knows(ask: Ask, error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, logger="millpond.server.errors"):
-        found = ask("GET", "/fail", error)
-    assert (found.status_code, found.json()["error"]["message"]) == (500, INTERNAL)
-    assert "secret" not in found.text and type(error).__name__ not in found.text
+        response = ask("GET", "/fail", error)
+    assert (response.status_code, response.json()["error"]["message"]) == (500, INTERNAL)
+    assert "secret" not in response.text and type(error).__name__ not in response.text
     (record,) = [record for record in caplog.records if record.name == "millpond.server.errors"]
     assert record.exc_info is not None and record.exc_info[1] is error
-    assert found.headers["x-request-id"]
+    assert response.headers["x-request-id"]
 
 
 def test_a_retry_is_told_in_whole_seconds(ask: Ask) -> None:
     for seconds, expected in ((0.1, "1"), (1.0, "1"), (2.2, "3"), (60.0, "60")):
-        found = ask("GET", "/fail", tree.EngineOverloadedError("full", retry_after=seconds))
-        assert found.headers["retry-after"] == expected
+        response = ask("GET", "/fail", tree.EngineOverloadedError("full", retry_after=seconds))
+        assert response.headers["retry-after"] == expected
 
 
 def test_a_request_error_brings_its_field_and_its_headers(ask: Ask) -> None:
     error = RequestError("no", status=418, type="Teapot", param="pot", headers={"X-Pot": "short"})
-    found = ask("GET", "/fail", error)
-    assert found.json() == {"error": {"message": "no", "type": "Teapot", "param": "pot", "code": 418}}
-    assert (found.status_code, found.headers["x-pot"]) == (418, "short")
+    response = ask("GET", "/fail", error)
+    assert response.json() == {"error": {"message": "no", "type": "Teapot", "param": "pot", "code": 418}}
+    assert (response.status_code, response.headers["x-pot"]) == (418, "short")
 
 
 def test_half_a_character_is_replaced(ask: Ask) -> None:
@@ -113,27 +113,27 @@ def test_half_a_character_is_replaced(ask: Ask) -> None:
 
 
 def test_the_folder_of_a_model_stays_inside(ask: Ask, embedder: Path) -> None:
-    found = ask("GET", "/fail", tree.UnsupportedTaskError(f"{embedder} serves embed, not classify"))
-    assert found.json()["error"]["message"] == "tiny serves embed, not classify"
+    response = ask("GET", "/fail", tree.UnsupportedTaskError(f"{embedder} serves embed, not classify"))
+    assert response.json()["error"]["message"] == "tiny serves embed, not classify"
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/nowhere"), ("POST", "/v1/embedding"), ("GET", "/v1/models/no")])
 def test_an_unknown_path_is_404(ask: Ask, method: str, path: str) -> None:
-    found = ask(method, path)
-    assert (found.status_code, found.json()["error"]["code"]) == (404, 404)
-    assert found.json()["error"]["type"] in ("Not Found", "NotFoundError")
+    response = ask(method, path)
+    assert (response.status_code, response.json()["error"]["code"]) == (404, 404)
+    assert response.json()["error"]["type"] in ("Not Found", "NotFoundError")
 
 
 def test_an_unknown_method_is_405_and_says_which_are_known(ask: Ask) -> None:
-    found = ask("GET", PATH)
-    assert (found.status_code, found.headers["allow"]) == (405, "POST")
-    assert found.json()["error"]["type"] == "Method Not Allowed"
+    response = ask("GET", PATH)
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    assert response.json()["error"]["type"] == "Method Not Allowed"
 
 
 def test_a_bad_query_is_400_and_never_422(ask: Ask) -> None:
-    found = ask("GET", "/fail?number=many")
-    assert found.status_code == 400
-    assert found.json()["error"]["message"].startswith("1 validation error: query.number: ")
+    response = ask("GET", "/fail?number=many")
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith("1 validation error: query.number: ")
 
 
 # --- vLLM's words ---------------------------------------------------------------------------------------------------
@@ -182,20 +182,20 @@ def test_over_long_token_ids(ask: Ask) -> None:
 
 @pytest.mark.parametrize("token", [10**6, -1])
 def test_a_token_id_out_of_the_vocabulary(ask: Ask, token: int) -> None:
-    found = ask("POST", PATH, json={"input": [[5], [5, token]]})
-    assert found.status_code == 400
-    message = found.json()["error"]["message"]
+    response = ask("POST", PATH, json={"input": [[5], [5, token]]})
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
     assert "out of vocabulary" in message and str(token) in message and "index 1" in message
 
 
 def test_no_input_at_all(ask: Ask) -> None:
-    found = ask("POST", PATH, json={"input": []})
-    assert (found.status_code, "You must pass at least one prompt" in found.text) == (400, True)
+    response = ask("POST", PATH, json={"input": []})
+    assert (response.status_code, "You must pass at least one prompt" in response.text) == (400, True)
 
 
 def test_an_unknown_model(ask: Ask) -> None:
-    found = ask("POST", PATH, json={"input": "a", "model": "other"})
-    assert found.json()["error"] == {
+    response = ask("POST", PATH, json={"input": "a", "model": "other"})
+    assert response.json()["error"] == {
         "message": "The model `other` does not exist.",
         "type": "NotFoundError",
         "param": None,

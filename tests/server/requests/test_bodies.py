@@ -1,4 +1,4 @@
-"""Request bodies: what is refused, with what words, and before how much of it was read."""
+"""Request bodies: what is refused, with which message, and after how many bytes."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.fixture(scope="module")
 def address(embedder: Path) -> Iterator[str]:
-    """A server that reads no more than ``MOST`` bytes, and 5 inputs."""
+    """A server that accepts ``MOST`` bytes and 5 inputs."""
     models = ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",))])
-    with running(models, ServerConfig(max_body_bytes=MOST, max_inputs=5)) as found:
-        yield found
+    with running(models, ServerConfig(max_body_bytes=MOST, max_inputs=5)) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def client(address: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=address, timeout=300) as found:
-        yield found
+    with httpx.Client(base_url=address, timeout=300) as server:
+        yield server
 
 
 def error_of(found: httpx.Response, status: int) -> dict[str, Any]:
-    """The error object, which has OpenAI's fields and is strict JSON."""
+    """The error object, checked for OpenAI's fields and strict JSON."""
     assert found.status_code == status, found.text
     assert found.headers["content-type"] == "application/json"
 
@@ -137,8 +137,8 @@ def test_a_body_is_an_object(client: httpx.Client, body: bytes) -> None:
 
 
 def test_a_wrong_value_is_named_with_its_field_and_its_kind(client: httpx.Client) -> None:
-    found = client.post(PATH, json={"input": "a", "encoding_format": "octal"})
-    error = error_of(found, 400)
+    response = client.post(PATH, json={"input": "a", "encoding_format": "octal"})
+    error = error_of(response, 400)
     assert (error["type"], error["param"]) == ("Bad Request", "encoding_format")
     assert error["message"].startswith("1 validation error: encoding_format: Input should be 'float', ")
     assert error["message"].endswith("[type=literal_error, input='octal']")
@@ -230,43 +230,43 @@ def test_a_body_may_have_as_many_bytes_as_the_server_says(client: httpx.Client, 
 @pytest.mark.parametrize("size", [MOST + 1, 2 * MOST, 2 * MOST + 50_000])
 def test_a_larger_body_is_refused(client: httpx.Client, size: int, streamed: bool) -> None:
     body = sized(size)
-    found = client.post(PATH, content=chunks(body) if streamed else body, headers=JSON)
-    error = error_of(found, 413)
+    response = client.post(PATH, content=chunks(body) if streamed else body, headers=JSON)
+    error = error_of(response, 413)
     assert str(MOST) in error["message"]
 
 
 def raw(address: str, head: str, body: bytes = b"") -> tuple[str, bytes]:
-    """The answer to bytes on a socket: its head and its body, until the server closes the connection."""
+    """The head and the body of the answer to raw bytes, until the server closes the connection."""
     split = urlsplit(address)
     with socket.create_connection((str(split.hostname), int(split.port or 0)), timeout=300) as connection:
         connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode() + body)
         received = b""
         while part := connection.recv(65536):
             received += part
-    told, _, rest = received.partition(b"\r\n\r\n")
-    return told.decode().lower(), rest
+    reply, _, rest = received.partition(b"\r\n\r\n")
+    return reply.decode().lower(), rest
 
 
 def test_a_body_that_announces_itself_as_far_too_large_is_not_waited_for(address: str) -> None:
     head = f"Content-Type: application/json\r\nContent-Length: {100 * MOST}\r\n"
-    told, _ = raw(address, head, b'{"input"')  # and no more: the answer comes all the same
-    assert told.startswith("http/1.1 413 ")
-    assert "connection: close" in told
+    reply, _ = raw(address, head, b'{"input"')  # and no more: the answer comes all the same
+    assert reply.startswith("http/1.1 413 ")
+    assert "connection: close" in reply
 
 
 def test_a_stream_without_an_end_is_not_read_to_it(address: str) -> None:
     head = "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
     size = 2 * MOST + 1
-    told, _ = raw(address, head, f"{size:x}\r\n".encode() + b"x" * size)
-    assert told.startswith("http/1.1 413 ")
-    assert "connection: close" in told
+    reply, _ = raw(address, head, f"{size:x}\r\n".encode() + b"x" * size)
+    assert reply.startswith("http/1.1 413 ")
+    assert "connection: close" in reply
 
 
 def test_a_body_that_is_longer_than_it_says_is_another_request(address: str) -> None:
-    """The bytes behind the announced ones cannot be smuggled past the limit: they are no part of the body."""
+    """Bytes after the announced length are not part of the body and cannot bypass the limit."""
     head = "Content-Type: application/json\r\nContent-Length: 14\r\nConnection: close\r\n"
-    told, body = raw(address, head, b'{"input": "a"}' + b"x" * MOST)
-    assert told.startswith("http/1.1 200 ")
+    reply, body = raw(address, head, b'{"input": "a"}' + b"x" * MOST)
+    assert reply.startswith("http/1.1 200 ")
     assert len(json.loads(body)["data"]) == 1
 
 
@@ -283,17 +283,17 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_does_no_harm(address: st
 def test_a_body_that_does_not_come_is_given_up(embedder: Path) -> None:
     models = ServedModels.load([ModelConfig(model=str(embedder))])
     with running(models, ServerConfig(request_timeout=0.2)) as address:
-        told, body = raw(address, "Content-Type: application/json\r\nContent-Length: 20\r\n", b'{"inp')
-    assert told.startswith("http/1.1 408 ")
-    assert "connection: close" in told
+        reply, body = raw(address, "Content-Type: application/json\r\nContent-Length: 20\r\n", b'{"inp')
+    assert reply.startswith("http/1.1 408 ")
+    assert "connection: close" in reply
     assert "0.2 s" in json.loads(body)["error"]["message"]
 
 
 def test_a_large_body_is_read_as_a_small_one_is(client: httpx.Client) -> None:
-    """Beyond 64 KiB it is parsed in a thread."""
-    found = client.post(PATH, json={"input": ["a", "b"], "user": "u" * 80_000}).json()
+    """Bodies above 64 KiB are parsed in a thread."""
+    answer = client.post(PATH, json={"input": ["a", "b"], "user": "u" * 80_000}).json()
     small = client.post(PATH, json={"input": ["a", "b"]}).json()
-    assert [row["embedding"] for row in found["data"]] == [
+    assert [row["embedding"] for row in answer["data"]] == [
         pytest.approx(row["embedding"], abs=1e-6) for row in small["data"]
     ]
     error = error_of(client.post(PATH, json={"input": "a", "user": ["u" * 80_000]}), 400)
@@ -314,7 +314,7 @@ def test_a_request_may_have_as_many_inputs_as_the_server_says(client: httpx.Clie
 
 
 def test_bodies_under_way_have_room_together(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_budget, "_LEAST", 3000)  # and four of the largest bodies: 4000
+    monkeypatch.setattr(body_budget, "_MIN_BYTES", 3000)  # and four of the largest bodies: 4000
     models = ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",))])
     app = create_app(models, ServerConfig(max_body_bytes=1000))
     body = json.dumps({"input": "a"}).encode().ljust(900)
@@ -333,14 +333,14 @@ def test_bodies_under_way_have_room_together(embedder: Path, monkeypatch: pytest
             others = [asyncio.ensure_future(client.post(PATH, content=slow(i))) for i in range(4)]
             for event in first:
                 await event.wait()
-            found = await client.post(PATH, content=body)
-            assert "3600 bytes, and 4000 is the most" in error_of(found, 429)["message"]
-            assert found.headers["retry-after"] == "1"
+            response = await client.post(PATH, content=body)
+            assert "3600 bytes, and 4000 is the most" in error_of(response, 429)["message"]
+            assert response.headers["retry-after"] == "1"
             assert (await client.post(PATH, json={"input": "a"})).status_code == 200  # a small one finds room
             rest.set()
             assert [(await other).status_code for other in others] == [200] * 4
             assert (await client.post(PATH, content=body)).status_code == 200
-        assert app.state.body_budget.count == 0
+        assert app.state.body_budget.used == 0
 
     asyncio.run(talk())
     models.close()
@@ -351,10 +351,10 @@ def test_bodies_under_way_have_room_together(embedder: Path, monkeypatch: pytest
 
 @pytest.fixture(scope="module")
 def roomy(embedder: Path) -> Iterator[httpx.Client]:
-    """A client of a server with the limits that it has by default."""
+    """A client of a server with default limits."""
     models = ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",))])
-    with running(models) as address, httpx.Client(base_url=address, timeout=300) as found:
-        yield found
+    with running(models) as address, httpx.Client(base_url=address, timeout=300) as server:
+        yield server
 
 
 @pytest.mark.parametrize(
@@ -368,8 +368,8 @@ def test_lists_without_number_are_refused_before_they_are_made(roomy: httpx.Clie
 
 @pytest.mark.parametrize("text", ["[" * 70_000, '{"a": [1]}' * 10_000, '\\" [' * 70_000], ids=["[", "json", "quotes"])
 def test_a_text_may_have_any_number_of_brackets(roomy: httpx.Client, text: str) -> None:
-    found = roomy.post(PATH, json={"input": [text], "truncate_prompt_tokens": 8})
-    assert found.status_code == 200 and found.json()["usage"]["prompt_tokens"] == 8
+    server = roomy.post(PATH, json={"input": [text], "truncate_prompt_tokens": 8})
+    assert server.status_code == 200 and server.json()["usage"]["prompt_tokens"] == 8
 
 
 @pytest.mark.parametrize("body", [b'{"input": "' + b'\\"[' * 70_000, b'"\\' + b"[" * 70_000 + b"\\"])

@@ -1,4 +1,4 @@
-"""Calls that nobody waits for, that take too long, or that find no room."""
+"""Calls of clients that disconnect, calls that time out, and calls without room in the queue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PATH = "/v1/embeddings"
 
 
 class Held:
-    """A model whose forwards wait until :meth:`release`."""
+    """A model whose forward passes wait until :meth:`release`."""
 
     def __init__(self, models: ServedModels, gate: threading.Event) -> None:
         self.models = models
@@ -40,12 +40,12 @@ class Held:
 
     @property
     def waiting(self) -> int:
-        """Texts under way."""
+        """Texts in progress."""
         return next(iter(self.models)).engine.stats().waiting_texts
 
     @property
     def cancelled(self) -> int:
-        """Calls that were given up."""
+        """Cancelled calls."""
         return next(iter(self.models)).engine.stats().calls_cancelled
 
     def release(self) -> None:
@@ -54,7 +54,7 @@ class Held:
 
 @pytest.fixture
 def held(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Held]]:
-    """Models that run nothing before they are released."""
+    """Models that run nothing until they are released."""
     gate, run = threading.Event(), Runner.states
 
     def states(self: Runner, *args: Any, **kwargs: Any) -> Any:
@@ -72,7 +72,7 @@ def held(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
 
 def until(fact: Callable[[], bool]) -> None:
-    """Wait for what another thread is about to bring about."""
+    """Wait until another thread makes the condition true."""
     for _ in range(6000):
         if fact():
             return
@@ -81,7 +81,7 @@ def until(fact: Callable[[], bool]) -> None:
 
 
 def send(address: str, body: bytes) -> socket.socket:
-    """A request on a socket of its own, whose answer nobody has read yet."""
+    """A request on its own socket, whose answer is not read yet."""
     split = urlsplit(address)
     connection = socket.create_connection((str(split.hostname), int(split.port or 0)), timeout=300)
     head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -95,7 +95,7 @@ def send(address: str, body: bytes) -> socket.socket:
 @pytest.mark.parametrize("api_keys", [(), ("key",)])
 @pytest.mark.parametrize("origins", [(), ("https://app.example",)])
 def test_the_work_of_a_client_that_leaves_is_dropped(held: Any, api_keys: Any, origins: Any) -> None:
-    """Behind every middleware that there can be."""
+    """With every optional middleware installed."""
     pond = held()
     config = ServerConfig(api_keys=api_keys, cors_origins=origins)
     with running(pond.models, config) as address:
@@ -143,7 +143,7 @@ def test_one_that_stays_is_answered_beside_one_that_leaves(held: Any) -> None:
 def test_a_client_that_leaves_while_its_call_is_checked_leaves_nothing_behind(
     held: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that checks cannot be stopped; what it then queues is cancelled."""
+    """The preparing thread cannot be stopped; the call that it then queues is cancelled."""
     pond, entered, go = held(), threading.Event(), threading.Event()
     engine = next(iter(pond.models)).engine
     submit = type(engine).submit
@@ -181,9 +181,9 @@ def _busy(connection: Any) -> bool:
 def test_a_request_that_takes_too_long_is_given_up(held: Any) -> None:
     pond = held()
     with running(pond.models, ServerConfig(request_timeout=0.3)) as address:
-        found = httpx.post(address + PATH, json={"input": ["a", "b"]}, timeout=300)
-        error = found.json()["error"]
-        assert (found.status_code, error["code"], error["type"]) == (504, 504, "Gateway Timeout")
+        response = httpx.post(address + PATH, json={"input": ["a", "b"]}, timeout=300)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["type"]) == (504, 504, "Gateway Timeout")
         assert "0.3 s" in error["message"]
         until(lambda: pond.waiting == 0)
         assert pond.cancelled == 1
@@ -191,7 +191,7 @@ def test_a_request_that_takes_too_long_is_given_up(held: Any) -> None:
 
 
 def test_an_engine_that_is_stopped_answers(held: Any) -> None:
-    """Its futures are cancelled, which is no reason to cancel the request."""
+    """Its futures are cancelled, which must not cancel the request."""
     pond = held()
     app = create_app(pond.models)
     with serving(app) as server, ThreadPoolExecutor(1) as threads:
@@ -211,10 +211,10 @@ def test_a_full_queue_is_429_and_health_answers(held: Any) -> None:
     with running(pond.models) as address, ThreadPoolExecutor(2) as threads:
         first = threads.submit(httpx.post, address + PATH, json={"input": ["a", "b", "c"]}, timeout=300)
         until(lambda: pond.waiting == 3)
-        found = httpx.post(address + PATH, json={"input": ["d", "e"]}, timeout=300)
-        error = found.json()["error"]
-        assert (found.status_code, error["code"], error["type"]) == (429, 429, "TooManyRequestsError")
-        assert int(found.headers["retry-after"]) >= 1
+        response = httpx.post(address + PATH, json={"input": ["d", "e"]}, timeout=300)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["type"]) == (429, 429, "TooManyRequestsError")
+        assert int(response.headers["retry-after"]) >= 1
         assert "max_queue=4" in error["message"]
         for path in ("/health", "/ready", "/ping", "/version", "/v1/models"):
             assert httpx.get(address + path, timeout=300).status_code == 200
@@ -229,7 +229,7 @@ def test_a_full_queue_is_429_and_health_answers(held: Any) -> None:
 
 
 def test_a_full_queue_is_noticed_while_every_thread_is_busy(held: Any) -> None:
-    """Behind calls whose texts take long to check, nobody waits to hear that there is no room."""
+    """A full queue is reported even if all preparing threads are busy."""
     pond, go = held(max_queue=2), threading.Event()
     blocking = next(iter(pond.models)).engine.submit("embed", ["a", "b"])
     app = create_app(pond.models)
@@ -252,13 +252,13 @@ def test_where_no_text_finds_room_no_body_is_waited_for(held: Any) -> None:
         for name, value in (("Content-Type", "application/json"), ("Content-Length", "1000")):
             connection.putheader(name, value)
         connection.endheaders()  # and no body
-        found = connection.getresponse()
-        assert (found.status, found.headers["retry-after"]) == (429, "1")
-        assert "max_queue=2" in json.loads(found.read())["error"]["message"]
+        response = connection.getresponse()
+        assert (response.status, response.headers["retry-after"]) == (429, "1")
+        assert "max_queue=2" in json.loads(response.read())["error"]["message"]
         connection.close()
         assert httpx.post(address + "/tokenize", json={"prompt": "a"}, timeout=300).status_code == 200
-        told = httpx.get(address + "/metrics", timeout=300).text
-        assert f'millpond_requests_rejected_total{{model="tiny",route="{PATH}"}} 1.0' in told
+        metrics = httpx.get(address + "/metrics", timeout=300).text
+        assert f'millpond_requests_rejected_total{{model="tiny",route="{PATH}"}} 1.0' in metrics
         pond.release()
         blocking.result(timeout=300)
 
@@ -316,8 +316,8 @@ def test_a_server_that_is_about_to_stop_says_so_and_answers(held: Any) -> None:
         assert httpx.get(address + "/health", timeout=300).status_code == 200  # a restart would not help
         server.should_exit = True
         pond.release()
-        found = under_way.result(timeout=300)
-        assert (found.status_code, found.headers["connection"]) == (200, "close")
+        response = under_way.result(timeout=300)
+        assert (response.status_code, response.headers["connection"]) == (200, "close")
     assert next(iter(pond.models)).engine.closed
     with pytest.raises(httpx.ConnectError):
         httpx.get(address + "/health", timeout=300)
@@ -340,5 +340,5 @@ def test_a_closed_model_is_unhealthy(embedder: Path) -> None:
         ("POST", "/ping", {}),
         ("POST", PATH, {"json": {"input": "a"}}),
     ):
-        found = asyncio.run(ask(method, path, **options))
-        assert (found.status_code, found.headers["retry-after"]) == (503, "1")
+        response = asyncio.run(ask(method, path, **options))
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")

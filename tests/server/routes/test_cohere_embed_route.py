@@ -1,4 +1,4 @@
-"""``/v2/embed`` and ``/v1/embed``: Cohere's shape over the engine's vectors."""
+"""``/v2/embed`` and ``/v1/embed``: Cohere's format around the engine's vectors."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def vectors(response):
 
 
 def bare(engine, texts):
-    """Vectors of texts that a template has rendered: its special tokens are all they have."""
+    """Vectors of texts rendered by a template, which adds their only special tokens."""
     items = [TokenIds(tuple(ids)) for ids in engine.tokenize(texts, special_tokens=False)]
     return engine.submit("embed", items).result().embeddings
 
@@ -79,8 +79,8 @@ class TestInput:
         np.testing.assert_allclose(vectors(ask(input=texts)), models["embedder"].embed(texts).embeddings, atol=1e-6)
 
     def test_one_text(self, ask, models):
-        found = vectors(ask(input=TEXTS[0]))
-        np.testing.assert_allclose(found, models["embedder"].embed(TEXTS[:1]).embeddings, atol=1e-6)
+        actual = vectors(ask(input=TEXTS[0]))
+        np.testing.assert_allclose(actual, models["embedder"].embed(TEXTS[:1]).embeddings, atol=1e-6)
 
     def test_token_ids(self, ask, models):
         ids = models["embedder"].tokenize(TEXTS)
@@ -90,9 +90,9 @@ class TestInput:
 
     def test_without_special_tokens(self, ask, models):
         bare = models["embedder"].tokenize(TEXTS, special_tokens=False)
-        found = vectors(ask(input=TEXTS, add_special_tokens=False))
-        np.testing.assert_allclose(found, vectors(ask(input=bare)), atol=1e-6)
-        assert np.abs(found - vectors(ask(input=TEXTS))).max() > 0.01
+        actual = vectors(ask(input=TEXTS, add_special_tokens=False))
+        np.testing.assert_allclose(actual, vectors(ask(input=bare)), atol=1e-6)
+        assert np.abs(actual - vectors(ask(input=TEXTS))).max() > 0.01
 
     def test_null_is_what_was_left_out(self, ask):
         """Some clients send every field they know."""
@@ -151,14 +151,14 @@ class TestInput:
         ],
     )
     def test_refused(self, ask, body, part, param):
-        found = error(ask(status=400, **body))
-        assert found["code"] == 400 and found["param"] == param
-        assert re.search(part, found["message"])
+        actual = error(ask(status=400, **body))
+        assert actual["code"] == 400 and actual["param"] == param
+        assert re.search(part, actual["message"])
 
     @pytest.mark.parametrize(("model", "status"), [("nobody", 404), ("classifier", 501)])
     def test_another_model(self, ask, model, status):
-        told = error(ask(model, status=status, input="a"))["message"]
-        assert told in ("The model `nobody` does not exist.", "The model does not support Embeddings API")
+        options = error(ask(model, status=status, input="a"))["message"]
+        assert options in ("The model `nobody` does not exist.", "The model does not support Embeddings API")
 
     def test_fields_that_nobody_knows(self, ask):
         ask(input="a", input_text="b", extra={"c": 1}, priority=-3, cache_salt="x", mm_processor_kwargs={})
@@ -166,9 +166,9 @@ class TestInput:
 
 class TestTruncation:
     def test_over_long_texts_are_refused_by_their_place(self, ask):
-        found = error(ask(status=400, input=["a", LONG]))
-        assert found["message"].startswith("This model's maximum context length is 64 tokens. However")
-        assert "index 1" in found["message"] and found["param"] == "input_tokens"
+        actual = error(ask(status=400, input=["a", LONG]))
+        assert actual["message"].startswith("This model's maximum context length is 64 tokens. However")
+        assert "index 1" in actual["message"] and actual["param"] == "input_tokens"
 
     def test_and_so_are_token_ids(self, ask):
         assert "64 tokens" in error(ask(status=400, input=[[5] * 65]))["message"]
@@ -184,8 +184,8 @@ class TestTruncation:
         np.testing.assert_allclose(vectors(answer)[1:], vectors(ask(input=[[start, *kept, end]])), atol=1e-6)
 
     def test_more_than_the_model_reads(self, ask):
-        found = error(ask(status=400, input="a", truncate_prompt_tokens=65))
-        assert found["message"] == (
+        actual = error(ask(status=400, input="a", truncate_prompt_tokens=65))
+        assert actual["message"] == (
             "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size."
         )
 
@@ -193,8 +193,8 @@ class TestTruncation:
 class TestEncoding:
     def test_base64_is_little_endian_float32(self, ask):
         answer = ask(input=TEXTS, encoding_format="base64").json()
-        found = [np.frombuffer(base64.b64decode(item["embedding"]), dtype="<f4") for item in answer["data"]]
-        np.testing.assert_allclose(found, vectors(ask(input=TEXTS)), atol=1e-6)
+        actual = [np.frombuffer(base64.b64decode(item["embedding"]), dtype="<f4") for item in answer["data"]]
+        np.testing.assert_allclose(actual, vectors(ask(input=TEXTS)), atol=1e-6)
         assert "shape" not in answer["data"][0]
 
     @pytest.mark.parametrize("order", ["little", "big", "native"])
@@ -205,9 +205,9 @@ class TestEncoding:
         kind = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}.get(dtype) or getattr(torch, dtype)
         if order == "big":
             data = np.frombuffer(data, dtype=f"u{kind.itemsize}").byteswap().tobytes()
-        found = torch.frombuffer(bytearray(data), dtype=kind).float().numpy()
+        actual = torch.frombuffer(bytearray(data), dtype=kind).float().numpy()
         tolerance = 0.1 if dtype.startswith("fp8") else 1e-2 if kind.itemsize == 2 else 1e-6
-        np.testing.assert_allclose(found, vectors(ask(input=TEXTS[0]))[0], atol=tolerance)
+        np.testing.assert_allclose(actual, vectors(ask(input=TEXTS[0]))[0], atol=tolerance)
 
     def test_bytes(self, ask):
         response = ask(input=TEXTS[:3], encoding_format="bytes", embed_dtype="float16")
@@ -222,34 +222,36 @@ class TestEncoding:
             "end": 192,
             "shape": [48],
         }
-        found = [np.frombuffer(response.content[item["start"] : item["end"]], dtype="<f2") for item in metadata["data"]]
-        np.testing.assert_allclose(found, vectors(ask(input=TEXTS[:3])), atol=1e-3)
+        actual = [
+            np.frombuffer(response.content[item["start"] : item["end"]], dtype="<f2") for item in metadata["data"]
+        ]
+        np.testing.assert_allclose(actual, vectors(ask(input=TEXTS[:3])), atol=1e-3)
 
     def test_bytes_of_a_usual_batch(self, ask):
-        """Which vLLM's clients read by the table, in a header that aiohttp still takes."""
+        """vLLM's clients read the table in the header, which aiohttp accepts."""
         texts = [f"{i} ponds" for i in range(64)]
         response = ask(input=texts, encoding_format="bytes")
         table = json.loads(response.headers["metadata"])["data"]
         assert [item["index"] for item in table] == list(range(64))
         assert len(response.headers["metadata"]) < 8190
-        found = [np.frombuffer(response.content[item["start"] : item["end"]], dtype="<f4") for item in table]
-        np.testing.assert_allclose(found, vectors(ask(input=texts)), atol=1e-6)
+        actual = [np.frombuffer(response.content[item["start"] : item["end"]], dtype="<f4") for item in table]
+        np.testing.assert_allclose(actual, vectors(ask(input=texts)), atol=1e-6)
 
     def test_bytes_of_many(self, ask):
-        """Whose table no header could hold."""
+        """The table would not fit a header."""
         texts = [f"{i} ponds" for i in range(300)]
         response = ask(input=texts, encoding_format="bytes")
         metadata = json.loads(response.headers["metadata"])
         assert len(response.headers["metadata"]) < 4096
         assert metadata["data"] is None and metadata["shape"] == [300, 48] and metadata["stride"] == 192
-        found = np.frombuffer(response.content, dtype="<f4").reshape(metadata["shape"])
-        np.testing.assert_allclose(found, vectors(ask(input=texts)), atol=1e-6)
+        actual = np.frombuffer(response.content, dtype="<f4").reshape(metadata["shape"])
+        np.testing.assert_allclose(actual, vectors(ask(input=texts)), atol=1e-6)
 
     def test_bytes_only(self, ask):
         response = ask(input=TEXTS, encoding_format="bytes_only", endianness="big")
         assert "metadata" not in response.headers
-        found = np.frombuffer(response.content, dtype=">f4").reshape(-1, 48)
-        np.testing.assert_allclose(found, vectors(ask(input=TEXTS)), atol=1e-6)
+        actual = np.frombuffer(response.content, dtype=">f4").reshape(-1, 48)
+        np.testing.assert_allclose(actual, vectors(ask(input=TEXTS)), atol=1e-6)
 
 
 class TestVectors:
@@ -286,15 +288,15 @@ class TestVectors:
 
     @pytest.mark.parametrize("width", [16, 32, 48])
     def test_dimensions(self, ask, models, width):
-        found = vectors(ask("prompted", input=TEXTS, dimensions=width))
+        actual = vectors(ask("prompted", input=TEXTS, dimensions=width))
         expected = models["prompted"].embed(TEXTS, prompt="", dimensions=width).embeddings
-        assert found.shape == (5, width)
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+        assert actual.shape == (5, width)
+        np.testing.assert_allclose(actual, expected, atol=1e-6)
 
     @pytest.mark.parametrize("width", [17, 0, 49])
     def test_other_dimensions(self, ask, width):
-        found = error(ask("prompted", status=400, input=TEXTS, dimensions=width))
-        assert found["message"].startswith("Model 'prompted' only supports") and found["param"] == "dimensions"
+        actual = error(ask("prompted", status=400, input=TEXTS, dimensions=width))
+        assert actual["message"].startswith("Model 'prompted' only supports") and actual["param"] == "dimensions"
 
     @pytest.mark.parametrize("switch", ["normalize", "use_activation"])
     def test_normalization(self, ask, models, switch):
@@ -306,9 +308,9 @@ class TestVectors:
 
 class TestConversations:
     def test_special_tokens_are_the_templates(self, ask, models):
-        found = vectors(ask("llm", messages=TALK, add_special_tokens=True))
-        np.testing.assert_allclose(found, models["llm"].embed([RENDERED]).embeddings, atol=1e-6)
-        assert np.abs(found - bare(models["llm"], [RENDERED])).max() > 0.01
+        actual = vectors(ask("llm", messages=TALK, add_special_tokens=True))
+        np.testing.assert_allclose(actual, models["llm"].embed([RENDERED]).embeddings, atol=1e-6)
+        assert np.abs(actual - bare(models["llm"], [RENDERED])).max() > 0.01
 
     @pytest.mark.parametrize(
         "body",
@@ -326,19 +328,19 @@ class TestConversations:
 
     def test_several(self, ask, models):
         other = [{"role": "system", "content": "Be brief."}, *TALK]
-        found = vectors(ask("llm", messages=[TALK, other]))
+        actual = vectors(ask("llm", messages=[TALK, other]))
         texts = [RENDERED, "<|im_start|>system\nBe brief.<|im_end|>\n" + RENDERED]
-        np.testing.assert_allclose(found, bare(models["llm"], texts), atol=1e-6)
+        np.testing.assert_allclose(actual, bare(models["llm"], texts), atol=1e-6)
 
     def test_a_prompt_for_an_answer(self, ask, models):
         expected = bare(models["llm"], [RENDERED + "<|im_start|>assistant\n"])
-        found = vectors(ask("llm", messages=TALK, add_generation_prompt=True))
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+        actual = vectors(ask("llm", messages=TALK, add_generation_prompt=True))
+        np.testing.assert_allclose(actual, expected, atol=1e-6)
 
     def test_an_open_end(self, ask, models):
         expected = bare(models["llm"], ["<|im_start|>user\nHow deep is it?"])
-        found = vectors(ask("llm", messages=TALK, continue_final_message=True))
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+        actual = vectors(ask("llm", messages=TALK, continue_final_message=True))
+        np.testing.assert_allclose(actual, expected, atol=1e-6)
 
     @pytest.mark.parametrize(
         ("model", "body", "part"),
@@ -363,28 +365,28 @@ class TestConversations:
         assert part in error(ask(model, status=400, **body))["message"]
 
     def test_templates(self, llm, models):
-        """The server's goes before the model's, a trusted request's before both."""
+        """The server's template precedes the model's, a trusted request's precedes both."""
         own = "{% for part in messages[0]['content'] %}[{{ part['text'] }}]{% endfor %}"
         served = ServedModels.load(
             [ModelConfig(model=str(llm), names=("llm",), dtype="float32", chat_template="{{ messages[0]['content'] }}")]
         )
         with TestClient(create_app(served, ServerConfig(trust_request_chat_template=True))) as client:
             plain = client.post("/v1/embeddings", json={"messages": TALK})
-            asked = client.post("/v1/embeddings", json={"messages": TALK, "chat_template": own})
+            options = client.post("/v1/embeddings", json={"messages": TALK, "chat_template": own})
             told = {"chat_template": "{{ mood }}", "chat_template_kwargs": {"mood": "calm"}}
             filled = client.post("/v1/embeddings", json={"messages": TALK, **told})
         expected = bare(models["llm"], ["How deep is it?", "[How deep is it?]", "calm"])
-        for response, vector in zip((plain, asked, filled), expected, strict=True):
+        for response, vector in zip((plain, options, filled), expected, strict=True):
             np.testing.assert_allclose(vectors(response)[0], vector, atol=1e-6)
 
 
 class TestTokenForm:
-    """A model that has vectors for tokens only."""
+    """A model with token vectors only."""
 
     @pytest.mark.parametrize("role", [None, "query", "document"])
     def test_matrices(self, ask, models, role):
-        asked = {} if role is None else {"input_type": role}
-        answer = ask("colbert", input=TEXTS, **asked).json()
+        options = {} if role is None else {"input_type": role}
+        answer = ask("colbert", input=TEXTS, **options).json()
         expected = models["colbert"].token_embed(TEXTS, role=role).embeddings
         for item, matrix in zip(answer["data"], expected, strict=True):
             np.testing.assert_allclose(item["embedding"], matrix, atol=1e-6)
@@ -392,8 +394,8 @@ class TestTokenForm:
     def test_base64_tells_the_shape(self, ask, models):
         item = ask("colbert", input=TEXTS[0], encoding_format="base64").json()["data"][0]
         (expected,) = models["colbert"].token_embed(TEXTS[:1]).embeddings
-        found = np.frombuffer(base64.b64decode(item["embedding"]), dtype="<f4").reshape(item["shape"])
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+        actual = np.frombuffer(base64.b64decode(item["embedding"]), dtype="<f4").reshape(item["shape"])
+        np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
 def test_the_curl_of_the_page(embedder: Path):

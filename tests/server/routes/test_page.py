@@ -1,4 +1,4 @@
-"""The page at /, in a real browser that talks to a real server."""
+"""The page at /, in a real browser with a real server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PATIENCE = 60_000  # milliseconds; the machine may be busy with something else
 
 @dataclass(kw_only=True)
 class Visit:
-    """What a page did while it was looked at."""
+    """What a page did while it was open."""
 
     page: Page
     address: str
@@ -55,13 +55,13 @@ class Visit:
         return self.requests.count(f"{self.address}/{path}")
 
     def run(self, tool: str) -> None:
-        """Press the button of ``tool``, and wait for what comes of it."""
+        """Press the button of ``tool`` and wait for the result."""
         self.page.locator(f"#tab-{tool}").click()
         self.page.locator(f"#{tool} .primary").click()
         expect(self.page.locator(f"#{tool} .answer[aria-busy=false]")).to_have_attribute("data-state", "done")
 
     def write(self, tool: str, texts: list[str]) -> None:
-        """Write ``texts`` into the list of ``tool``, a field for each."""
+        """Write ``texts`` into the list of ``tool``, one field each."""
         self.page.locator(f"#tab-{tool}").click()
         panel = self.page.locator(f"#{tool} .texts")
         panel.get_by_role("button", name="Clear").click()
@@ -71,9 +71,9 @@ class Visit:
             panel.locator("textarea").nth(i).fill(text)
 
     def values(self, selector: str) -> list[float]:
-        """All digits of the numbers drawn there."""
-        found = self.page.locator(f"{selector} data")
-        return [float(value) for value in found.evaluate_all("nodes => nodes.map((node) => node.value)")]
+        """The numbers shown there, with all digits."""
+        items = self.page.locator(f"{selector} data")
+        return [float(value) for value in items.evaluate_all("nodes => nodes.map((node) => node.value)")]
 
     def texts(self, selector: str) -> list[str]:
         return self.page.locator(selector).all_text_contents()
@@ -96,7 +96,7 @@ def models(
     token_classifier: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[str, Engine]]:
-    """The engines behind ``site``, by the names of their models."""
+    """The engines of ``site``, by the names of their models."""
     folders = {
         "embedder": embedder,
         "cross-encoder": cross_encoder,
@@ -115,7 +115,7 @@ def models(
 
 @pytest.fixture(scope="module")
 def site(models: dict[str, Engine]) -> Iterator[str]:
-    """The address of a server of every kind of model; the embedder has two names."""
+    """The address of a server with every kind of model; the embedder has two names."""
     configs = [
         ModelConfig(
             model=engine.spec.name, dtype="float32", names=(name, "other name") if name == "embedder" else (name,)
@@ -128,7 +128,7 @@ def site(models: dict[str, Engine]) -> Iterator[str]:
 
 @pytest.fixture
 def visit(chromium: Browser) -> Iterator[Callable[..., Visit]]:
-    """Opens pages; none may run into an error, break its policy or ask anybody else."""
+    """Opens pages; none may raise an error, violate its policy or contact another host."""
     visits: list[Visit] = []
     with ExitStack() as stack:
 
@@ -304,7 +304,7 @@ def test_a_key_is_asked_for_and_stays_in_the_tab(visit: Any, embedder: Path) -> 
     with running(models, ServerConfig(api_keys=("secret",))) as address:
         seen = visit(address)
         page = seen.page
-        expect(page.get_by_text("This server wants an API key")).to_be_visible()
+        expect(page.get_by_text("This server needs an API key")).to_be_visible()
         expect(page.get_by_role("button", name="Compare")).to_be_disabled()
         expect(page.get_by_label("API key")).to_be_focused()
         page.get_by_label("API key").fill("wrong")

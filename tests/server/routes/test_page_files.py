@@ -1,4 +1,4 @@
-"""The page's files: how they are sent, what they may do, and that a wheel has them."""
+"""The page's files: their headers, their policy, and that a wheel contains them."""
 
 from __future__ import annotations
 

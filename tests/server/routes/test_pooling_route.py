@@ -59,14 +59,14 @@ class TestTasks:
 
     @pytest.mark.parametrize("model", ["embedder", "colbert", "llm"])
     def test_token_embed(self, ask, models, model):
-        found = data(ask(model, input=TEXTS, task="token_embed"))
-        same(found, models[model].encode(TEXTS, task="token_embed").embeddings)
-        assert len({len(matrix) for matrix in found}) > 1
+        actual = data(ask(model, input=TEXTS, task="token_embed"))
+        same(actual, models[model].encode(TEXTS, task="token_embed").embeddings)
+        assert len({len(matrix) for matrix in actual}) > 1
 
     def test_a_query(self, ask, models):
-        found = data(ask("colbert", input=TEXTS, role="query"))
-        same(found, models["colbert"].token_embed(TEXTS, role="query").embeddings)
-        assert {len(matrix) for matrix in found} == {12}
+        actual = data(ask("colbert", input=TEXTS, role="query"))
+        same(actual, models["colbert"].token_embed(TEXTS, role="query").embeddings)
+        assert {len(matrix) for matrix in actual} == {12}
 
     @pytest.mark.parametrize("asked", [{"task": "token_classify"}, {"task": "encode"}, {}])
     def test_token_classify(self, ask, models, asked):
@@ -75,9 +75,9 @@ class TestTasks:
         )
 
     def test_rewards_are_raw(self, ask, models):
-        found = data(ask("reward_model", input=STEPS, task="reward"))
-        same(found, models["reward_model"].reward(STEPS).rewards)
-        assert [matrix.shape for matrix in found] == [(2, 2), (1, 2)]
+        actual = data(ask("reward_model", input=STEPS, task="reward"))
+        same(actual, models["reward_model"].reward(STEPS).rewards)
+        assert [matrix.shape for matrix in actual] == [(2, 2), (1, 2)]
 
     def test_the_first_task_of_the_model(self, ask, models):
         same(data(ask("llm", input=TEXTS)), models["llm"].embed(TEXTS).embeddings)
@@ -114,20 +114,20 @@ class TestTasks:
         ],
     )
     def test_refused(self, ask, model, body, part, param):
-        found = told(ask(model, status=404 if model == "nobody" else 400, input="a", **body))
-        assert part in found["message"] and found["param"] == param
-        assert "/tmp" not in found["message"]
+        actual = told(ask(model, status=404 if model == "nobody" else 400, input="a", **body))
+        assert part in actual["message"] and actual["param"] == param
+        assert "/tmp" not in actual["message"]
 
 
 class TestOptions:
     @pytest.mark.parametrize("name", ["use_activation", "activation", "softmax", "normalize"])
     def test_logits(self, ask, models, name):
-        found = data(ask("classifier", input=TEXTS, **{name: False}))
-        same(found, models["classifier"].classify(TEXTS, activation=False).probs)
+        actual = data(ask("classifier", input=TEXTS, **{name: False}))
+        same(actual, models["classifier"].classify(TEXTS, activation=False).probs)
 
     def test_an_activation_by_name(self, ask, models):
-        found = data(ask("classifier", input=TEXTS, activation="sigmoid"))
-        same(found, models["classifier"].classify(TEXTS, activation="sigmoid").probs)
+        actual = data(ask("classifier", input=TEXTS, activation="sigmoid"))
+        same(actual, models["classifier"].classify(TEXTS, activation="sigmoid").probs)
 
     @pytest.mark.parametrize("name", ["use_activation", "activation", "normalize"])
     def test_vectors(self, ask, models, name):
@@ -137,54 +137,54 @@ class TestOptions:
         )
 
     def test_rewards_as_probabilities(self, ask, models):
-        found = data(ask("reward_model", input=STEPS, task="reward", use_activation=True))
-        same(found, models["reward_model"].reward(STEPS, activation=True).rewards)
-        np.testing.assert_allclose([matrix.sum(axis=1).mean() for matrix in found], 1, atol=1e-5)
+        actual = data(ask("reward_model", input=STEPS, task="reward", use_activation=True))
+        same(actual, models["reward_model"].reward(STEPS, activation=True).rewards)
+        np.testing.assert_allclose([matrix.sum(axis=1).mean() for matrix in actual], 1, atol=1e-5)
 
     def test_without_a_task_it_rewards_and_does_not_embed(self, ask):
-        found = data(ask("reward_model", input=STEPS))
-        same(found, data(ask("reward_model", input=STEPS, task="token_classify")))
-        assert [matrix.shape for matrix in found] == [(2, 2), (1, 2)]
+        actual = data(ask("reward_model", input=STEPS))
+        same(actual, data(ask("reward_model", input=STEPS, task="token_classify")))
+        assert [matrix.shape for matrix in actual] == [(2, 2), (1, 2)]
 
     def test_steps_of_this_request(self, ask, models):
         tag = models["reward_model"].tokenize(STEPS[1:])[0][1]
-        found = data(ask("reward_model", input=STEPS[1:], task="reward", step_tag_id=tag))
-        same(found, models["reward_model"].reward(STEPS[1:], step_tag_id=tag).rewards)
+        actual = data(ask("reward_model", input=STEPS[1:], task="reward", step_tag_id=tag))
+        same(actual, models["reward_model"].reward(STEPS[1:], step_tag_id=tag).rewards)
         other = data(ask("reward_model", input=STEPS[1:], task="reward"))
-        assert found[0].shape == (1, 2) and np.abs(found[0] - other[0]).max() > 1e-3
+        assert actual[0].shape == (1, 2) and np.abs(actual[0] - other[0]).max() > 1e-3
 
     def test_columns_of_this_request(self, ask, models):
-        found = data(ask("reward_model", input=STEPS, task="reward", returned_token_ids=[1]))
-        same(found, [matrix[:, 1:] for matrix in models["reward_model"].reward(STEPS).rewards])
+        actual = data(ask("reward_model", input=STEPS, task="reward", returned_token_ids=[1]))
+        same(actual, [matrix[:, 1:] for matrix in models["reward_model"].reward(STEPS).rewards])
 
     @pytest.mark.parametrize("task", ["reward", "token_classify", None])
     def test_a_language_model_that_judges_steps(self, ask, models, task):
-        asked = {"step_tag_id": 9, "returned_token_ids": [7, 8], "use_activation": True}
+        options = {"step_tag_id": 9, "returned_token_ids": [7, 8], "use_activation": True}
         ids = [[5, 9, 6, 9], [9]]
-        found = data(ask("llm", input=ids, task=task, **asked))
-        assert [matrix.shape for matrix in found] == [(2, 2), (1, 2)]
-        np.testing.assert_allclose([matrix.sum(axis=1).mean() for matrix in found], 1, atol=1e-5)
-        alone = data(ask("llm", input=[[9]], task=task, **{**asked, "returned_token_ids": [8, 7]}))
-        np.testing.assert_allclose(alone[0][:, ::-1], found[1], atol=1e-6)
+        actual = data(ask("llm", input=ids, task=task, **options))
+        assert [matrix.shape for matrix in actual] == [(2, 2), (1, 2)]
+        np.testing.assert_allclose([matrix.sum(axis=1).mean() for matrix in actual], 1, atol=1e-5)
+        alone = data(ask("llm", input=[[9]], task=task, **{**options, "returned_token_ids": [8, 7]}))
+        np.testing.assert_allclose(alone[0][:, ::-1], actual[1], atol=1e-6)
 
     def test_a_conversation(self, ask, models):
         talk = [{"role": "user", "content": "Fill it."}, {"role": "assistant", "content": f"Done. {STEP}"}]
-        found = data(ask("reward_model", messages=talk, task="reward"))
-        same(found, models["reward_model"].reward([talk]).rewards)
+        actual = data(ask("reward_model", messages=talk, task="reward"))
+        same(actual, models["reward_model"].reward([talk]).rewards)
 
 
 class TestEncoding:
     def test_base64(self, ask, models):
         answer = ask("colbert", input=TEXTS, encoding_format="base64", embed_dtype="float16").json()
-        found = [
+        actual = [
             np.frombuffer(base64.b64decode(item["data"]), dtype="<f2").reshape(item["shape"]) for item in answer["data"]
         ]
-        for one, other in zip(found, models["colbert"].token_embed(TEXTS).embeddings, strict=True):
+        for one, other in zip(actual, models["colbert"].token_embed(TEXTS).embeddings, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-3)
 
     @pytest.mark.parametrize("copies", [1, 30])
     def test_bytes(self, ask, models, copies):
-        """The table is in the header, or behind the numbers where it is too long for one."""
+        """The table is in the header, or after the numbers if it is too long."""
         response = ask("colbert", input=TEXTS * copies, encoding_format="bytes")
         metadata = json.loads(response.headers["metadata"])
         assert len(response.headers["metadata"]) < 4096
@@ -193,11 +193,11 @@ class TestEncoding:
             assert table is None
             table = json.loads(response.content[metadata["table"]["start"] : metadata["table"]["end"]])
             assert metadata["table"]["end"] == len(response.content)
-        found = [
+        actual = [
             np.frombuffer(response.content[item["start"] : item["end"]], dtype="<f4").reshape(item["shape"])
             for item in table
         ]
-        same(found, models["colbert"].token_embed(TEXTS * copies).embeddings)
+        same(actual, models["colbert"].token_embed(TEXTS * copies).embeddings)
 
 
 class TestClassify:

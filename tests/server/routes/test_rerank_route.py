@@ -1,4 +1,4 @@
-"""``/rerank``: the shapes of vLLM, Cohere, Jina and TEI over every kind of model."""
+"""``/rerank``: the formats of vLLM, Cohere, Jina and TEI with every kind of model."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_documents_are_cut_to_so_many_tokens(models: ServedModels, path: s
     engine = engine_of(models, "reranker")
     body = {"model": "reranker", "query": QUERY, "documents": [LONG, "pond"], "max_tokens_per_doc": 4}
     results = {each["index"]: each for each in results_of(await post(models, path, body))}
-    expected = engine.score(QUERY, engine.clip([LONG, "pond"], 4)).scores
+    expected = engine.score(QUERY, engine.truncate_texts([LONG, "pond"], 4)).scores
     np.testing.assert_allclose([results[i]["relevance_score"] for i in (0, 1)], expected, atol=1e-6)
     assert results[0]["document"]["text"] == LONG  # the caller's
 

@@ -1,4 +1,4 @@
-"""``/score``: every spelling, by every kind of model, against the engine's own scores."""
+"""``/score``: every pair of field names, with every kind of model, against the engine's own scores."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ async def test_null_is_what_was_left_out(models: ServedModels) -> None:
     nulls = dict.fromkeys(
         ("max_tokens_per_query", "max_tokens_per_doc", "priority", "truncate_prompt_tokens", "softmax")
     )
-    found = scores_of(await post(models, "/score", {**body, **nulls}))
-    np.testing.assert_allclose(found, scores_of(await post(models, "/score", body)), atol=1e-6)
+    actual = scores_of(await post(models, "/score", {**body, **nulls}))
+    np.testing.assert_allclose(actual, scores_of(await post(models, "/score", body)), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["reranker", "embedder"])
@@ -118,7 +118,7 @@ async def test_tokens_of_either_side_are_limited(models: ServedModels) -> None:
     engine = engine_of(models, "reranker")
     limits = {"max_tokens_per_query": 3, "max_tokens_per_doc": 5}
     response = await post(models, "/score", {"model": "reranker", "text_1": QUERY, "text_2": [LONG, "pond"], **limits})
-    (query,), documents = engine.clip([QUERY], 3), engine.clip([LONG, "pond"], 5)
+    (query,), documents = engine.truncate_texts([QUERY], 3), engine.truncate_texts([LONG, "pond"], 5)
     assert [len(ids) for ids in engine.tokenize([query, *documents], special_tokens=False)][:2] == [3, 5]
     assert documents[1] == "pond"
     assert LONG.startswith(documents[0])

@@ -1,4 +1,4 @@
-"""The commands of vLLM's page about pooling models, with millpond in vllm's place: flags, names, curl and all."""
+"""The commands of vLLM's page about pooling models, with millpond instead of vllm: flags, names and curl."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def reranker(folder: Path) -> Path:
 
 @pytest.fixture
 def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[Path], Path]], Any]:
-    """Runs a serve command of the page over a tiny checkpoint of the model's own layout and name.
+    """Runs a serve command of the page with a tiny checkpoint of the model's own layout and name.
 
     Yields where the server is. A folder is called as the hub's model, and the command runs beside it.
     """
@@ -102,12 +102,12 @@ def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, C
 
 
 def typed(text: str) -> list[str]:
-    """The words of a command, as a shell reads them."""
+    """The words of a command, split as in a shell."""
     return shlex.split(text.replace("\\\n", " "))
 
 
 def curl(text: str, address: str) -> Any:
-    """What a command of the page prints, sent to ``address`` instead."""
+    """The output of a command of the page, sent to ``address`` instead."""
     program, *words = typed(text.replace("http://localhost:8000", address))
     assert program == "curl" and address in words[0]
     words += ["--silent", "--show-error", "--max-time", PATIENCE, "--noproxy", "*"]
@@ -168,9 +168,9 @@ def test_rerank(
 
 
 def test_matryoshka(serving: Any, tmp_path: Path) -> None:
-    asked = EMBEDDINGS.replace("intfloat/e5-small", "model-name").replace('"input"', '"dimensions": 32, "input"')
+    command = EMBEDDINGS.replace("intfloat/e5-small", "model-name").replace('"input"', '"dimensions": 32, "input"')
     with serving("vllm serve model-name --hf-overrides '{\"is_matryoshka\": true}'", embedder) as address:
-        answer = curl(asked, address)
+        answer = curl(command, address)
         whole = curl(EMBEDDINGS.replace("intfloat/e5-small", "model-name"), address)
     with Engine(str(tmp_path / "model-name"), dtype="float32", hf_overrides={"is_matryoshka": True}) as engine:
         expected = engine.embed(["Hello, my name is"], dimensions=32).embeddings
@@ -181,14 +181,14 @@ def test_matryoshka(serving: Any, tmp_path: Path) -> None:
 
 
 def test_dimensions_of_a_model_that_was_not_trained_for_them(serving: Any) -> None:
-    asked = EMBEDDINGS.replace('"input"', '"dimensions": 32, "input"')
+    command = EMBEDDINGS.replace('"input"', '"dimensions": 32, "input"')
     with serving("vllm serve intfloat/e5-small", embedder) as address:
-        error = curl(asked, address)["error"]
+        error = curl(command, address)["error"]
     assert (error["code"], error["type"], error["param"]) == (400, "BadRequestError", "dimensions")
     assert error["message"].startswith("Model 'intfloat/e5-small' does not support Matryoshka embeddings")
 
 
 def test_another_name_than_the_page_s_is_not_found(serving: Any) -> None:
-    """The commands name the model, and the server looks at it."""
+    """The commands name the model, and the server checks the name."""
     with serving("vllm serve answerdotai/answerai-colbert-small-v1", write_stanford) as address:
         assert curl(EMBEDDINGS, address)["error"]["code"] == 404

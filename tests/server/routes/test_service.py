@@ -1,4 +1,4 @@
-"""What the server says about itself."""
+"""The service routes."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def ask(models: ServedModels) -> Any:
     [("GET", "/health"), ("GET", "/ready"), ("GET", "/ping"), ("POST", "/ping")],
 )
 def test_a_server_that_works_says_so(ask: Any, method: str, path: str) -> None:
-    found = ask(method, path)
-    assert (found.status_code, found.json()) == (200, {"status": "ok"})
+    response = ask(method, path)
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/ping"])
@@ -96,9 +96,9 @@ def test_one_model_by_its_name(ask: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tiny", "org", "org/tiny/", "nobody"])
 def test_a_model_that_there_is_not(ask: Any, name: str) -> None:
-    found = ask("GET", f"/v1/models/{name}")
-    assert found.status_code == 404
-    assert found.json()["error"] == {
+    response = ask("GET", f"/v1/models/{name}")
+    assert response.status_code == 404
+    assert response.json()["error"] == {
         "message": f"The model `{name}` does not exist.",
         "type": "NotFoundError",
         "param": None,

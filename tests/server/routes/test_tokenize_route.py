@@ -24,9 +24,9 @@ class TestTokenize:
     @pytest.mark.parametrize("special", [None, True, False])
     @pytest.mark.parametrize("text", [SENTENCES[0], "", "池", " ".join(SENTENCES)])
     def test_a_prompt(self, ask, embedder, text, special):
-        asked = {} if special is None else {"add_special_tokens": special}
+        options = {} if special is None else {"add_special_tokens": special}
         expected = AutoTokenizer.from_pretrained(embedder)(text, add_special_tokens=special is not False)["input_ids"]
-        assert ask("/tokenize", prompt=text, **asked) == {
+        assert ask("/tokenize", prompt=text, **options) == {
             "count": len(expected),
             "max_model_len": 64,
             "tokens": expected,

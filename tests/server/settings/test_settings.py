@@ -1,4 +1,4 @@
-"""Settings of a server: which source wins, what a file may say, and what is told of a mistake."""
+"""Settings of a server: precedence of the sources, the YAML file, and error messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from millpond.errors import InvalidRequestError, SourceNotFoundError
 from millpond.server.settings.config import ModelConfig, ServerConfig
 from millpond.server.settings.sources import MODEL_SETTINGS, NAMES, SERVER_SETTINGS, environment_name, read
 
-# A value that differs from the default, for each setting: (as Python has it, as text).
+# A value for each type that differs from every default: (in Python, as text).
 SAMPLES: dict[Any, tuple[Any, str]] = {
     int: (321, "321"),
     int | None: (321, "321"),
@@ -42,7 +42,7 @@ SPECIAL = {
     "pooler_config": ({"task": "embed"}, '{"task": "embed"}'),
 }
 ALL = {**MODEL_SETTINGS, **SERVER_SETTINGS}
-# What makes sense beside another only.
+# Settings that need another setting.
 BESIDE = {"ssl_keyfile": {"ssl_certfile": "cert.pem"}, "ssl_ca_certs": {"ssl_certfile": "cert.pem"}}
 
 
@@ -56,7 +56,7 @@ def sample(setting: str) -> tuple[Any, str]:
 
 
 def plain(value: Any) -> Any:
-    """As YAML would have it."""
+    """The value as YAML represents it."""
     return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
 
 

@@ -1,4 +1,4 @@
-"""What a server counts and tells: /metrics, /stats and the headers of its answers."""
+"""Telemetry of a server: /metrics, /stats and the timing headers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Scrape:
         self.samples = [sample for family in parse_text(text) for sample in family.samples]
 
     def value(self, name: str, **labels: str) -> float:
-        """The sum of a name's samples that have these labels; 0 where there are none."""
+        """The sum of the samples with this name and these labels; 0 without any."""
         return sum(s.value for s in self.samples if s.name == name and labels.items() <= s.labels.items())
 
     def labels(self, name: str, label: str) -> set[str]:
@@ -89,9 +89,9 @@ async def embed(client: httpx.AsyncClient, texts: Sequence[str] = TEXTS, **field
 async def test_an_answer_tells_where_the_time_went(client: httpx.AsyncClient):
     response = await embed(client)
     assert response.status_code == 200
-    told = {name: response.headers[name] for name in HEADERS}
-    assert told.pop("x-compute-type") == "cpu"
-    numbers = {name: int(value) for name, value in told.items()}
+    values = {name: response.headers[name] for name in HEADERS}
+    assert values.pop("x-compute-type") == "cpu"
+    numbers = {name: int(value) for name, value in values.items()}
     assert numbers["x-compute-tokens"] == response.json()["usage"]["prompt_tokens"]
     assert numbers["x-compute-characters"] == sum(map(len, TEXTS))
     parts = (numbers[f"x-{part}-time"] for part in ("tokenization", "queue", "inference"))
@@ -131,16 +131,16 @@ async def test_requests_are_counted_by_route_model_and_status(client: httpx.Asyn
     tokens = (await embed(client)).json()["usage"]["prompt_tokens"]
     await embed(client, model="alias")
     await embed(client, ["a " * 1000])
-    found = await scrape(client)
+    samples = await scrape(client)
     labels = {"route": "/v1/embeddings", "model": "tiny"}
-    assert found.value("millpond_requests_total", **labels, status="200") == 2
-    assert found.value("millpond_requests_total", **labels, status="400") == 1
-    assert found.value("millpond_request_duration_seconds_count", **labels) == 3
-    assert found.value("millpond_prompt_tokens_total", **labels) == 2 * tokens
+    assert samples.value("millpond_requests_total", **labels, status="200") == 2
+    assert samples.value("millpond_requests_total", **labels, status="400") == 1
+    assert samples.value("millpond_request_duration_seconds_count", **labels) == 3
+    assert samples.value("millpond_prompt_tokens_total", **labels) == 2 * tokens
     for part in ("tokenization", "queue", "inference"):
-        assert found.value(f"millpond_request_{part}_seconds_count", **labels) == 2
-        assert found.value(f"millpond_request_{part}_seconds_sum", **labels) > 0
-    assert found.value("millpond_requests_in_flight") == 1  # the scrape itself
+        assert samples.value(f"millpond_request_{part}_seconds_count", **labels) == 2
+        assert samples.value(f"millpond_request_{part}_seconds_sum", **labels) > 0
+    assert samples.value("millpond_requests_in_flight") == 1  # the scrape itself
 
 
 @pytest.mark.parametrize(
@@ -164,30 +164,30 @@ async def test_requests_are_counted_by_route_model_and_status(client: httpx.Asyn
 async def test_what_never_reaches_the_engine_is_counted_under_its_model_too(
     app: FastAPI, client: httpx.AsyncClient, path: str, body: Any, status: str, named: bool
 ):
-    """Whether the request names its model, by whichever of its names, or it is the only one for the route."""
+    """The same label for every name of the model, and for a request without one."""
     model = "ranker" if path in ("/score", "/rerank", "/classify", "/predict") else "tiny"
     if named or path in ("/tokenize", "/detokenize", "/pooling"):
         body = {**body, "model": "alias" if model == "tiny" else model}
     answer = await client.post(path, json=body)
     assert str(answer.status_code) == status, answer.text
-    found = await scrape(client)
-    assert found.value("millpond_requests_total", route=path, model=model, status=status) == 1
+    samples = await scrape(client)
+    assert samples.value("millpond_requests_total", route=path, model=model, status=status) == 1
 
 
 async def test_batches_are_in_the_histograms(client: httpx.AsyncClient, models: ServedModels):
     before = {model.name: model.engine.stats() for model in models}
     await embed(client)
-    found = await scrape(client)
+    samples = await scrape(client)
     after = next(iter(models)).engine.stats()
-    assert found.value("millpond_batch_texts_sum", model="tiny") == len(TEXTS)
-    assert found.value("millpond_batch_texts_count", model="tiny") == after.batches - before["tiny"].batches
-    assert found.value("millpond_batch_tokens_sum", model="tiny") == after.batch_tokens - before["tiny"].batch_tokens
-    assert found.value("millpond_batch_duration_seconds_sum", model="tiny") > 0
-    assert found.value("millpond_batch_texts_count", model="ranker") == 0
-    assert found.labels("millpond_batch_texts_count", "model") == {"tiny", "ranker"}  # from the first scrape on
-    assert found.value("millpond_texts_total", model="tiny") == after.texts_done
-    assert found.value("millpond_calls_total", model="tiny", outcome="done") == after.calls_done
-    assert found.value("millpond_waiting_texts", model="tiny") == found.value("millpond_running_calls") == 0
+    assert samples.value("millpond_batch_texts_sum", model="tiny") == len(TEXTS)
+    assert samples.value("millpond_batch_texts_count", model="tiny") == after.batches - before["tiny"].batches
+    assert samples.value("millpond_batch_tokens_sum", model="tiny") == after.batch_tokens - before["tiny"].batch_tokens
+    assert samples.value("millpond_batch_duration_seconds_sum", model="tiny") > 0
+    assert samples.value("millpond_batch_texts_count", model="ranker") == 0
+    assert samples.labels("millpond_batch_texts_count", "model") == {"tiny", "ranker"}  # from the first scrape on
+    assert samples.value("millpond_texts_total", model="tiny") == after.texts_done
+    assert samples.value("millpond_calls_total", model="tiny", outcome="done") == after.calls_done
+    assert samples.value("millpond_waiting_texts", model="tiny") == samples.value("millpond_running_calls") == 0
 
 
 async def test_a_cache_is_counted(embedder: Path, tmp_path: Path):
@@ -197,10 +197,10 @@ async def test_a_cache_is_counted(embedder: Path, tmp_path: Path):
         async with client_of(create_app(models)) as client:
             await embed(client, ["a", "b"])
             await embed(client, ["a", "c"])
-            found = await scrape(client)
-            told = (await client.get("/stats")).json()
-        assert (found.value("millpond_cache_hits_total"), found.value("millpond_cache_misses_total")) == (1, 3)
-        assert told["models"][0]["cache"] == {"hits": 1, "misses": 3}
+            samples = await scrape(client)
+            answer = (await client.get("/stats")).json()
+        assert (samples.value("millpond_cache_hits_total"), samples.value("millpond_cache_misses_total")) == (1, 3)
+        assert answer["models"][0]["cache"] == {"hits": 1, "misses": 3}
     finally:
         models.close()
 
@@ -211,19 +211,19 @@ async def test_labels_are_bounded(client: httpx.AsyncClient):
         await client.get(f"/v1/models/{i}")
         await client.post("/v1/embeddings", json={"model": f"model-{i}", "input": "a"})
         await client.request(f"ODD{i}", "/v1/embeddings")
-    found = await scrape(client)
-    assert found.labels("millpond_requests_total", "model") == {""}
-    assert found.labels("millpond_requests_total", "route") == {"other", "/v1/models/{name:path}", "/v1/embeddings"}
-    assert found.value("millpond_requests_total", route="other", status="404") == 20
-    assert found.value("millpond_requests_total", route="/v1/embeddings", status="404") == 20
+    samples = await scrape(client)
+    assert samples.labels("millpond_requests_total", "model") == {""}
+    assert samples.labels("millpond_requests_total", "route") == {"other", "/v1/models/{name:path}", "/v1/embeddings"}
+    assert samples.value("millpond_requests_total", route="other", status="404") == 20
+    assert samples.value("millpond_requests_total", route="/v1/embeddings", status="404") == 20
 
 
 async def test_who_has_no_key_is_counted_by_the_route_that_was_meant(models: ServedModels):
     app = create_app(models, ServerConfig(api_keys=("secret",)))
     async with client_of(app) as client:
         assert (await embed(client)).status_code == 401
-        found = await scrape(client)
-    assert found.value("millpond_requests_total", route="/v1/embeddings", model="", status="401") == 1
+        samples = await scrape(client)
+    assert samples.value("millpond_requests_total", route="/v1/embeddings", model="", status="401") == 1
 
 
 async def test_a_prefix_of_a_proxy_is_no_part_of_a_route(models: ServedModels):
@@ -231,8 +231,8 @@ async def test_a_prefix_of_a_proxy_is_no_part_of_a_route(models: ServedModels):
     async with client_of(app) as client:
         await client.get("/pond/health")
         await client.get("/pond/docs")
-        found = await scrape(client)
-    assert found.labels("millpond_requests_total", "route") == {"/health", "/docs"}
+        samples = await scrape(client)
+    assert samples.labels("millpond_requests_total", "route") == {"/health", "/docs"}
 
 
 async def test_two_applications_count_apart(models: ServedModels):
@@ -261,7 +261,7 @@ async def test_names_are_as_prometheus_asks(client: httpx.AsyncClient):
 
 
 class Held:
-    """Batches of every engine, held until they are let go."""
+    """Blocks the batches of every engine until they are released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered, self.gate = threading.Event(), threading.Event()
@@ -290,30 +290,30 @@ async def test_refusals_and_departures_are_counted(embedder: Path, monkeypatch: 
             await held.wait()
             assert (await embed(client)).status_code == 429
             running = await scrape(client)
-            told = (await client.get("/stats")).json()["models"][0]
+            values = (await client.get("/stats")).json()["models"][0]
             left.gone.set()
             await leaving
             held.gate.set()
             models.close()
-            found = await scrape(client)
+            samples = await scrape(client)
     finally:
         held.gate.set()
         models.close()
-    assert running.value("millpond_waiting_texts", model="tiny") == told["waiting_texts"] == 2
-    assert running.value("millpond_running_calls", model="tiny") == told["running_calls"] == 1
+    assert running.value("millpond_waiting_texts", model="tiny") == values["waiting_texts"] == 2
+    assert running.value("millpond_running_calls", model="tiny") == values["running_calls"] == 1
     assert running.value("millpond_running_batches", model="tiny") >= 1
     assert running.value("millpond_requests_in_flight") == 2
     labels = {"route": "/v1/embeddings", "model": "tiny"}
-    assert found.value("millpond_requests_rejected_total", **labels) == 1
-    assert found.value("millpond_requests_disconnected_total", **labels) == 1
-    assert found.value("millpond_calls_total", outcome="rejected") == 1
-    assert found.value("millpond_calls_total", outcome="cancelled") == 1
-    assert found.value("millpond_waiting_texts") == found.value("millpond_running_calls") == 0
-    assert found.value("millpond_requests_in_flight") == 1
+    assert samples.value("millpond_requests_rejected_total", **labels) == 1
+    assert samples.value("millpond_requests_disconnected_total", **labels) == 1
+    assert samples.value("millpond_calls_total", outcome="rejected") == 1
+    assert samples.value("millpond_calls_total", outcome="cancelled") == 1
+    assert samples.value("millpond_waiting_texts") == samples.value("millpond_running_calls") == 0
+    assert samples.value("millpond_requests_in_flight") == 1
 
 
 class Left:
-    """A client that sends a request, and leaves when ``gone`` is set."""
+    """A client that sends a request and disconnects when ``gone`` is set."""
 
     def __init__(self, body: Any) -> None:
         self.gone = asyncio.Event()
@@ -342,7 +342,7 @@ class Left:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Any) -> None:
-        """What is said to somebody who has left."""
+        """Drops the messages to a disconnected client."""
 
 
 # The page's numbers.
@@ -350,10 +350,10 @@ class Left:
 
 async def test_stats_are_what_the_page_reads(client: httpx.AsyncClient, models: ServedModels):
     await embed(client)
-    told = (await client.get("/stats")).json()
-    assert set(told) == {"models", "requests_per_second", "uptime_seconds"}
-    assert told["requests_per_second"] > 0 and told["uptime_seconds"] > 0
-    tiny, ranker = told["models"]
+    answer = (await client.get("/stats")).json()
+    assert set(answer) == {"models", "requests_per_second", "uptime_seconds"}
+    assert answer["requests_per_second"] > 0 and answer["uptime_seconds"] > 0
+    tiny, ranker = answer["models"]
     assert (tiny["name"], tiny["tasks"]) == ("tiny", ["embed", "token_embed"])
     assert (tiny["waiting_texts"], tiny["running_calls"], tiny["cache"]) == (0, 0, None)
     assert tiny["tokens_per_second"] > tiny["texts_per_second"] > 0

@@ -1,4 +1,4 @@
-"""How much was done in the last seconds, by a clock that the test moves."""
+"""Throughput over the last seconds, with a clock that the test sets."""
 
 from __future__ import annotations
 

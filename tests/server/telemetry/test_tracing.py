@@ -1,4 +1,4 @@
-"""Spans for OpenTelemetry: whose child they are, what they hold, and that there are none unless somebody asks."""
+"""Spans for OpenTelemetry: their parents, their attributes, and none without configuration."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_the_resource_says_whose_spans_they_are(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The endpoints that spans were sent to."""
+    """The endpoints of sent spans."""
     endpoints: list[str] = []
 
     def export(exporter: OTLPSpanExporter, spans: Sequence[ReadableSpan]) -> SpanExportResult:

@@ -65,7 +65,7 @@ class AnsweredQuestion:
 
 def answer(engine: Engine, databases: Mapping[str, Searchable], question: str, *, k: int) -> AnsweredQuestion:
     """Search every database, then rank the hits by MaxSim over normalized token states."""
-    from millpond.late_interaction.maxsim import maxsim
+    from millpond.late_interaction.similarity import maxsim
 
     hits: dict[str, tuple[int, Hit]] = {}  # id: (rank in the search, hit)
     seconds: dict[str, float] = {}

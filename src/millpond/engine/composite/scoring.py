@@ -13,7 +13,7 @@ from millpond.engine.composite.gather import combine
 from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.errors import InvalidRequestError
 from millpond.inputs import Pair
-from millpond.late_interaction.maxsim import maxsim
+from millpond.late_interaction.similarity import maxsim
 from millpond.outputs import EmbeddingOutput, ScoreOutput, TokenEmbeddingOutput, Usage
 from millpond.params import PoolingParams
 from millpond.ragged import Ragged

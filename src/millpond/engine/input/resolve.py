@@ -1,4 +1,4 @@
-"""Demand: what a caller asks for, checked against the model before anything is queued."""
+"""Resolve: the options of a call, checked against the model before anything is queued, as a plan without gaps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from millpond.engine.input.plan import EncodesPairs, Plan
 from millpond.engine.input.validate import check_unicode
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
 from millpond.inputs import Item, SpannedText
-from millpond.params import PoolingParams
+from millpond.params import PoolingParams, check_choice, option_of
 from millpond.pooling.activations import by_width
 from millpond.pooling.pooler import Readout
+from millpond.quantization import check_range
 from millpond.spec import ModelSpec
-from millpond.tasks import TASKS, Activation, Role, Task
+from millpond.tasks import SCORE_METHODS, TASKS, Activation, Role, ScoreMethod, ScoreType, Task
 
+# The options that each task reads.
 _ANY = frozenset("task truncate truncate_prompt_tokens".split())
 _TEXT = _ANY | frozenset("role prompt prompt_name adapter".split())
 _LOGITS = _ANY | frozenset("activation use_activation".split())
@@ -30,14 +32,14 @@ _READS: dict[Task, frozenset[str]] = {
     "score": _LOGITS | {"instruction"},
     "reward": _LOGITS | {"step_tag_id", "returned_token_ids"},
 }
-# Of a vocabulary's head: more would be generation, and their rows stay in memory.
+# Columns of a vocabulary head in one call: more would be generation, and their rows stay in memory.
 _MOST_COLUMNS = 256
-# sentence-transformers' encode_document takes the first of these that a checkpoint has.
+# The prompt names of a role; the first that the checkpoint has is used, as in sentence-transformers' encode_document.
 _ROLE_PROMPTS = {
     "query": ("query", "retrieval.query"),
     "document": ("document", "passage", "corpus", "retrieval.passage"),
 }
-# jina-embeddings-v3's names; vLLM merges text-matching into the weights, so that is what no role means here too.
+# jina-embeddings-v3's names. vLLM merges text-matching into the weights; without a role it is the default here, too.
 _ROLE_ADAPTERS: dict[Role | None, str] = {
     "query": "retrieval.query",
     "document": "retrieval.passage",
@@ -46,23 +48,27 @@ _ROLE_ADAPTERS: dict[Role | None, str] = {
 
 
 def check_params(params: Any) -> None:
-    """TypeError for anything but PoolingParams, such as a dict of them."""
+    """Refuse anything but PoolingParams, such as a dict.
+
+    Raises:
+        TypeError: ``params`` is of another type.
+    """
     if not isinstance(params, PoolingParams):
         raise TypeError(f"params is a {type(params).__name__}; pass millpond.PoolingParams(...)")
 
 
 def check_task(task: Any, params: PoolingParams, loaded: LoadedModel) -> Task:
-    """A task that the checkpoint serves.
+    """``task``, if the checkpoint serves it.
 
     Raises:
-        InvalidRequestError: No such task.
-        UnsupportedTaskError: Not this checkpoint's.
+        InvalidRequestError: There is no such task, or ``params`` names another one.
+        UnsupportedTaskError: The checkpoint does not serve it.
     """
     spec = loaded.spec
     if task not in TASKS:
         raise InvalidRequestError(f"task={task!r} is unknown; choose one of {', '.join(TASKS)}")
-    apart = task == "score" and spec.score_type is not None  # two vectors score a pair, whatever the tasks are
-    # The vocabulary's head turns any language model into a step reward model, for whoever names the entries.
+    apart = task == "score" and spec.score_type is not None  # two vectors score a pair; spec.tasks may not say so
+    # The vocabulary head makes any language model a step reward model, if the caller names the entries.
     rows = params.returned_token_ids is not None and task in ("reward", "token_classify")
     if task not in spec.tasks and not apart and not (rows and loaded.language_head):
         raise UnsupportedTaskError(
@@ -88,10 +94,39 @@ def _way_out(task: Task, loaded: LoadedModel) -> str:
     return ""
 
 
+def check_method(method: ScoreMethod, loaded: LoadedModel) -> ScoreType | None:
+    """How ``method`` scores a pair with this checkpoint; ``auto`` is the checkpoint's own score type.
+
+    Raises:
+        InvalidRequestError: There is no such method.
+        UnsupportedTaskError: The checkpoint does not have what the method compares.
+    """
+    if method == "auto":
+        return loaded.spec.score_type
+    check_choice("method", method, SCORE_METHODS, optional=False)
+    spec = loaded.spec
+    task: Task = "token_embed" if method == "maxsim" else "embed"
+    if task not in spec.tasks:
+        compared = "token vectors" if method == "maxsim" else "vectors"
+        auto = "choose method='auto', " if spec.score_type else ""
+        raise UnsupportedTaskError(
+            f"method={method!r} compares {compared}, and {spec.name} ({spec.architecture}) serves "
+            f"{', '.join(sorted(spec.tasks))}, not {task}; {auto}load another model{_way_out(task, loaded)}"
+        )
+    return "late-interaction" if method == "maxsim" else "bi-encoder"
+
+
 def plan(
     task: Task, params: PoolingParams, loaded: LoadedModel, *, count: int, pairs: EncodesPairs | None = None
 ) -> Plan:
-    """Fill in every default of ``params`` for ``task``.
+    """The plan of a call: ``params`` for ``task``, with every default filled in.
+
+    Args:
+        task: The task.
+        params: The options of the call.
+        loaded: The model.
+        count: Number of texts in the call.
+        pairs: Reads the pairs of this call, instead of the checkpoint's own way.
 
     Raises:
         InvalidRequestError: An option the task does not read, an unknown prompt, or a limit above the model's.
@@ -103,11 +138,7 @@ def plan(
     unread = sorted(params.given() - _READS[task])
     if unread:
         raise InvalidRequestError(f"{unread[0]}={getattr(params, unread[0])!r} means nothing to {task}; leave it out")
-    if params.output_dtype in ("int8", "uint8") and count == 1:
-        raise InvalidRequestError(
-            f"output_dtype={params.output_dtype!r} finds each dimension's range among the texts of the call, and this "
-            "call has 1; pass at least 2 texts, or choose float16 or binary"
-        )
+    check_range(params.output_dtype, count)
     readout = _readout(task, params, loaded)
     colbert = loaded.encoder.colbert is not None and task == "token_embed"
     prompt = _prompt(params, spec, task) if "prompt" in _READS[task] else ""
@@ -164,22 +195,19 @@ def _readout(task: Task, params: PoolingParams, loaded: LoadedModel) -> Readout:
 
 
 def _activation(task: Task, params: PoolingParams, loaded: LoadedModel, readout: Readout) -> Activation:
-    """What is applied to logits: rewards are raw by habit, everything else as the checkpoint has it."""
+    """The activation of logits; by default rewards are raw, and all others as the checkpoint says."""
     if task in ("embed", "token_embed", "sparse_embed"):
         return "identity"
-    asked = {value for value in (params.activation, params.use_activation) if value is not None}
-    if len(asked) == 2:
-        raise InvalidRequestError(
-            f"activation={params.activation!r} and use_activation={params.use_activation!r} are one thing; pass one"
-        )
-    wanted = asked.pop() if asked else task != "reward"
-    if wanted == "softmax" and loaded.width(readout) == 1:
+    activation: bool | Activation | None = option_of(params, "activation", "use_activation")
+    if activation is None:
+        activation = task != "reward"
+    if activation == "softmax" and loaded.width(readout) == 1:
         raise InvalidRequestError(
             f"activation='softmax' of the one logit that {loaded.spec.name} has is 1 for every text; choose sigmoid"
         )
-    if isinstance(wanted, str):
-        return wanted
-    if not wanted:
+    if isinstance(activation, str):
+        return activation
+    if not activation:
         return "identity"
     return by_width(len(readout.token_ids)) if readout.token_ids else loaded.spec.activation
 
@@ -202,7 +230,7 @@ def _step_tag(task: Task, params: PoolingParams, loaded: LoadedModel) -> int | N
 
 
 def _adapter(params: PoolingParams, spec: ModelSpec) -> int:
-    """Index of the adapter: the caller's, else the role's; jina-embeddings-v3 names one for each role."""
+    """Index of the adapter: the caller's, else the adapter for the role; -1 for none."""
     if params.adapter is not None:
         if params.adapter not in spec.adapters:
             known = ", ".join(spec.adapters) or "none"
@@ -213,10 +241,10 @@ def _adapter(params: PoolingParams, spec: ModelSpec) -> int:
 
 
 def check_spans(items: Sequence[Item], task: Task, plan: Plan) -> None:
-    """Spanned texts make sense for plain token embeddings only.
+    """Refuse texts with spans, except for plain token embeddings.
 
     Raises:
-        InvalidRequestError: Spans elsewhere.
+        InvalidRequestError: A text with spans in a call that does not pool them.
     """
     if plan.form == "colbert" or task != "token_embed":
         for i, item in enumerate(items):
@@ -228,7 +256,7 @@ def check_spans(items: Sequence[Item], task: Task, plan: Plan) -> None:
 
 
 def _prompt(params: PoolingParams, spec: ModelSpec, task: Task) -> str:
-    """The caller's prompt, else the named one, else the role's; without any of these the checkpoint's default."""
+    """The caller's prompt, else the prompt by name, else the prompt for the role, else the checkpoint's default."""
     if params.prompt is not None:
         check_unicode(params.prompt, "prompt")
         return params.prompt
@@ -238,25 +266,25 @@ def _prompt(params: PoolingParams, spec: ModelSpec, task: Task) -> str:
             raise InvalidRequestError(f"prompt_name={params.prompt_name!r} is no prompt of {spec.name}; it has {known}")
         return spec.prompts[params.prompt_name]
     if params.role is not None:
-        # A role without a prompt has none: the default may be the other role's.
+        # A role without a prompt of its own gets no prompt: the default prompt may be for the other role.
         return next((spec.prompts[name] for name in _ROLE_PROMPTS[params.role] if name in spec.prompts), "")
     if params.adapter is not None:
         return spec.prompts.get(params.adapter, "")
     if task in ("classify", "token_classify"):
-        return ""  # the checkpoint's prompts are for its vectors
+        return ""  # the checkpoint's prompts are for embeddings
     return spec.prompts.get(spec.default_prompt_name or "", "")
 
 
 def _limit(params: PoolingParams, spec: ModelSpec) -> int:
-    asked = params.truncate_prompt_tokens
-    if asked is None or asked == -1:
+    limit = params.truncate_prompt_tokens
+    if limit is None or limit == -1:
         return spec.max_length
-    if asked > spec.max_length:
+    if limit > spec.max_length:
         raise InvalidRequestError(
-            f"truncate_prompt_tokens={asked} is more than {spec.name} reads ({spec.max_length}); "
+            f"truncate_prompt_tokens={limit} is more than {spec.name} reads ({spec.max_length}); "
             f"choose 1 to {spec.max_length}"
         )
-    return asked
+    return limit
 
 
 def _width(task: Task, params: PoolingParams, spec: ModelSpec) -> int:
@@ -273,9 +301,5 @@ def _width(task: Task, params: PoolingParams, spec: ModelSpec) -> int:
 
 
 def _normalize(params: PoolingParams, spec: ModelSpec) -> bool:
-    given = {value for value in (params.normalize, params.use_activation) if value is not None}
-    if len(given) == 2:
-        raise InvalidRequestError(
-            f"normalize={params.normalize} and use_activation={params.use_activation} contradict each other; pass one"
-        )
-    return given.pop() if given else spec.normalize
+    normalize: bool | None = option_of(params, "normalize", "use_activation")
+    return spec.normalize if normalize is None else normalize

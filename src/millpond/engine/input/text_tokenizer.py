@@ -18,6 +18,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from millpond.checkpoints.late_interaction import LateInteraction
 from millpond.checkpoints.tokenizer_file import read_as_is
 from millpond.engine.input.casefold import fold, unfold_offsets
+from millpond.engine.input.chat import render_chat
 from millpond.engine.input.hf_tokenizer import read_hf_tokenizer
 from millpond.engine.input.tokenized import TokenAlignment, Tokenized, id_arrays
 from millpond.engine.input.word_ids import word_numbers
@@ -198,12 +199,7 @@ class TextTokenizer:
 
     def _conversation_ids(self, conversation: Sequence[Mapping[str, str]], index: int) -> list[int]:
         assert self.transformers is not None
-        try:
-            text = self.transformers.apply_chat_template([dict(message) for message in conversation], tokenize=False)
-        except Exception as error:  # Jinja's own, and whatever the template raises
-            raise InvalidRequestError(
-                f"the conversation at index {index} does not fit the checkpoint's chat template: {error}"
-            ) from error
+        text = render_chat(self.transformers, conversation, index=index, model="the checkpoint")
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         except (TypeError, UnicodeError) as error:

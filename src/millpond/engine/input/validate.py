@@ -1,4 +1,4 @@
-"""Arguments: what a caller passes for texts, checked, and made into the items of a call."""
+"""Validate: the inputs of a call, checked and converted to its items."""
 
 from __future__ import annotations
 
@@ -11,38 +11,58 @@ from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.text_tokenizer import TextTokenizer
 from millpond.errors import InvalidRequestError
 from millpond.inputs import Item, Pair, SpannedText, TokenIds
-from millpond.outputs import RerankOutput, ScoreOutput
 
 
 def check_items(inputs: Any, method: str, loaded: LoadedModel, *, first: int = 0) -> list[Item]:
     """The inputs of a call as a list of items.
 
+    Args:
+        inputs: What the caller passed.
+        method: The task, or the method that takes texts, for errors.
+        loaded: The model.
+        first: Index of the first input in the caller's list, for errors.
+
     Raises:
-        TypeError: A bare str (or bytes, or a mapping), which would be read as its characters.
-        InvalidRequestError: An element that is no text, or no valid Unicode, or of a kind the task does not read.
+        TypeError: A bare str (or bytes, or a mapping), which would be read character by character.
+        InvalidRequestError: An element is not a text, not valid Unicode, or of a kind the task does not read.
     """
     if isinstance(inputs, str | bytes | Pair) or not isinstance(inputs, Iterable) or isinstance(inputs, dict):
         raise TypeError(f"{method} takes a list of texts, not a {type(inputs).__name__}; write {method}([text])")
     checked = list(inputs)
     for i, item in enumerate(checked):
         if method == "classify" and isinstance(item, Pair) and loaded.encoder.pairs is not None:
-            checked[i] = _checked(item, first + i, method, loaded)
+            checked[i] = _check_item(item, first + i, method, loaded)
             continue
         if type(item) is not str:
-            checked[i] = item = _checked(item, first + i, method, loaded)
+            checked[i] = item = _check_item(item, first + i, method, loaded)
         elif not item.isascii():
             check_unicode(item, f"the text at index {first + i}")
         if (method == "score") is not isinstance(item, Pair) and not isinstance(item, TokenIds):
-            wanted = "a (query, document) pair" if method == "score" else "a text"
-            raise InvalidRequestError(f"{method} takes {wanted} at index {first + i}, not a {type(item).__name__}")
+            kind = "a (query, document) pair" if method == "score" else "a text"
+            raise InvalidRequestError(f"{method} takes {kind} at index {first + i}, not a {type(item).__name__}")
     return checked
 
 
-def check_pairs(items: Sequence[Item], loaded: LoadedModel) -> list[Pair]:
-    """Checked items of a score whose queries and documents are read apart.
+def check_texts(inputs: Any, method: str, loaded: LoadedModel) -> list[str]:
+    """The inputs of a method that takes texts only.
 
     Raises:
-        InvalidRequestError: Token ids, in which nothing tells the query from the document.
+        TypeError: A bare str.
+        InvalidRequestError: An element is not a text, or not valid Unicode.
+    """
+    texts: list[str] = []
+    for i, item in enumerate(check_items(inputs, method, loaded)):
+        if not isinstance(item, str):
+            raise InvalidRequestError(f"{method} takes a text at index {i}, not a {type(item).__name__}")
+        texts.append(item)
+    return texts
+
+
+def check_pairs(items: Sequence[Item], loaded: LoadedModel) -> list[Pair]:
+    """The items of a score whose queries and documents are embedded separately.
+
+    Raises:
+        InvalidRequestError: Token ids: nothing in them separates the query from the document.
     """
     for i, item in enumerate(items):
         if not isinstance(item, Pair):
@@ -53,7 +73,7 @@ def check_pairs(items: Sequence[Item], loaded: LoadedModel) -> list[Pair]:
     return [item for item in items if isinstance(item, Pair)]
 
 
-def _checked(item: Any, i: int, method: str, loaded: LoadedModel) -> Item:
+def _check_item(item: Any, i: int, method: str, loaded: LoadedModel) -> Item:
     if isinstance(item, TokenIds):
         return _check_ids(item, i, loaded.vocabulary)
     if isinstance(item, SpannedText):
@@ -68,8 +88,8 @@ def _checked(item: Any, i: int, method: str, loaded: LoadedModel) -> Item:
             check_unicode(part, f"the {side} at index {i}")
         return Pair(str(item[0]), str(item[1]))
     if not isinstance(item, str):
-        wanted = "a (query, document) tuple" if method == "score" else "a str"
-        raise InvalidRequestError(f"the text at index {i} is a {type(item).__name__}, not {wanted}; convert it first")
+        kind = "a (query, document) tuple" if method == "score" else "a str"
+        raise InvalidRequestError(f"the text at index {i} is a {type(item).__name__}, not {kind}; convert it first")
     check_unicode(item, f"the text at index {i}")
     return str(item)
 
@@ -87,7 +107,15 @@ def _check_ids(item: TokenIds, i: int, vocabulary: int) -> TokenIds:
 
 
 def check_unicode(text: str, what: str) -> None:
-    """Refuse a lone surrogate, calling the text ``what``."""
+    """Refuse a text with a lone surrogate.
+
+    Args:
+        text: The text.
+        what: The name of the text, for the error: ``"the text at index 3"``.
+
+    Raises:
+        InvalidRequestError: The text holds a lone surrogate.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -97,34 +125,12 @@ def check_unicode(text: str, what: str) -> None:
         ) from error
 
 
-def reranked(query: str, documents: Sequence[str], top_n: int | None) -> list[Pair]:
-    """The pairs of a rerank call.
-
-    Raises:
-        TypeError: ``query`` is no str, or ``documents`` no list.
-        InvalidRequestError: ``top_n`` is no positive int.
-    """
-    if not isinstance(query, str):
-        raise TypeError(f"rerank takes one query, a str, not a {type(query).__name__}; score takes several")
-    if isinstance(documents, str | bytes | dict) or not isinstance(documents, Iterable):
-        raise TypeError(f"rerank takes a list of documents, not a {type(documents).__name__}")
-    if top_n is not None and (not _is_int(top_n) or top_n < 1):
-        raise InvalidRequestError(f"top_n={top_n!r} must be an int from 1; leave it out for all documents")
-    return [Pair(query, document) for document in documents]
-
-
-def ranked(scored: ScoreOutput, pairs: Sequence[Pair], top_n: int | None) -> RerankOutput:
-    """Scores of a rerank call's pairs, sorted."""
-    documents = [pair.document for pair in pairs]
-    return RerankOutput.ranked(scored.scores, documents, top_n=top_n, truncated=scored.truncated, usage=scored.usage)
-
-
-def spanned(texts: Any, spans: Any) -> list[SpannedText]:
-    """Texts with the spans wanted of each.
+def with_spans(texts: Any, spans: Any) -> list[SpannedText]:
+    """Each text with its spans.
 
     Raises:
         TypeError: ``texts`` is a bare str.
-        InvalidRequestError: Not one list of spans for each text, or a span outside its text.
+        InvalidRequestError: The number of span lists is not that of the texts, or a span lies outside its text.
     """
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
         raise TypeError(f"token_embed takes a list of texts, not a {type(texts).__name__}; write token_embed([text])")
@@ -133,18 +139,18 @@ def spanned(texts: Any, spans: Any) -> list[SpannedText]:
     texts, spans = list(texts), list(spans)
     if len(texts) != len(spans):
         raise InvalidRequestError(f"{len(texts)} texts and {len(spans)} lists of spans; pass one list for each text")
-    return [_spanned(i, text, wanted) for i, (text, wanted) in enumerate(zip(texts, spans, strict=True))]
+    return [_with_spans(i, text, own) for i, (text, own) in enumerate(zip(texts, spans, strict=True))]
 
 
-def _spanned(i: int, text: Any, spans: Any) -> SpannedText:
+def _with_spans(i: int, text: Any, spans: Any) -> SpannedText:
     if not isinstance(text, str):
         raise InvalidRequestError(f"the text at index {i} is a {type(text).__name__}, not a str; convert it first")
     if not isinstance(spans, Iterable):
         raise InvalidRequestError(f"the spans of the text at index {i} are {spans!r}; pass a list of (start, end)")
     checked = []
     for span in spans:
-        whole = isinstance(span, Sequence | np.ndarray) and len(span) == 2 and all(_is_int(edge) for edge in span)
-        if not whole or not 0 <= span[0] < span[1] <= len(text):
+        two_ints = isinstance(span, Sequence | np.ndarray) and len(span) == 2 and all(_is_int(edge) for edge in span)
+        if not two_ints or not 0 <= span[0] < span[1] <= len(text):
             raise InvalidRequestError(
                 f"the text at index {i} has the span {span!r}; a span is (start, end) in characters, "
                 f"0 <= start < end <= {len(text)}"
@@ -157,11 +163,11 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def conversed(inputs: Any, tokenizer: TextTokenizer) -> Any:
-    """Inputs with every conversation (a list of messages) rendered by the checkpoint's chat template.
+def rendered_conversations(inputs: Any, tokenizer: TextTokenizer) -> Any:
+    """The inputs, with every conversation (a list of messages) rendered by the checkpoint's chat template.
 
     Raises:
-        InvalidRequestError: A conversation that the template refuses, or no template.
+        InvalidRequestError: The template refuses a conversation, or there is no template.
     """
     if isinstance(inputs, str | bytes | dict) or not isinstance(inputs, Iterable):
         return inputs  # refused by check_items

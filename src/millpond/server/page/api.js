@@ -1,10 +1,10 @@
-// The server as this page calls it: one key, errors in words, and what every call took.
+// The page's HTTP client: one API key, error messages, and the time of every call.
 
 import * as key from "./key.js";
 
 const base = new URL(".", document.baseURI);
 
-/** What the server, or the way to it, had against a request. */
+/** An error from the server or the network. */
 export class ApiError extends Error {
   constructor(message, { status = 0, type = "", retryAfter = null } = {}) {
     super(message);
@@ -13,19 +13,19 @@ export class ApiError extends Error {
     this.retryAfter = retryAfter;
   }
 
-  /** Whether it is about a text that is too long. */
+  /** Whether a text is too long. */
   get tooLong() {
     return this.status === 400 && /\bcontext length\b|\btoo long\b|\bmore than .* tokens\b/i.test(this.message);
   }
 
-  /** Place of the text at fault, where the message names it. */
+  /** Index of the invalid text, if the message states it. */
   get index() {
     const found = /\bindex (\d+)/.exec(this.message);
     return found ? Number(found[1]) : null;
   }
 }
 
-/** The JSON that `path` answers; `body` makes it a POST. */
+/** The JSON from `path`; with `body` the request is a POST. */
 export async function call(path, body, { signal } = {}) {
   const started = performance.now();
   const response = await sent(path, body, signal);
@@ -35,7 +35,7 @@ export async function call(path, body, { signal } = {}) {
   return { content, milliseconds, inference: timing(response) };
 }
 
-/** The command that does the same in a terminal; the key stays out of it. */
+/** The same request as a shell command, without the key. */
 export function curl(path, body) {
   const lines = [`curl ${quoted(new URL(path, base).href)}`, `-H ${quoted("Content-Type: application/json")}`];
   if (key.get()) lines.push('-H "Authorization: Bearer $MILLPOND_API_KEY"');
@@ -80,7 +80,7 @@ function refusal(response, content) {
   return new ApiError(words, { status: response.status, type: error.type ?? "", retryAfter });
 }
 
-/** Whole milliseconds that the model itself took, where the server says so. */
+/** Whole milliseconds of the model's own time, if the server reports them. */
 function timing(response) {
   const header = response.headers.get("X-Inference-Time");
   return header === null ? null : Number(header);

@@ -1,4 +1,4 @@
-// The page: the models asked for, the tools offered, the live numbers kept up.
+// The page: loads the models, offers the tools, and updates the live numbers.
 
 import { call } from "./api.js";
 import { classify } from "./classify.js";
@@ -20,7 +20,7 @@ const asked = tabs.address;
 tabs.open(tabs.named(asked) ?? tabs.shown[0]);
 let untouched = tabs.address;
 
-/** Ask for the models, then keep looking. */
+/** Load the models, then poll the statistics. */
 async function connect() {
   let cards;
   try {
@@ -42,15 +42,15 @@ async function connect() {
   return live.start();
 }
 
-/** Open the first tool that has a model, unless the address asks for another; no tab for tokens without a model for it. */
+/** Open the first tool with a model, unless the address names another; without a model for it the tokens tab is hidden. */
 function offerTabs() {
   const tokens = tools.find((tool) => tool.panel.id === "tokens");
   at("tab-tokens").hidden = !tokens.cards.length;
   if (tabs.address === untouched) tabs.open(tabs.named(asked) ?? tabs.named(tools.find((tool) => tool.cards.length)?.panel.id));
-  untouched = null; // from here on the user has the choice
+  untouched = null; // the user chooses from now on
 }
 
-/** Ask for a key, and say what was wrong with the last one. */
+/** Show the key form, with what was wrong with the last key. */
 function lock(words) {
   live.stop();
   key.set("");

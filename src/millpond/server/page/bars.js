@@ -1,13 +1,13 @@
-// Numbers as bars of one scale, with zero where it belongs.
+// Numbers as bars on a common scale that includes zero.
 
 import { element, figure } from "./elements.js";
 
-/** The scale of `values`: 0 to 1 while they fit, and as far as needed where they do not. */
+/** The scale of `values`: 0 to 1, extended if values lie outside. */
 export function scale(values) {
   return { low: Math.min(0, ...values), high: Math.max(1, ...values) };
 }
 
-/** A bar from zero to `value`, with the number beside it. */
+/** A bar from zero to `value`, with the number next to it. */
 export function bar(value, { low, high }, digits = 4) {
   const share = (at) => ((at - low) / (high - low)) * 100;
   const fill = element("span", { class: value < 0 ? "fill below" : "fill" });

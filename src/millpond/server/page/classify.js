@@ -1,4 +1,4 @@
-// Classify: the share of every class, for every text.
+// Classify: the probability of every class for each text.
 
 import { bar, scale } from "./bars.js";
 import { element, written } from "./elements.js";
@@ -14,7 +14,7 @@ export function classify(panel) {
   let sent = [];
   return new Tool(panel, {
     verb: "Classify",
-    rank: (card) => (card.score_type ? 1 : 0), // a reranker's one score is a class in name only
+    rank: (card) => (card.score_type ? 1 : 0), // a reranker's single score is not a real class
     empty: "Classify the texts, and the share of every class is drawn here.",
     prepare() {
       sent = texts.filled;

@@ -1,8 +1,8 @@
-// A command to take along.
+// A command to copy.
 
 import { announce, element } from "./elements.js";
 
-/** `text` under a fold, with a button that copies it. */
+/** `text` in a collapsible block with a copy button. */
 export function copyable(text) {
   const shown = element("code", {}, text);
   const button = element("button", { type: "button", class: "quiet copy", click: () => copied(text, shown, button) }, "Copy");
@@ -19,7 +19,7 @@ async function copied(text, shown, button) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Over plain HTTP from another machine there is no clipboard to write; select it, and let the browser try.
+    // Over plain HTTP from another machine there is no clipboard API; select the text and let the browser try to copy.
     getSelection().selectAllChildren(shown);
     if (!document.execCommand("copy")) words = "Selected";
   }

@@ -1,4 +1,4 @@
-// The API key: in this tab's memory and its sessionStorage, which end with the tab; never in an address.
+// The API key: kept in memory and in sessionStorage, which end with the tab; never in a URL.
 
 const NAME = "millpond-api-key";
 
@@ -9,21 +9,21 @@ export function get() {
   return current;
 }
 
-/** Use `key` from now on; an empty one forgets it. */
+/** Use `key` from now on; an empty one removes it. */
 export function set(key) {
   current = key;
   try {
     if (key) sessionStorage.setItem(NAME, key);
     else sessionStorage.removeItem(NAME);
   } catch {
-    // A browser that stores nothing still has the memory of this page.
+    // Without storage the key stays in the memory of the page.
   }
 }
 
-/** What is wrong with a key as typed, in words; an empty string where nothing is. */
+/** The problem with a typed key; an empty string if there is none. */
 export function fault(key) {
   if (!key) return "Type the key that the server was started with.";
-  // A header holds no other characters; fetch would refuse it with words of its own.
+  // A header allows no other characters; fetch would throw its own error.
   return /^[\x21-\x7e]+$/.test(key) ? "" : "A key has letters, digits and signs of ASCII only, and no spaces.";
 }
 

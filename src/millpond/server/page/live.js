@@ -1,4 +1,4 @@
-// The live numbers: asked for every other second, and not at all while nobody looks.
+// Live statistics: polled every two seconds, and not while the page is hidden.
 
 import { ApiError, call } from "./api.js";
 
@@ -11,7 +11,7 @@ export class Live {
   #wanted = false;
   #wait = EVERY;
 
-  /** `heard` is given each sample, `lost` each error. */
+  /** `heard` is called with each sample, `lost` with each error. */
   constructor({ heard, lost }) {
     this.heard = heard;
     this.lost = lost;
@@ -40,7 +40,7 @@ export class Live {
       this.heard(content);
       this.#wait = EVERY;
     } catch (error) {
-      this.#wait = Math.min(this.#wait * 2, SLOWEST); // a server that starts again is not to be met by a crowd
+      this.#wait = Math.min(this.#wait * 2, SLOWEST); // back off, so that a restarting server is not flooded
       this.lost(error instanceof ApiError ? error : new ApiError(String(error)));
     } finally {
       this.#asking = false;

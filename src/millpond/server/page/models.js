@@ -1,4 +1,4 @@
-// The models: what each is, and how busy it is.
+// The models: their properties and their load.
 
 import { counted, element, number, written } from "./elements.js";
 import { sparkline } from "./sparkline.js";
@@ -8,7 +8,7 @@ const REMEMBERED = 60;
 export class Models {
   #rows = new Map();
 
-  /** In `list`, with a note of their number. */
+  /** Renders into `list`, and their number into a note. */
   constructor(list, note) {
     this.list = list;
     this.note = note;
@@ -41,7 +41,7 @@ export class Models {
     }
   }
 
-  /** The numbers go by a model's first name; its other names stand behind it in the list, and need no card. */
+  /** Statistics use a model's first name; its other names follow in the list and get no card. */
   #fold(first) {
     let last = null;
     for (const [name, row] of this.#rows) {

@@ -1,9 +1,9 @@
-// Where tokens stand in their text, by what the vocabulary writes for them.
+// Positions of tokens in their text, from the strings of the vocabulary.
 
 const UNKNOWN = /^(\[UNK\]|<unk>)$/;
-const WORD = /^\s*([\p{L}\p{M}\p{N}]+|\S)/u; // what a tokenizer without a token for it takes as one
+const WORD = /^\s*([\p{L}\p{M}\p{N}]+|\S)/u; // what becomes one unknown token
 
-/** For each of the tokens `strings` of `text`: its part of the text, and the gap before it. */
+/** For each token in `strings`: its part of `text`, and the gap before it. */
 export function pieces(strings, text) {
   const folded = fold(text);
   const written = strings.some((string) => /^[ĠĊ]/.test(string)) ? decoded(strings) : strings.map(plain);
@@ -12,7 +12,7 @@ export function pieces(strings, text) {
     const unknown = UNKNOWN.test(word) && WORD.exec(text.slice(cursor));
     const wanted = unknown ? unknown[1] : word;
     const at = folded.indexOf(fold(wanted), cursor);
-    // What a tokenizer rewrote stands nowhere in the text: it is shown as the vocabulary has it.
+    // A normalized token is not in the text: it is shown as the vocabulary writes it.
     if (at < 0 || text.slice(cursor, at).trim()) return { gap: "", word };
     const piece = { gap: text.slice(cursor, at), word: text.slice(at, at + wanted.length) };
     cursor = at + wanted.length;
@@ -24,7 +24,7 @@ function plain(string) {
   return string.replace(/^(##|▁+)/u, "");
 }
 
-/** `text` without case and accents, as long as before: some tokenizers take them away. */
+/** `text` without case and accents at the same length: some tokenizers remove them. */
 function fold(text) {
   return Array.from(text, (sign) => {
     const bare = sign.normalize("NFD").replace(/\p{M}/gu, "").toLowerCase();
@@ -32,7 +32,7 @@ function fold(text) {
   }).join("");
 }
 
-/** Tokens of bytes as texts; a sign of several tokens is the last one's. */
+/** Byte tokens as texts; a character of several tokens belongs to the last one. */
 function decoded(strings) {
   let bytes = [];
   return strings.map((string) => {
@@ -51,7 +51,7 @@ function decoded(strings) {
   });
 }
 
-/** The bytes by the signs that GPT-2's vocabulary, and whatever came after it, writes for them. */
+/** The bytes by the characters that GPT-2's vocabulary and its successors use for them. */
 const BYTES = new Map();
 for (let byte = 0, next = 256; byte < 256; byte++) {
   const shown = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;

@@ -1,4 +1,4 @@
-// Rerank: documents sorted by how well they answer a query.
+// Rerank: documents ranked by relevance to a query.
 
 import { bar, scale } from "./bars.js";
 import { element, written } from "./elements.js";
@@ -13,7 +13,7 @@ const DOCUMENTS = [
   "The heron stands in the reeds until dusk.",
   "A sluice lets in as much water as the mill needs.",
 ];
-const SCORES = ["cross-encoder", "late-interaction", "bi-encoder"]; // the ones made for it first
+const SCORES = ["cross-encoder", "late-interaction", "bi-encoder"]; // rerankers first
 
 export function rerank(panel) {
   const query = panel.querySelector("#rerank-query");
@@ -24,7 +24,7 @@ export function rerank(panel) {
   query.addEventListener("input", () => query.removeAttribute("aria-invalid"));
   return new Tool(panel, {
     verb: "Rerank",
-    serves: (card) => Boolean(card.score_type), // what only gives vectors scores by comparing them
+    serves: (card) => Boolean(card.score_type), // embedders score by comparing vectors
     rank: (card) => SCORES.indexOf(card.score_type),
     empty: "Rerank the documents, and their scores are drawn here.",
     prepare() {

@@ -1,4 +1,4 @@
-// Similarity: texts embedded, and every two of them compared.
+// Similarity: embeds texts and compares every pair.
 
 import { element, figure, number, written } from "./elements.js";
 import { TextList } from "./text_list.js";
@@ -40,7 +40,7 @@ export function similarity(panel) {
   return tool;
 }
 
-/** Show which text an error is about. */
+/** Mark the text that an error refers to. */
 export function locate(error, texts, sent) {
   const field = error.index === null ? (sent.length === 1 ? sent[0] : null) : sent[error.index];
   if (error.status === 400 && field) field.setAttribute("aria-invalid", "true");
@@ -49,13 +49,13 @@ export function locate(error, texts, sent) {
   }
 }
 
-/** `[n][n]`: 1 where two vectors point the same way, whatever their lengths. */
+/** Cosine similarities, `[n][n]`. */
 export function cosines(vectors) {
   const lengths = vectors.map((vector) => Math.hypot(...vector) || 1);
   return vectors.map((a, i) => vectors.map((b, j) => a.reduce((sum, value, k) => sum + value * b[k], 0) / (lengths[i] * lengths[j])));
 }
 
-/** Widths to choose from: those that the checkpoint names, or the halves of its own where it names none. */
+/** Selectable widths: those of the checkpoint, or its own width halved repeatedly. */
 function offerWidths(select, card) {
   const halves = [2, 4, 8, 16].map((part) => card?.dimensions / part).filter(Number.isInteger);
   const widths = card?.matryoshka ? (card.matryoshka_dimensions ?? halves) : [];
@@ -150,7 +150,7 @@ function closest(values) {
   return best;
 }
 
-/** The colour of a cell is its value from 0 to 1, or from the least to the greatest of the matrix without its diagonal. */
+/** Colours of the cells: by value from 0 to 1, or from the minimum to the maximum outside the diagonal. */
 function colour(cells, values, stretched) {
   const others = values.flatMap((row, i) => row.filter((_, j) => i !== j));
   const [low, high] = stretched ? [Math.min(...others), Math.max(...others)] : [0, 1];

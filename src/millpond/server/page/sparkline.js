@@ -1,11 +1,11 @@
-// A small line of what a number was lately.
+// A small line chart of recent values.
 
 import { drawn } from "./elements.js";
 
 const WIDTH = 120;
 const HEIGHT = 28;
 
-/** `values`, the newest last, on a line that has room for `length` of them; `label` says it in words. */
+/** `values`, newest last, on a chart for `length` of them; `label` is its text alternative. */
 export function sparkline(values, length, label) {
   const most = Math.max(...values, 1e-9);
   const x = (i) => ((i + length - values.length) / (length - 1)) * WIDTH;

@@ -1,5 +1,5 @@
-// Tabs, as the ARIA practices have them: one stop of the Tab key, arrows between them; the address names the open one.
-// It does so as #/name, which is no element's id: the browser would scroll to that.
+// Tabs as in the ARIA practices: one Tab stop, arrow keys between tabs; the address names the open tab.
+// The fragment is #/name, which is not an element's id: the browser would scroll to that.
 
 export class Tabs {
   constructor(list) {
@@ -13,12 +13,12 @@ export class Tabs {
     return [...this.list.querySelectorAll("[role=tab]")].filter((tab) => !tab.hidden);
   }
 
-  /** The tab of this name. */
+  /** The tab with this name. */
   named(name) {
     return this.shown.find((tab) => tab.getAttribute("aria-controls") === name);
   }
 
-  /** Name in the address. */
+  /** The name in the address. */
   get address() {
     return location.hash.replace(/^#\//, "");
   }
@@ -31,7 +31,7 @@ export class Tabs {
       each.tabIndex = chosen ? 0 : -1;
       document.getElementById(each.getAttribute("aria-controls")).hidden = !chosen;
     }
-    // Replaced, so that the way back leaves the page instead of walking through its tabs.
+    // Replaced, so that Back leaves the page instead of stepping through the tabs.
     history.replaceState(null, "", `#/${tab.getAttribute("aria-controls")}`);
   }
 

@@ -1,11 +1,11 @@
-// A list of texts to edit: a field for each, one more with Enter, one less with Backspace in an empty one.
+// An editable list of texts: Enter adds a field, Backspace in an empty field removes it.
 
 import { announce, element } from "./elements.js";
 
 const MOST = 64;
 
 export class TextList {
-  /** Fields in `fieldset`, of which the first hold `texts`; `noun` is what one is called. */
+  /** Fields in `fieldset`, the first ones filled with `texts`; `noun` names one field. */
   constructor(fieldset, texts, noun = "text") {
     this.noun = noun;
     this.list = element("ol", { class: "rows" });
@@ -20,12 +20,12 @@ export class TextList {
     return [...this.list.querySelectorAll("textarea")];
   }
 
-  /** The fields with something in them. */
+  /** The fields that are not empty. */
   get filled() {
     return this.fields.filter((field) => field.value.trim());
   }
 
-  /** A field behind `after`, or at the end. */
+  /** Add a field after `after`, or at the end. */
   insert(after = null, text = "") {
     const field = element("textarea", { dir: "auto", rows: 1, keydown: (event) => this.#typed(event) });
     field.value = text;
@@ -39,7 +39,7 @@ export class TextList {
     return field;
   }
 
-  /** Take `field` away; the last one is only emptied. */
+  /** Remove `field`; the last one is only cleared. */
   remove(field) {
     const fields = this.fields;
     const neighbour = fields[fields.indexOf(field) - 1] ?? fields[fields.indexOf(field) + 1];
@@ -56,7 +56,7 @@ export class TextList {
     this.insert().focus();
   }
 
-  /** Say what is wrong, beside the field at fault where there is one. */
+  /** Show an error, next to the invalid field if there is one. */
   mark(words, field = null) {
     this.unmark();
     this.error.textContent = words;
@@ -80,7 +80,7 @@ export class TextList {
     }
   }
 
-  /** Lines pasted into an empty field are a text each. */
+  /** Lines pasted into an empty field become one text each. */
   #pasted(event) {
     let field = event.currentTarget;
     const pasted = event.clipboardData?.getData("text/plain") ?? "";

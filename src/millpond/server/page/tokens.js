@@ -1,4 +1,4 @@
-// Label tokens: a text with its tokens in the colour of their likeliest labels.
+// Label tokens: a text with its tokens coloured by their most probable labels.
 
 import { counted, element, figure, written } from "./elements.js";
 import { pieces } from "./pieces.js";
@@ -6,7 +6,7 @@ import { Tool, Unready } from "./tool.js";
 
 const EXAMPLE = "Hanna Jørgensen built the mill at Kalvø in 1871 for the Northern Flour Company.";
 const HUES = 6;
-const OUTSIDE = "O"; // what the taggers call a token that is nothing in particular
+const OUTSIDE = "O"; // the taggers' label of tokens outside of any entity
 
 export function tokens(panel) {
   const text = panel.querySelector("#tokens-text");
@@ -15,7 +15,7 @@ export function tokens(panel) {
   text.addEventListener("input", () => text.removeAttribute("aria-invalid"));
   return new Tool(panel, {
     verb: "Label",
-    // What classifies or rewards texts does so with their tokens as well, which mostly means nothing.
+    // Text classifiers and reward models serve this task too, mostly without useful labels.
     serves: ({ tasks }) => tasks.includes("token_classify") && !tasks.includes("classify") && !tasks.includes("reward"),
     empty: "Label the text, and it is drawn here with the labels of its tokens.",
     prepare() {
@@ -44,7 +44,7 @@ export function tokens(panel) {
   });
 }
 
-/** Where the tokens of the text start among those that also have special ones. */
+/** Index of the text's first token among tokens that include special ones. */
 function begin(whole, bare) {
   for (let at = 0; at <= whole.length - bare.length; at++) {
     if (bare.every((id, i) => id === whole[at + i])) return at;

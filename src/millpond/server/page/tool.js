@@ -1,4 +1,4 @@
-// One tool of the page: a form, the calls that it makes, and the answer beside it.
+// One tool of the page: a form, its calls, and the answer next to it.
 
 import { ApiError, call, curl } from "./api.js";
 import { copyable } from "./copyable.js";
@@ -6,7 +6,7 @@ import { announce, counted, element, number } from "./elements.js";
 
 const CUT = "Cut texts that are too long";
 
-/** The form cannot be sent as it is; says why, where it was written. */
+/** The form cannot be sent; the reason is shown next to the field. */
 export class Unready extends Error {}
 
 export class Tool {
@@ -14,12 +14,12 @@ export class Tool {
 
   /**
    * @param panel Element of the tool; its data-serves is the task that a model needs.
-   * @param prepare Of a model card: the calls as [{path, body}], or Unready.
-   * @param draw Of the calls' contents and the card: what to show, as nodes.
-   * @param serves Of a model card: whether it will do; by default, whether it has the task.
-   * @param rank Of a model card: how late it is offered.
-   * @param locate Of an ApiError: marks the field at fault.
-   * @param empty Words for where no answer is yet.
+   * @param prepare Takes a model card; returns the calls as [{path, body}], or throws Unready.
+   * @param draw Takes the calls' answers and the card; returns the nodes to show.
+   * @param serves Takes a model card: whether the model is suitable; by default, whether it has the task.
+   * @param rank Takes a model card: its position among the offered models.
+   * @param locate Takes an ApiError; marks the invalid field.
+   * @param empty Text shown before the first answer.
    */
   constructor(panel, { prepare, draw, serves, rank = () => 0, locate = () => {}, empty, verb }) {
     Object.assign(this, { panel, prepare, draw, rank, locate, empty, verb });
@@ -50,7 +50,7 @@ export class Tool {
     return this.cards?.find((card) => card.id === this.select.value);
   }
 
-  /** Nothing can be sent until models are offered; `words` say what is waited for. */
+  /** Disable the form until models are offered; `words` tell what it waits for. */
   lock(words) {
     this.cards = [];
     this.select.replaceChildren(element("option", { value: "" }, "–"));
@@ -81,7 +81,7 @@ export class Tool {
     try {
       calls = this.prepare(this.card).map(({ path, body }) => ({ path, body: this.#complete(body) }));
     } catch (error) {
-      if (error instanceof Unready) return; // it has been said beside the field
+      if (error instanceof Unready) return; // shown next to the field
       throw error;
     }
     this.#running?.abort();
@@ -184,7 +184,7 @@ export class Tool {
 
 function title({ status }) {
   if (!status) return "No answer";
-  if (status === 401) return "The server wants an API key";
+  if (status === 401) return "The server needs an API key";
   if (status === 429 || status === 503) return "The server is busy";
   if (status >= 500 && status !== 501) return "The server failed";
   return "The server refused this";

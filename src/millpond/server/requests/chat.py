@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from millpond.engine.input.chat import render_chat
 from millpond.errors import InvalidRequestError
 from millpond.server.errors import RequestError
 from millpond.server.models import ServedModel
@@ -52,38 +53,40 @@ def render(
             "--chat-template"
         )
 
-    def apply_template(messages: list[dict[str, Any]]) -> str:
-        return str(
-            tokenizer.apply_chat_template(
-                messages,
-                tools=tools,
-                chat_template=template,
-                add_generation_prompt=fields.add_generation_prompt,
-                continue_final_message=fields.continue_final_message,
-                tokenize=False,
-                **(fields.chat_template_kwargs or {}),
-            )
-        )
+    options = {
+        "tools": tools,
+        "chat_template": template,
+        "add_generation_prompt": fields.add_generation_prompt,
+        "continue_final_message": fields.continue_final_message,
+        **(fields.chat_template_kwargs or {}),
+    }
+
+    def apply_template(messages: list[dict[str, Any]], index: int = 0) -> str:
+        return render_chat(tokenizer, messages, index=index, model=model.name, options=options)
 
     parts = _needs_parts(apply_template)
-    texts = []
-    for i, conversation in enumerate(conversations):
-        try:
-            texts.append(apply_template([_plain(message, parts=parts) for message in conversation]))
-        except Exception as error:  # from Jinja, or raised by the template
-            raise InvalidRequestError(
-                f"the conversation at index {i} does not fit the chat template of {model.name}: {error}"
-            ) from error
-    return texts
+    return [
+        apply_template([_plain(message, parts=parts) for message in conversation], i)
+        for i, conversation in enumerate(conversations)
+    ]
 
 
-def _check(fields: ChatFields, config: ServerConfig) -> None:
-    if fields.chat_template is not None and not config.trust_request_chat_template:
+def check_trusted(chat_template: str | None, config: ServerConfig) -> None:
+    """Refuse a template from a request, unless the server was started to accept one.
+
+    Raises:
+        RequestError: The template is not trusted.
+    """
+    if chat_template is not None and not config.trust_request_chat_template:
         raise RequestError(
             "Chat template is passed with request, but --trust-request-chat-template is not set. "
             "Refused request with untrusted chat template.",
             param="chat_template",
         )
+
+
+def _check(fields: ChatFields, config: ServerConfig) -> None:
+    check_trusted(fields.chat_template, config)
     if fields.add_generation_prompt and fields.continue_final_message:
         raise RequestError(
             "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",

@@ -15,6 +15,7 @@ from millpond.params import PoolingParams
 from millpond.server.errors import NotServedError, RequestError
 from millpond.server.models import ServedModel, ServedModels
 from millpond.server.requests import calls
+from millpond.server.requests.chat import check_trusted
 from millpond.server.requests.limits import check_count
 from millpond.server.schemas.score import PairRequest
 from millpond.server.state import config_of, models_of, record_model
@@ -95,12 +96,7 @@ class Scoring:
             )
         if truncate and tokenization.limit is None:
             tokenization = tokenization.cutting_to(limit)
-        if body.chat_template is not None and not config_of(request).trust_request_chat_template:
-            raise RequestError(
-                "Chat template is passed with request, but --trust-request-chat-template is not set. "
-                "Refused request with untrusted chat template.",
-                param="chat_template",
-            )
+        check_trusted(body.chat_template, config_of(request))
         return cls(
             tokenization=tokenization,
             activation=body.cross_encoder_activation,
@@ -132,9 +128,10 @@ class Scoring:
     def _submit(self, model: ServedModel, queries: Sequence[str], documents: Sequence[str]) -> Pending[ScoreOutput]:
         engine = model.engine
         if self.query_tokens:
-            queries = engine.clip(queries, self.query_tokens)
+            queries = engine.truncate_texts(queries, self.query_tokens)
         if self.document_tokens:
-            documents = engine.clip(documents, self.document_tokens)
+            documents = engine.truncate_texts(documents, self.document_tokens)
+
         activation = self.activation if engine.spec.score_type == "cross-encoder" else None
         params = PoolingParams(activation=activation, instruction=self.instruction)
         params = model.pooling.complete("score", params, self.tokenization)

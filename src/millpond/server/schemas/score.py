@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from millpond.errors import InvalidRequestError
+from millpond.params import one_value
 from millpond.server.schemas.absent import absent_if_null
 from millpond.server.schemas.request import PoolingRequest
 from millpond.server.schemas.usage import UsageInfo
-from millpond.vllm_dialect.params import one_of
 
 # A text, or {"content": a text or a list of text parts}.
 Text = str | dict[str, Any]
@@ -49,7 +49,7 @@ class PairRequest(PoolingRequest):
         Raises:
             InvalidRequestError: The three fields contradict each other.
         """
-        switch: bool | None = one_of(
+        switch: bool | None = one_value(
             {"use_activation": self.use_activation, "activation": self.activation, "softmax": self.softmax}
         )
         return switch

@@ -73,7 +73,7 @@ def expected() -> Callable[..., Rows]:
         if key not in made:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(loading, "_backend", lambda device: None)
-                patch.setattr(varlen, "fits", lambda query, masking: False)
+                patch.setattr(varlen, "fits", lambda *call: False)
                 with Engine(folder, dtype="float32", device="cpu") as engine:
                     made[key] = read(engine, texts, task, **options)
         return made[key]

@@ -20,44 +20,38 @@ from llama_index.embeddings.millpond.source import EngineSource, PathStr
 from millpond.errors import EngineOverloadedError
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from millpond import Engine
-
-# Rows made into lists before an event loop gets its turn: about a millisecond's work.
-_ROWS_PER_TURN = 128
 
 
 class MillpondEmbedding(EngineSource, BaseEmbedding):
-    """Text embeddings of a model that runs in this process.
+    """Text embeddings by a model that runs in this process.
 
-    Built from ``model_name=``, it loads on first use, and all objects of one configuration share one engine, also after
-    pickling. Built from ``engine=``, it uses that one. Texts and queries get the checkpoint's own prompts, if it has
-    any. The async methods wait for the engine without blocking the event loop.
+    With ``model_name=``, the model is loaded on first use, and all objects of one configuration share one engine, also
+    after pickling. With ``engine=``, that engine is used. Texts and queries get the checkpoint's own prompts, if it has
+    any. The async methods do not block the event loop.
 
-    Every option that changes a vector is a public field, so an ``IngestionPipeline`` sees it in its cache key.
+    Every option that changes a vector is a public field, so that the cache key of an ``IngestionPipeline`` has it.
 
     Attributes:
         model_name: Hub id or local folder; also accepted as ``model``.
-        engine: A loaded engine instead of ``model_name`` and of every option that loading reads. Never serialized.
-        engine_identity: Written by serialization for ``engine=``: which engine it was.
-        embed_batch_size: Texts handed to the engine at a time; it forms its own batches, so larger is better.
-        num_workers: Such hand-overs under way at a time in ``aget_text_embedding_batch``.
-        query_prompt: Put before every query instead of the checkpoint's query prompt; ``""`` for none.
-        document_prompt: Put before every text instead of the checkpoint's document prompt; ``""`` for none.
+        engine: A loaded engine, instead of ``model_name`` and every option that is read at loading. Never serialized.
+        engine_identity: Written when an object with ``engine=`` is serialized: which engine it was.
+        embed_batch_size: Texts per call of the engine, which forms its own batches, so larger is better.
+        num_workers: Concurrent calls of the engine in ``aget_text_embedding_batch``.
+        query_prompt: Prepended to every query instead of the checkpoint's query prompt; ``""`` for none.
+        document_prompt: Prepended to every text instead of the checkpoint's document prompt; ``""`` for none.
         dimensions: Matryoshka width of the vectors.
-        normalize: L2-normalize the vectors; by default as the checkpoint does.
+        normalize: Whether to L2-normalize the vectors; by default as the checkpoint does.
         truncate: Which end of an over-long text is cut, or ``"error"``.
         revision: Branch, tag or commit of a hub id.
         device: ``auto`` (cuda, then mps, then cpu) or a torch device.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
-        max_length: Most tokens per text; the checkpoint's own by default.
-        pooling: Replaces the checkpoint's pooling.
+        max_length: Most tokens per text; the checkpoint's limit by default.
+        pooling: Replaces the checkpoint's pooling method.
         hf_overrides: Merged into config.json, for example ``{"is_matryoshka": True}``.
         max_batch_tokens: Most tokens per forward.
-        cache: Path of a vector cache, which unlike ``embeddings_cache`` knows model, role and width. To share a
-            ``VectorCache`` object, give it to an engine and pass that.
+        cache: Path of a vector cache, whose keys (unlike those of ``embeddings_cache``) include model, role and width.
+            To share a ``VectorCache`` object, give it to an engine and pass that.
         trust_remote_code: Never needed, and refused by the engine.
     """
 
@@ -69,7 +63,7 @@ class MillpondEmbedding(EngineSource, BaseEmbedding):
     model_name: PathStr = Field(default="", validation_alias=AliasChoices("model_name", "model"))
     engine_identity: str | None = None
     embed_batch_size: int = Field(default=2048, gt=0, le=2048)
-    # The base class would hand a whole corpus to the engine's bounded queue at once.
+    # Without a limit the base class would submit a whole corpus to the engine's bounded queue at once.
     num_workers: int | None = 16
     query_prompt: str | None = None
     document_prompt: str | None = None
@@ -81,7 +75,7 @@ class MillpondEmbedding(EngineSource, BaseEmbedding):
 
     @classmethod
     def class_name(cls) -> str:
-        """The name that serialization knows this class by."""
+        """The name of this class in serialized data."""
         return "MillpondEmbedding"
 
     @model_validator(mode="after")
@@ -106,9 +100,10 @@ class MillpondEmbedding(EngineSource, BaseEmbedding):
 
     @model_serializer(mode="wrap")
     def custom_model_dump(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
-        """The public fields, the class's name, and which engine it was, where one was passed.
+        """The public fields, the class's name and, with ``engine=``, the identity of the engine.
 
-        So a pipeline's cache tells two engines of one model apart, and deserializing without the engine is an error.
+        The identity lets a pipeline's cache distinguish two engines of one model, and makes deserializing without the
+        engine an error.
         """
         data: dict[str, Any] = handler(self)
         data["class_name"] = self.class_name()
@@ -136,23 +131,18 @@ class MillpondEmbedding(EngineSource, BaseEmbedding):
             try:
                 return await self._aembed(texts, "document")
             except EngineOverloadedError as error:
-                # A corpus waits for its turn; the queue may be full of its own other batches.
+                # The queue may be full of other batches of the same corpus, so waiting helps.
                 await asyncio.sleep(error.retry_after)
 
     def _embed(self, texts: list[str], role: Literal["query", "document"]) -> list[list[float]]:
-        return _lists(self._engine().embed(texts, **self._options(role)).embeddings)
+        return self._engine().embed(texts, **self._options(role)).tolist()
 
     async def _aembed(self, texts: list[str], role: Literal["query", "document"]) -> list[list[float]]:
         engine = await self._aengine()
-        from millpond import AsyncEngine  # after loading: torch is imported by now
+        from millpond import AsyncEngine  # imports torch, which loading has imported already
 
         output = await AsyncEngine(engine).embed(texts, **self._options(role))
-        rows = output.embeddings  # [n, d]
-        vectors = _lists(rows[:_ROWS_PER_TURN])
-        for first in range(_ROWS_PER_TURN, len(rows), _ROWS_PER_TURN):
-            await asyncio.sleep(0)
-            vectors += _lists(rows[first : first + _ROWS_PER_TURN])
-        return vectors
+        return await output.atolist()
 
     def _options(self, role: Literal["query", "document"]) -> dict[str, Any]:
         prompt = self.query_prompt if role == "query" else self.document_prompt
@@ -166,11 +156,5 @@ class MillpondEmbedding(EngineSource, BaseEmbedding):
 
 
 def _identity(engine: Engine) -> str:
-    """What tells the vectors of two engines apart, without prompts and widths, which are fields here."""
+    """Everything that changes an engine's vectors, except prompts and widths, which are fields of the adapter."""
     return f"{engine.spec.fingerprint} {engine.dtype} normalize={engine.spec.normalize}"
-
-
-def _lists(rows: npt.NDArray[np.float32]) -> list[list[float]]:
-    """Rows ``[n, d]`` as the builtin floats that LlamaIndex stores."""
-    lists: list[list[float]] = rows.tolist()
-    return lists

@@ -1,4 +1,4 @@
-"""EngineSource: where an adapter's engine comes from; a model's name, or an engine that is loaded already."""
+"""EngineSource: the pydantic fields of an adapter that name a model to load, or hold a loaded engine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from millpond.engine.shared import shared, shared_async
 if TYPE_CHECKING:
     from millpond import Engine
 else:
-    # Importing the class would import torch; `_check_engine` looks at the value instead.
+    # Importing the class would import torch; `_check_engine` checks the value instead.
     Engine = Any
 
 
 def _path(value: object) -> object:
-    """A path object as the str it stands for."""
+    """A path object as a str; any other value as it is."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
@@ -35,20 +35,20 @@ PathStr = Annotated[str, BeforeValidator(_path)]
 
 
 class EngineSource(BaseModel):
-    """The fields that every adapter has beside the model's name, and what they stand for.
+    """The fields that every adapter has, except the model's name.
 
     Attributes:
-        engine: A loaded engine instead of a name and of every option that loading reads. Never serialized.
+        engine: A loaded engine, instead of a model name and every option that is read at loading. Never serialized.
         revision: Branch, tag or commit of a hub id.
         device: ``auto`` (cuda, then mps, then cpu) or a torch device.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
-        max_length: Most tokens per text; the checkpoint's own by default.
+        max_length: Most tokens per text; the checkpoint's limit by default.
         hf_overrides: Merged into config.json, for example ``{"is_matryoshka": True}``.
         max_batch_tokens: Most tokens per forward.
         trust_remote_code: Never needed, and refused by the engine.
     """
 
-    named: ClassVar[str] = "model"  # the field with the hub id or folder
+    named: ClassVar[str] = "model"  # the field that holds the hub id or folder
     loading: ClassVar[tuple[str, ...]] = (
         "revision",
         "device",
@@ -57,7 +57,7 @@ class EngineSource(BaseModel):
         "hf_overrides",
         "max_batch_tokens",
         "trust_remote_code",
-    )  # fields that are read when a model is loaded
+    )  # the fields that are read when a model is loaded
 
     engine: Annotated[Engine | None, BeforeValidator(_check_engine)] = Field(default=None, exclude=True, repr=False)
     revision: str | None = None
@@ -69,11 +69,11 @@ class EngineSource(BaseModel):
     trust_remote_code: bool = False
 
     def _check_loading(self) -> None:
-        """ValueError for an option that an engine has read already."""
+        """Raise ValueError for an option that a loaded engine can no longer read."""
         fields = type(self).model_fields
-        moot = [name for name in self.loading if getattr(self, name) != fields[name].default]
-        if moot:
-            raise ValueError(f"{moot[0]}= is read when a model is loaded, and engine= is loaded; give it to Engine")
+        unread = [name for name in self.loading if getattr(self, name) != fields[name].default]
+        if unread:
+            raise ValueError(f"{unread[0]}= is read when a model is loaded, and engine= is loaded; give it to Engine")
 
     def _engine(self) -> Engine:
         return self.engine if self.engine is not None else shared(**self._configuration())
@@ -85,7 +85,7 @@ class EngineSource(BaseModel):
         return {"model": getattr(self, self.named)} | {name: getattr(self, name) for name in self.loading}
 
     def __getstate__(self) -> dict[Any, Any]:
-        # LlamaIndex's base class would drop the engine with no more than a log line, and restore something else.
+        # LlamaIndex's base class would only log that it drops the engine, and unpickle a different object.
         if self.engine is not None:
             raise TypeError(
                 f"{type(self).__name__}(engine=...) cannot be pickled: an engine holds a loaded model; build it from "
@@ -95,5 +95,5 @@ class EngineSource(BaseModel):
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         memo = {} if memo is None else memo
-        memo[id(self.engine)] = self.engine  # shared by copies, deep ones too
+        memo[id(self.engine)] = self.engine  # deep copies share the engine
         return super().__deepcopy__(memo)

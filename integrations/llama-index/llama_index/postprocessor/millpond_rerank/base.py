@@ -24,33 +24,33 @@ dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  
 
 
 class MillpondRerank(EngineSource, BaseNodePostprocessor):
-    """The nodes that answer a query best, the best one first, by a model that runs in this process.
+    """Sorts nodes by relevance to a query, best first, by a model that runs in this process.
 
-    A cross-encoder (an LLM reranker in its own template) and a late-interaction checkpoint score as they were trained
+    Cross-encoders (LLM rerankers with their own template) and late-interaction checkpoints score as they were trained
     to; an embedding checkpoint scores by MaxSim over its token states, so the model that retrieved can rerank too. The
-    scale of the scores is the checkpoint's. Of a node it reads what an embedding model reads: its text, and its
-    metadata except the keys that the node excludes.
+    scale of the scores depends on the checkpoint. It reads the same content of a node as an embedding model: its text,
+    and its metadata except the keys that the node excludes.
 
-    The scores replace those of the retrieval, on nodes of its own: what was passed in is left as it was. Built from
-    ``model=``, it loads on first use, and all objects of one configuration share one engine, also after pickling. The
-    async method waits for the engine without blocking the event loop or taking a thread.
+    The scores replace those of the retrieval, in copies: nodes passed in are not changed. With ``model=``, the model
+    is loaded on first use, and all objects of one configuration share one engine, also after pickling. The async method
+    neither blocks the event loop nor occupies a thread.
 
     Attributes:
         model: Hub id or local folder; also accepted as ``model_name``.
-        engine: A loaded engine instead of ``model`` and of every option that loading reads. Never serialized.
-        top_n: Keep the best only; ``None`` keeps all.
-        keep_retrieval_score: Put the score of the retrieval into ``node.metadata["retrieval_score"]``, of copies of the
-            nodes; neither embedding models nor language models see it there.
-        instruction: Fills an LLM reranker's template slot, nothing else.
+        engine: A loaded engine, instead of ``model`` and every option that is read at loading. Never serialized.
+        top_n: How many of the best to keep; ``None`` keeps all.
+        keep_retrieval_score: Store the score of the retrieval in ``node.metadata["retrieval_score"]``, in copies of the
+            nodes; embedding models and language models do not see it.
+        instruction: Text for the instruction slot of an LLM reranker's template; refused by a model without one.
         truncate: Which end of an over-long text is cut, or ``"error"``.
-        activation: Replaces what the checkpoint makes of its logits: ``identity``, ``sigmoid`` or ``softmax``.
+        activation: Replaces the checkpoint's activation of its logits: ``identity``, ``sigmoid`` or ``softmax``.
         convert: ``auto``, ``embed`` or ``classify``, as in ``millpond.Engine``.
-        score_template: Jinja source, or a .jinja file, that renders a pair; the checkpoint's own by default.
+        score_template: Jinja source, or a .jinja file, that renders a pair; the checkpoint's template by default.
         quantization: As in ``millpond.Engine``.
         revision: Branch, tag or commit of a hub id.
         device: ``auto`` (cuda, then mps, then cpu) or a torch device.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
-        max_length: Most tokens per pair, or per text where texts are read apart; the checkpoint's own by default.
+        max_length: Most tokens per pair, or per text if texts are encoded apart; the checkpoint's limit by default.
         hf_overrides: Merged into config.json.
         max_batch_tokens: Most tokens per forward.
         trust_remote_code: Never needed, and refused by the engine.
@@ -72,7 +72,7 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
 
     @classmethod
     def class_name(cls) -> str:
-        """The name that serialization knows this class by."""
+        """The name of this class in serialized data."""
         return "MillpondRerank"
 
     @model_validator(mode="after")
@@ -87,7 +87,7 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
         query = _query_of(query_bundle)
-        with self._reported(nodes, query) as chosen:
+        with self._reported(nodes, query) as best:
             if nodes:
                 texts = _texts_of(nodes)
                 engine = self._engine()
@@ -97,14 +97,14 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
                     ranked = rerank(engine, query.query_str, texts, top_n=self.top_n, truncate=self.truncate)
                 else:
                     ranked = engine.rerank(query.query_str, texts, **self._options())
-                chosen += self._scored(nodes, ranked)
-        return chosen
+                best += self._scored(nodes, ranked)
+        return best
 
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
         query = _query_of(query_bundle)
-        with self._reported(nodes, query) as chosen:
+        with self._reported(nodes, query) as best:
             if nodes:
                 texts = _texts_of(nodes)
                 engine = await self._aengine()
@@ -113,16 +113,16 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
 
                     ranked = await arerank(engine, query.query_str, texts, top_n=self.top_n, truncate=self.truncate)
                 else:
-                    from millpond import AsyncEngine  # after loading: torch is imported by now
+                    from millpond import AsyncEngine  # imports torch, which loading has imported already
 
                     ranked = await AsyncEngine(engine).rerank(query.query_str, texts, **self._options())
-                chosen += self._scored(nodes, ranked)
-        return chosen
+                best += self._scored(nodes, ranked)
+        return best
 
     def _by_tokens(self, engine: Engine) -> bool:
-        """Whether an embedder is asked to rank, which it does here by its token states, not by two vectors.
+        """Whether to score by MaxSim over token states: with an embedding checkpoint, which would compare two vectors.
 
-        An instruction means nothing to either; the engine's own method says so.
+        With an instruction the engine's own method is called, which refuses it.
         """
         return engine.spec.score_type == "bi-encoder" and self.instruction is None
 
@@ -131,21 +131,21 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
 
     @contextmanager
     def _reported(self, nodes: list[NodeWithScore], query: QueryBundle) -> Iterator[list[NodeWithScore]]:
-        """LlamaIndex's events around the work, which fills the list that this gives."""
-        chosen: list[NodeWithScore] = []
+        """Emit LlamaIndex's events around the work, which fills the yielded list."""
+        best: list[NodeWithScore] = []
         name = self.engine.spec.name if self.engine is not None else str(self.model)
-        most = len(nodes) if self.top_n is None else self.top_n
-        dispatcher.event(ReRankStartEvent(query=query, nodes=nodes, top_n=most, model_name=name))
+        top_n = len(nodes) if self.top_n is None else self.top_n
+        dispatcher.event(ReRankStartEvent(query=query, nodes=nodes, top_n=top_n, model_name=name))
         payload: dict[str, Any] = {
             EventPayload.NODES: nodes,
             EventPayload.MODEL_NAME: name,
             EventPayload.QUERY_STR: query.query_str,
-            EventPayload.TOP_K: most,
+            EventPayload.TOP_K: top_n,
         }
         with self.callback_manager.event(CBEventType.RERANKING, payload=payload) as event:
-            yield chosen
-            event.on_end(payload={EventPayload.NODES: chosen})
-        dispatcher.event(ReRankEndEvent(nodes=chosen))
+            yield best
+            event.on_end(payload={EventPayload.NODES: best})
+        dispatcher.event(ReRankEndEvent(nodes=best))
 
     def _scored(self, nodes: list[NodeWithScore], ranked: RerankOutput) -> list[NodeWithScore]:
         chosen = []

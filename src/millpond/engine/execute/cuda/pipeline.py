@@ -19,7 +19,7 @@ from millpond.engine.execute.cuda.streams import Backend, Event
 from millpond.engine.execute.packing import PackedRequests
 from millpond.engine.execute.results import RequestResult, split_results
 from millpond.engine.schedule.request import Request
-from millpond.pooling.pooler import Readout, Rows
+from millpond.pooling.pooler import Readout, ReadoutRows
 
 
 class PendingBatch(Protocol):
@@ -61,12 +61,12 @@ class Pipeline:
             raise
         return _Launched(packed=packed, rows=rows, hosts=hosts, done=done)
 
-    def _rows(self, packed: PackedRequests, readouts: frozenset[Readout]) -> dict[Readout, Rows]:
+    def _rows(self, packed: PackedRequests, readouts: frozenset[Readout]) -> dict[Readout, ReadoutRows]:
         """The rows of each readout, on the device; a graph, if there is one, computes some or all of them."""
         replayed = None if self._graphs is None else self._graphs.run(packed, readouts)
-        rows: dict[Readout, Rows] = {}
+        rows: dict[Readout, ReadoutRows] = {}
         if replayed is not None:
-            rows = {readout: Rows(values=values, counts=None) for readout, values in replayed.rows.items()}
+            rows = {readout: ReadoutRows(values=values, counts=None) for readout, values in replayed.rows.items()}
         remaining = readouts - rows.keys()
         if remaining:
             batch = self._placed(packed)
@@ -87,7 +87,7 @@ class Pipeline:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Launched:
     packed: PackedRequests
-    rows: Mapping[Readout, Rows]  # kept until they are downloaded
+    rows: Mapping[Readout, ReadoutRows]  # kept until they are downloaded
     hosts: Sequence[torch.Tensor]
     done: Event
 

@@ -1,0 +1,78 @@
+"""The table of attention kernels: the first one that fits a call serves it."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+import torch
+
+from millpond.attention import flex, matmul_attention, native, sdpa, varlen
+from millpond.attention.segments import Segments
+from millpond.attention.signature import Kernel, Masking
+
+logger = logging.getLogger(__name__)
+
+# Fastest first. The last one fits every call.
+KERNELS: tuple[Kernel, ...] = (native, matmul_attention, varlen, flex, sdpa)
+
+
+def select(
+    query: torch.Tensor,  # [tokens, heads, dim]
+    key: torch.Tensor,  # [tokens, kv_heads, dim]
+    value: torch.Tensor,  # [tokens, kv_heads, dim]
+    segments: Segments,
+    masking: Masking,
+) -> Kernel:
+    """The kernel for this call. The only place that decides: no kernel calls another one."""
+    for kernel in KERNELS:
+        if kernel.fits(query, key, value, segments, masking):
+            return kernel
+    raise AssertionError("the last kernel fits every call")
+
+
+def attend(
+    query: torch.Tensor,  # [tokens, heads, dim]
+    key: torch.Tensor,  # [tokens, kv_heads, dim]
+    value: torch.Tensor,  # [tokens, kv_heads, dim]
+    segments: Segments,
+    masking: Masking,
+) -> torch.Tensor:  # [tokens, heads, dim]
+    """Attention within each segment of a packed row, by the kernel that :func:`select` names.
+
+    With debug logging, the first call of each kind logs the kernel that served it.
+    """
+    kernel = select(query, key, value, segments, masking)
+    if logger.isEnabledFor(logging.DEBUG):
+        _log_kind(
+            kernel.NAME, query.device.type, query.dtype, query.shape[1:], key.shape[1], _options(segments, masking)
+        )
+    return kernel.attend(query, key, value, segments, masking)
+
+
+def _options(segments: Segments, masking: Masking) -> tuple[str, ...]:
+    """The options of a call, lengths left out."""
+    options = {
+        "causal": masking.causal,
+        f"window {masking.window}": masking.window is not None,
+        f"softcap {masking.softcap}": masking.softcap is not None,
+        "bias": masking.bias is not None,
+        "limited keys": segments.keys is not None,
+        "shared prefix": segments.shared,
+    }
+    return tuple(name for name, is_set in options.items() if is_set)
+
+
+@cache  # one line per kind of call and process
+def _log_kind(
+    kernel: str, device: str, dtype: torch.dtype, heads: tuple[int, int], kv_heads: int, options: tuple[str, ...]
+) -> None:
+    logger.debug(
+        "attention kernel %s: %s on %s, %d heads of %d (%d for keys)%s",
+        kernel,
+        str(dtype).removeprefix("torch."),
+        device,
+        *heads,
+        kv_heads,
+        "".join(f", {option}" for option in options),
+    )

@@ -1,0 +1,217 @@
+"""Submission: a call checked, planned and queued, and its result waited for; Engine and AsyncEngine share it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy.typing as npt
+
+from millpond.engine.composite import scoring
+from millpond.engine.composite.chunking import in_windows
+from millpond.engine.dispatcher import Dispatcher
+from millpond.engine.execute.interrupts import defer_sigint
+from millpond.engine.input import resolve, validate
+from millpond.engine.input.model import LoadedModel
+from millpond.engine.input.plan import EncodesPairs, Plan
+from millpond.engine.progress import Bar, progress_bar
+from millpond.engine.schedule.intake import INLINE_TEXTS
+from millpond.engine.schedule.timing import CallFuture, CallTimer
+from millpond.errors import EngineOverloadedError, InvalidRequestError
+from millpond.inputs import Item
+from millpond.outputs import EmbeddingOutput
+from millpond.params import PoolingParams
+from millpond.tasks import Role, ScoreMethod, ScoreType, Task
+
+# A stream reads this many texts at a time, and keeps this many calls queued ahead of the vector it hands out.
+_STREAM_WINDOW = 1024
+_STREAM_CALLS = 3
+_KEPT_PLANS = 64
+
+
+class Submission:
+    """Turns the arguments of a call into a queued call.
+
+    It owns every queued call until the call is over, so the engine's threads keep running for a future whose engine
+    was dropped.
+    """
+
+    def __init__(self, loaded: LoadedModel, dispatcher: Dispatcher) -> None:
+        self.loaded = loaded
+        self.dispatcher = dispatcher
+        self.plans: dict[tuple[Task, PoolingParams, bool], Plan] = {}
+
+    def run(
+        self,
+        task: Task,
+        inputs: Sequence[Any],
+        params: PoolingParams,
+        show_progress: bool,
+        method: ScoreMethod = "auto",
+    ) -> Any:
+        """Queue a call and wait for its output; a small call is worked on in the calling thread."""
+        with progress_bar(inputs, show=show_progress) as bar:
+            inline = self.dispatcher.inside or (isinstance(inputs, Sequence) and len(inputs) <= INLINE_TEXTS)
+            progress = bar.update if show_progress else None
+            with defer_sigint():
+                future = self.start(task, inputs, params, inline=inline, progress=progress, method=method)
+            try:
+                if inline:
+                    self.dispatcher.assist(future)
+                return future.result()
+            except BaseException:
+                future.cancel()  # the caller was interrupted: nobody waits for the rest
+                raise
+
+    async def in_thread(self, work: Callable[[], Future[Any]]) -> Future[Any]:
+        """Call ``work`` in a thread of the engine instead of the event loop's pool, and return what it returns."""
+        try:
+            running = self.dispatcher.threads.submit(work)
+        except RuntimeError:  # the engine was closed; ``work`` raises the error that says so
+            return work()
+        return await asyncio.wrap_future(running)
+
+    def start(
+        self,
+        task: Task,
+        inputs: Sequence[Any],
+        params: PoolingParams,
+        *,
+        inline: bool = False,
+        progress: Callable[[int], object] | None = None,
+        pairs: EncodesPairs | None = None,
+        method: ScoreMethod = "auto",
+        first: int = 0,
+        admit: int | None = None,
+        timer: CallTimer | None = None,
+    ) -> CallFuture[Any]:
+        """Check everything, then queue.
+
+        Args:
+            task: The task.
+            inputs: The inputs of the call.
+            params: The options of the call.
+            inline: Tokenize in this thread.
+            progress: Called with the number of texts that were just done.
+            pairs: Reads the pairs of this call, instead of the checkpoint's own way.
+            method: How a score is computed.
+            first: Index of the first input in the caller's list, for errors.
+            admit: Number of texts that need room in the queue, if not that of ``inputs``.
+            timer: The timer of the request that this call is a part of.
+        """
+        resolve.check_params(params)
+        score_type = resolve.check_method(method, self.loaded)
+        if method == "auto":
+            task = resolve.check_task(task, params, self.loaded)
+        if task == "reward":
+            inputs = validate.rendered_conversations(inputs, self.loaded.encoder.texts)
+        items = validate.check_items(inputs, task, self.loaded, first=first)
+        if task == "score" and score_type != "cross-encoder":
+            return self._score_apart(items, params, score_type)
+        plan = self.plan(task, params, len(items), pairs)
+        resolve.check_spans(items, task, plan)
+        if params.chunking is not None:
+            return in_windows(items, plan, self.loaded, self._submit, self.dispatcher.threads)
+        return self._submit(items, plan, inline=inline, progress=progress, first=first, admit=admit, timer=timer)
+
+    def plan(self, task: Task, params: PoolingParams, count: int, pairs: EncodesPairs | None = None) -> Plan:
+        """The plan of a call; calls with equal options share one, so that their texts are tokenized together."""
+        if pairs is not None or params.returned_token_ids is not None:  # looked up for each call
+            return resolve.plan(task, params, self.loaded, count=count, pairs=pairs)
+        key = (task, params, count == 1)
+        plan = self.plans.get(key)
+        if plan is None:
+            plan = resolve.plan(task, params, self.loaded, count=count)
+            while len(self.plans) >= _KEPT_PLANS:
+                self.plans.pop(next(iter(self.plans)), None)
+            self.plans[key] = plan
+        return plan
+
+    def stream(self, texts: Any, params: PoolingParams, show_progress: bool) -> Iterator[npt.NDArray[Any]]:
+        """One vector per text, in order; a few calls are queued ahead of the vector handed out.
+
+        Raises:
+            TypeError: ``texts`` is a bare str.
+            InvalidRequestError: Options that cannot be served, or an ``output_dtype`` that needs all vectors at once.
+        """
+        if isinstance(texts, str | bytes):
+            raise TypeError("embed_iter takes an iterable of texts, not a str; write embed_iter([text])")
+        if params.output_dtype in ("int8", "uint8"):
+            raise InvalidRequestError(
+                f"output_dtype={params.output_dtype!r} finds its range over a whole call, which a stream does not "
+                "have; choose float16 or binary, or call embed"
+            )
+        resolve.plan(resolve.check_task("embed", params, self.loaded), params, self.loaded, count=2)
+        return self._vectors(iter(texts), params, show_progress)
+
+    def _vectors(self, texts: Iterator[str], params: PoolingParams, show_progress: bool) -> Iterator[npt.NDArray[Any]]:
+        ahead: deque[Future[EmbeddingOutput]] = deque()
+        read = 0
+        try:
+            with progress_bar(texts, show=show_progress) as bar:
+                while window := list(islice(texts, _STREAM_WINDOW)):
+                    while True:
+                        try:
+                            ahead.append(self.start("embed", window, params, first=read))
+                            break
+                        except EngineOverloadedError as error:  # our own texts wait, too: hand some vectors out first
+                            if ahead:
+                                yield from _each_row(ahead.popleft().result(), bar)
+                            else:
+                                time.sleep(error.retry_after)
+                        except InvalidRequestError:
+                            while ahead:  # the texts before the bad one are good
+                                yield from _each_row(ahead.popleft().result(), bar)
+                            raise
+                    read += len(window)
+                    if len(ahead) == _STREAM_CALLS:
+                        yield from _each_row(ahead.popleft().result(), bar)
+                while ahead:
+                    yield from _each_row(ahead.popleft().result(), bar)
+        finally:
+            for future in ahead:
+                future.cancel()
+
+    def _submit(
+        self,
+        items: Sequence[Item],
+        plan: Plan,
+        *,
+        inline: bool = False,
+        progress: Callable[[int], object] | None = None,
+        first: int = 0,
+        admit: int | None = None,
+        timer: CallTimer | None = None,
+    ) -> CallFuture[Any]:
+        return self.dispatcher.submit(
+            items, plan, inline=inline, progress=progress, owner=self, first_index=first, admit=admit, timer=timer
+        )
+
+    def _score_apart(
+        self, items: Sequence[Item], params: PoolingParams, score_type: ScoreType | None
+    ) -> CallFuture[Any]:
+        """A score from two calls: token matrices for late interaction, else vectors."""
+        late = score_type == "late-interaction"
+        task: Task = "token_embed" if late else "embed"
+        measure = partial(scoring.late_interaction, mean=self.loaded.mean_maxsim) if late else scoring.cosine
+        # The token vectors of a late-interaction checkpoint may have any length.
+        normalize = None if late and self.loaded.spec.score_type == "late-interaction" else True
+
+        def embed(texts: Sequence[str], role: Role, admit: int, timer: CallTimer) -> CallFuture[Any]:
+            side_params = scoring.vector_params(params, role, normalize=normalize)
+            return self.start(task, texts, side_params, admit=admit, timer=timer)
+
+        pairs = validate.check_pairs(items, self.loaded)
+        return scoring.apart(pairs, embed, measure, self.dispatcher.threads)
+
+
+def _each_row(output: EmbeddingOutput, bar: Bar) -> Iterator[npt.NDArray[Any]]:
+    for row in output.embeddings:
+        yield row
+        bar.update()

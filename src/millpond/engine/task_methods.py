@@ -1,0 +1,392 @@
+"""The methods of the tasks: what a caller writes for each, its options made into PoolingParams."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, TypedDict, TypeVar, cast
+
+from millpond.engine.composite.scoring import pair_up
+from millpond.engine.input import validate
+from millpond.inputs import rerank_pairs
+from millpond.outputs import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    RerankOutput,
+    RewardOutput,
+    ScoreOutput,
+    SparseEmbeddingOutput,
+    TokenClassificationOutput,
+    TokenEmbeddingOutput,
+    rank,
+)
+from millpond.params import PoolingParams
+from millpond.tasks import Activation, Aggregation, OutputDtype, Role, ScoreMethod, Task, Truncate
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class EmbedOptions(TypedDict, total=False):
+    """The options of ``embed``, for ``embed_iter`` and its asynchronous twin."""
+
+    role: Role | None
+    prompt: str | None
+    prompt_name: str | None
+    dimensions: int | None
+    normalize: bool | None
+    output_dtype: OutputDtype
+    adapter: str | None
+    chunking: Literal["mean"] | None
+    truncate: Truncate
+    show_progress: bool
+
+
+class TaskMethods(ABC):
+    """One method for each task; :class:`~millpond.Engine` has them, :class:`~millpond.AsyncEngine` awaits them."""
+
+    @abstractmethod
+    def _run(
+        self,
+        task: Task,
+        inputs: Sequence[Any],
+        params: PoolingParams,
+        show_progress: bool,
+        *,
+        method: ScoreMethod = "auto",
+        finish: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """The output of a call, after ``finish``."""
+
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        role: Role | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        output_dtype: OutputDtype = "float32",
+        adapter: str | None = None,
+        chunking: Literal["mean"] | None = None,
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> EmbeddingOutput:
+        """One vector per text.
+
+        Args:
+            texts: A list of texts; duplicates are computed once.
+            role: ``"query"`` or ``"document"`` applies the checkpoint's prompt for that role, if it has one.
+            prompt: A prompt to put before every text instead; ``""`` switches the default prompt off.
+            prompt_name: The name of one of ``spec.prompts``, to use instead.
+            dimensions: Matryoshka width; the vector is cut, then normalized.
+            normalize: L2-normalize; by default as the checkpoint does.
+            output_dtype: ``float32``, ``float16``, ``int8``, ``uint8``, ``binary`` or ``ubinary``.
+            adapter: One of ``spec.adapters``; by default the adapter for the role.
+            chunking: ``"mean"`` reads an over-long text to its end, in windows of ``max_length``, each with special
+                tokens and prompt; the windows' vectors are averaged, weighted by their tokens. Nothing is truncated.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
+            show_progress: Draw a progress bar, if the output is a terminal.
+
+        Returns:
+            ``embeddings [n, d]`` in the order of the texts, with ``cached``, ``truncated`` and ``usage``.
+
+        Raises:
+            TypeError: ``texts`` is a bare str.
+            InvalidRequestError: A text or an option that cannot be served; nothing was queued.
+            EngineOverloadedError: Too many texts are waiting.
+            EngineClosedError: The engine was closed.
+        """
+        params = PoolingParams(
+            role=role,
+            prompt=prompt,
+            prompt_name=prompt_name,
+            dimensions=dimensions,
+            normalize=normalize,
+            output_dtype=output_dtype,
+            adapter=adapter,
+            chunking=chunking,
+            truncate=truncate,
+        )
+        output: EmbeddingOutput = self._run("embed", texts, params, show_progress)
+        return output
+
+    def token_embed(
+        self,
+        texts: Sequence[str],
+        *,
+        role: Role | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        adapter: str | None = None,
+        spans: Sequence[Sequence[tuple[int, int]]] | None = None,
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> TokenEmbeddingOutput:
+        """One matrix per text: a row for each token, special tokens and prompt included.
+
+        A late-interaction checkpoint encodes a query or a document as it was trained to (marker, expansion, skiplist);
+        without a role, as a document. Arguments and errors as :meth:`embed`. ``normalize=None`` normalizes the rows if
+        the checkpoint normalizes its vectors.
+
+        Args:
+            texts: A list of texts.
+            role: ``"query"`` or ``"document"``.
+            prompt: As :meth:`embed`.
+            prompt_name: As :meth:`embed`.
+            dimensions: As :meth:`embed`, for each row.
+            normalize: As :meth:`embed`, for each row.
+            adapter: As :meth:`embed`.
+            spans: Late chunking: for each text its chunks, as half-open character spans. The matrix then has a row for
+                each span, the mean of its tokens in the context of the whole text (Günther et al., 2024).
+            truncate: As :meth:`embed`.
+            show_progress: As :meth:`embed`.
+
+        Returns:
+            ``embeddings``, a :class:`~millpond.ragged.Ragged` of n ``[tokens_i, d]`` matrices.
+        """
+        params = PoolingParams(
+            role=role,
+            prompt=prompt,
+            prompt_name=prompt_name,
+            dimensions=dimensions,
+            normalize=normalize,
+            adapter=adapter,
+            truncate=truncate,
+        )
+        items = texts if spans is None else validate.with_spans(texts, spans)
+
+        output: TokenEmbeddingOutput = self._run("token_embed", items, params, show_progress)
+        return output
+
+    def sparse_embed(
+        self,
+        texts: Sequence[str],
+        *,
+        role: Role | None = None,
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> SparseEmbeddingOutput:
+        """Weights of vocabulary entries for each text: SPLADE checkpoints and BGE-M3.
+
+        Returns:
+            A sequence of ``{token id: weight}``, without entries of weight 0. Errors as :meth:`embed`.
+        """
+        params = PoolingParams(role=role, truncate=truncate)
+        output: SparseEmbeddingOutput = self._run("sparse_embed", texts, params, show_progress)
+        return output
+
+    def classify(
+        self,
+        texts: Sequence[str],
+        *,
+        activation: bool | Activation | None = None,
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> ClassificationOutput:
+        """Probabilities of the checkpoint's classes for each text.
+
+        Args:
+            texts: A list of texts.
+            activation: ``False`` gives raw logits; or ``"identity"``, ``"sigmoid"``, ``"softmax"``. By default the
+                checkpoint's own (``problem_type``, sentence-transformers' key), else softmax over several classes and
+                sigmoid for one.
+            truncate: As :meth:`embed`.
+            show_progress: As :meth:`embed`.
+
+        Returns:
+            ``probs [n, labels]`` with ``labels`` and ``top(k)``. Errors as :meth:`embed`.
+        """
+        params = PoolingParams(activation=activation, truncate=truncate)
+        output: ClassificationOutput = self._run("classify", texts, params, show_progress)
+        return output
+
+    def token_classify(
+        self,
+        texts: Sequence[str],
+        *,
+        aggregation: Aggregation = "none",
+        activation: bool | Activation | None = None,
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> TokenClassificationOutput:
+        """Entities of each text, with their character spans.
+
+        Args:
+            texts: A list of texts.
+            aggregation: ``"none"`` gives every token; ``"simple"``, ``"first"``, ``"average"`` and ``"max"`` join
+                tokens into entities as transformers' pipeline does.
+            activation: As :meth:`classify`.
+            truncate: As :meth:`embed`.
+            show_progress: As :meth:`embed`.
+
+        Returns:
+            A sequence of n lists of :class:`~millpond.Entity`, with ``probs``, a
+            :class:`~millpond.ragged.Ragged` of ``[tokens_i, labels]``. Errors as :meth:`embed`.
+        """
+        params = PoolingParams(aggregation=aggregation, activation=activation, truncate=truncate)
+        output: TokenClassificationOutput = self._run("token_classify", texts, params, show_progress)
+        return output
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        method: ScoreMethod = "auto",
+        activation: bool | Activation | None = None,
+        instruction: str | None = None,
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> ScoreOutput:
+        """How well documents answer queries: 1-1, 1-N or N-N.
+
+        Args:
+            queries: One query, or one for each document.
+            documents: One document, or several.
+            method: ``"auto"`` is what the checkpoint is (``spec.score_type``): a cross-encoder reads both texts
+                together (an LLM reranker in its own template), a late-interaction checkpoint gives MaxSim, an embedder
+                the cosine. ``"cosine"`` compares the vectors of the two texts. ``"maxsim"`` compares their token
+                vectors: the sum over the query's tokens of the best similarity to a document token. An encoder that is
+                no late-interaction checkpoint gives its token states, L2-normalized, special tokens and the prompt of
+                each role included.
+            activation: As :meth:`classify`; cross-encoders only.
+            instruction: Fills an LLM reranker's template slot, nothing else.
+            truncate: As :meth:`embed`; special tokens and a template's suffix are never cut.
+            show_progress: As :meth:`embed`.
+
+        Returns:
+            ``scores [n]``. Errors as :meth:`embed`.
+
+        Raises:
+            InvalidRequestError: The numbers do not pair up, or an option that ``method`` does not read.
+            UnsupportedTaskError: The checkpoint does not have what ``method`` compares.
+        """
+        params = PoolingParams(activation=activation, instruction=instruction, truncate=truncate)
+        pairs = pair_up(queries, documents)
+        output: ScoreOutput = self._run("score", pairs, params, show_progress, method=method)
+        return output
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        method: ScoreMethod = "auto",
+        instruction: str | None = None,
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> RerankOutput:
+        """Documents sorted by how well they answer a query, by the scores of :meth:`score`, best first.
+
+        Args:
+            query: The query.
+            documents: A list of documents; duplicates are computed once.
+            top_n: Keep the best only; ``None`` keeps all.
+            method: As :meth:`score`.
+            instruction: As :meth:`score`.
+            truncate: As :meth:`score`.
+            show_progress: As :meth:`embed`.
+
+        Returns:
+            A sequence of :class:`~millpond.RerankResult`; of equal scores the earlier document comes first. Errors as
+            :meth:`score`.
+
+        Raises:
+            TypeError: ``query`` is not a str, or ``documents`` is a bare str.
+        """
+        pairs = rerank_pairs(query, documents, top_n)
+        params = PoolingParams(instruction=instruction, truncate=truncate)
+        finish = partial(rank, documents=[pair.document for pair in pairs], top_n=top_n)
+        output: RerankOutput = self._run("score", pairs, params, show_progress, method=method, finish=finish)
+        return output
+
+    def reward(
+        self,
+        texts_or_conversations: Sequence[str | Sequence[Mapping[str, str]]],
+        *,
+        step_tag_id: int | None = None,
+        returned_token_ids: Sequence[int] | None = None,
+        activation: bool | Activation | None = None,
+        truncate: Truncate = "end",
+        show_progress: bool = False,
+    ) -> RewardOutput:
+        """Rewards, raw by default: one row for a text, or one for each of its steps.
+
+        Args:
+            texts_or_conversations: Texts, or lists of ``{"role": ..., "content": ...}`` messages, which are rendered by
+                the checkpoint's chat template.
+            step_tag_id: Return only the rows of this token; by default the checkpoint's own (``<extra_0>`` in Qwen's
+                process reward models).
+            returned_token_ids: Of a language model: return the logits of these vocabulary entries as the columns
+                (math-shepherd: good and bad).
+            activation: ``True`` turns logits into probabilities (softmax over several columns, sigmoid for one).
+            truncate: As :meth:`embed`.
+            show_progress: As :meth:`embed`.
+
+        Returns:
+            ``rewards``, a :class:`~millpond.ragged.Ragged` of n ``[rows_i, columns]``. Errors as :meth:`embed`.
+        """
+        params = PoolingParams(
+            step_tag_id=step_tag_id,
+            returned_token_ids=returned_token_ids,  # type: ignore[arg-type]  # PoolingParams makes it a tuple
+            activation=activation,
+            truncate=truncate,
+        )
+        output: RewardOutput = self._run("reward", texts_or_conversations, params, show_progress)
+        return output
+
+    def encode(
+        self,
+        texts: Sequence[Any],
+        *,
+        task: Task,
+        params: PoolingParams | None = None,
+        show_progress: bool = False,
+    ) -> Any:
+        """Any task by its name; ``score`` takes (query, document) pairs.
+
+        Returns:
+            What the task's own method returns. Errors as that method.
+        """
+        return self._run(task, texts, params or PoolingParams(), show_progress)
+
+
+def embed_params(name: str, options: EmbedOptions) -> tuple[PoolingParams, bool]:
+    """The options of ``embed`` as PoolingParams, and ``show_progress``.
+
+    Raises:
+        TypeError: An option that ``embed`` does not have; ``name`` is the method that got it.
+    """
+    unknown = sorted(options.keys() - EmbedOptions.__annotations__.keys())
+    if unknown:
+        raise TypeError(f"{name}() got an unexpected keyword argument {unknown[0]!r}")
+    params = cast("dict[str, Any]", options)
+    show_progress: bool = params.pop("show_progress", False)
+    return PoolingParams(**params), show_progress
+
+
+def shows_options_of(method: Callable[..., Any]) -> Callable[[Method], Method]:
+    """Let ``help`` and ``inspect`` show the options of ``method`` in the place of ``**options``."""
+    options = [
+        parameter
+        for parameter in inspect.signature(method).parameters.values()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+
+    def show(function: Method) -> Method:
+        signature = inspect.signature(function)
+        own = [
+            parameter
+            for parameter in signature.parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+        return function
+
+    return show

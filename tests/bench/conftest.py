@@ -1,0 +1,3 @@
+"""The checkpoint that the load generator's own server serves."""
+
+from tests.server.conftest import embedder as embedder

@@ -1,0 +1,207 @@
+"""method= of score and rerank: cosine or MaxSim, for any checkpoint that has the vectors; else an error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.tiny import TEXTS, Layout, write_checkpoint
+from tests.tiny_cross_encoder import write_cross_encoder
+from tests.tiny_late import write_pylate, write_stanford
+
+from millpond import AsyncEngine, Engine, PoolingParams, RerankOutput
+from millpond.errors import InputTooLongError, InvalidRequestError, UnsupportedTaskError
+from millpond.late_interaction import arerank, rerank
+
+QUERY = "How deep is the mill pond?"
+DOCUMENTS = list(TEXTS)
+
+Call = Callable[..., Any]
+
+
+def blocking(engine: Engine, name: str, *args: Any, **options: Any) -> Any:
+    return getattr(engine, name)(*args, **options)
+
+
+def awaited(engine: Engine, name: str, *args: Any, **options: Any) -> Any:
+    return asyncio.run(getattr(AsyncEngine(engine), name)(*args, **options))
+
+
+@pytest.fixture(params=[blocking, awaited], ids=["Engine", "AsyncEngine"])
+def call(request: pytest.FixtureRequest) -> Call:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("score-method")
+
+
+@pytest.fixture(scope="module")
+def embedder(folder: Path) -> Iterator[Engine]:
+    layout = Layout(prompts={"query": "find: ", "document": "keep: "})
+    path = write_checkpoint(folder / "bert", "bert", sentence_transformers=layout)
+    with Engine(path, dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def colbert(folder: Path) -> Iterator[Engine]:
+    with Engine(write_stanford(folder / "colbert"), dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def cross(folder: Path) -> Iterator[Engine]:
+    with Engine(write_cross_encoder(folder / "cross"), dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+def assert_same(ranked: RerankOutput, expected: RerankOutput) -> None:
+    """The same order and scores; two calls may be batched differently, which changes the last bits."""
+    assert [result.index for result in ranked] == [result.index for result in expected]
+    scores = [[result.relevance_score for result in output] for output in (ranked, expected)]
+    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-5, atol=1e-6)
+
+
+def cosine(engine: Engine) -> np.ndarray:
+    """The definition: unit vectors of either role."""
+    query = engine.embed([QUERY], role="query", normalize=False).embeddings[0]
+    documents = engine.embed(DOCUMENTS, role="document", normalize=False).embeddings
+    return documents @ query / np.linalg.norm(documents, axis=1) / np.linalg.norm(query)
+
+
+def maxsim(engine: Engine) -> np.ndarray:
+    """The definition: unit rows of either role, the sum of the best products."""
+    query = engine.token_embed([QUERY], role="query", normalize=True).embeddings[0]
+    documents = engine.token_embed(DOCUMENTS, role="document", normalize=True).embeddings
+    return np.array([(query @ matrix.T).max(axis=1).sum() for matrix in documents])
+
+
+def test_cosine_and_maxsim_of_an_embedder(embedder: Engine, call: Call) -> None:
+    scores = {
+        method: call(embedder, "score", QUERY, DOCUMENTS, method=method).scores for method in ("cosine", "maxsim")
+    }
+    np.testing.assert_allclose(scores["cosine"], cosine(embedder), atol=1e-5)
+    np.testing.assert_allclose(scores["maxsim"], maxsim(embedder), atol=1e-4)
+    assert np.abs(scores["maxsim"] - scores["cosine"]).min() > 0.1  # two measures, told apart on every document
+    np.testing.assert_allclose(call(embedder, "score", QUERY, DOCUMENTS).scores, scores["cosine"], atol=1e-6)
+    for method, expected in scores.items():
+        ranked = call(embedder, "rerank", QUERY, DOCUMENTS, method=method)
+        assert [result.index for result in ranked] == np.argsort(-expected, kind="stable").tolist()
+        np.testing.assert_allclose([result.relevance_score for result in ranked], np.sort(expected)[::-1], rtol=1e-5)
+
+
+def test_maxsim_is_what_late_interaction_ranks_by(embedder: Engine, colbert: Engine, call: Call) -> None:
+    for engine in (embedder, colbert):
+        ranked = call(engine, "rerank", QUERY, DOCUMENTS, method="maxsim", top_n=4)
+        assert_same(ranked, rerank(engine, QUERY, DOCUMENTS, top_n=4))
+        assert_same(ranked, asyncio.run(arerank(engine, QUERY, DOCUMENTS, top_n=4)))
+        assert len(ranked) == 4
+    with pytest.raises(AssertionError):
+        assert_same(embedder.rerank(QUERY, DOCUMENTS), rerank(embedder, QUERY, DOCUMENTS))
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_a_late_interaction_checkpoint_keeps_its_own_maxsim(tmp_path: Path, call: Call, mean: bool) -> None:
+    path = write_pylate(tmp_path / "model", similarity_fn_name="MeanMaxSim" if mean else "MaxSim")
+    with Engine(path, dtype="float32", device="cpu") as engine:
+        auto = call(engine, "score", QUERY, DOCUMENTS)
+        named = call(engine, "score", QUERY, DOCUMENTS, method="maxsim")
+        np.testing.assert_allclose(named.scores, auto.scores, rtol=1e-5)
+        query_tokens = len(engine.token_embed([QUERY], role="query").embeddings[0])
+        np.testing.assert_allclose(named.scores * (query_tokens if mean else 1), maxsim(engine), rtol=1e-5)
+
+
+def test_maxsim_of_a_late_interaction_checkpoint_keeps_the_length_of_its_vectors(folder: Path, call: Call) -> None:
+    path = write_stanford(folder / "raw")
+    with Engine(path, dtype="float32", device="cpu", normalize=False) as engine:
+        query = engine.token_embed([QUERY], role="query").embeddings[0]
+        assert np.abs(np.linalg.norm(query, axis=1) - 1).max() > 0.1
+        expected = [
+            (query @ matrix.T).max(axis=1).sum() for matrix in engine.token_embed(DOCUMENTS, role="document").embeddings
+        ]
+        np.testing.assert_allclose(call(engine, "score", QUERY, DOCUMENTS, method="maxsim").scores, expected, rtol=1e-5)
+        assert np.abs(np.array(expected) - maxsim(engine)).max() > 0.1
+
+
+def test_a_colbert_has_no_cosine(colbert: Engine, call: Call) -> None:
+    for name in ("score", "rerank"):
+        with pytest.raises(
+            UnsupportedTaskError, match=r"method='cosine' compares vectors.*not embed; choose method='auto'"
+        ):
+            call(colbert, name, QUERY, DOCUMENTS, method="cosine")
+
+
+@pytest.mark.parametrize(("method", "task"), [("cosine", "embed"), ("maxsim", "token_embed")])
+def test_a_cross_encoder_has_neither(cross: Engine, call: Call, method: str, task: str) -> None:
+    own = call(cross, "score", QUERY, DOCUMENTS).scores
+    np.testing.assert_allclose(call(cross, "score", QUERY, DOCUMENTS, method="auto").scores, own, rtol=1e-5)
+    for name in ("score", "rerank"):
+        with pytest.raises(
+            UnsupportedTaskError, match=rf"method='{method}' .*not {task}; choose method='auto', .*convert=\"embed\""
+        ):
+            call(cross, name, QUERY, DOCUMENTS, method=method)
+
+
+def test_the_way_out_works(folder: Path, cross: Engine) -> None:
+    with Engine(folder / "cross", dtype="float32", device="cpu", convert="embed") as engine:
+        assert_same(engine.rerank(QUERY, DOCUMENTS, method="cosine"), engine.rerank(QUERY, DOCUMENTS))
+        np.testing.assert_allclose(engine.score(QUERY, DOCUMENTS, method="maxsim").scores, maxsim(engine), atol=1e-4)
+
+
+def test_a_checkpoint_that_scores_nothing_is_not_told_to_choose_auto(tmp_path: Path, call: Call) -> None:
+    path = write_checkpoint(tmp_path / "model", "modernbert", head="SequenceClassification", labels=3)
+    with Engine(path, dtype="float32", device="cpu") as engine:
+        with pytest.raises(UnsupportedTaskError, match="not score"):
+            call(engine, "score", QUERY, DOCUMENTS)
+        with pytest.raises(UnsupportedTaskError, match="not embed; load another model"):
+            call(engine, "score", QUERY, DOCUMENTS, method="cosine")
+
+
+@pytest.mark.parametrize("method", ["dot", "", None, 1, "MAXSIM"])
+def test_an_unknown_method_is_named_with_those_there_are(embedder: Engine, call: Call, method: Any) -> None:
+    for name in ("score", "rerank"):
+        with pytest.raises(
+            InvalidRequestError, match=rf"method={method!r} is unknown; choose one of auto, cosine, maxsim"
+        ):
+            call(embedder, name, QUERY, DOCUMENTS, method=method)
+
+
+@pytest.mark.parametrize("method", ["cosine", "maxsim"])
+def test_options_and_errors_are_those_of_any_score(embedder: Engine, call: Call, method: str) -> None:
+    long = "mill pond " * 200
+    assert call(embedder, "score", QUERY, ["wheel", long], method=method).truncated.tolist() == [False, True]
+    with pytest.raises(InputTooLongError):
+        call(embedder, "rerank", QUERY, ["wheel", long], method=method, truncate="error")
+    with pytest.raises(InvalidRequestError, match="instruction='x' means nothing to a score of two vectors"):
+        call(embedder, "rerank", QUERY, DOCUMENTS, method=method, instruction="x")
+    with pytest.raises(InvalidRequestError, match="activation=True means nothing to a score of two vectors"):
+        call(embedder, "score", QUERY, DOCUMENTS, method=method, activation=True)
+    with pytest.raises(InvalidRequestError, match="the document at index 1 holds a lone surrogate"):
+        call(embedder, "score", QUERY, ["a", "\ud800"], method=method)
+    assert len(call(embedder, "rerank", QUERY, [], method=method)) == 0
+
+
+def test_a_submitted_score_takes_the_method_or_its_older_spelling(embedder: Engine, cross: Engine) -> None:
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+    params = PoolingParams()
+    scores = {
+        method: embedder.submit_score(pairs, params, method=method).result().scores
+        for method in ("auto", "cosine", "maxsim")
+    }
+    older = embedder.submit_score(pairs, params, maxsim=True).result().scores
+    np.testing.assert_allclose(scores["auto"], scores["cosine"], atol=1e-6)
+    np.testing.assert_allclose(scores["maxsim"], maxsim(embedder), atol=1e-4)
+    np.testing.assert_allclose(scores["maxsim"], older, rtol=1e-5)
+    assert np.abs(scores["maxsim"] - scores["cosine"]).max() > 0.1
+    with pytest.raises(InvalidRequestError, match="maxsim=True and method='cosine' contradict each other"):
+        embedder.submit_score(pairs, params, maxsim=True, method="cosine")
+    with pytest.raises(InvalidRequestError, match="scores by late-interaction, which reads no template"):
+        embedder.submit_score(pairs, params, method="maxsim", template="{{ query }}")
+    with pytest.raises(UnsupportedTaskError, match="method='maxsim'"):
+        cross.submit_score(pairs, params, maxsim=True)

@@ -1,0 +1,88 @@
+"""The methods of the tasks: one signature and one documentation for both engines, and what a call gives back."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+from tests.tiny import TEXTS, write_checkpoint
+
+from millpond import AsyncEngine, BatchRun, CallFuture, EmbeddingOutput, Engine, Observer, Timings
+from millpond.engine.task_methods import EmbedOptions, TaskMethods
+
+METHODS = sorted(name for name in vars(TaskMethods) if not name.startswith("_"))
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with Engine(write_checkpoint(tmp_path_factory.mktemp("methods") / "bert"), dtype="float32") as engine:
+        yield engine
+
+
+def options(method: object) -> dict[str, inspect.Parameter]:
+    parameters = inspect.signature(method).parameters  # type: ignore[arg-type]
+    return {name: each for name, each in parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def test_both_engines_have_the_same_methods():
+    assert len(METHODS) == 9
+    for name in METHODS:
+        plain, awaited = getattr(Engine, name), getattr(AsyncEngine, name)
+        assert inspect.signature(plain) == inspect.signature(awaited)
+        assert inspect.getdoc(plain) == inspect.getdoc(awaited)
+        assert inspect.iscoroutinefunction(awaited) and not inspect.iscoroutinefunction(plain)
+
+
+def test_embed_and_embed_iter_take_the_same_options():
+    expected = options(Engine.embed)
+    assert list(expected) == list(EmbedOptions.__annotations__)
+    assert expected["output_dtype"].default == "float32"
+    for method in (Engine.embed_iter, AsyncEngine.embed, AsyncEngine.embed_iter):
+        assert options(method) == expected
+        assert "**" not in str(inspect.signature(method))
+
+
+def test_an_option_that_embed_does_not_have_is_refused(engine: Engine):
+    def consume(**unknown: object) -> object:
+        async def rows() -> list[object]:
+            return [row async for row in AsyncEngine(engine).embed_iter(["a"], **unknown)]
+
+        return asyncio.run(rows())
+
+    for call in (engine.embed, engine.embed_iter, lambda texts, **unknown: consume(**unknown)):
+        for name in ("aggregation", "use_activation", "task", "dimension"):
+            with pytest.raises(TypeError, match=rf"unexpected keyword argument '{name}'"):
+                call(["a"], **{name: None})
+
+
+def test_a_submitted_call_is_a_future_that_knows_its_timings(engine: Engine):
+    future: CallFuture[EmbeddingOutput] = engine.submit("embed", TEXTS)
+    assert isinstance(future, CallFuture) and isinstance(future, Future)
+    assert future.result().embeddings.shape[0] == len(TEXTS)
+    assert isinstance(future.timings, Timings)
+    assert CallFuture().timings is None
+
+
+def test_an_observer_is_any_function_of_a_batch(engine: Engine):
+    sizes: list[int] = []
+
+    def note(batch: BatchRun) -> None:
+        sizes.append(batch.texts)
+
+    observer: Observer = note
+    unregister = engine.observe(observer)
+    engine.embed(["a", "b", "a"])
+    assert sum(sizes) == 2  # equal texts run once
+    unregister()
+    engine.embed(["c"])
+    assert sum(sizes) == 2
+
+
+def test_the_older_name_of_truncate_texts_says_so(engine: Engine):
+    expected = engine.truncate_texts(list(TEXTS), 3)
+    with pytest.warns(DeprecationWarning, match="truncate_texts"):
+        assert engine.clip(list(TEXTS), 3) == expected
+    assert expected != list(TEXTS)
