@@ -3,6 +3,8 @@
 The reference is numpy on the engine's own vectors.
 """
 
+import functools
+
 import pytest
 from tests.ingest.memory_sink import MemorySink
 from tests.tiny import Layout, write_checkpoint
@@ -70,12 +72,17 @@ def fill(engine, sink, rows=None):
     return ingest(records() if rows is None else rows, engine=engine, sink=sink, show_progress=False)
 
 
+@functools.cache  # many tests ask for the same texts
+def vectors(engine, texts, role, width):
+    """``[n, width]``, normalized."""
+    return engine.embed(list(texts), role=role, dimensions=width, normalize=True).embeddings
+
+
 def cosines(engine, question, width, rows=None):
     """``{record id: cosine}`` by numpy."""
     rows = records() if rows is None else rows
-    options = {"dimensions": width, "normalize": True}
-    documents = engine.embed([record.text for record in rows], role="document", **options).embeddings  # [n, width]
-    query = engine.embed([question], role="query", **options).embeddings[0]  # [width]
+    documents = vectors(engine, tuple(record.text for record in rows), "document", width)
+    (query,) = vectors(engine, (question,), "query", width)
     return {record.id: float(score) for record, score in zip(rows, documents @ query, strict=True)}
 
 
