@@ -59,7 +59,7 @@ def reference_of(tokenizer: Any, pair: Pair, **options: Any) -> dict[str, list[i
 def encode(
     tokenizer: PairTokenizer | TemplateTokenizer, *pairs: Pair, limit: int = 10_000, **options: Any
 ) -> list[Tokenized]:
-    options = {"truncate": "end", "position": lambda i: i, **options}
+    options = {"truncate": "end", "index_of": lambda i: i, **options}
     return tokenizer.encode(pairs, limit=limit, **options)
 
 
