@@ -1,1 +1,1 @@
-"""Other projects' dialects over the engine."""
+"""Interfaces of other projects, implemented on the engine."""

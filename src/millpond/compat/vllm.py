@@ -1,4 +1,4 @@
-"""LLM: vLLM's offline class for pooling models, its present and its older spelling, over an Engine."""
+"""LLM: vLLM's offline class for pooling models, in its current and older spelling, on an Engine."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ from millpond.vllm_dialect.params import Params, per_prompt
 from millpond.vllm_dialect.pooler_config import PoolerConfig
 from millpond.vllm_dialect.prompts import Tokenization, read_prompts, read_texts
 
-Rows = npt.NDArray[np.float32]
+PromptRows = npt.NDArray[np.float32]  # [d] or [tokens, d]: the result of one prompt
 
 
 class LLM:
-    """vLLM's ``LLM`` for pooling models: its code runs with the import changed.
+    """vLLM's ``LLM`` for pooling models: code written for it runs after changing the import.
 
     Deliberate differences: a reranker's own template is applied unless another is passed, ColBERT encodes as its
-    checkpoint says, rewards are raw unless ``use_activation=True``, and one object serves every task. As in vLLM,
-    over-long prompts are errors unless truncation is asked for.
+    checkpoint specifies, rewards are raw unless ``use_activation=True``, and one object serves every task. As in vLLM,
+    prompts that are too long are errors unless truncation is requested.
 
     Args:
         model: Hub id or local folder.
         runner: ``auto`` or ``pooling``.
         convert: ``auto``, ``embed``, ``classify`` or ``none``.
-        task: The older word for the conversion.
-        trust_remote_code: Accepted, and never needed: no code of a checkpoint is run.
+        task: Older name of ``convert``.
+        trust_remote_code: Accepted without effect: no code of a checkpoint is run.
         hf_overrides: Merged into config.json.
         pooler_config: A dict or its JSON; see :class:`~millpond.vllm_dialect.pooler_config.PoolerConfig`.
-        override_pooler_config: Its older name.
-        dtype: As :class:`millpond.Engine`; also ``half`` and ``float``.
-        max_model_len: Most tokens per prompt.
+        override_pooler_config: Older name of ``pooler_config``.
+        dtype: As for :class:`millpond.Engine`; also ``half`` and ``float``.
+        max_model_len: Maximum number of tokens per prompt.
         revision: Branch, tag or commit of a hub id.
-        device: As :class:`millpond.Engine`.
-        quantization: As :class:`millpond.Engine`.
-        ignored_args: vLLM's resource arguments, such as ``gpu_memory_utilization``, change nothing here and are named
-            in one warning; anything else is refused.
+        device: As for :class:`millpond.Engine`.
+        quantization: As for :class:`millpond.Engine`.
+        ignored_args: vLLM's resource arguments, such as ``gpu_memory_utilization``, are ignored and named in one
+            warning; any other name is refused.
 
     Raises:
-        TypeError: An argument that neither vLLM nor millpond has.
-        InvalidRequestError: An option that makes no sense.
-        ModelLoadError: As :class:`millpond.Engine`.
+        TypeError: Neither vLLM nor millpond has such an argument.
+        InvalidRequestError: An option is invalid.
+        ModelLoadError: As for :class:`millpond.Engine`.
     """
 
     def __init__(
@@ -108,18 +108,18 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """A vector for each prompt, as ``.outputs.embedding``.
+        """Return a vector per prompt, as ``.outputs.embedding``.
 
         Args:
             prompts: A str, ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``, token ids, or a list of these.
-            pooling_params: :class:`~millpond.PoolingParams`, one or one for each prompt.
+            pooling_params: One :class:`~millpond.PoolingParams`, or one per prompt.
             tokenization_kwargs: Any of ``truncation``, ``max_length``, ``truncate_prompt_tokens``, ``truncation_side``
-                and ``add_special_tokens``. Unless truncation is asked for, a prompt that is too long is an error.
+                and ``add_special_tokens``. Unless truncation is requested, a prompt that is too long is an error.
             truncate_prompt_tokens: Cut to this many tokens; -1 is the model's maximum.
-            use_tqdm: Draw a progress bar, if this is a terminal.
+            use_tqdm: Show a progress bar, on a terminal only.
 
         Raises:
-            InvalidRequestError: A prompt or an option that cannot be served.
+            InvalidRequestError: A prompt or an option is invalid.
         """
         how = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
         outputs = self._each("embed", prompts, pooling_params, how, use_tqdm)
@@ -134,7 +134,7 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Probabilities of the classes for each prompt, as ``.outputs.probs``; arguments as :meth:`embed`."""
+        """Return the class probabilities of each prompt, as ``.outputs.probs``; arguments as for :meth:`embed`."""
         how = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
         outputs = self._each("classify", prompts, pooling_params, how, use_tqdm)
         return [self._output(ClassificationData(probs=rows.tolist()), ids) for rows, ids in outputs]
@@ -148,9 +148,9 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """A row of rewards for each token (or step), as the tensor ``.outputs.data``; raw by default.
+        """Return a row of rewards per token (or step), as the tensor ``.outputs.data``; raw by default.
 
-        Arguments as :meth:`embed`.
+        Arguments as for :meth:`embed`.
         """
         how = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
         return self._tensors(self._each("reward", prompts, pooling_params, how, use_tqdm))
@@ -165,18 +165,18 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Any task's result for each prompt, as the tensor ``.outputs.data``.
+        """Return the result of any task for each prompt, as the tensor ``.outputs.data``.
 
-        Other arguments as :meth:`embed`.
+        Other arguments as for :meth:`embed`.
 
         Args:
-            prompts: As :meth:`embed`.
-            pooling_params: As :meth:`embed`.
-            pooling_task: ``embed``, ``classify``, ``token_embed`` or ``token_classify``, or an older name; by default
-                what ``pooling_params``, ``pooler_config`` or the model name first.
-            tokenization_kwargs: As :meth:`embed`.
-            truncate_prompt_tokens: As :meth:`embed`.
-            use_tqdm: As :meth:`embed`.
+            prompts: As for :meth:`embed`.
+            pooling_params: As for :meth:`embed`.
+            pooling_task: ``embed``, ``classify``, ``token_embed`` or ``token_classify``, or an older name. Default:
+                the task in ``pooling_params``, else in ``pooler_config``, else that of the model.
+            tokenization_kwargs: As for :meth:`embed`.
+            truncate_prompt_tokens: As for :meth:`embed`.
+            use_tqdm: As for :meth:`embed`.
         """
         how = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
         first = pooling_params if isinstance(pooling_params, PoolingParams | None) else next(iter(pooling_params), None)
@@ -195,19 +195,19 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """A score for each pair (1-1, 1-N, N-N), as ``.outputs.score``.
+        """Return a score per pair (1-1, 1-N, N-N), as ``.outputs.score``.
 
         Args:
             data_1: A query or several: a str, or ``{"content": [{"type": "text", "text": ...}]}``.
             data_2: A document or several.
-            pooling_params: The options of all pairs.
-            tokenization_kwargs: As :meth:`embed`.
-            chat_template: A score template in the place of the checkpoint's own: Jinja source, or a .jinja file.
-            truncate_prompt_tokens: As :meth:`embed`.
-            use_tqdm: As :meth:`embed`.
+            pooling_params: Options for all pairs.
+            tokenization_kwargs: As for :meth:`embed`.
+            chat_template: Replaces the checkpoint's score template: Jinja source, or a .jinja file.
+            truncate_prompt_tokens: As for :meth:`embed`.
+            use_tqdm: As for :meth:`embed`.
 
         Raises:
-            InvalidRequestError: The numbers do not pair up, or an option makes no sense.
+            InvalidRequestError: The numbers of queries and documents do not match, or an option is invalid.
         """
         pairs = pair_up(read_texts(data_1, "data_1"), read_texts(data_2, "data_2"))
         how = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
@@ -240,35 +240,35 @@ class LLM:
 
     def _each(
         self, task: Task, prompts: Any, params: Params, how: Tokenization, use_tqdm: bool
-    ) -> list[tuple[Rows, Callable[[], list[int]]]]:
-        """Every prompt's rows, and how to find its token ids."""
+    ) -> list[tuple[PromptRows, Callable[[], list[int]]]]:
+        """Rows of each prompt, and a function that returns its token ids."""
         items = self._model.bare(read_prompts(prompts), how)
-        wanted = [self._model.complete(task, each, how) for each in per_prompt(params, len(items))]
-        groups: dict[PoolingParams, list[int]] = {}
-        for i, each in enumerate(wanted):
-            groups.setdefault(each, []).append(i)
+        completed = [self._model.complete(task, each, how) for each in per_prompt(params, len(items))]
+        groups: dict[PoolingParams, list[int]] = {}  # params: indices of the prompts
+        for index, each in enumerate(completed):
+            groups.setdefault(each, []).append(index)
         calls: list[tuple[list[int], Pending[Any]]] = []
-        found: list[Rows | None] = [None] * len(items)
+        results: list[PromptRows | None] = [None] * len(items)
         try:
-            for each, places in groups.items():
-                calls.append((places, self._model.submit(task, [items[i] for i in places], each)))
+            for each, indices in groups.items():
+                calls.append((indices, self._model.submit(task, [items[index] for index in indices], each)))
             with tqdm(total=len(items), desc="Pooling", disable=None if use_tqdm else True) as bar:
-                for places, pending in calls:
-                    for i, rows in zip(places, self._rows(pending.result()), strict=True):
-                        found[i] = rows
-                    bar.update(len(places))
+                for indices, pending in calls:
+                    for index, rows in zip(indices, self._rows(pending.result()), strict=True):
+                        results[index] = rows
+                    bar.update(len(indices))
         except BaseException:
             for _, pending in calls:
-                pending.future.cancel()  # one prompt is refused: nobody waits for the others
+                pending.future.cancel()  # one prompt was refused, so the others are not needed
             raise
         return [
-            (one, self._ids_of(task, item, each))
-            for one, item, each in zip(cast("list[Rows]", found), items, wanted, strict=True)
+            (rows, self._ids_of(task, item, each))
+            for rows, item, each in zip(cast("list[PromptRows]", results), items, completed, strict=True)
         ]
 
     @staticmethod
-    def _rows(output: Any) -> list[Rows]:
-        """A call's output as an array for each prompt."""
+    def _rows(output: Any) -> list[PromptRows]:
+        """The output of a call as one array per prompt."""
         if hasattr(output, "embeddings"):
             return list(output.embeddings)
         return list(output.rewards) if hasattr(output, "rewards") else list(output.probs)
@@ -277,7 +277,7 @@ class LLM:
         return lambda: self.engine.token_ids(self._model.native(task, params), item, params)
 
     def _ids_of_pair(self, pair: Pair, params: PoolingParams, template: str | None) -> Callable[[], list[int]]:
-        """A cross-encoder's input; of two texts read apart, the first's ids, a padding token, and the second's."""
+        """Token ids of a cross-encoder's input; else those of the query, a padding token, and those of the document."""
         if self.engine.spec.score_type == "cross-encoder":
             return lambda: self.engine.token_ids("score", pair, params, template=template)
         task: Task = "embed" if self.engine.spec.score_type == "bi-encoder" else "token_embed"
@@ -290,7 +290,7 @@ class LLM:
 
         return ids
 
-    def _tensors(self, outputs: list[tuple[Rows, Callable[[], list[int]]]]) -> list[RequestOutput]:
+    def _tensors(self, outputs: list[tuple[PromptRows, Callable[[], list[int]]]]) -> list[RequestOutput]:
         return [self._output(PoolingData(data=torch.from_numpy(rows.copy())), ids) for rows, ids in outputs]
 
     def _output(self, data: Any, tokenize: Callable[[], list[int]]) -> RequestOutput:

@@ -1,4 +1,4 @@
-"""What the methods of :class:`millpond.LLM` return, named as vLLM names it."""
+"""Results of :class:`millpond.LLM`, with vLLM's attribute names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-_SHOWN = 4  # numbers of a vector in its repr
+_MAX_SHOWN = 4  # numbers of a vector in its repr
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -17,14 +17,14 @@ class EmbeddingData:
     """A vector.
 
     Attributes:
-        embedding: Its numbers.
+        embedding: Elements of the vector.
     """
 
     embedding: list[float]
 
     @property
     def hidden_size(self) -> int:
-        """Its width."""
+        """Width of the vector."""
         return len(self.embedding)
 
     def __repr__(self) -> str:
@@ -36,14 +36,14 @@ class ClassificationData:
     """Probabilities of the classes.
 
     Attributes:
-        probs: One for each class.
+        probs: One probability per class.
     """
 
     probs: list[float]
 
     @property
     def num_classes(self) -> int:
-        """How many there are."""
+        """Number of classes."""
         return len(self.probs)
 
     def __repr__(self) -> str:
@@ -52,7 +52,7 @@ class ClassificationData:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringData:
-    """A pair's score.
+    """Score of a pair.
 
     Attributes:
         score: The score.
@@ -63,7 +63,7 @@ class ScoringData:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PoolingData:
-    """Whatever the task gives.
+    """Result of any task.
 
     Attributes:
         data: float32, on the CPU: ``[d]``, or ``[tokens, d]``.
@@ -74,13 +74,13 @@ class PoolingData:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RequestOutput:
-    """One prompt's result.
+    """Result of one prompt.
 
     Attributes:
         request_id: Unique within the :class:`~millpond.LLM`.
-        outputs: The result itself.
+        outputs: One of the classes above.
         finished: Always True.
-        num_cached_tokens: Always 0: no prompt shares another's computation.
+        num_cached_tokens: Always 0.
     """
 
     request_id: str
@@ -91,14 +91,20 @@ class RequestOutput:
 
     @cached_property
     def prompt_token_ids(self) -> list[int]:
-        """The token ids that were run; found when first asked for."""
+        """Token ids of the prompt as the model read it; computed on first access."""
         return self.tokenize()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("request_id", "outputs", "finished", "num_cached_tokens", "prompt_token_ids")  # all but the engine
-        return {name: getattr(self, name) for name in kept}
+        pickled = (
+            "request_id",
+            "outputs",
+            "finished",
+            "num_cached_tokens",
+            "prompt_token_ids",
+        )  # without the engine behind `tokenize`
+        return {name: getattr(self, name) for name in pickled}
 
 
 def _short(numbers: Sequence[float]) -> str:
-    more = ", ..." if len(numbers) > _SHOWN else ""
-    return f"[{', '.join(f'{number:.4g}' for number in numbers[:_SHOWN])}{more}]"
+    more = ", ..." if len(numbers) > _MAX_SHOWN else ""
+    return f"[{', '.join(f'{number:.4g}' for number in numbers[:_MAX_SHOWN])}{more}]"

@@ -1,1 +1,1 @@
-"""vLLM's words for what the engine does, for the offline class and for the server."""
+"""vLLM's names for tasks, options and prompts, shared by the offline class and the server."""

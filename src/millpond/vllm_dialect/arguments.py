@@ -1,4 +1,4 @@
-"""The arguments of :class:`millpond.LLM` that take reading: conversions, tasks, and vLLM's resource knobs."""
+"""Arguments of vLLM that need translation: conversions, tasks, dtypes, and ignored resource arguments."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
 from millpond.tasks import Task
 
-# vLLM's arguments about memory, parallelism and compilation: nothing here depends on them.
+# vLLM's arguments about memory, parallelism and compilation, which have no effect here.
 IGNORED_ARGS = frozenset(
     "block_size compilation_config cpu_offload_gb disable_custom_all_reduce disable_log_requests disable_log_stats "
     "distributed_executor_backend enable_chunked_prefill enable_prefix_caching enforce_eager gpu_memory_utilization "
     "kv_cache_dtype load_format max_num_batched_tokens max_num_seqs max_seq_len_to_capture model_impl "
     "pipeline_parallel_size seed swap_space tensor_parallel_size tokenizer_mode".split()
 )
-# The same of its server's.
+# The same for vLLM's server.
 SERVER_KNOBS = IGNORED_ARGS | frozenset(
     "api_server_count data_parallel_size disable_uvicorn_access_log generation_config max_log_len "
     "uvicorn_log_level".split()
 )
-# Those that its command line gives without a value.
+# Those that are flags without a value on vLLM's command line.
 SWITCHES = frozenset(
     "disable_custom_all_reduce disable_log_stats disable_uvicorn_access_log enable_chunked_prefill "
     "enable_prefix_caching enforce_eager".split()
@@ -29,7 +29,7 @@ SWITCHES = frozenset(
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "api_server_count")
 _DTYPES = {"half": "float16", "float": "float32"}
 _CONVERSIONS = {"auto": "auto", "embed": "embed", "classify": "classify", "none": "auto", "reward": "auto"}
-# ``task=`` of older versions: what it converted to.
+# ``task=`` of older versions, and its conversion.
 _TASKS = {
     "auto": "auto",
     "embed": "embed",
@@ -42,9 +42,9 @@ _TASKS = {
     "token_classify": "auto",
 }
 _PREFERENCE: tuple[Task, ...] = ("embed", "classify", "token_embed", "token_classify", "reward")
-# Of a checkpoint with a head for rewards: it embeds, too, which is not what it is for.
-_OF_REWARDS: tuple[Task, ...] = ("classify", "token_classify", "reward")
-# Tasks of ``encode``, by every name they have had: the first that the model serves.
+# For a checkpoint with a reward head, which can also embed but is not meant for it.
+_REWARD_PREFERENCE: tuple[Task, ...] = ("classify", "token_classify", "reward")
+# Tasks of ``encode`` by current and older names; the first one that the model serves is taken.
 POOLING_TASKS: dict[str, tuple[Task, ...]] = {
     "embed": ("embed",),
     "classify": ("classify",),
@@ -58,10 +58,10 @@ POOLING_TASKS: dict[str, tuple[Task, ...]] = {
 
 
 def conversion(convert: str, task: str | None) -> str:
-    """The engine's ``convert``, by vLLM's present or its older argument.
+    """The engine's ``convert`` for vLLM's ``convert`` or the older ``task``.
 
     Raises:
-        InvalidRequestError: One that is unknown.
+        InvalidRequestError: The value is unknown.
     """
     if convert not in _CONVERSIONS:
         raise InvalidRequestError(f"convert={convert!r} is unknown; choose auto, embed, classify or none")
@@ -76,10 +76,10 @@ def dtype(name: str) -> str:
 
 
 def check_flags(*, runner: str, trust_remote_code: bool) -> None:
-    """Refuse what cannot be meant.
+    """Check ``runner`` and ``trust_remote_code``.
 
     Raises:
-        InvalidRequestError: A runner that generates, or a flag that is none.
+        InvalidRequestError: The runner does not pool, or the flag is not a bool.
     """
     if runner not in ("auto", "pooling"):
         raise InvalidRequestError(f"runner={runner!r}: millpond pools; choose auto or pooling")
@@ -88,10 +88,10 @@ def check_flags(*, runner: str, trust_remote_code: bool) -> None:
 
 
 def check_parallel(ignored_args: Mapping[str, Any]) -> None:
-    """Refuse to spread one model over several devices.
+    """Refuse tensor, pipeline and data parallelism.
 
     Raises:
-        InvalidRequestError: Several devices for one model.
+        InvalidRequestError: A parallel size is not 1.
     """
     for name in _PARALLEL:
         if ignored_args.get(name, 1) not in (1, "1"):
@@ -101,11 +101,11 @@ def check_parallel(ignored_args: Mapping[str, Any]) -> None:
 
 
 def check_ignored_args(ignored_args: Mapping[str, Any]) -> None:
-    """One warning that names the resource knobs among ``ignored_args``.
+    """Warn once, naming the ignored arguments.
 
     Raises:
-        TypeError: Any other argument.
-        InvalidRequestError: Several devices for one model.
+        TypeError: An argument is unknown.
+        InvalidRequestError: A parallel size is not 1.
     """
     unknown = sorted(ignored_args.keys() - IGNORED_ARGS)
     if unknown:
@@ -116,19 +116,19 @@ def check_ignored_args(ignored_args: Mapping[str, Any]) -> None:
 
 
 def pooling_task(name: str | None, served: frozenset[Task], *, model: str) -> Task:
-    """The task of an ``encode`` call by vLLM's present or older name; without a name, the model's first.
+    """The task of an ``encode`` call by vLLM's current or older name; without a name, the default of the model.
 
     Raises:
-        InvalidRequestError: No such task.
-        UnsupportedTaskError: The model serves none of them.
+        InvalidRequestError: The name is unknown.
+        UnsupportedTaskError: The model serves none of vLLM's tasks.
     """
     if name is not None and name not in POOLING_TASKS:
         raise InvalidRequestError(f"pooling_task={name!r} is unknown; choose one of {', '.join(POOLING_TASKS)}")
-    default = _OF_REWARDS if "reward" in served else _PREFERENCE
-    choices = default if name is None else POOLING_TASKS[name]
+    defaults = _REWARD_PREFERENCE if "reward" in served else _PREFERENCE
+    choices = defaults if name is None else POOLING_TASKS[name]
     chosen = next((task for task in choices if task in served), None)
     if chosen is None and name is None:
         raise UnsupportedTaskError(
             f"{model} serves {', '.join(sorted(served))}, none of which vLLM has; use millpond.Engine"
         )
-    return chosen or choices[0]  # the engine refuses it, and says what it serves instead
+    return chosen or choices[0]  # the engine refuses it, and names the tasks that the model serves

@@ -1,4 +1,4 @@
-"""PoolingModel: an engine that answers as vLLM does, by its defaults and a pooler's configuration."""
+"""PoolingModel: an engine with vLLM's defaults and pooler configuration."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Output = TypeVar("Output")
 
 @dataclass(frozen=True, kw_only=True)
 class Pending(Generic[Output]):
-    """A call that was queued.
+    """A queued call.
 
     Attributes:
-        future: The engine's own; cancel it, and what is still queued is dropped.
-        finish: Makes the answer of the future's result: logits are calibrated and activated here.
-        finished: Whether the result is the answer already, and ``finish`` gives it back as it is.
-        items: What it is a call of.
+        future: The engine's future; cancelling it drops the texts that still wait.
+        finish: Turns the future's result into the output: logits are calibrated and activated here.
+        finished: ``finish`` returns the result unchanged.
+        items: The items of the call.
     """
 
     future: CallFuture[Output]
@@ -43,17 +43,17 @@ class Pending(Generic[Output]):
     items: Sequence[Item] = ()
 
     def result(self) -> Output:
-        """Wait for the answer."""
+        """Wait for the output."""
         return self.finish(self.future.result())
 
 
 class PoolingModel:
-    """One checkpoint with vLLM's manners: over-long prompts are errors, and no prompt of the checkpoint is added.
+    """One checkpoint with vLLM's defaults: too long prompts are errors, and no prompt of the checkpoint is added.
 
     Args:
-        engine: The engine; it stays the caller's to close.
-        config: Defaults of every request.
-        task: The older argument that named the default task of ``encode``.
+        engine: The engine; the caller closes it.
+        config: Defaults for every request.
+        task: Default task of ``encode``, from the older argument of that name.
     """
 
     def __init__(self, engine: Engine, config: PoolerConfig, *, task: str | None = None) -> None:
@@ -62,48 +62,48 @@ class PoolingModel:
         self._task = task
 
     def task(self, name: str | None) -> Task:
-        """The task of an ``encode`` call by its present or older name, or by default.
+        """The task of an ``encode`` call by its current or older name, or the default.
 
         Raises:
-            InvalidRequestError: No such task.
-            UnsupportedTaskError: The model serves none that vLLM has.
+            InvalidRequestError: The name is unknown.
+            UnsupportedTaskError: The model serves none of vLLM's tasks.
         """
-        wanted = name or self.config.task or self._task
-        if wanted is None and self.config.returned_token_ids is not None:
-            wanted = "token_classify"  # STEP pooling over a vocabulary: who configures it wants no vectors
-        return arguments.pooling_task(wanted, self.engine.tasks, model=self.engine.spec.name)
+        requested = name or self.config.task or self._task
+        if requested is None and self.config.returned_token_ids is not None:
+            requested = "token_classify"  # STEP pooling over a vocabulary is configured for logits, not vectors
+        return arguments.pooling_task(requested, self.engine.tasks, model=self.engine.spec.name)
 
     def complete(self, task: Task, params: PoolingParams, how: Tokenization) -> PoolingParams:
-        """``params`` with the configured options, as :meth:`submit` takes them.
+        """Fill ``params`` with the configured defaults, for :meth:`submit`.
 
         Raises:
-            InvalidRequestError: They contradict the task, each other or the tokenization.
+            InvalidRequestError: Options contradict the task, each other or the tokenization.
         """
         return complete(task, params, how, self.config, self.engine.spec)
 
     def bare(self, items: Sequence[Item], how: Tokenization) -> list[Item]:
-        """``items``, texts as their token ids where no special tokens are wanted."""
+        """``items``; without special tokens, texts are replaced by their token ids."""
         if how.special_tokens:
             return list(items)
         texts = iter(self.engine.tokenize([item for item in items if isinstance(item, str)], special_tokens=False))
         return [TokenIds(tuple(next(texts))) if isinstance(item, str) else item for item in items]
 
     def submit(self, task: Task, items: Sequence[Item], params: PoolingParams) -> Pending[Any]:
-        """Queue one call; ``params`` from :meth:`complete`, ``items`` from :meth:`bare`.
+        """Queue a call; ``params`` from :meth:`complete`, ``items`` from :meth:`bare`.
 
         Raises:
-            InvalidRequestError: An item or an option that cannot be served; nothing was queued.
-            EngineOverloadedError: Too many texts are waiting.
+            InvalidRequestError: An item or an option is invalid; nothing was queued.
+            EngineOverloadedError: The queue is full.
         """
         if params.chunking is not None:
             self._check_embed_len(items)
-        raw = self.config.calibrated and task in ("classify", "token_classify", "reward")
-        asked = replace(params, activation=False) if raw else params
-        future = self.engine.submit(self.native(task, params), items, asked)
+        calibrate = self.config.calibrated and task in ("classify", "token_classify", "reward")
+        engine_params = replace(params, activation=False) if calibrate else params
+        future = self.engine.submit(self.native(task, params), items, engine_params)
         return Pending(
             future=future,
-            finish=lambda output: self._calibrated(output, params) if raw else output,
-            finished=not raw,
+            finish=lambda output: self._calibrated(output, params) if calibrate else output,
+            finished=not calibrate,
             items=items,
         )
 
@@ -114,35 +114,35 @@ class PoolingModel:
 
         Args:
             pairs: (query, document) pairs.
-            params: The options of all pairs.
-            template: A score template in the place of the checkpoint's own.
+            params: Options for all pairs.
+            template: Replaces the checkpoint's score template.
 
         Raises:
-            InvalidRequestError: A pair, an option or the template cannot be used.
-            EngineOverloadedError: Too many texts are waiting.
+            InvalidRequestError: A pair, an option or the template is invalid.
+            EngineOverloadedError: The queue is full.
         """
-        raw = self.config.calibrated and self.engine.spec.score_type == "cross-encoder"
-        asked = replace(params, activation=False) if raw else params
-        future = self.engine.submit_score(pairs, asked, template=template)
+        calibrate = self.config.calibrated and self.engine.spec.score_type == "cross-encoder"
+        engine_params = replace(params, activation=False) if calibrate else params
+        future = self.engine.submit_score(pairs, engine_params, template=template)
 
         def finish(output: ScoreOutput) -> ScoreOutput:
-            if not raw:
+            if not calibrate:
                 return output
             scores = self.config.activate(output.scores[:, None], self._activation(params, 1))[:, 0]
             return replace(output, scores=scores)
 
-        return Pending(future=future, finish=finish, finished=not raw, items=pairs)
+        return Pending(future=future, finish=finish, finished=not calibrate, items=pairs)
 
     def native(self, task: Task, params: PoolingParams) -> Task:
-        """The engine's task; vLLM's ``reward`` is a row for each token, whatever the model was trained to give.
+        """The engine's task for vLLM's; vLLM's ``reward`` returns a row per token for every model.
 
         Raises:
-            UnsupportedTaskError: The checkpoint rewards nothing.
+            UnsupportedTaskError: The checkpoint has no reward or classification head.
         """
         if task not in ("reward", "token_classify"):
             return task
         if params.returned_token_ids is not None and not self.engine.spec.labels:
-            return "reward"  # logits of a vocabulary, which are no classes
+            return "reward"  # vocabulary logits, not classes
         tasks = self.engine.tasks
         if task == "reward" and "token_classify" not in tasks:
             raise UnsupportedTaskError(
@@ -152,7 +152,7 @@ class PoolingModel:
         return "token_classify"
 
     def _calibrated(self, output: Any, params: PoolingParams) -> Any:
-        """A call's logits, shifted, scaled and activated."""
+        """The output with its logits shifted, scaled and activated."""
         if hasattr(output, "rewards"):
             return replace(output, rewards=self._activated(output.rewards, params))
         return replace(output, probs=self._activated(output.probs, params))
@@ -163,7 +163,7 @@ class PoolingModel:
         return Ragged(flat=rows, offsets=logits.offsets) if isinstance(logits, Ragged) else rows
 
     def _activation(self, params: PoolingParams, width: int) -> Activation:
-        """The activation behind a calibration of ``width`` logits."""
+        """The activation applied after calibrating ``width`` logits."""
         if isinstance(params.activation, str):
             return params.activation
         if not params.activation:
@@ -174,9 +174,9 @@ class PoolingModel:
         longest = self.config.max_embed_len
         if longest is None:
             return
-        for i, item in enumerate(items):
+        for index, item in enumerate(items):
             count = len(self.engine.tokenize([item])[0]) if isinstance(item, str) else 0
             if count > longest:
                 raise InputTooLongError(
-                    f"the prompt at index {i} has {count} tokens, more than max_embed_len={longest}; shorten it"
+                    f"the prompt at index {index} has {count} tokens, more than max_embed_len={longest}; shorten it"
                 )

@@ -1,4 +1,4 @@
-"""Prompts and tokenization options as vLLM's callers write them."""
+"""Prompts and tokenization options in vLLM's forms."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _UNCUT = (None, False, "do_not_truncate")
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenization:
-    """What ``tokenization_kwargs`` ask for.
+    """Parsed ``tokenization_kwargs``.
 
     Attributes:
-        truncate: ``error`` unless truncation was asked for, as in vLLM.
-        limit: Most tokens; ``None`` and -1 are the model's maximum.
-        side: The end of a text that is cut, once anything is.
-        special_tokens: Whether a text gets its special tokens.
-        refuses: Whether truncation was declined in so many words, which also a ColBERT's own lengths must heed.
+        truncate: ``error`` unless truncation was requested, as in vLLM.
+        limit: Maximum number of tokens; ``None`` and -1: the model's maximum.
+        side: End of a text that is cut, if it is cut.
+        special_tokens: Special tokens are added to texts.
+        refuses: Truncation was declined explicitly, which also disables truncation to a ColBERT's own lengths.
     """
 
     truncate: Truncate = "error"
@@ -35,10 +35,10 @@ class Tokenization:
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None, truncate_prompt_tokens: int | None = None) -> Tokenization:
-        """Read ``tokenization_kwargs``, and the argument that older methods had besides.
+        """Parse ``tokenization_kwargs`` and the separate argument of older methods.
 
         Raises:
-            InvalidRequestError: An option that is unknown, or of no meaning here.
+            InvalidRequestError: An option is unknown or not supported.
         """
         options = {key: value for key, value in (options or {}).items() if value is not None}
         unknown = sorted(options.keys() - set(_OPTIONS))
@@ -56,46 +56,49 @@ class Tokenization:
             raise InvalidRequestError(f"add_special_tokens={special_tokens!r} must be True or False")
         side: Truncate = "start" if right_or_left == "left" else "end"
         limit = options.get("truncate_prompt_tokens", truncate_prompt_tokens)
-        wanted = options.get("truncation")
-        cut, limit = _cut(limit, wanted, options.get("max_length"))
+        truncation = options.get("truncation")
+        cut, limit = _cut(limit, truncation, options.get("max_length"))
         return cls(
             truncate=side if cut else "error",
             limit=limit,
             side=side,
             special_tokens=special_tokens,
-            refuses=wanted is not None and not cut,
+            refuses=truncation is not None and not cut,
         )
 
     def cutting_to(self, limit: int) -> Tokenization:
-        """These options with a request's own limit, which is a wish to truncate."""
+        """These options with the limit of a request, which implies truncation."""
         return replace(self, truncate=self.side, limit=limit, refuses=False)
 
 
-def _cut(limit: int | None, wanted: Any, max_length: int | None) -> tuple[bool, int | None]:
-    """Whether over-long texts are cut, and to how many tokens."""
-    if wanted not in (*_CUT, *_UNCUT):
-        raise InvalidRequestError(f"truncation={wanted!r} is unknown; choose True or False")
+def _cut(limit: int | None, truncation: Any, max_length: int | None) -> tuple[bool, int | None]:
+    """(Whether texts that are too long are cut, maximum number of tokens)."""
+    if truncation not in (*_CUT, *_UNCUT):
+        raise InvalidRequestError(f"truncation={truncation!r} is unknown; choose True or False")
     if limit is not None:
         return True, limit
-    if wanted in (False, "do_not_truncate"):
+    if truncation in (False, "do_not_truncate"):
         return False, None
-    return wanted is not None or max_length is not None, max_length  # as transformers: a length by itself truncates
+    return (
+        truncation is not None or max_length is not None,
+        max_length,
+    )  # as in transformers, max_length alone truncates
 
 
 def read_prompts(prompts: Any) -> list[Item]:
-    """Prompts as items: a str, ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``, token ids, or a list of these.
+    """Parse prompts: a str, ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``, token ids, or a list of these.
 
     Raises:
-        InvalidRequestError: None at all, or one of another kind.
+        InvalidRequestError: There are none, or one has another form.
     """
-    alone = isinstance(prompts, str | bytes | Mapping) or _are_ids(prompts) or not isinstance(prompts, Iterable)
-    listed = [prompts] if alone else list(prompts)
+    single = isinstance(prompts, str | bytes | Mapping) or _are_ids(prompts) or not isinstance(prompts, Iterable)
+    listed = [prompts] if single else list(prompts)
     if not listed:
         raise InvalidRequestError("You must pass at least one prompt; got an empty list")
-    return [_read(prompt, i) for i, prompt in enumerate(listed)]
+    return [_read(prompt, index) for index, prompt in enumerate(listed)]
 
 
-def _read(prompt: Any, i: int) -> Item:
+def _read(prompt: Any, index: int) -> Item:
     if isinstance(prompt, str):
         return prompt
     if _are_ids(prompt):
@@ -107,7 +110,7 @@ def _read(prompt: Any, i: int) -> Item:
         if isinstance(text, str) and ids is None:
             return text
     raise InvalidRequestError(
-        f"the prompt at index {i} is {prompt!r:.80}; pass a str, "
+        f"the prompt at index {index} is {prompt!r:.80}; pass a str, "
         '{"prompt": str} or {"prompt_token_ids": [int, ...]}'
     )
 
@@ -117,21 +120,21 @@ def _are_ids(value: Any) -> bool:
 
 
 def read_texts(data: Any, name: str) -> list[str]:
-    """One side of ``score``: a str, ``{"content": [text parts]}``, ``{"text": ...}``, or a list of these.
+    """Parse one side of ``score``: a str, ``{"content": [text parts]}``, ``{"text": ...}``, or a list of these.
 
-    ``{"prompt": ...}`` is vLLM's offline word for the third.
+    ``{"prompt": ...}`` is the offline class's form of ``{"text": ...}``.
 
     Raises:
-        InvalidRequestError: None at all, or one that is no text.
+        InvalidRequestError: There are none, or one is not a text.
     """
-    alone = isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable)
-    listed = [data] if alone else list(data)
+    single = isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable)
+    listed = [data] if single else list(data)
     if not listed:
         raise InvalidRequestError(f"At least one text is needed in {name}; got an empty list")
-    return [_text(entry, name, i) for i, entry in enumerate(listed)]
+    return [_text(entry, name, index) for index, entry in enumerate(listed)]
 
 
-def _text(entry: Any, name: str, i: int) -> str:
+def _text(entry: Any, name: str, index: int) -> str:
     if isinstance(entry, str):
         return entry
     if isinstance(entry, Mapping):
@@ -143,7 +146,7 @@ def _text(entry: Any, name: str, i: int) -> str:
             return content
         if isinstance(content, list) and content and all(map(_is_text_part, content)):
             return "\n".join(part["text"] for part in content)
-    raise InvalidRequestError(f"{name} has {entry!r:.80} at index {i}; millpond reads texts only")
+    raise InvalidRequestError(f"{name} has {entry!r:.80} at index {index}; millpond reads texts only")
 
 
 def _is_text_part(part: Any) -> bool:
