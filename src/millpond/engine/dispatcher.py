@@ -94,7 +94,7 @@ class Dispatcher:
     def assist(self, future: Future[Any]) -> None:
         """Run batches in the calling thread, which waits for ``future``, while a lane is free.
 
-        A small call then wakes two threads fewer. A thread with torch modes of its own leaves its call to the workers,
+        A small call then wakes two threads fewer. A thread inside a torch mode leaves its call to the workers,
         since they would change the result. In a future's callback other threads wait for this one: there it works
         until the call is done.
 
@@ -242,7 +242,7 @@ class Dispatcher:
         try:
             self._intake.drop(call)
             if call.future.cancelled():
-                call.future.set_running_or_notify_cancel()  # wakes whoever waits for several futures
+                call.future.set_running_or_notify_cancel()  # wakes threads that wait for several futures
                 call.flush()
         finally:
             owner = self._admission.release(call)

@@ -60,7 +60,7 @@ def combine(
 
     def whole_done(_: Future[Any]) -> None:
         if whole.cancelled():
-            whole.set_running_or_notify_cancel()  # wakes whoever waits for several futures
+            whole.set_running_or_notify_cancel()  # wakes threads that wait for several futures
             for part in parts:
                 part.cancel()
 

@@ -18,7 +18,7 @@ from millpond.tasks import Truncate
 
 # A cross-encoder needs at least one token of each of the two texts.
 _LEAST_ROOM = 2
-# A query leaves its document at least one in so many of the tokens that both have, as the model cards' code does.
+# A query leaves its document at least a quarter of the tokens that both have, as the model cards' code does.
 _DOCUMENT_SHARE = 4
 
 

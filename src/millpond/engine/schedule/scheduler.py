@@ -1,6 +1,6 @@
 """Scheduler: which requests are in the next batch.
 
-Every running call has a queue of its own. A batch visits the queues, the one served longest ago first, and takes an
+Every running call has its own queue. A batch visits the queues, the one served longest ago first, and takes an
 equal share of the token budget from each; what is left of the budget goes to the queues in the same order. So a single
 text that arrives behind a million others is in the next batch, and no call waits for ever.
 
@@ -267,7 +267,7 @@ class Scheduler:
         """Move requests from a queue into the batch, about ``quota`` tokens; returns the tokens moved.
 
         A request of which at least half fits into ``room`` comes along, unless that makes more than ``most`` tokens: if
-        left over, it would be a batch of its own.
+        left over, it would make another batch.
         """
         taken = 0
         while queue and taken < quota:
