@@ -103,9 +103,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--group", type=int, default=2_048, help="keys per get")
-    parser.add_argument(
-        "--directory", type=Path, default=None, help="folder of the file (default: the temporary folder)"
-    )
+    parser.add_argument("--directory", type=Path, default=None, help="folder of the file (default: a temporary one)")
     options = parser.parse_args()
     rows, repeat = (min(options.rows, 4_000), 1) if options.smoke else (options.rows, 5)
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:

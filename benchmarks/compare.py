@@ -69,9 +69,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the texts of a full run")
-    parser.add_argument(
-        "--results", type=Path, default=RESULTS, help="folder; with another one the page is not changed"
-    )
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder; another one leaves the page unchanged")
     parser.add_argument("--engines", default=None, help=f"some of {', '.join(COMPETITORS)}; {REFERENCE} always runs")
     parser.add_argument("--environments", type=Path, default=None, help=f"folder (default: {cache_folder()})")
     parser.add_argument(

@@ -1,11 +1,11 @@
-"""What a GPU gives: texts in, float32 rows out, in tokens per second, beside the ways that users have.
+"""Throughput on a GPU, from texts to float32 rows, in tokens per second, compared with other ways to compute them.
 
     PYTHONPATH=src python benchmarks/gpu.py [--smoke] [--out FILE] [--rounds 5] [--tokens 2000000]
 
-Needs torch, transformers and numpy; sentence-transformers and flash-attn take part where they are installed. The model
-has BERT-base's shape and random weights, the tokenizer is made of the standard library's docstrings, and so are the
-texts: nothing is downloaded. All engines are in this process and take turns; each batch size is searched for.
-``--smoke`` runs a tiny shape on the CPU, in float32: it is there to see that everything runs and is equal.
+Needs torch, transformers and numpy; sentence-transformers and flash-attn take part if they are installed. The model has
+BERT-base's shape and random weights. The tokenizer is trained on the standard library's docstrings, which are also the
+texts, so nothing is downloaded. All engines run in this process and take turns, each with its best batch size.
+``--smoke`` runs a tiny shape on the CPU in float32, to check that everything runs and gives equal results.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ SPECIAL = {
     "mask_token": "[MASK]",
 }
 BATCH_SIZES = (64, 128, 256, 512)
-CHECKED = 256  # texts whose results are compared with float32
+CHECKED = 256  # number of texts whose results are compared with float32
 
 Arrays = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A way to compute something.
+    """A way to compute vectors or scores.
 
     Attributes:
-        name: As the results have it.
-        run: Inputs and batch size to arrays by name.
-        searches: Whether it has a batch size.
+        name: Its name in the results.
+        run: Takes inputs and a batch size, returns arrays by name.
+        searches: Whether it takes a batch size, so that the best one is searched for.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Way:
 
 
 def write_models(folder: Path, *, tiny: bool) -> tuple[Path, Path]:
-    """An encoder and a cross-encoder of BERT-base's shape, or a tiny one."""
+    """Write an encoder and a cross-encoder of BERT-base's shape, or tiny ones."""
     from transformers import BertConfig, BertForSequenceClassification, BertModel
 
     small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
@@ -67,7 +67,7 @@ def write_models(folder: Path, *, tiny: bool) -> tuple[Path, Path]:
     torch.manual_seed(0)
     for kind, path in ((BertModel, encoder), (BertForSequenceClassification, cross)):
         model = kind(config)
-        with torch.no_grad():  # at transformers' own scale, texts and pairs would hardly differ
+        with torch.no_grad():  # with transformers' initial scale, texts and pairs would hardly differ
             for parameter in model.parameters():
                 if parameter.ndim == 2:
                     parameter.normal_(std=1.5 / config.hidden_size**0.5)
@@ -100,36 +100,36 @@ def workload(texts: Texts, name: str, count: int) -> Workload:
     """Texts of 50 tokens, of 512, or of 10 to 500."""
     chance = random.Random(name)
     lengths = [chance.randint(10, 500) if name == "mixed" else int(name) for _ in range(count)]
-    found = texts.pieces(lengths, chance)
-    read = [len(one.ids) for one in texts.tokenizer.encode_batch(found)]
-    return Workload(name=name, texts=tuple(found), lengths=tuple(min(length, 512) for length in read))
+    pieces = texts.pieces(lengths, chance)
+    tokens = [len(encoding.ids) for encoding in texts.tokenizer.encode_batch(pieces)]
+    return Workload(name=name, texts=tuple(pieces), lengths=tuple(min(count, 512) for count in tokens))
 
 
 def padded(model: Path, kind: str, dtype: torch.dtype, device: str) -> Callable[[Any, int], Arrays]:
-    """transformers by hand: sorted by length, padded; the mean of the states, or a score for each pair."""
+    """transformers' classes: texts sorted by length and padded; the mean of the states, or a score for each pair."""
     from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     loader = AutoModel if kind == "embed" else AutoModelForSequenceClassification
     backbone = loader.from_pretrained(model, dtype=dtype).eval().to(device)
 
-    def given(texts: Sequence[str], pairs: Sequence[str] | None) -> Any:
+    def tokenized(texts: Sequence[str], pairs: Sequence[str] | None) -> Any:
         options = {"padding": True, "truncation": True, "max_length": 512, "return_tensors": "pt"}
-        found = tokenizer(list(texts), None if pairs is None else list(pairs), **options)
-        return found.to(device, non_blocking=True)
+        inputs = tokenizer(list(texts), None if pairs is None else list(pairs), **options)
+        return inputs.to(device, non_blocking=True)
 
     def in_batches(texts: Sequence[str], batch: int, work: Callable[[Sequence[int]], torch.Tensor]) -> Any:
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         rows = [work(order[start : start + batch]) for start in range(0, len(order), batch)]
-        found = torch.cat(rows).float().cpu().numpy()
-        back = np.empty_like(found)
-        back[order] = found
-        return back
+        results = torch.cat(rows).float().cpu().numpy()
+        in_order = np.empty_like(results)
+        in_order[order] = results
+        return in_order
 
     @torch.inference_mode()
     def embed(texts: Sequence[str], batch: int) -> Arrays:
         def work(chosen: Sequence[int]) -> torch.Tensor:
-            inputs = given([texts[i] for i in chosen], None)
+            inputs = tokenized([texts[i] for i in chosen], None)
             mask = inputs["attention_mask"].unsqueeze(-1)
             states = backbone(**inputs).last_hidden_state
             mean = (states * mask).sum(1, dtype=torch.float32) / mask.sum(1)
@@ -142,7 +142,7 @@ def padded(model: Path, kind: str, dtype: torch.dtype, device: str) -> Callable[
         documents = pair["documents"]
 
         def work(chosen: Sequence[int]) -> torch.Tensor:
-            inputs = given([pair["query"]] * len(chosen), [documents[i] for i in chosen])
+            inputs = tokenized([pair["query"]] * len(chosen), [documents[i] for i in chosen])
             return backbone(**inputs).logits.float().sigmoid()[:, 0]
 
         return {"scores": in_batches(documents, batch, work)}
@@ -151,7 +151,7 @@ def padded(model: Path, kind: str, dtype: torch.dtype, device: str) -> Callable[
 
 
 def millpond(model: Path, kind: str, device: str) -> Callable[[Any, int], Arrays]:
-    """`Engine`, default settings but for the pooling, which the bare checkpoint does not say."""
+    """`Engine` with default settings, except for the pooling, which the bare checkpoint does not name."""
     from millpond import Engine
 
     dtype = "auto" if device != "cpu" else "float32"
@@ -163,9 +163,9 @@ def millpond(model: Path, kind: str, device: str) -> Callable[[Any, int], Arrays
 
 
 def others(model: Path, kind: str, device: str) -> list[Way]:
-    """sentence-transformers, in half precision, padded and (encoders only) without padding."""
+    """sentence-transformers in half precision, padded and (encoders only) without padding."""
     if importlib.util.find_spec("sentence_transformers") is None:
-        print("sentence-transformers is not installed: it does not take part")
+        print("sentence-transformers is not installed and does not take part")
         return []
     from sentence_transformers import CrossEncoder, SentenceTransformer
 
@@ -181,8 +181,8 @@ def others(model: Path, kind: str, device: str) -> list[Way]:
 
     def embedding(encoder: Any) -> Callable[[Any, int], Arrays]:
         def embed(texts: Sequence[str], batch: int) -> Arrays:
-            found = encoder.encode(list(texts), batch_size=batch, normalize_embeddings=True, show_progress_bar=False)
-            return {"vectors": found.astype(np.float32)}
+            vectors = encoder.encode(list(texts), batch_size=batch, normalize_embeddings=True, show_progress_bar=False)
+            return {"vectors": vectors.astype(np.float32)}
 
         return embed
 
@@ -198,22 +198,22 @@ def others(model: Path, kind: str, device: str) -> list[Way]:
     return ways
 
 
-def compare(ways: Sequence[Way], given: Any, few: Any, reference: Arrays, *, rounds: int, sizes: Sequence[int]) -> Any:
-    """Batch sizes, equality on ``few``, then times of ``given`` in turns; rows by name."""
+def compare(ways: Sequence[Way], inputs: Any, few: Any, reference: Arrays, *, rounds: int, sizes: Sequence[int]) -> Any:
+    """Compare results for ``few``, search batch sizes, then time ``inputs`` in turns; returns rows by name."""
     rows: dict[str, Any] = {}
     chosen: dict[str, int] = {}
     for way in ways:
         verdict = judge(way.run(few, sizes[0]), reference, "half")
         rows[way.name] = {"equal": verdict.equal, **verdict.figures}
-        way.run(given, sizes[0])  # warms it up
-        tried = {size: clocked(way, given, size) for size in sizes} if way.searches and len(sizes) > 1 else {}
+        way.run(inputs, sizes[0])  # warm-up
+        tried = {size: seconds_of(way, inputs, size) for size in sizes} if way.searches and len(sizes) > 1 else {}
         chosen[way.name] = min(tried, key=lambda size: tried[size]) if tried else sizes[0]
     times: dict[str, list[float]] = {way.name: [] for way in ways}
     for number in range(rounds):
         for way in [*ways[number % len(ways) :], *ways[: number % len(ways)]]:
-            times[way.name].append(clocked(way, given, chosen[way.name]))
+            times[way.name].append(seconds_of(way, inputs, chosen[way.name]))
     for way in ways:
-        if rows[way.name]["equal"]:  # a time of something else is none
+        if rows[way.name]["equal"]:  # else the time means nothing
             rows[way.name] |= {
                 "batch": chosen[way.name] if way.searches else None,
                 "median_seconds": statistics.median(times[way.name]),
@@ -222,15 +222,15 @@ def compare(ways: Sequence[Way], given: Any, few: Any, reference: Arrays, *, rou
     return rows
 
 
-def clocked(way: Way, given: Any, size: int) -> float:
-    """Seconds of one pass. Results are numpy arrays on the host, so that nothing is left to wait for."""
+def seconds_of(way: Way, inputs: Any, size: int) -> float:
+    """Seconds of one pass. Results are numpy arrays on the host, so no work is pending afterwards."""
     begin = time.perf_counter()
-    way.run(given, size)
+    way.run(inputs, size)
     return time.perf_counter() - begin
 
 
 def measure(folder: Path, device: str, *, smoke: bool, tokens: int, rounds: int) -> dict[str, Any]:
-    """Every figure."""
+    """Measure everything."""
     half = torch.float16 if device != "cpu" else torch.float32
     sizes = BATCH_SIZES if not smoke else (8,)
     encoder, cross = write_models(folder, tiny=smoke)
@@ -267,7 +267,7 @@ def measure(folder: Path, device: str, *, smoke: bool, tokens: int, rounds: int)
 
 
 def rows_in(load: Any) -> dict[str, Any]:
-    """The rows of a workload's results; of anything else, none."""
+    """The rows of a workload's results; empty for other entries."""
     return load["rows"] if isinstance(load, dict) else {}
 
 
@@ -279,9 +279,9 @@ def report(name: str, rows: dict[str, Any], key: str) -> None:
 
 
 def main() -> int:
-    """Run and record."""
+    """Measure and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="a tiny shape on the CPU, to see that it runs")
+    parser.add_argument("--smoke", action="store_true", help="a tiny shape on the CPU, to check that it runs")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu.json")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=2_000_000, help="in one pass")

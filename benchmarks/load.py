@@ -1,10 +1,10 @@
-"""Latency and throughput of one engine as load rises to saturation and beyond: threads and asyncio, mixed lengths.
+"""Latency and throughput of one engine under load up to saturation and beyond: threads and asyncio, mixed lengths.
 
     python benchmarks/load.py [--smoke] [--duration 8] [--rounds 5] [--only curve,callers,rerank,hostage]
 
-Requests are single texts, most of them short, that arrive as a Poisson process; their rates are shares of what one
-caller's bulk reaches on the same texts. A request's time runs from when it was to arrive, so that one which had to wait
-for a thread has waited. The engine holds few texts (``max_queue``): beyond saturation it refuses, and that is counted.
+Requests are single texts, most of them short, that arrive as a Poisson process. Rates are shares of the throughput of
+one bulk call on the same texts. Latency is measured from the scheduled arrival, so waiting for a thread is included.
+The engine's queue is short (``max_queue``); beyond saturation it refuses requests, which are counted.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from record import RESULTS, record
 from millpond import AsyncEngine, Engine
 from millpond.errors import EngineOverloadedError
 
-MAX_QUEUE = 128  # texts that the loaded engine lets wait
-THREADS = 192  # of the threaded front: more than may wait, so that there is somebody to refuse
+MAX_QUEUE = 128  # texts that may wait in the engine under load
+THREADS = 192  # threads that send requests: more than may wait, so that some are refused
 CALLERS = 64
-SHORTS = 0.8  # share of the requests; the rest has 10 to 500 tokens
-SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.25, 1.5)  # of bulk throughput: what is offered
+SHORTS = 0.8  # share of short requests; the others have 10 to 500 tokens
+SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.25, 1.5)  # offered load, as shares of bulk throughput
 HOSTAGES_PER_SECOND = 20.0
 SECTIONS = ("curve", "callers", "rerank", "hostage")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """A request of the load.
+    """A scheduled request.
 
     Attributes:
         at: Seconds after the start.
         kind: ``short`` or ``long``.
         text: The text.
-        tokens: How many it has.
+        tokens: Number of its tokens.
     """
 
     at: float
@@ -64,15 +64,15 @@ class Arrival:
 
 @dataclass(kw_only=True)
 class Tally:
-    """What became of the arrivals; filled by many threads, a list's ``append`` at a time."""
+    """Outcomes of the requests; many threads append to its lists."""
 
     start: float = field(default_factory=time.perf_counter)
-    served: list[tuple[Arrival, float]] = field(default_factory=list)  # with the seconds since it was to arrive
+    served: list[tuple[Arrival, float]] = field(default_factory=list)  # with the seconds since the scheduled arrival
     refused: list[Arrival] = field(default_factory=list)
 
     @contextmanager
     def timing(self, arrival: Arrival) -> Iterator[None]:
-        """Around a request."""
+        """Time one request."""
         try:
             yield
         except EngineOverloadedError:
@@ -81,7 +81,7 @@ class Tally:
             self.served.append((arrival, time.perf_counter() - self.start - arrival.at))
 
     def row(self) -> dict[str, Any]:
-        """The figures."""
+        """The figures as a row of the results."""
         seconds = max((arrival.at + took for arrival, took in self.served), default=0.0) or 1.0
         row: dict[str, Any] = {
             "achieved_per_second": round(len(self.served) / seconds, 1),
@@ -101,26 +101,26 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def arrivals(rate: float, seconds: float, mix: dict[str, Workload], *, seed: str) -> list[Arrival]:
-    """A Poisson process of ``rate`` requests per second; a text is used again when all of its kind were."""
+    """A Poisson process of ``rate`` requests per second; the texts of each kind are used in turn."""
     chance = random.Random(seed)
     pools = {kind: itertools.cycle(zip(load.texts, load.lengths, strict=True)) for kind, load in mix.items()}
-    found, at = [], 0.0
+    scheduled, at = [], 0.0
     while (at := at + chance.expovariate(rate)) < seconds:
         kind = "short" if len(mix) == 1 or chance.random() < SHORTS else "long"
         text, tokens = next(pools[kind])
-        found.append(Arrival(at=at, kind=kind, text=text, tokens=tokens))
-    return found
+        scheduled.append(Arrival(at=at, kind=kind, text=text, tokens=tokens))
+    return scheduled
 
 
 def by_threads(engine: Engine, load: Sequence[Arrival], *, threads: int = THREADS) -> Tally:
     """Each thread takes the next arrival, waits for its time, and embeds it."""
-    coming, lock = iter(load), threading.Lock()
+    remaining, lock = iter(load), threading.Lock()
     tally = Tally()
 
     def work() -> None:
         while True:
             with lock:
-                arrival = next(coming, None)
+                arrival = next(remaining, None)
             if arrival is None:
                 return
             if (early := tally.start + arrival.at - time.perf_counter()) > 0:
@@ -133,7 +133,7 @@ def by_threads(engine: Engine, load: Sequence[Arrival], *, threads: int = THREAD
 
 
 def by_tasks(engine: Engine, load: Sequence[Arrival]) -> Tally:
-    """A task for each arrival, made when it is due."""
+    """One task for each arrival, started when it is due."""
     front = AsyncEngine(engine)
     tally = Tally()
 
@@ -152,22 +152,22 @@ def by_tasks(engine: Engine, load: Sequence[Arrival]) -> Tally:
 
 
 def in_threads(work: Callable[[], None], count: int) -> None:
-    """``work`` in ``count`` threads, to the end."""
-    crew = [threading.Thread(target=work) for _ in range(count)]
-    for thread in crew:
+    """Run ``work`` in ``count`` threads and wait for all."""
+    workers = [threading.Thread(target=work) for _ in range(count)]
+    for thread in workers:
         thread.start()
-    for thread in crew:
+    for thread in workers:
         thread.join()
 
 
 def singles_by_threads(engine: Engine, texts: Sequence[str]) -> None:
-    """``CALLERS`` threads embed the texts one by one, as fast as they can."""
-    left, lock = iter(texts), threading.Lock()
+    """``CALLERS`` threads embed the texts one by one, as fast as possible."""
+    remaining, lock = iter(texts), threading.Lock()
 
     def work() -> None:
         while True:
             with lock:
-                text = next(left, None)
+                text = next(remaining, None)
             if text is None:
                 return
             engine.embed([text])
@@ -176,16 +176,16 @@ def singles_by_threads(engine: Engine, texts: Sequence[str]) -> None:
 
 
 def singles_by_tasks(engine: Engine, texts: Sequence[str]) -> None:
-    """``CALLERS`` tasks of one loop do."""
-    front, left = AsyncEngine(engine), iter(texts)
+    """``CALLERS`` tasks of one event loop embed the texts one by one."""
+    front, remaining = AsyncEngine(engine), iter(texts)
 
     async def work() -> None:
-        for text in left:  # one loop, one thread: no two tasks are in the iterator at once
+        for text in remaining:  # one thread, so no two tasks advance the iterator at once
             await front.embed([text])
 
     async def main() -> None:
-        works: list[Awaitable[None]] = [work() for _ in range(CALLERS)]
-        await asyncio.gather(*works)
+        tasks: list[Awaitable[None]] = [work() for _ in range(CALLERS)]
+        await asyncio.gather(*tasks)
 
     asyncio.run(main())
 
@@ -198,7 +198,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 class Bench:
-    """The engine's model, the texts, and how long to measure."""
+    """The model, the texts, and the durations of the measurements."""
 
     def __init__(self, options: argparse.Namespace, shapes: Shapes) -> None:
         self.shapes = shapes
@@ -210,7 +210,7 @@ class Bench:
         self.shares = (0.5, 1.5) if options.smoke else SHARES
 
     def load(self, name: str, count: int) -> Workload:
-        """``count`` texts of a kind, fewer in a smoke run."""
+        """``count`` texts of a workload, fewer in a smoke run."""
         return self.texts.workload(name, limit=512, count=max(8, int(count * self.scale)))
 
     def median(self, work: Callable[[], object]) -> float:
@@ -218,7 +218,7 @@ class Bench:
         return statistics.median(timed(work) for _ in range(self.rounds))
 
     def curve(self) -> dict[str, Any]:
-        """Percentiles and throughput over the offered rate, for both fronts."""
+        """Percentiles and throughput at each offered rate, for threads and asyncio."""
         mix = {"short": self.load("short", 1600), "long": self.load("mixed", 400)}
         both = [text for load in mix.values() for text in load.texts]
         tokens = sum(load.tokens for load in mix.values())
@@ -241,8 +241,8 @@ class Bench:
         }
 
     def callers(self) -> dict[str, Any]:
-        """Bulk and many callers of single texts, taking turns."""
-        found = {}
+        """One bulk call and many callers of single texts, measured in turns."""
+        results = {}
         with Engine(self.model) as engine:
             for name, count in (("docs", 1000), ("short", 3000)):
                 load = self.load(name, count)
@@ -258,35 +258,35 @@ class Bench:
                     for way, work in ways.items():
                         seconds[way].append(timed(work))
                 medians = {way: statistics.median(times) for way, times in seconds.items()}
-                found[name] = {
+                results[name] = {
                     "texts": len(texts),
                     "mean_tokens": round(load.tokens / len(texts), 1),
                     "callers": CALLERS,
                     "texts_per_second": {way: round(len(texts) / median, 1) for way, median in medians.items()},
                     "share_of_bulk": {way: round(medians["bulk"] / median, 3) for way, median in medians.items()},
                 }
-        return found
+        return results
 
     def rerank(self) -> dict[str, Any]:
-        """One query and 100 passages: by two vectors, and by a cross-encoder of the same backbone."""
+        """One query and 100 passages, by a bi-encoder and by a cross-encoder of the same backbone."""
         passages = list(self.load("mixed", 100).texts)
-        found = {}
+        results = {}
         for kind, shape in (("bi-encoder", "minilm"), ("cross-encoder", "cross-encoder")):
             with Engine(self.shapes.folder(shape)) as engine:
                 engine.rerank("What does it return?", passages)
                 times = [timed(lambda: engine.rerank("What does it return?", passages)) for _ in range(2 * self.rounds)]
-            found[kind] = {"passages": len(passages), **percentiles(times)}
-        return found
+            results[kind] = {"passages": len(passages), **percentiles(times)}
+        return results
 
     def hostage(self) -> dict[str, Any]:
-        """Short texts now and then, alone and while another caller has 2,000 long ones in work."""
+        """Short texts at a low rate, alone and while another caller embeds 2,000 long texts."""
         shorts = {"short": self.load("short", 1600)}
         long = list(self.load("mixed", 2000).texts)
         load = arrivals(HOSTAGES_PER_SECOND, self.duration, shorts, seed="hostage")
-        found: dict[str, Any] = {"per_second": HOSTAGES_PER_SECOND, "long_texts": len(long)}
+        results: dict[str, Any] = {"per_second": HOSTAGES_PER_SECOND, "long_texts": len(long)}
         with Engine(self.model) as engine:
             by_threads(engine, load[:20])
-            found["alone"] = by_threads(engine, load).row().get("short")
+            results["alone"] = by_threads(engine, load).row().get("short")
             over = threading.Event()
 
             def hold() -> None:
@@ -296,17 +296,17 @@ class Bench:
             holder = threading.Thread(target=hold)
             holder.start()
             try:
-                found["beside"] = by_threads(engine, load).row().get("short")
+                results["beside"] = by_threads(engine, load).row().get("short")
             finally:
                 over.set()
                 holder.join()
-        return found
+        return results
 
 
 def main() -> None:
-    """Measure the sections asked for, print and record."""
+    """Measure the requested sections, print and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="a few texts for half a second each, recorded nowhere")
+    parser.add_argument("--smoke", action="store_true", help="a few texts for half a second each, not recorded")
     parser.add_argument("--duration", type=float, default=8.0, help="seconds for each rate and front")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(SECTIONS), metavar="SECTION,...")
@@ -314,12 +314,12 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.only) - set(SECTIONS):
         parser.error(f"--only has no {', '.join(sorted(unknown))}; choose of {', '.join(SECTIONS)}")
-    logging.getLogger("millpond").setLevel(logging.ERROR)  # that single texts were cut is no news here
+    logging.getLogger("millpond").setLevel(logging.ERROR)  # no warnings about truncated texts
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options, Shapes(Path(folder) / "models" if options.smoke else cache_folder() / "models"))
         results = {name: getattr(bench, name)() for name in SECTIONS if name in options.only}
         print(curves.load_table(results))
-        if set(options.only) == set(SECTIONS):  # parts of it would replace the whole
+        if set(options.only) == set(SECTIONS):  # a part would replace the whole file
             target = Path(folder) / "results" if options.smoke else RESULTS
             record("load", results, folder=target)
             show(target)

@@ -78,7 +78,7 @@ def measure(model: Path, *, count: int, every: int) -> dict[str, Any]:
 def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="a few thousand texts, recorded nowhere")
+    parser.add_argument("--smoke", action="store_true", help="a few thousand texts, not recorded")
     parser.add_argument("--texts", type=int, default=1_000_000)
     parser.add_argument("--every", type=int, default=5_000, help="texts between two samples")
     options = parser.parse_args()

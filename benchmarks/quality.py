@@ -204,9 +204,7 @@ def main() -> None:
     parser.add_argument("--set", default="cranfield")
     parser.add_argument("--model", default=None)
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument(
-        "--quantization", choices=("int8", "fp8"), help="results are written to quality-int8.json or quality-fp8.json"
-    )
+    parser.add_argument("--quantization", choices=("int8", "fp8"), help="recorded as quality-int8.json and so on")
     parser.add_argument("--widths", default="384,256,128,64")
     arguments = parser.parse_args()
     if arguments.data is None:

@@ -54,9 +54,7 @@ def hardware() -> dict[str, Any]:
         "architecture": platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None,
-        "load": os.getloadavg()[0]
-        if hasattr(os, "getloadavg")
-        else None,  # high if other processes ran: then distrust the figures
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # if others ran, distrust the figures
     }
     torch = sys.modules.get("torch")  # not imported for this alone
     if torch is not None and torch.cuda.is_available():

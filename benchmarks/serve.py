@@ -1,13 +1,13 @@
-"""The server beside its own engine, and beside `vllm serve`: throughput, single texts, overload.
+"""The server compared with its own engine and with `vllm serve`: throughput, single texts, overload.
 
     python benchmarks/serve.py [--smoke] [--only throughput,singles,overload] [--rounds 5] [--duration 6]
                                [--alone] [--texts 1024]
                                [--environments FOLDER] [--python vllm=PATH]
 
-One process each: the engine without a server, `millpond serve`, `vllm serve`, and this one, which sends the load of
-`millpond bench-serve` over the loopback device; all of them share the cores. They take turns within each round, and
-what counts are ratios of one run. `MILLPOND_VLLM_PYTHON` may name an interpreter that has vLLM; without it an
-environment is made, once, as `compare.py` does.
+The engine without a server, `millpond serve`, `vllm serve` and this process, which sends the load of
+`millpond bench-serve` over the loopback device, share the cores. They take turns within each round; compare ratios of
+one run only. `MILLPOND_VLLM_PYTHON` may name an interpreter with vLLM; without it an environment is made and kept, as
+`compare.py` does.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from millpond.bench.target import Target
 SECTIONS = ("throughput", "singles", "overload")
 SIZE = 32  # texts of a request
 CALLERS = (1, 8)  # threads of the engine, connections of a server
-ENCODINGS = ("float", "base64")  # what HTTP says by itself, and what OpenAI's client asks for
+ENCODINGS = ("float", "base64")  # HTTP's default, and what OpenAI's client requests
 RATES = (25.0, 100.0)  # single texts per second
-OVERLOAD = 3.0  # times what the server achieved
-MAX_QUEUE = 512  # texts that our server lets wait: twice what the callers of the other sections bring
+OVERLOAD = 3.0  # offered load, as a multiple of what the server achieved
+MAX_QUEUE = 512  # texts that may wait in our server: twice those of the callers in the other sections
 HEALTH_EVERY = 0.02  # seconds
-EQUAL = 0.999  # mean cosine to the engine's vectors
+EQUAL = 0.999  # least mean cosine to the engine's vectors
 
 
 class Bench:
-    """The engine, the servers, and the texts that they all get."""
+    """The engine, the servers, and the texts that all of them get."""
 
     def __init__(self, options: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
         self.rounds: int = 1 if options.smoke else options.rounds
         self.duration: float = 0.5 if options.smoke else options.duration
-        self.offered: float = 10.0 if options.smoke else OVERLOAD  # half a second is to be enough for refusals
+        self.offered: float = 10.0 if options.smoke else OVERLOAD  # half a second must be enough for refusals
         self.queue: int = 256 if options.smoke else MAX_QUEUE
         self.rates = RATES[-1:] if options.smoke else RATES
         self.smoke: bool = options.smoke
@@ -73,7 +73,7 @@ class Bench:
         self.shorts = texts.workload("short", limit=512, count=64 if options.smoke else 2048)
         self.environments = Environments(root / "environments", given=options.python, torch_args=options.torch_args)
         self.servers: dict[str, Server] = {}
-        # The two of ours start side by side; vLLM takes every core to itself.
+        # Our two processes start at once; vLLM would use every core, so it starts after them.
         queue = ("--max-queue", str(self.queue))
         self.servers["millpond"] = stack.enter_context(servers.millpond(self.model, folder, *queue))
         self.engine = Peer(COMPETITORS["millpond"], self.environments.python(HERE), folder / "engine.log")
@@ -90,7 +90,7 @@ class Bench:
         try:
             server = servers.vllm(self.environments.python("vllm"), self.model, self.folder)
             stack.callback(server.close)
-            print(f"  vllm is there after {server.wait():.0f} s", flush=True)
+            print(f"  vllm is ready after {server.wait():.0f} s", flush=True)
             self.servers["vllm"] = server
         except UnavailableError as error:
             print(f"  without vllm: {error}", flush=True)
@@ -105,41 +105,41 @@ class Bench:
         """Mean cosine of a server's vectors to the engine's.
 
         Raises:
-            SystemExit: They are others, and no figure would mean anything.
+            SystemExit: They differ, so the figures would be meaningless.
         """
         body = json.dumps({"model": NAME, "input": self.docs.texts[:64]}).encode()
         request = urllib.request.Request(
             f"{server.url}/v1/embeddings", data=body, headers={"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request) as answer:
-            theirs = np.array([row["embedding"] for row in json.load(answer)["data"]])
+            served = np.array([row["embedding"] for row in json.load(answer)["data"]])
         self.engine.ask("save", path=str(self.folder / "vectors.npz"))
         with np.load(self.folder / "vectors.npz") as arrays:
-            ours = arrays["vectors"][: len(theirs)]
-        norms = np.linalg.norm(theirs, axis=1) * np.linalg.norm(ours, axis=1)
-        cosine = float(np.mean(np.sum(theirs * ours, axis=1) / norms))
+            expected = arrays["vectors"][: len(served)]
+        norms = np.linalg.norm(served, axis=1) * np.linalg.norm(expected, axis=1)
+        cosine = float(np.mean(np.sum(served * expected, axis=1) / norms))
         if cosine < EQUAL:
-            raise SystemExit(f"{server.name} answers with other vectors: a mean cosine of {cosine:.4f} to the engine's")
+            raise SystemExit(f"{server.name} returns other vectors than the engine: a mean cosine of {cosine:.4f}")
         return round(cosine, 6)
 
     def turns(self, ways: Mapping[str, Callable[[], Any]]) -> dict[str, list[Any]]:
-        """``rounds`` results of each way, in turns, after one that does not count; each round begins with another."""
-        found: dict[str, list[Any]] = {name: [] for name in ways}
+        """``rounds`` results of each way, in turns after a warm-up round; each round begins with another way."""
+        results: dict[str, list[Any]] = {name: [] for name in ways}
         for number in range(-1, self.rounds):
             names = list(ways)
             shift = number % len(names)
             for name in [*names[shift:], *names[:shift]]:
                 result = ways[name]()
                 if number >= 0 or self.smoke:
-                    found[name].append(result)
+                    results[name].append(result)
             if self.smoke:
                 break
-        return found
+        return results
 
     # The sections
 
     def throughput(self) -> dict[str, Any]:
-        """Texts per second at 32 texts a request: of the engine, and of servers over it."""
+        """Texts per second with 32 texts per request, of the engine and of the servers."""
         texts = len(self.docs.texts)
         ways: dict[str, Callable[[], float]] = {"engine, one call": lambda: texts / self._engine("run")}
         for callers in CALLERS:
@@ -171,7 +171,7 @@ class Bench:
         }
 
     def singles(self) -> dict[str, Any]:
-        """Latencies of single short texts: one after the other, and arriving by themselves."""
+        """Latencies of single short texts: one after the other, and at fixed rates."""
         count = 20 if self.smoke else 200
         ways: dict[str, Callable[[], dict[str, Any]]] = {"engine, one after the other": lambda: self._calls(count)}
         for server in self.servers.values():
@@ -181,17 +181,17 @@ class Bench:
             for rate in self.rates:
                 plan = replace(base, rate=rate, connections=256, requests=max(20, int(rate * self.duration)))
                 ways[f"{server.name}, {rate:g} a second"] = lambda t=target, p=plan: self._latency(t, p)
-        found = self.turns(ways)
+        latencies = self.turns(ways)
         return {
             "mean_tokens": round(self.shorts.tokens / len(self.shorts.texts), 1),
             "milliseconds": {
                 name: {key: round(statistics.median(row[key] for row in rows), 3) for key in rows[0]}
-                for name, rows in found.items()
+                for name, rows in latencies.items()
             },
         }
 
     def overload(self) -> dict[str, Any]:
-        """Several times the load that can be served: what is refused, how fast, and how ``/health`` does meanwhile."""
+        """Several times the load that can be served: refusals, throughput, and the latency of ``/health`` meanwhile."""
         return {
             "offered": self.offered,
             "max_queue": self.queue,
@@ -199,7 +199,7 @@ class Bench:
             "rows": {name: asyncio.run(self._overloaded(server)) for name, server in self.servers.items()},
         }
 
-    # What they are made of
+    # Parts of the sections
 
     def _engine(self, do: str, **arguments: Any) -> float:
         return float(self.engine.ask(do, inputs=self.inputs["docs"], **arguments)["seconds"])
@@ -230,7 +230,7 @@ class Bench:
         alone = await _beside(target, lambda: asyncio.sleep(self.duration))
         saturated = await _beside(target, lambda: drive(target, full, self.docs.texts))
         achieved = saturated["load"].as_dict()["requests_per_second"]
-        much = LoadPlan(
+        excess = LoadPlan(
             texts_per_request=SIZE,
             rate=self.offered * achieved,
             connections=512,
@@ -238,7 +238,7 @@ class Bench:
             warm_up=0,
             timeout=120,
         )
-        over = await _beside(target, lambda: drive(target, much, self.docs.texts))
+        over = await _beside(target, lambda: drive(target, excess, self.docs.texts))
         report = over["load"].as_dict()
         return {
             "served_per_second_at_most": achieved,
@@ -256,12 +256,12 @@ class Bench:
 
 
 async def _beside(target: Target, work: Callable[[], Any]) -> dict[str, Any]:
-    """What ``work`` gives, and the latencies of ``/health`` while it was under way."""
+    """The result of ``work``, and the latencies of ``/health`` while it ran."""
     times: list[tuple[float, float]] = []
     message = target.get("/health")
     async with Connections(target, limit=1, timeout=60) as connections:
 
-        async def ask() -> None:
+        async def poll() -> None:
             while True:
                 due = time.perf_counter()
                 answer = await connections.send(message)
@@ -270,11 +270,11 @@ async def _beside(target: Target, work: Callable[[], Any]) -> dict[str, Any]:
                 times.append((due, time.perf_counter()))
                 await asyncio.sleep(HEALTH_EVERY)
 
-        asking = asyncio.create_task(ask())
+        polling = asyncio.create_task(poll())
         load = await work()
-        if asking.done():
-            asking.result()
-        asking.cancel()
+        if polling.done():
+            polling.result()
+        polling.cancel()
     return {"load": load, "health": {"asked": len(times), **_spread(times)}}
 
 
@@ -284,30 +284,30 @@ def _spread(times: list[tuple[float, float]]) -> dict[str, float]:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="a few texts, without vLLM, recorded nowhere")
+    parser.add_argument("--smoke", action="store_true", help="a few texts, without vLLM, not recorded")
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(SECTIONS), metavar="SECTION,...")
     parser.add_argument("--alone", action="store_true", help="without vLLM")
-    parser.add_argument("--texts", type=int, default=1024, help="how many docstrings the throughput is measured over")
+    parser.add_argument("--texts", type=int, default=1024, help="number of docstrings for the throughput")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--duration", type=float, default=6.0, help="seconds of each load that has no number")
+    parser.add_argument("--duration", type=float, default=6.0, help="seconds of each load without a number of requests")
     parser.add_argument("--environments", type=Path, default=None, help=f"folder (default: {cache_folder()})")
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH", help="an interpreter for vllm")
     parser.add_argument("--data", type=Path, default=os.environ.get("MILLPOND_DATA"), help="folder with longdocs/*.txt")
     parser.add_argument(
-        "--torch-args", default=os.environ.get("TORCH_ARGS", ""), help="more for pip where torch is installed"
+        "--torch-args", default=os.environ.get("TORCH_ARGS", ""), help="further arguments of pip when it installs torch"
     )
     options = parser.parse_args()
     if unknown := set(options.only) - set(SECTIONS):
         parser.error(f"--only has no {', '.join(sorted(unknown))}; choose of {', '.join(SECTIONS)}")
-    known = {"vllm": os.environ["MILLPOND_VLLM_PYTHON"]} if os.environ.get("MILLPOND_VLLM_PYTHON") else {}
-    options.python = {**known, **dict(pair.split("=", 1) for pair in options.python)}
+    vllm = os.environ.get("MILLPOND_VLLM_PYTHON")
+    options.python = {**({"vllm": vllm} if vllm else {}), **dict(pair.split("=", 1) for pair in options.python)}
     return options
 
 
 def main() -> None:
-    """Measure the sections asked for, print and record."""
+    """Measure the requested sections, print and record."""
     options = arguments()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
@@ -322,7 +322,7 @@ def main() -> None:
             "environments": bench.environments.versions(),
         }
         print(table(results))
-        if set(options.only) == set(SECTIONS):  # parts of it would replace the whole
+        if set(options.only) == set(SECTIONS):  # a part would replace the whole file
             target = folder / "results" if options.smoke else RESULTS
             record("serve", results, folder=target)
             show(target)

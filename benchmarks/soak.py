@@ -1,12 +1,11 @@
-"""A server under mixed load for a long while: nothing lost, nothing wrong, nothing that grows.
+"""A server under mixed load for a long time: no answer lost or wrong, and no memory that grows.
 
     python benchmarks/soak.py [--smoke] [--minutes 30] [--processes 3] [--clients 6] [--threads 2]
 
-`millpond serve` with two models, and processes that ask it for vectors, rankings, scores and classes of texts of any
-length, make mistakes, leave before they are answered, and now and then bring more than may wait. Every answer is
-compared with the engine's own; what clients counted is compared with /metrics; memory, threads and open files of the
-server are read while it works and when it is quiet. At the end it is stopped while requests run. It exits with 1 if
-anything of that is not as it should be.
+`millpond serve` runs with two models. Client processes request vectors, rankings, scores and classes of texts of any
+length, send invalid requests, disconnect early, and sometimes send more than may wait. Every answer is compared with
+the engine's own, and the clients' counts with /metrics. Memory, threads and open files of the server are read under
+load and when idle. At the end the server is stopped while requests run. The script exits with 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -43,25 +42,25 @@ from record import RESULTS, record
 
 from millpond import Engine
 
-PATIENCE = 1200.0  # seconds; what takes longer hangs
-MAX_QUEUE = 256  # texts that wait; a burst brings five times as many
+TIMEOUT = 1200.0  # seconds; whatever takes longer hangs
+MAX_QUEUE = 256  # texts that may wait; a burst sends five times as many
 QUERIES = 8
-WARM = 0.2  # share of the time, after which what the server holds is to stay
-GROWTH = 0.05  # share of its memory that a server may gain in the second half
-MORE = 4  # threads and open files that it may have more, later
-EVERY = 1.0  # seconds between two looks
-LAST = 12  # requests that run when it is stopped
+WARM = 0.2  # share of the time after which the server's memory, threads and files must stay level
+GROWTH = 0.05  # share by which the server's memory may grow in the second half
+MORE = 4  # threads and open files that the server may gain
+EVERY = 1.0  # seconds between two samples
+LAST = 12  # requests that run when the server is stopped
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """What a process holds.
+class Sample:
+    """Memory, threads and files of a process at one time.
 
     Attributes:
-        at: When, in seconds.
-        rss: Bytes of memory.
-        threads: How many.
-        files: Open files and sockets.
+        at: Time in seconds.
+        rss: Resident bytes.
+        threads: Number of threads.
+        files: Number of open files and sockets.
     """
 
     at: float
@@ -70,32 +69,32 @@ class Look:
     files: int
 
     @classmethod
-    def at_process(cls, pid: int) -> Look:
-        """At a process of this machine, which must be a Linux."""
+    def of_process(cls, pid: int) -> Sample:
+        """Sample a process of this machine, which must run Linux."""
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-        said = dict(line.split(":", 1) for line in lines)
+        fields = dict(line.split(":", 1) for line in lines)
         return cls(
             at=time.monotonic(),
-            rss=int(said["VmRSS"].split()[0]) * 1024,
-            threads=int(said["Threads"]),
+            rss=int(fields["VmRSS"].split()[0]) * 1024,
+            threads=int(fields["Threads"]),
             files=len(os.listdir(f"/proc/{pid}/fd")),
         )
 
 
 class Watch:
-    """Looks at a server every second, and asks whether it is well."""
+    """Samples a server every second, and requests ``/health``."""
 
     def __init__(self, server: Server) -> None:
-        self.looks: list[Look] = []
+        self.samples: list[Sample] = []
         self.health: list[float] = []
-        self.ill: list[str] = []
+        self.failures: list[str] = []
         self._server = server
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch)
 
     @contextmanager
     def on(self) -> Iterator[Watch]:
-        """While the block runs."""
+        """Watch while the block runs."""
         self._thread.start()
         try:
             yield self
@@ -109,13 +108,13 @@ class Watch:
             try:
                 get(self._server, "/health")
             except OSError as error:
-                self.ill.append(repr(error))
+                self.failures.append(repr(error))
             self.health.append(time.perf_counter() - began)
-            self.looks.append(Look.at_process(self._server.process.pid))
+            self.samples.append(Sample.of_process(self._server.process.pid))
 
 
 class Soak:
-    """A server, its reference, and the load."""
+    """A server, the reference for its answers, and the load."""
 
     def __init__(self, options: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
         self.options = options
@@ -128,7 +127,7 @@ class Soak:
         self.reference.save(folder)
 
     def run(self) -> dict[str, Any]:
-        """Load, quiet, load, quiet, and the end; the figures."""
+        """Load, idle, load, idle, and the stop; returns the figures."""
         minutes = 0.03 if self.options.smoke else self.options.minutes
         self.server.wait()
         watch = Watch(self.server)
@@ -140,12 +139,12 @@ class Soak:
         after = self.quiet()
         counted = self.balance()
         end = self.stop()
-        held = self.held(before, after, [look for look in watch.looks if look.at > before.at])
-        if watch.ill:
-            self.problems.append(f"/health: {watch.ill[:3]}")
+        held = self.held(before, after, [sample for sample in watch.samples if sample.at > before.at])
+        if watch.failures:
+            self.problems.append(f"/health: {watch.failures[:3]}")
         self.problems += [f"{self.tally.wrong} wrong answers: {self.tally.complaints[:5]}"] if self.tally.wrong else []
         self._read_log()
-        took = np.array(self.tally.seconds)
+        seconds = np.array(self.tally.seconds)
         return {
             "minutes": minutes,
             "processes": self.options.processes,
@@ -156,13 +155,13 @@ class Soak:
             "sent_again": sum(self.tally.again.values()),
             "items_compared": self.tally.items,
             "wrong": self.tally.wrong,
-            "seconds": {f"p{p}": round(float(np.percentile(took, p)), 4) for p in (50, 99, 100)},
+            "seconds": {f"p{p}": round(float(np.percentile(seconds, p)), 4) for p in (50, 99, 100)},
             "health_seconds": {f"p{p}": round(float(np.percentile(watch.health, p)), 4) for p in (50, 99, 100)}
             if watch.health
             else {},
             "held": held,
             "warm_minutes": round((before.at - began) / 60, 3),
-            "curve": curve(watch.looks, began),
+            "curve": curve(watch.samples, began),
             "metrics": counted,
             "end": end,
             "problems": self.problems,
@@ -171,10 +170,10 @@ class Soak:
     # The steps
 
     def load(self, seconds: float, *, seed: int) -> None:
-        """Let the clients of all processes ask for so long."""
+        """Run the clients of all processes for ``seconds``."""
         context = multiprocessing.get_context("spawn")
-        told: Any = context.Queue()
-        crew = [
+        tallies: Any = context.Queue()
+        clients = [
             context.Process(
                 target=work,
                 args=(
@@ -184,49 +183,49 @@ class Soak:
                     seconds,
                     self.options.clients,
                     self.options.threads,
-                    told,
+                    tallies,
                 ),
             )
             for number in range(self.options.processes)
         ]
-        for each in crew:
-            each.start()
-        for _ in crew:
-            self.tally.add(told.get(timeout=seconds + PATIENCE))  # raises, if somebody hangs
-        for each in crew:
-            each.join(PATIENCE)
+        for process in clients:
+            process.start()
+        for _ in clients:
+            self.tally.add(tallies.get(timeout=seconds + TIMEOUT))  # raises if a client hangs
+        for process in clients:
+            process.join(TIMEOUT)
 
-    def quiet(self) -> Look:
-        """Wait until nothing is under way; what the server then holds."""
-        until = time.monotonic() + PATIENCE
+    def quiet(self) -> Sample:
+        """Wait until the server is idle, and sample it."""
+        until = time.monotonic() + TIMEOUT
         while json.loads(get(self.server, "/load"))["server_load"] or self._in_flight() > 1:
             if time.monotonic() > until:
-                raise SystemExit("the server is still at work, though nobody asks it anything")
+                raise SystemExit("the server is still at work, though no client sends requests")
             time.sleep(0.1)
-        time.sleep(0.5)  # connections that were closed are gone
-        return Look.at_process(self.server.process.pid)
+        time.sleep(0.5)  # until closed connections are gone
+        return Sample.of_process(self.server.process.pid)
 
     def balance(self) -> dict[str, Any]:
-        """What clients counted, beside what the server did."""
-        theirs: Counter[str] = Counter()
+        """Compare the clients' counts of answers with the server's."""
+        served: Counter[str] = Counter()
         for name, labels, value in self._samples():
             if name == "millpond_requests_total" and labels["route"] not in ("/health", "/load", "/metrics"):
                 path = "/nowhere" if labels["route"] == "other" else labels["route"]
-                theirs[f"{path} {labels['status']}"] += int(value)
-        ours = self.tally.answers
-        more = {key: theirs[key] - ours[key] for key in sorted(theirs | ours) if theirs[key] != ours[key]}
+                served[f"{path} {labels['status']}"] += int(value)
+        received = self.tally.answers
+        more = {key: served[key] - received[key] for key in sorted(served | received) if served[key] != received[key]}
         unseen = sum(self.tally.left.values()) + sum(self.tally.again.values())
         if any(count < 0 for count in more.values()):
-            self.problems.append(f"answers that the server does not know of: {more}")
+            self.problems.append(f"answers that the server did not count: {more}")
         if sum(more.values()) > unseen:
             self.problems.append(f"more requests than were sent: {more}, where {unseen} were not waited for")
-        if not ours[f"/v1/embeddings {BUSY}"]:
+        if not received[f"/v1/embeddings {BUSY}"]:
             self.problems.append("no burst met a full queue")
         unexplained = max(0, sum(more.values()) - unseen) - sum(count for count in more.values() if count < 0)
         return {"beyond_what_clients_counted": more, "not_waited_for": unseen, "unexplained": unexplained}
 
     def stop(self) -> dict[str, Any]:
-        """SIGTERM while requests run: each is answered in full, and the process ends with 0."""
+        """SIGTERM while requests run: each must be answered in full, and the process must exit with 0."""
         asker, tally = Asker(self.reference, random.Random(3)), Tally()
         asks = [asker.texts(MAX_QUEUE // LAST // 2) for _ in range(LAST)]
         lost: list[str] = []
@@ -238,7 +237,7 @@ class Soak:
                 headers={"Content-Type": "application/json"},
             )
             try:
-                with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
                     asks[number].judge(answer.status, answer.headers, answer.read(), tally, 0.0)
             except urllib.error.HTTPError as error:
                 with error:
@@ -257,7 +256,7 @@ class Soak:
             self.server.process.send_signal(signal.SIGTERM)
             for each in running:
                 each.result()
-        code = self.server.process.wait(PATIENCE)
+        code = self.server.process.wait(TIMEOUT)
         if lost or code != 0 or tally.wrong:
             self.problems.append(f"at the end: exit code {code}, lost {lost}, {tally.complaints}")
         return {
@@ -268,33 +267,33 @@ class Soak:
             "seconds": round(time.perf_counter() - began, 2),
         }
 
-    def held(self, before: Look, after: Look, looks: list[Look]) -> dict[str, Any]:
-        """Memory, threads and files: when it was quiet, and as they went."""
-        half = looks[len(looks) // 2 :]
+    def held(self, before: Sample, after: Sample, samples: list[Sample]) -> dict[str, Any]:
+        """Memory, threads and files: when idle, and their course under load."""
+        half = samples[len(samples) // 2 :]
         slope = 0.0
         if len(half) > 2:
             slope = float(np.polyfit([each.at for each in half], [each.rss for each in half], 1)[0])
             gained = slope * (half[-1].at - half[0].at) / np.mean([each.rss for each in half])
             if gained > GROWTH and not self.options.smoke:
                 self.problems.append(f"memory grew by {gained:.1%} in the second half")
-        # Pools of threads fill up to their bounds when there is much to do; then there are to be no more.
-        early = max((each.threads for each in looks[: len(looks) - len(half)]), default=before.threads)
+        # Thread pools fill up to their limits under load; after that there must be no more threads.
+        early = max((each.threads for each in samples[: len(samples) - len(half)]), default=before.threads)
         late = max((each.threads for each in half), default=after.threads)
         for name, was, now in (("threads", early, late), ("files", before.files, after.files)):
             if now > was + MORE and not self.options.smoke:
                 self.problems.append(f"{name}: {was}, later {now}")
         return {
             "mib_when_quiet": [round(each.rss / 2**20, 1) for each in (before, after)],
-            "mib_at_most": round(max((each.rss for each in looks), default=after.rss) / 2**20, 1),
+            "mib_at_most": round(max((each.rss for each in samples), default=after.rss) / 2**20, 1),
             "mib_per_hour_in_the_second_half": round(3600 * slope / 2**20, 1),
             "threads_when_quiet": [before.threads, after.threads],
             "threads_at_most": [early, late],
             "files_when_quiet": [before.files, after.files],
-            "files_at_most": max((each.files for each in looks), default=after.files),
-            "looks": len(looks),
+            "files_at_most": max((each.files for each in samples), default=after.files),
+            "looks": len(samples),
         }
 
-    # What they are made of
+    # Parts of the steps
 
     def _reference(self) -> Reference:
         counts = {"short": 24} if self.options.smoke else {"short": 280, "docs": 100, "mixed": 20}
@@ -316,7 +315,7 @@ class Soak:
             for name, shape in ((VECTORS, "minilm"), (RANKS, "cross-encoder"))
         }
         shared = {"dtype": "float32", "max_queue": MAX_QUEUE, "log_requests": False, "log_level": "warning"}
-        path.write_text(json.dumps({**shared, "models": models}), encoding="utf-8")  # which is YAML, too
+        path.write_text(json.dumps({**shared, "models": models}), encoding="utf-8")  # JSON is YAML
         return servers.configured(path, self.folder)
 
     def _samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
@@ -325,48 +324,48 @@ class Soak:
                 yield sample.name, sample.labels, sample.value
 
     def _in_flight(self) -> int:
-        """Requests under way, this one among them."""
+        """Requests in flight, this one included."""
         return next(int(value) for name, _, value in self._samples() if name == "millpond_requests_in_flight")
 
     def _read_log(self) -> None:
-        said = self.server.log.read_text(encoding="utf-8", errors="replace")
-        if "Traceback" in said:
-            self.problems.append(f"the log has an exception: {said[said.index('Traceback') :][:2000]}")
+        log = self.server.log.read_text(encoding="utf-8", errors="replace")
+        if "Traceback" in log:
+            self.problems.append(f"the log has an exception: {log[log.index('Traceback') :][:2000]}")
 
 
 def get(server: Server, path: str) -> str:
-    """What the server says of itself."""
-    with urllib.request.urlopen(server.url + path, timeout=PATIENCE) as answer:
+    """Body of a GET request."""
+    with urllib.request.urlopen(server.url + path, timeout=TIMEOUT) as answer:
         return str(answer.read().decode())
 
 
-def curve(looks: list[Look], began: float) -> list[tuple[float, float, int, int]]:
-    """Minutes, MiB, threads and open files: as many looks as a plot shows, those of the most memory."""
-    step = -(-len(looks) // soaking.POINTS) or 1
-    highest = [max(looks[i : i + step], key=lambda look: look.rss) for i in range(0, len(looks), step)]
+def curve(samples: list[Sample], began: float) -> list[tuple[float, float, int, int]]:
+    """Minutes, MiB, threads and open files for a plot: the sample with most memory of each group of neighbours."""
+    step = -(-len(samples) // soaking.POINTS) or 1
+    highest = [max(samples[i : i + step], key=lambda sample: sample.rss) for i in range(0, len(samples), step)]
     return [
         (round((each.at - began) / 60, 3), round(each.rss / 2**20, 1), each.threads, each.files) for each in highest
     ]
 
 
 def _by_status(answers: Counter[str]) -> Counter[str]:
-    found: Counter[str] = Counter()
+    statuses: Counter[str] = Counter()
     for key, count in answers.items():
-        found[key.rpartition(" ")[2]] += count
-    return found
+        statuses[key.rpartition(" ")[2]] += count
+    return statuses
 
 
 def main() -> None:
-    """Soak, print and record."""
+    """Run the soak test, print and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="two seconds, recorded nowhere")
+    parser.add_argument("--smoke", action="store_true", help="two seconds, not recorded")
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--processes", type=int, default=None, help="of clients (3; in a smoke run 1)")
-    parser.add_argument("--clients", type=int, default=6, help="with asyncio, in each process")
-    parser.add_argument("--threads", type=int, default=2, help="with a client, in each process")
+    parser.add_argument("--processes", type=int, default=None, help="client processes (3; in a smoke run 1)")
+    parser.add_argument("--clients", type=int, default=6, help="asyncio clients in each process")
+    parser.add_argument("--threads", type=int, default=2, help="threaded clients in each process")
     options = parser.parse_args()
     if not Path("/proc/self/status").exists():
-        parser.error("it reads what the server holds from /proc, which this system does not have")
+        parser.error("the server's memory is read from /proc, which this system does not have")
     if options.processes is None:
         options.processes = 1 if options.smoke else 3
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:

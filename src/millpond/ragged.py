@@ -1,4 +1,4 @@
-"""Ragged: n matrices of different heights and one width, stored as one flat matrix and its offsets."""
+"""Ragged: n matrices of one width and different heights, stored as one flat matrix with offsets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ragged:
-    """A list of ``[rows_i, d]`` matrices held in one allocation.
+    """A list of ``[rows_i, d]`` matrices in one allocation.
 
     Attributes:
         flat: ``[total, d]``, every row of every matrix in order.
@@ -62,5 +62,5 @@ class Ragged:
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """``[n]`` rows of each matrix."""
+        """``[n]`` number of rows of each matrix."""
         return np.diff(self.offsets)

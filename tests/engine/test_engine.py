@@ -52,7 +52,7 @@ def cuttable():
         yield engine
 
 
-def test_what_it_says_of_itself(engine):
+def test_an_engine_describes_its_checkpoint(engine):
     assert engine.tasks == {"embed", "token_embed"}
     assert (engine.spec.dimensions, engine.spec.max_length, engine.spec.normalize) == (384, 256, True)
     assert (engine.device, engine.dtype) == ("cpu", "float32")
@@ -70,7 +70,7 @@ def test_shapes_and_order(engine):
     assert output.usage.prompt_tokens == sum(engine.token_embed(texts).embeddings.lengths)
 
 
-def test_the_same_text_gives_the_same_vector_in_any_company(engine):
+def test_a_text_has_the_same_vector_beside_any_others(engine):
     text = "the old mill by the pond"
     alone = engine.embed([text]).embeddings[0]
     for seed in range(5):

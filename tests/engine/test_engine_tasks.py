@@ -154,7 +154,7 @@ def call(engine: Any, task: str, items: Sequence[Any], options: Mapping[str, Any
 
 
 @each_case
-def test_all_doors_lead_to_one_room(engines: Any, name: str, task: Any, items: Any, options: Any) -> None:
+def test_every_method_gives_the_same_result(engines: Any, name: str, task: Any, items: Any, options: Any) -> None:
     engine = engines(name)
     expected, params = call(engine, task, items, options), PoolingParams(**options)
     assert len(rows(expected)) == len(items)
@@ -190,7 +190,7 @@ def test_each_item_is_what_it_is_alone(engines: Any, name: str, task: Any, items
 
 
 @each_case
-def test_nothing_has_the_right_shape(engines: Any, name: str, task: Any, items: Any, options: Any) -> None:
+def test_an_empty_call_has_the_right_shape(engines: Any, name: str, task: Any, items: Any, options: Any) -> None:
     engine = engines(name)
     whole, empty = call(engine, task, items, options), call(engine, task, [], options)
     assert type(empty) is type(whole)
@@ -533,7 +533,7 @@ def test_a_score_alone_may_be_of_any_size(held: Any, name: str) -> None:
 # --- Rewards --------------------------------------------------------------------------------------------------------
 
 
-def test_conversations_by_any_door(engines: Any) -> None:
+def test_conversations_through_every_method(engines: Any) -> None:
     engine = engines("steps")
     talk = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": f"4{STEP} done{STEP}"}]
     items = [talk, f"as a text{STEP}"]
@@ -688,7 +688,7 @@ def test_an_option_that_a_task_does_not_read_is_refused(engines: Any, name: str,
         assert len(rows(engine.encode(items, task=task, params=params))) == len(items)
 
 
-def test_names_that_are_none_are_told_with_those_that_are(engines: Any) -> None:
+def test_unknown_names_are_refused_with_the_known_ones(engines: Any) -> None:
     jina, embedder = engines("jina"), engines("embedder")
     with pytest.raises(InvalidRequestError, match=r"adapter='poems' is none of .*; it has retrieval.query, "):
         jina.embed(["a"], adapter="poems")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from peers import page, plots, soaking
-from soak import Look, curve
+from soak import Sample, curve
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,7 +53,7 @@ def test_a_line_for_each_figure():
 
 @pytest.mark.parametrize("count", [0, 1, soaking.POINTS, 3 * soaking.POINTS + 1])
 def test_the_curve_is_thinned_and_keeps_its_peak(count: int):
-    samples = [Look(at=10.0 + 60 * i, rss=2**20 * (i % 97), threads=3, files=4) for i in range(count)]
+    samples = [Sample(at=10.0 + 60 * i, rss=2**20 * (i % 97), threads=3, files=4) for i in range(count)]
     drawn = curve(samples, began=10.0)
     assert len(drawn) <= soaking.POINTS
     assert drawn == sorted(drawn)

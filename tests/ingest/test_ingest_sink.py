@@ -1,4 +1,4 @@
-"""What sinks share: batches, request sizes, marks and URLs."""
+"""The parts that sinks share: batches, request sizes, manifests and URLs."""
 
 import textwrap
 from itertools import pairwise
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.errors import FingerprintMismatchError, InvalidDimensionsError, InvalidRequestError, MissingExtraError
-from millpond.ingest import Batch, CollectionMark, Record, open_sink
+from millpond.ingest import Batch, CollectionManifest, CollectionMark, Record, WriteBatch, open_sink
 from millpond.ingest.batch import record_bytes, slices, storable
 from millpond.ingest.payload import check_payload
 from millpond.ingest.search import check_filter, plan_search
@@ -45,8 +45,17 @@ def spec(name="org/model", fingerprint="f" * 64, **changes):
 # --------------------------------------------------------------------------------------------------------- batches
 
 
+def test_the_former_names_still_work():
+    assert Batch is WriteBatch and CollectionMark is CollectionManifest
+
+
+def test_a_part_of_a_batch_has_the_rows_of_its_slice():
+    part = WriteBatch(records=RECORDS, ids=("1", "2"), vectors={4: UNIT}).part(slice(1, 2))
+    assert (list(part.records), list(part.ids), part.vectors[4].tolist()) == ([RECORDS[1]], ["2"], [UNIT[1].tolist()])
+
+
 def test_a_batch_knows_its_length():
-    assert len(Batch(records=RECORDS, ids=("1", "2"), vectors={4: UNIT})) == 2
+    assert len(WriteBatch(records=RECORDS, ids=("1", "2"), vectors={4: UNIT})) == 2
 
 
 @pytest.mark.parametrize(
@@ -61,9 +70,9 @@ def test_a_batch_knows_its_length():
         ({"vectors": {4: UNIT * np.array([[0], [1]], np.float32)}}, "record 'a': .* or all zero"),
     ],
 )
-def test_a_batch_that_no_database_should_see_cannot_be_made(changes, message):
+def test_an_invalid_batch_cannot_be_made(changes, message):
     with pytest.raises(InvalidRequestError, match=message):
-        Batch(**{"records": RECORDS, "ids": ("1", "2"), "vectors": {4: UNIT}} | changes)
+        WriteBatch(**{"records": RECORDS, "ids": ("1", "2"), "vectors": {4: UNIT}} | changes)
 
 
 def test_storable_rows():
@@ -72,13 +81,13 @@ def test_storable_rows():
 
 
 @given(st.lists(st.integers(1, 50)), st.integers(1, 6), st.integers(1, 100))
-def test_requests_hold_every_row_once_and_no_more_than_they_may(sizes, rows, size):
+def test_requests_hold_every_row_once_within_the_limits(sizes, rows, size):
     parts = list(slices(sizes, max_rows=rows, max_bytes=size))
     assert [index for part in parts for index in range(len(sizes))[part]] == list(range(len(sizes)))
     for part in parts:
         taken = sizes[part]
         assert 1 <= len(taken) <= rows and (sum(taken) <= size or len(taken) == 1)
-    for one, two in pairwise(parts):  # none is cut short
+    for one, two in pairwise(parts):  # every part but the last is full
         assert one.stop - one.start == rows or sum(sizes[one]) + sizes[two.start] > size
 
 
@@ -92,7 +101,7 @@ def test_widths_are_sorted_and_each_once():
 
 
 @pytest.mark.parametrize("bad", [[], 128, "128", [0], [128, -1], [True], [128.0], ["128"], {128}])
-def test_what_are_no_widths(bad):
+def test_invalid_widths_are_refused(bad):
     with pytest.raises(InvalidRequestError, match="dimensions="):
         check_widths(bad)
 
@@ -111,13 +120,13 @@ def test_filters_are_lists_of_scalars():
 @pytest.mark.parametrize(
     "bad", [{1: "x"}, {"a": []}, {"a": None}, {"a": {"b": 1}}, {"a": float("nan")}, {"a": [["x"]]}, {"a": b""}]
 )
-def test_what_is_no_filter(bad):
+def test_invalid_filters_are_refused(bad):
     with pytest.raises(InvalidRequestError, match="filter"):
         check_filter(bad)
 
 
 @pytest.mark.parametrize("value", [0, np.nan])
-def test_a_question_without_a_direction_has_no_neighbours(value):
+def test_a_question_whose_vector_is_zero_or_nan_is_refused(value):
     class Flat:
         spec = spec(dimensions=4)
 
@@ -130,49 +139,49 @@ def test_a_question_without_a_direction_has_no_neighbours(value):
         plan_search(Flat(), "?", widths=[2, 4], k=1, funnel=True, candidates=None)
 
 
-# ----------------------------------------------------------------------------------------------------------- marks
+# ------------------------------------------------------------------------------------------------------- manifests
 
 
-def test_a_mark_survives_its_storage():
-    mark = CollectionMark.of(spec(), dimensions=(128, 384), payload="plain")
-    assert CollectionMark.from_dict(mark.to_dict(), collection="docs") == mark
-    assert CollectionMark.of(spec(), dimensions=None, payload="plain").dimensions == (384,)
-    assert CollectionMark.of(spec(default_dimensions=64), dimensions=None, payload="plain").dimensions == (64,)
+def test_a_manifest_survives_its_storage():
+    manifest = CollectionManifest.of(spec(), dimensions=(128, 384), payload="plain")
+    assert CollectionManifest.from_dict(manifest.to_dict(), collection="docs") == manifest
+    assert CollectionManifest.of(spec(), dimensions=None, payload="plain").dimensions == (384,)
+    assert CollectionManifest.of(spec(default_dimensions=64), dimensions=None, payload="plain").dimensions == (64,)
 
 
-def test_a_mark_names_a_folder_without_telling_where_it_is(tmp_path):
+def test_a_manifest_names_a_folder_without_its_path(tmp_path):
     (tmp_path / "my-model").mkdir()
-    assert CollectionMark.of(spec(f"{tmp_path}/my-model/"), dimensions=None, payload="plain").model == "my-model"
-    assert CollectionMark.of(spec(), dimensions=None, payload="plain").model == "org/model"
+    assert CollectionManifest.of(spec(f"{tmp_path}/my-model/"), dimensions=None, payload="plain").model == "my-model"
+    assert CollectionManifest.of(spec(), dimensions=None, payload="plain").model == "org/model"
 
 
-def test_a_mark_is_only_of_widths_the_model_has():
+def test_a_manifest_has_only_widths_of_the_model():
     with pytest.raises(InvalidDimensionsError):
-        CollectionMark.of(spec(matryoshka=False), dimensions=(128,), payload="plain")
+        CollectionManifest.of(spec(matryoshka=False), dimensions=(128,), payload="plain")
 
 
 @pytest.mark.parametrize(
     "data", [{}, [], "text", {"schema": 2}, {"schema": 1, "fingerprint": "f", "model": "m", "dimensions": 4}]
 )
-def test_a_mark_of_another_schema_is_an_error_not_a_guess(data):
+def test_a_manifest_of_another_schema_is_an_error(data):
     with pytest.raises(FingerprintMismatchError, match="cannot read"):
-        CollectionMark.from_dict(data, collection="docs")
+        CollectionManifest.from_dict(data, collection="docs")
 
 
-def test_marks_that_do_not_fit():
-    mark = CollectionMark.of(spec(), dimensions=(128, 384), payload="plain")
+def test_manifests_that_differ_are_refused():
+    manifest = CollectionManifest.of(spec(), dimensions=(128, 384), payload="plain")
     other = spec("org/other", "e" * 64)
     with pytest.raises(FingerprintMismatchError, match="was built by org/model .* this engine is org/other"):
-        mark.check_model(other, collection="docs")
+        manifest.check_model(other, collection="docs")
     with pytest.raises(InvalidRequestError, match=r"holds the widths \[128, 384\].* pass dimensions=\[128, 384\]"):
-        mark.check_write(CollectionMark.of(spec(), dimensions=None, payload="plain"), spec(), collection="docs")
-    wanted = CollectionMark.of(spec(), dimensions=(128, 384), payload="langchain")
+        manifest.check_write(CollectionManifest.of(spec(), dimensions=None, payload="plain"), spec(), collection="docs")
+    wanted = CollectionManifest.of(spec(), dimensions=(128, 384), payload="langchain")
     with pytest.raises(InvalidRequestError, match="form 'plain'.* pass payload='plain'"):
-        mark.check_write(wanted, spec(), collection="docs")
+        manifest.check_write(wanted, spec(), collection="docs")
     with pytest.raises(InvalidRequestError, match=r"not \[64\]; choose among \[128, 384\]"):
-        mark.widths_to_search((64, 384), collection="docs")
-    assert mark.widths_to_search(None, collection="docs") == (128, 384)
-    assert mark.widths_to_search((128,), collection="docs") == (128,)
+        manifest.widths_to_search((64, 384), collection="docs")
+    assert manifest.widths_to_search(None, collection="docs") == (128, 384)
+    assert manifest.widths_to_search((128,), collection="docs") == (128,)
 
 
 # ------------------------------------------------------------------------------------------------------------ URLs
@@ -180,7 +189,7 @@ def test_marks_that_do_not_fit():
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """A package with an entry point, installed as far as importlib can tell."""
+    """A package with an entry point, which importlib finds as installed."""
     (tmp_path / "shelf-1.0.dist-info").mkdir()
     (tmp_path / "shelf-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: shelf\nVersion: 1.0\n")
     (tmp_path / "shelf-1.0.dist-info" / "entry_points.txt").write_text("[millpond.sinks]\nshelf = shelf:sink\n")
@@ -203,19 +212,19 @@ def installed(tmp_path, monkeypatch):
         (r"shelf+file:C:\x.db#docs", ("file", r"C:\x.db", "docs")),
     ],
 )
-def test_a_url_is_taken_apart_for_the_package_that_knows_it(installed, url, parts):
+def test_a_url_is_split_for_the_package_of_its_kind(installed, url, parts):
     assert open_sink(url, dimensions=[128], payload="langchain") == (*parts, [128], "langchain")
 
 
 @pytest.mark.parametrize(
     "url", ["", "docs", "shelf:x#docs", "shelf+path:x", "shelf+path:x#", "+path:x#docs", "shelf+:x#d"]
 )
-def test_what_is_no_url(installed, url):
+def test_invalid_urls_are_refused(installed, url):
     with pytest.raises(InvalidRequestError, match="no URL of a collection"):
         open_sink(url)
 
 
-def test_a_refused_url_keeps_its_password():
+def test_the_error_of_a_refused_url_hides_its_password():
     with pytest.raises(InvalidRequestError) as caught:
         open_sink("qdrant+https://user:hunter2@host")
     assert "hunter2" not in str(caught.value)

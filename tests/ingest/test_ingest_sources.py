@@ -224,8 +224,8 @@ def test_no_file_stays_open_when_the_reader_stops_early(tmp_path):
     reader.close()  # a file left open would be a ResourceWarning, which is an error here
 
 
-def test_what_is_no_regular_file_is_left_out(tmp_path):
-    os.mkfifo(tmp_path / "a.txt")  # whose reader waits for a writer
+def test_a_pipe_or_folder_named_like_a_text_is_left_out(tmp_path):
+    os.mkfifo(tmp_path / "a.txt")  # opening a pipe for reading blocks until there is a writer
     (tmp_path / "b.md").mkdir()
     write(tmp_path / "c.txt", "t")
     assert list(read(tmp_path)) == [
@@ -240,7 +240,7 @@ def test_a_folder_that_cannot_be_listed_is_left_out_by_name(tmp_path, monkeypatc
         write(tmp_path / name / "x.txt", "t")
     scan = os.scandir
 
-    def refuse(path):  # permissions do not stop root, who may run the tests
+    def refuse(path):  # permissions do not restrict root, and root may run the tests
         if str(path).endswith(("b", "c")):
             raise PermissionError(13, "Permission denied", str(path))
         return scan(path)

@@ -214,6 +214,9 @@ def test_every_row_names_code_that_is_there():
         if hooks is not None:
             assert {"translate", "tensors", "backbone_class", "finish"} & vars(hooks).keys()
         assert architectures.row_of(row.model_type) is row
+        # The data that a forward reads is in the row if, and only if, the row names that forward.
+        assert (row.encoder is not None) == (row.forward == "millpond.models.encoder:PackedEncoder")
+        assert (row.traits is not None) == (row.forward == "millpond.models.decoder:PackedDecoder")
 
 
 def test_every_model_type_has_one_row():

@@ -183,7 +183,7 @@ def test_notices_a_field_of_the_config_unread(name, field, value, load):
     theirs = load(name, packed=False)
     expected = states(theirs)
     setattr(theirs.config, field, value)
-    assert difference(states(PackedDecoder(theirs, "")), expected) > VISIBLE
+    assert difference(states(PackedDecoder(theirs, row_of(theirs.config.model_type))), expected) > VISIBLE
 
 
 @pytest.mark.parametrize(("name", "field"), [("qwen3-windows", "sliding_window"), ("gemma2", "attn_logit_softcapping")])
@@ -192,7 +192,7 @@ def test_notices_a_setting_of_a_layer_unread(name, field, load):
     expected = states(theirs)
     for layer in theirs.layers:
         setattr(layer.self_attn, field, None)
-    assert difference(states(PackedDecoder(theirs, "")), expected) > VISIBLE
+    assert difference(states(PackedDecoder(theirs, row_of(theirs.config.model_type))), expected) > VISIBLE
 
 
 # --- What this forward does not say is left to transformers' class. ---------------------------------------------------

@@ -116,7 +116,7 @@ def test_a_path_that_looks_alike_is_guarded(path: str) -> None:
         ("/pond", "/health", "/health"),
     ],
 )
-def test_the_gate_looks_at_the_path_that_the_router_sees(ask: Ask, root: str, path: str, expected: str) -> None:
+def test_keys_are_checked_for_the_path_that_the_router_sees(ask: Ask, root: str, path: str, expected: str) -> None:
     assert route_path({"path": path, "root_path": root}) == expected
     key_required = ApiKeys(KEYS).required("GET", expected)
     response = ask("GET", path, ServerConfig(api_keys=KEYS, root_path=root))

@@ -41,7 +41,8 @@ class MillpondCrossEncoder(ScorerSource, BaseCrossEncoder):
         engine = self._engine()
         from millpond import PoolingParams
 
-        params = PoolingParams(instruction=self.instruction, truncate=self.truncate)
-        output = engine.submit_score(text_pairs, params, maxsim=self._by_tokens(engine)).result()
+        options = self._options(engine)
+        method = options.pop("method")
+        output = engine.submit_score(text_pairs, PoolingParams(**options), method=method).result()
         scores: list[float] = output.scores.tolist()
         return scores

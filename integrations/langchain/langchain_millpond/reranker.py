@@ -67,12 +67,7 @@ class MillpondReranker(ScorerSource, BaseDocumentCompressor):
             return []
         texts = [document.page_content for document in documents]
         engine = self._engine()
-        if self._by_tokens(engine):
-            from millpond.late_interaction import rerank
-
-            ranked = rerank(engine, query, texts, top_n=self.top_n, truncate=self.truncate)
-        else:
-            ranked = engine.rerank(query, texts, top_n=self.top_n, instruction=self.instruction, truncate=self.truncate)
+        ranked = engine.rerank(query, texts, top_n=self.top_n, **self._options(engine))
         return self._best(documents, ranked)
 
     async def acompress_documents(
@@ -83,16 +78,9 @@ class MillpondReranker(ScorerSource, BaseDocumentCompressor):
             return []
         texts = [document.page_content for document in documents]
         engine = await self._aengine()
-        if self._by_tokens(engine):
-            from millpond.late_interaction import arerank
+        from millpond import AsyncEngine  # imports torch, which loading has imported already
 
-            ranked = await arerank(engine, query, texts, top_n=self.top_n, truncate=self.truncate)
-        else:
-            from millpond import AsyncEngine  # imports torch, which loading has imported already
-
-            ranked = await AsyncEngine(engine).rerank(
-                query, texts, top_n=self.top_n, instruction=self.instruction, truncate=self.truncate
-            )
+        ranked = await AsyncEngine(engine).rerank(query, texts, top_n=self.top_n, **self._options(engine))
         return self._best(documents, ranked)
 
     def _best(self, documents: Sequence[Document], ranked: RerankOutput) -> list[Document]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_millpond.source import EngineSource
 
@@ -31,9 +31,7 @@ class ScorerSource(EngineSource):
     score_template: str | None = None
     quantization: str | None = None
 
-    def _by_tokens(self, engine: Engine) -> bool:
-        """Whether to score by MaxSim over token states: with an embedding checkpoint, which would compare two vectors.
-
-        With an instruction the engine's own method is called, which refuses it.
-        """
-        return engine.spec.score_type == "bi-encoder" and self.instruction is None
+    def _options(self, engine: Engine) -> dict[str, Any]:
+        """The options of ``rerank``: an embedding checkpoint compares token vectors here, not one vector per text."""
+        method = "maxsim" if engine.spec.score_type == "bi-encoder" else "auto"
+        return {"method": method, "instruction": self.instruction, "truncate": self.truncate}

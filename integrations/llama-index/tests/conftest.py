@@ -1,4 +1,4 @@
-"""A real model, as it is and with prompts of its own."""
+"""A real model, without prompts and with a prompt for each role."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def prompted(minilm: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def engine(minilm: str) -> Iterator[Engine]:
-    """An engine of the tests' own: closing the shared ones does not close it."""
+    """An engine that is not shared, so close_shared() does not close it."""
     with Engine(minilm, dtype="float32") as engine:
         yield engine
 
@@ -49,7 +49,7 @@ def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def passages() -> list[TextNode]:
-    """Real text: what the standard library says of its modules for files and archives."""
+    """Real text: the documentation of the standard library's modules for files and archives."""
     wanted = ("tempfile", "zipfile", "shutil", "glob")
     return [
         TextNode(text=record.text, metadata={"name": record.id}, excluded_embed_metadata_keys=["name"])
@@ -79,6 +79,6 @@ def texts() -> list[str]:
 
 @pytest.fixture
 def quiet(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """The log, from warnings up."""
+    """The log at level WARNING and above."""
     caplog.set_level("WARNING")
     return caplog

@@ -1,4 +1,4 @@
-"""What MillpondEmbedding can be built from, and how it is copied, pickled and serialized."""
+"""The construction of MillpondEmbedding, and how it is copied, pickled and serialized."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_class() -> None:
     assert MillpondEmbedding.class_name() == "MillpondEmbedding"
     plain = MillpondEmbedding(model_name="a")
     assert plain.embed_batch_size == 2048
-    # What it has under way at once leaves room in an engine's queue.
+    # The concurrent calls of one embedding fill only a part of an engine's queue.
     assert plain.embed_batch_size * (plain.num_workers or 1) < EngineConfig(model="a").max_queue / 4
 
 
@@ -102,7 +102,7 @@ def test_the_import_costs_no_torch() -> None:
 
 
 @pytest.mark.parametrize("journey", ["pickle", "copy", "deepcopy", "dict", "json"])
-def test_what_comes_back_gives_the_same_vectors(minilm: str, journey: str) -> None:
+def test_a_copied_or_pickled_embedding_gives_the_same_vectors(minilm: str, journey: str) -> None:
     built = MillpondEmbedding(
         model_name=minilm,
         dtype="float32",

@@ -26,7 +26,7 @@ QUESTION = "What makes dough rise?"
 
 
 class Recorder(BaseEventHandler):
-    """Keeps every event of embeddings."""
+    """Records every embedding event."""
 
     events: list[Any] = Field(default_factory=list)
 

@@ -47,7 +47,7 @@ Process = Callable[..., list[NodeWithScore]]
 
 @pytest.fixture(params=["sync", "async"])
 def process(request: pytest.FixtureRequest) -> Process:
-    """Either style of the postprocessor."""
+    """The sync and the async method of the postprocessor."""
 
     def call(reranker: MillpondRerank, hits: list[NodeWithScore], query: str | None = QUESTION) -> list[NodeWithScore]:
         if request.param == "sync":
@@ -59,7 +59,7 @@ def process(request: pytest.FixtureRequest) -> Process:
 
 @pytest.fixture
 def hits(texts: list[str]) -> list[NodeWithScore]:
-    """What a retriever might have found: each text with a place for a score."""
+    """Retrieved nodes: each text with an optional score."""
     return [
         NodeWithScore(node=TextNode(id_=f"id-{i}", text=text, metadata={"n": i}), score=1 - i / 20)
         for i, text in enumerate(texts)
@@ -67,12 +67,12 @@ def hits(texts: list[str]) -> list[NodeWithScore]:
 
 
 def read(hits: list[NodeWithScore]) -> list[str]:
-    """What a model is given of the nodes."""
+    """The text of the nodes that a model reads."""
     return [hit.node.get_content(metadata_mode=MetadataMode.EMBED) for hit in hits]
 
 
 class Recorder(BaseEventHandler):
-    """Keeps every event of reranking."""
+    """Records every rerank event."""
 
     events: list[Any] = Field(default_factory=list)
 
@@ -121,7 +121,7 @@ def test_an_embedding_checkpoint_scores_by_its_token_states(
     np.testing.assert_allclose([hit.score for hit in found], [result.relevance_score for result in expected], atol=1e-4)
     assert found[0].text.startswith("Bread rises")
     assert {type(hit.score) for hit in found} == {float}
-    assert found[0].get_score() > 1.1  # no cosine
+    assert found[0].get_score() > 1.1  # so it is not a cosine
 
 
 def test_a_node_is_read_as_an_embedding_model_reads_it(engine: Engine, process: Process) -> None:
@@ -149,7 +149,7 @@ def test_the_callers_nodes_are_left_alone(
         assert (hit.node.id_, hit.text) == (original.node.id_, original.text)
         extra = {"retrieval_score": original.score} if kept else {}
         assert hit.node.metadata == {**original.node.metadata, **extra}
-        for mode in (MetadataMode.EMBED, MetadataMode.LLM):  # a score is nothing to read
+        for mode in (MetadataMode.EMBED, MetadataMode.LLM):  # no model reads the score
             assert hit.node.get_content(metadata_mode=mode) == original.node.get_content(metadata_mode=mode)
 
 
@@ -253,7 +253,9 @@ def test_an_engine_excludes_what_loading_reads(engine: Engine, options: dict[str
 
 
 @pytest.mark.parametrize("journey", ["pickle", "copy", "deepcopy", "dict", "json"])
-def test_what_comes_back_gives_the_same_scores(cross_encoder: str, hits: list[NodeWithScore], journey: str) -> None:
+def test_a_copied_or_pickled_reranker_gives_the_same_scores(
+    cross_encoder: str, hits: list[NodeWithScore], journey: str
+) -> None:
     built = MillpondRerank(model=cross_encoder, dtype="float32", top_n=2, keep_retrieval_score=True)
     journeys = {
         "pickle": lambda: pickle.loads(pickle.dumps(built)),
@@ -265,7 +267,7 @@ def test_what_comes_back_gives_the_same_scores(cross_encoder: str, hits: list[No
     after = journeys[journey]()
     assert after.to_dict() == built.to_dict()
     once, again = (one.postprocess_nodes(hits, query_str=QUESTION) for one in (built, after))
-    # The last bit depends on how many cores were free.
+    # The last bit depends on the number of free cores.
     assert [hit.score for hit in once] == pytest.approx([hit.score for hit in again], abs=1e-5)
     assert [hit.node.to_dict() for hit in once] == [hit.node.to_dict() for hit in again]
 
@@ -308,7 +310,7 @@ async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
 ) -> None:
     reranker = MillpondRerank(model=request.getfixturevalue(model), dtype="float32", top_n=None)
     many = [NodeWithScore(node=TextNode(text=f"the {i}th passage, about {i * i} things " * 4)) for i in range(count)]
-    await reranker.apostprocess_nodes(many[:1], query_str=QUESTION)  # loaded
+    await reranker.apostprocess_nodes(many[:1], query_str=QUESTION)  # loads the model
 
     def refuse(*_: object) -> None:
         raise AssertionError("the adapter took a thread of the loop's pool")
@@ -316,7 +318,7 @@ async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
     monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", refuse)
 
     async def longest_turn(call: Any) -> float:
-        """The longest time that the loop was away, as a share of the whole."""
+        """The longest time that the event loop was blocked, as a share of the whole."""
         task = asyncio.ensure_future(call)
         started = last = time.perf_counter()
         longest = 0.0
@@ -331,7 +333,7 @@ async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
         return reranker.postprocess_nodes(many, query_str=QUESTION)
 
     assert await longest_turn(reranker.apostprocess_nodes(many, query_str=QUESTION)) < 0.9
-    assert await longest_turn(blocks()) > 0.9  # the share can tell
+    assert await longest_turn(blocks()) > 0.9  # the measure detects a blocked loop
 
 
 @pytest.mark.filterwarnings("ignore:Payload indexes have no effect in the local Qdrant")
@@ -344,12 +346,12 @@ async def test_a_query_engine_in_two_stages(engine: Engine, passages: list[TextN
         store = QdrantVectorStore(client=QdrantClient(":memory:"), collection_name="docs")
         store.add(embedding(nodes))
         index = VectorStoreIndex.from_vector_store(store, embed_model=embedding)
-    else:  # embedded Qdrant has no client of the other style for the same vectors
+    else:  # in-process Qdrant cannot share its vectors between a sync and an async client
         index = VectorStoreIndex(nodes, embed_model=embedding)
     retriever = index.as_retriever(similarity_top_k=10)
     candidates = retriever.retrieve(question)
     reranker = MillpondRerank(engine=engine, top_n=3, keep_retrieval_score=True)
-    # The language model that would answer repeats its prompt here.
+    # The language model here repeats its prompt.
     asked = RetrieverQueryEngine.from_args(retriever, llm=MockLLM(), node_postprocessors=[reranker])
     response = asked.query(question) if style == "sync" else await asked.aquery(question)
     expected = rerank(engine, question, [hit.text for hit in candidates], top_n=3)
@@ -361,8 +363,10 @@ async def test_a_query_engine_in_two_stages(engine: Engine, passages: list[TextN
     assert [hit.node.metadata["retrieval_score"] for hit in found] == pytest.approx(
         [first_stage[hit.node.id_] for hit in found]
     )
-    assert [hit.node.id_ for hit in found] != [hit.node.id_ for hit in candidates[:3]]  # the second stage had a say
+    assert [hit.node.id_ for hit in found] != [
+        hit.node.id_ for hit in candidates[:3]
+    ]  # the second stage changed the order
     prompt = str(response)
     places = [prompt.index(hit.text[:60]) for hit in found]
-    assert places == sorted(places)  # the best is read first
+    assert places == sorted(places)  # the best node comes first in the prompt
     assert "retrieval_score" not in prompt

@@ -1,4 +1,4 @@
-"""The vectors of MillpondEmbedding are the engine's, in the right role, whatever the caller's style."""
+"""The vectors of MillpondEmbedding are the engine's, with the right role, for sync and async callers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPTS = {"query": "search_query: ", "document": "search_document: "}
 
 
 async def turns_until(done: Awaitable[T]) -> tuple[T, int]:
-    """The result, and how often the event loop came round meanwhile."""
+    """The result, and how many turns the event loop had meanwhile."""
     task = asyncio.ensure_future(done)
     turns = 0
     while not task.done():
@@ -43,12 +43,12 @@ def test_texts_and_queries_get_the_checkpoints_prompts(prompted: str, engine: En
     np.testing.assert_allclose(embedding.get_text_embedding(texts[3]), documents[3], atol=1e-6)
     np.testing.assert_allclose(embedding.get_query_embedding(texts[3]), queries[3], atol=1e-6)
     np.testing.assert_allclose(embedding.get_agg_embedding_from_queries(texts), queries.mean(axis=0), atol=1e-6)
-    assert np.abs(queries[3] - documents[3]).max() > 1e-3  # the two roles can be told apart
+    assert np.abs(queries[3] - documents[3]).max() > 1e-3  # the two roles give different vectors
 
 
 async def test_async_equals_sync(prompted: str, engine: Engine) -> None:
     embedding = MillpondEmbedding(model_name=prompted, dtype="float32")
-    texts = many(300)  # more than the adapter turns into lists at a time
+    texts = many(300)  # more rows than one turn of the event loop converts
     documents = engine.embed(texts, prompt=PROMPTS["document"]).embeddings
     query = engine.embed(texts[:1], prompt=PROMPTS["query"]).embeddings[0]
     batch, one, question = await asyncio.gather(
@@ -83,7 +83,7 @@ def test_options_reach_the_engine(minilm: str, engine: Engine, texts: list[str])
 def test_texts_are_embedded_as_they_are(minilm: str, tmp_path: Path) -> None:
     text = " two\nlines,  two spaces\t"
     MillpondEmbedding(model_name=minilm, dtype="float32", cache=str(tmp_path / "c.db")).get_text_embedding(text)
-    # The cache knows a text by its exact characters, so it tells what reached the engine.
+    # Cache keys depend on the exact characters, so a hit shows which text reached the engine.
     with Engine(minilm, dtype="float32", cache=tmp_path / "c.db") as engine:
         seen = engine.embed([text, text.replace("\n", " "), text.strip()], role="document").cached
     assert seen.tolist() == [True, False, False]
@@ -122,13 +122,15 @@ async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
     vectors, turns = await turns_until(embedding.aget_text_embedding_batch(many(400)))
     assert len(vectors) == 400
     assert turns > 5
-    # What the base class would do, to show that the count can tell.
+    # As the base class does, to show that the count detects it.
     _, turns = await turns_until(BaseEmbedding._aget_text_embedding(embedding, " ".join(many(40))))
     assert turns <= 2
 
 
 async def test_the_loop_goes_on_while_a_model_loads(minilm: str) -> None:
-    embedding = MillpondEmbedding(model_name=minilm, dtype="float32", max_batch_tokens=1112)  # nobody else's engine
+    embedding = MillpondEmbedding(
+        model_name=minilm, dtype="float32", max_batch_tokens=1112
+    )  # an engine that no other test shares
     task = asyncio.ensure_future(embedding.aget_query_embedding("tides"))
     started = last = time.perf_counter()
     longest = 0.0
@@ -136,7 +138,7 @@ async def test_the_loop_goes_on_while_a_model_loads(minilm: str) -> None:
         await asyncio.sleep(0.001)
         now = time.perf_counter()
         longest, last = max(longest, now - last), now
-    assert longest < 0.9 * (last - started)  # a loop that is blocked comes round once, at the end
+    assert longest < 0.9 * (last - started)  # a blocked loop would have one turn, at the end
 
 
 async def test_a_corpus_larger_than_the_queue_waits_for_its_turn(minilm: str) -> None:
@@ -145,7 +147,7 @@ async def test_a_corpus_larger_than_the_queue_waits_for_its_turn(minilm: str) ->
         embedding = MillpondEmbedding(engine=engine, embed_batch_size=8)
         vectors = await embedding.aget_text_embedding_batch(texts)
         np.testing.assert_allclose(vectors, engine.embed(texts).embeddings, atol=1e-6)
-        with pytest.raises(EngineOverloadedError):  # a query is told, so that its caller can answer
+        with pytest.raises(EngineOverloadedError):  # a query raises, so that its caller can react
             await asyncio.gather(*(embedding.aget_query_embedding(text) for text in texts))
 
 

@@ -1,4 +1,4 @@
-"""What ingest wrote, read by the frameworks' own code."""
+"""Collections written by ingest, read by the frameworks' own code."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_langchain_reads_its_documents(engine: Engine, records: list[Record], tm
 
 
 def test_llama_index_reads_its_nodes(engine: Engine, records: list[Record], tmp_path: Path) -> None:
-    """llama-index-vector-stores-milvus wants an older pymilvus; this is what it does with a row."""
+    """llama-index-vector-stores-milvus requires an older pymilvus, so this repeats what it does with a row."""
     to_node = pytest.importorskip("llama_index.core.vector_stores.utils").metadata_dict_to_node
     metadata = {"doc_id": "mine", "text": "also mine", "id": 7, "d384": 1, "d": {"e": [1, None]}}
     odd = [*records, Record("doc-x", 'text with "quotes" — ä\n', metadata)]
@@ -77,7 +77,7 @@ def test_llama_index_reads_its_nodes(engine: Engine, records: list[Record], tmp_
             assert (node.node_id, node.get_content(), node.metadata) == (row["id"], record.text, record.metadata)
             assert (row["id"], entity["doc_id"]) == (point_id(record.id), record.id)
             assert row["distance"] == pytest.approx(wanted[record.id], abs=1e-5)
-            assert json.loads(entity["_node_content"])["text"] == ""  # it is in the field, once
+            assert json.loads(entity["_node_content"])["text"] == ""  # the text is only in the text field
         assert sink._client.query("docs", filter='doc_id in ["doc-4"]', output_fields=["n"])[0]["n"] == 4
 
 

@@ -1,4 +1,4 @@
-"""What is Milvus's own: limits, names, filters, and servers that do not answer. The rest is in the sinks' contract."""
+"""Milvus only: limits, names, filters, and servers that do not answer. The rest is in the contract tests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_fields_are_named_by_width_and_the_collection_marked(engine: Engine, rec
 
 
 @pytest.mark.parametrize("form", ["plain", "langchain", "llama_index"])
-def test_a_text_too_long_for_a_field_does_not_take_its_batch_along(
+def test_a_text_too_long_for_a_field_does_not_fail_its_batch(
     engine: Engine, uri: str, form: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     longest = "ä" * 32_767 + "x"  # 65,535 bytes of UTF-8
@@ -59,7 +59,9 @@ def test_a_text_too_long_for_a_field_does_not_take_its_batch_along(
 
 
 @pytest.mark.parametrize("form", ["plain", "langchain", "llama_index"])
-def test_so_does_metadata_too_large(engine: Engine, uri: str, form: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_metadata_that_is_too_large_is_left_out(
+    engine: Engine, uri: str, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with MilvusSink(uri, "docs", payload=form) as sink:
         report = fill(engine, sink, [Record("a", "x", {"k": "x" * 70_000}), Record("b", "x", {"k": "x" * 30_000})])
         assert (report.failed, report.written) == (1, 1)
@@ -108,14 +110,14 @@ def test_requests_are_bounded(engine: Engine, uri: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("options", [{"k": 16_385}, {"candidates": 16_385}])
-def test_no_more_is_asked_for_than_a_server_hands_out(
+def test_no_search_exceeds_the_limit_of_the_server(
     engine: Engine, records: list[Record], uri: str, options: dict[str, int]
 ) -> None:
     with MilvusSink(uri, "docs", dimensions=[64, 384]) as sink:
         fill(engine, sink, records)
         with pytest.raises(InvalidRequestError, match="16385 is more than Milvus hands out"):
             sink.search(engine, "anything", **options)
-        assert len(sink.search(engine, "anything", k=2000)) == 12  # whose default is 20,000 candidates
+        assert len(sink.search(engine, "anything", k=2000)) == 12  # where candidates would default to 20,000
 
 
 # ---------------------------------------------------------------------------------------------------------- filters
@@ -185,23 +187,37 @@ def test_a_collection_left_half_made_is_finished(engine: Engine, uri: str, recor
         assert len(again.search(engine, "anything")) == 10
 
 
-@pytest.mark.parametrize("mark", ["not json", "[]", "{}"])
-def test_a_mark_that_cannot_be_read_is_an_error(engine: Engine, uri: str, mark: str) -> None:
+def test_a_collection_that_was_released_is_loaded_again(engine: Engine, uri: str, records: list[Record]) -> None:
+    with MilvusSink(uri, "docs", dimensions=[64]) as sink:
+        fill(engine, sink, records)
+        for use in (
+            lambda other: other.prepare(engine.spec),
+            lambda other: other.search(engine, "anything"),
+            lambda other: other.count(),
+            lambda other: other.delete(["nobody"]),
+        ):
+            sink._client.release_collection("docs")
+            use(MilvusSink(sink._client, "docs", dimensions=[64]))
+            assert len(sink.search(engine, "anything")) == 10
+
+
+@pytest.mark.parametrize("stored", ["not json", "[]", "{}"])
+def test_an_unreadable_manifest_is_an_error(engine: Engine, uri: str, stored: str) -> None:
     with MilvusSink(uri, "docs") as sink:
         sink.prepare(engine.spec)
-        sink._client.alter_collection_properties("docs", properties={"millpond": mark})
+        sink._client.alter_collection_properties("docs", properties={"millpond": stored})
         with pytest.raises(FingerprintMismatchError, match="cannot read"):
             MilvusSink(sink._client, "docs").prepare(engine.spec)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:abc", "http://host:99999", "https://[::1"])
-def test_what_is_no_url(url: str) -> None:
+def test_invalid_urls_are_refused(url: str) -> None:
     with pytest.raises(InvalidRequestError, match="is no URL of a Milvus .*; write http://host:19530"):
         MilvusSink(url, "docs", timeout=1)
 
 
 @pytest.mark.parametrize("place", ["~nobody-of-that-name/x.db", "a\0b.db", "x.sqlite"])
-def test_what_is_no_place(place: str) -> None:
+def test_invalid_places_are_refused(place: str) -> None:
     with pytest.raises(InvalidRequestError, match="is no place for Milvus"):
         MilvusSink(place, "docs")
 
@@ -232,7 +248,7 @@ def test_a_file_in_use_is_an_error_that_says_so(uri: str) -> None:
     assert other.stderr.splitlines()[-1].startswith(f"millpond.errors.SinkError: {uri!r} cannot be opened: another")
 
 
-def test_nobody_listening() -> None:
+def test_a_port_without_a_server_is_an_error() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -240,7 +256,7 @@ def test_nobody_listening() -> None:
         MilvusSink(f"http://127.0.0.1:{port}", "docs", timeout=1)
 
 
-def test_a_server_that_hangs_is_given_up() -> None:
+def test_a_server_that_hangs_is_an_error_after_the_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         taken: list[socket.socket] = []
         threading.Thread(target=lambda: taken.append(silent.accept()[0]), daemon=True).start()
@@ -252,10 +268,10 @@ def test_a_server_that_hangs_is_given_up() -> None:
             connection.close()
 
 
-def test_an_error_of_the_transport_comes_out_alike(engine: Engine, uri: str) -> None:
+def test_an_error_of_the_transport_is_a_sink_error_too(engine: Engine, uri: str) -> None:
     with MilvusSink(uri, "docs") as sink:
         sink.prepare(engine.spec)
-        # Lite does not implement this call, and the client lets grpc's own error through.
+        # Lite does not implement this call, and the client raises grpc's own error.
         with (
             pytest.raises(SinkError, match="did not answer a new field: Method not implemented"),
             sink._request("a new field"),
@@ -276,7 +292,7 @@ def test_the_entry_point_opens_a_file(engine: Engine, records: list[Record], uri
 
 
 @pytest.mark.parametrize(("scheme", "location"), [("file", ""), ("http", "host"), ("path", "x.db"), ("memory", "")])
-def test_urls_of_something_else(scheme: str, location: str) -> None:
+def test_urls_of_other_schemes_are_refused(scheme: str, location: str) -> None:
     with pytest.raises(InvalidRequestError, match="does not name a Milvus"):
         sink_from_url(scheme, location, "docs")
 

@@ -1,4 +1,4 @@
-"""A real model that may be cut, and a handful of records."""
+"""A real model with Matryoshka cuts forced on, and a few records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def minilm() -> str:
 
 @pytest.fixture(scope="session")
 def engine(minilm: str) -> Iterator[Engine]:
-    """MiniLM was not trained for Matryoshka; forcing it is enough to test with."""
+    """MiniLM was not trained for Matryoshka; forcing it is enough for tests."""
     with Engine(minilm, dtype="float32", device="cpu", hf_overrides={"is_matryoshka": True}) as engine:
         yield engine
 

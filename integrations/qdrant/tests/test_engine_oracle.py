@@ -1,4 +1,4 @@
-"""The funnel's request, answered by Qdrant's own engine: local mode is a re-implementation in Python."""
+"""The funnel's request, answered by Qdrant's real engine, since local mode is a re-implementation in Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millpond.ingest import Batch, Record, ingest, point_id
 from millpond_qdrant import QdrantSink
 
 
-def test_the_engine_answers_the_funnel_alike(engine: Engine, tmp_path: Path) -> None:
+def test_the_real_engine_answers_the_funnel_with_the_same_hits(engine: Engine, tmp_path: Path) -> None:
     edge = pytest.importorskip("qdrant_edge")
     words = ["river", "zip", "bread", "socket", "heart", "search", "glacier", "violin", "memory", "tide"]
     records = [Record(f"{one} {two}", f"{one} {two}") for one in words for two in words]
@@ -53,5 +53,5 @@ def test_the_engine_answers_the_funnel_alike(engine: Engine, tmp_path: Path) -> 
         assert [hit.id for hit in hits] == [names[str(point.id)] for point in answer]
         assert [hit.score for hit in hits] == pytest.approx([point.score for point in answer], abs=1e-5)
         differing += [hit.id for hit in sink.search(engine, question, k=8, funnel=False)] != [hit.id for hit in hits]
-    assert differing  # else the funnel might as well not have been there
+    assert differing  # otherwise the funnel could not be told from a plain search
     shard.close()

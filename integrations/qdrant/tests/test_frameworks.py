@@ -1,4 +1,4 @@
-"""What ingest wrote, read by the frameworks' own vector stores."""
+"""Collections written by ingest, read by the frameworks' own vector stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that fails: whatever it does, the caller learns who was asked what, and nothing hangs."""
+"""A failing server: the error names server and request, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class Fake(ThreadingHTTPServer):
-    """As much of Qdrant's REST as a run needs; ``upsert`` decides what writing answers."""
+    """The part of Qdrant's REST API that a run needs; ``upsert`` makes the answer to a write."""
 
     daemon_threads = True
 
@@ -33,7 +33,7 @@ class Fake(ThreadingHTTPServer):
         self.queries: list[str] = []
         self.deletes: list[tuple[str, dict[str, Any]]] = []  # path and body
         self.keys: set[str | None] = set()
-        self.free = threading.Event()  # lets the requests that hang go
+        self.free = threading.Event()  # releases the hanging requests
 
     @property
     def url(self) -> str:
@@ -115,7 +115,7 @@ def run(engine: Engine, server: Fake, records: list[Record], timeout: int = 60) 
         return ingest(records, engine=engine, sink=sink, show_progress=False).written
 
 
-def test_a_server_gets_what_it_can_take(engine: Engine, server: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_are_bounded_by_rows(engine: Engine, server: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QDRANT_API_KEY", "hunter2")
     with pytest.warns(UserWarning, match="insecure connection"):  # qdrant-client's own: a key over plain http
         assert run(engine, server, [Record(f"r{i}", f"text {i}") for i in range(600)]) == 600
@@ -163,17 +163,17 @@ def test_a_record_too_large_for_any_request_is_left_out(engine: Engine, server: 
         ((200, {}, b"<html>a proxy</html>"), "answered an upsert of 3 points with something that is not JSON"),
     ],
 )
-def test_a_refusal_comes_out_as_it_was_given(
+def test_the_error_quotes_the_answer_of_the_server(
     engine: Engine, server: Fake, records: list[Record], answer: Answer, message: str
 ) -> None:
     server.upsert = lambda: answer
     with pytest.raises(SinkError, match=message) as caught:
         run(engine, server, records[:3])
     assert server.url in str(caught.value) and caught.value.__cause__ is not None
-    assert len(server.upserts) == 1  # trying again is the caller's to decide
+    assert len(server.upserts) == 1  # no retries: the caller decides
 
 
-def test_a_server_that_hangs_is_given_up(engine: Engine, server: Fake, records: list[Record]) -> None:
+def test_a_server_that_hangs_is_an_error_after_the_timeout(engine: Engine, server: Fake, records: list[Record]) -> None:
     server.upsert = lambda: None
     with pytest.raises(SinkError, match=r"did not answer an upsert of 3 points: .*timed out"):
         run(engine, server, records[:3], timeout=1)
@@ -186,7 +186,7 @@ def test_a_server_that_fails_halfway_leaves_what_it_has(engine: Engine, server: 
         run(engine, server, [Record(f"r{i}", f"text {i}") for i in range(300)])
 
 
-def test_nobody_listening(engine: Engine) -> None:
+def test_a_port_without_a_server_is_an_error(engine: Engine) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"

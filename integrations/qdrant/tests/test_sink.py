@@ -1,4 +1,4 @@
-"""What is Qdrant's own: places, names, filters, and the folder's journal. The rest is in the sinks' contract."""
+"""Qdrant only: locations, names, filters, and the folder's write-ahead log. The rest is in the contract tests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_foreign_collection_is_left_alone_whatever_its_widths(
     assert client.count("docs").count == 0
 
 
-# qdrant-client leaves the lock file it could not lock to the garbage collector.
+# qdrant-client leaves the lock file that it failed to lock to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_folder_in_use_is_an_error_that_says_so(tmp_path: Path) -> None:
     with QdrantSink(tmp_path / "db", "docs"), pytest.raises(SinkError, match="in use by another process or client"):
@@ -56,7 +56,7 @@ def test_a_folder_in_use_is_an_error_that_says_so(tmp_path: Path) -> None:
     QdrantSink(tmp_path / "db", "docs").close()
 
 
-def test_a_folder_commits_to_a_journal(engine: Engine, records: list[Record], tmp_path: Path) -> None:
+def test_a_folder_commits_to_a_write_ahead_log(engine: Engine, records: list[Record], tmp_path: Path) -> None:
     with QdrantSink(tmp_path, "docs") as sink:
         fill(engine, sink, records)
         (file,) = tmp_path.rglob("*.sqlite")
@@ -64,7 +64,7 @@ def test_a_folder_commits_to_a_journal(engine: Engine, records: list[Record], tm
         assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert other.execute("SELECT count(*) FROM points").fetchone() == (12,)
         other.close()
-        # Copied as a crash would leave it: the database file alone has every acknowledged row.
+        # After a crash: the database file alone has every acknowledged row.
         (tmp_path / "crashed.sqlite").write_bytes(file.read_bytes())
         sink.delete(["doc-0", "doc-1"])
         (tmp_path / "deleted.sqlite").write_bytes(file.read_bytes())
@@ -74,7 +74,7 @@ def test_a_folder_commits_to_a_journal(engine: Engine, records: list[Record], tm
         copy.close()
 
 
-def test_a_client_without_a_file_keeps_its_own_ways() -> None:
+def test_a_client_without_a_file_has_no_write_ahead_log() -> None:
     client = QdrantClient(":memory:")
     client.create_collection("docs", {"d4": models.VectorParams(size=4, distance=models.Distance.COSINE)})
     assert use_write_ahead_log(client, "docs") is None and use_write_ahead_log(client, "nowhere") is None
@@ -90,7 +90,7 @@ def test_a_native_filter_is_passed_on(engine: Engine, records: list[Record]) -> 
         sink.search(engine, "anything", filter=wrong)
 
 
-def test_a_key_no_path_can_spell_is_refused() -> None:
+def test_a_key_with_a_quote_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="holds a quote"):
         to_filter({'a"b': 1}, "plain")
 
@@ -118,13 +118,13 @@ def test_urls(scheme: str, location: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1:abc", "http://host:99999", "http://a b:1", "https://[::1", "http://"]
 )
-def test_what_is_no_url(url: str) -> None:
+def test_invalid_urls_are_refused(url: str) -> None:
     with pytest.raises(InvalidRequestError, match="is no URL of a Qdrant .*; write http://host:6333"):
         QdrantSink(url, "docs")
 
 
 @pytest.mark.parametrize("place", ["~nobody-of-that-name/db", "a\0b", "ftp://host", ""])
-def test_what_is_no_place(place: str) -> None:
+def test_invalid_places_are_refused(place: str) -> None:
     with pytest.raises(InvalidRequestError, match="is no place for Qdrant"):
         QdrantSink(place, "docs")
 
@@ -174,7 +174,7 @@ def test_a_home_folder_is_where_it_is_elsewhere(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("scheme", "location"), [("memory", "x"), ("path", ""), ("http", "host"), ("file", "x")])
-def test_urls_of_something_else(scheme: str, location: str) -> None:
+def test_urls_of_other_schemes_are_refused(scheme: str, location: str) -> None:
     with pytest.raises(InvalidRequestError, match="does not name a Qdrant"):
         sink_from_url(scheme, location, "docs")
 

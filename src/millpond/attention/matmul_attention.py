@@ -6,7 +6,7 @@ not normalized before they are used, and the largest score is not subtracted. bf
 scores beyond about 87 overflow. The sums of the weights show it, and torch's kernel then computes that run.
 
 The choice between the products and torch's kernel is made for each run, not for each call: runs of one call differ in
-length, and one that overflows must not change the results of the others.
+length, and if one of them overflows, only it and the runs laid out with it are computed again.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -139,12 +139,13 @@ def _backbone_class(architecture: Architecture) -> type[Any]:
     import transformers
 
     stand_in = getattr(architecture.hooks(), "backbone_class", None)
-    model_class = getattr(transformers, architecture.model_class, None) if stand_in is None else stand_in()
+    named = getattr(transformers, architecture.model_class, None)
+    model_class: type[Any] | None = named if stand_in is None else stand_in()
     if model_class is None:
         raise UnsupportedArchitectureError(
             f"transformers {transformers.__version__} has no {architecture.model_class}; install a newer one"
         )
-    return cast("type[Any]", model_class)
+    return model_class
 
 
 def _config_fields(config: Mapping[str, Any]) -> dict[str, Any]:

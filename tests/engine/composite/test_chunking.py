@@ -205,7 +205,7 @@ def test_usage_counts_the_tokens_that_were_run(name: str, engine: Engine, folder
 
 
 @pytest.mark.parametrize("output_dtype", ["float16", "int8", "uint8", "binary", "ubinary"])
-def test_codes_are_made_of_the_whole_call(engine: Engine, output_dtype: Any) -> None:
+def test_int8_ranges_are_those_of_the_whole_call(engine: Engine, output_dtype: Any) -> None:
     texts = [*LONG, *SHORT]
     found = engine.embed(texts, chunking="mean", output_dtype=output_dtype)
     expected = quantize(engine.embed(texts, chunking="mean").embeddings, output_dtype)
@@ -403,7 +403,7 @@ def test_token_ids_have_no_prompt_to_leave_out(folders: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.skipif("MILLPOND_DATA" not in os.environ, reason="MILLPOND_DATA is not set")
-def test_a_chapter_of_a_book(name: str, engine: Engine, folders: Any) -> None:
+def test_windows_over_a_chapter_of_a_book(name: str, engine: Engine, folders: Any) -> None:
     book = Path(os.environ["MILLPOND_DATA"]) / "longdocs" / "alice_in_wonderland.txt"
     text = book.read_text(encoding="utf-8")[:12000]
     found = engine.embed([text, "a"], chunking="mean", role="query")

@@ -34,7 +34,7 @@ def packed(lengths, **fields):
     return PackedRequests.of(requests, position_offset=2)
 
 
-def test_there_are_few_sizes_and_none_much_larger_than_what_is_in_it():
+def test_rounded_sizes_are_few_and_close():
     sizes = [rounded_up(tokens) for tokens in range(1, 4097)]
     assert all(tokens <= size for tokens, size in enumerate(sizes, 1))
     assert max(size / tokens for tokens, size in enumerate(sizes, 1) if tokens > 512) < 1.07
@@ -43,7 +43,7 @@ def test_there_are_few_sizes_and_none_much_larger_than_what_is_in_it():
     assert [rounded_up(tokens) for tokens in (1, 7, 64)] == [1, 7, 64]  # a single short text is not padded
 
 
-def test_what_is_filled_up_is_as_it_was_and_one_sequence_more():
+def test_filling_adds_one_sequence_and_changes_no_other():
     plain = packed([5, 3, 7])
     filled = plain.filled(20, 2)
     assert filled.requests == plain.requests and filled.lead == plain.lead
@@ -82,7 +82,7 @@ def test_results_do_not_change(family, task, tmp_path):
     assert np.abs(np.roll(found[0], 1, axis=0) - found[1]).max() > 1e-2
 
 
-def test_a_classifier_too(tmp_path):
+def test_rounding_does_not_change_a_classifier(tmp_path):
     folder = write_checkpoint(tmp_path / "model", "bert", head="SequenceClassification", labels=3)
     with Engine(folder, dtype="float32", device="cpu") as engine:
         found = []

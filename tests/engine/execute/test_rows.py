@@ -46,14 +46,14 @@ def test_a_row_read_alone_is_the_same(family, pooling, tmp_path, asked, monkeypa
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls+mean", "max"])
-def test_what_reads_more_gets_more(pooling, tmp_path, asked):
+def test_other_poolings_compute_all_rows(pooling, tmp_path, asked):
     with Engine(write_checkpoint(tmp_path / "bert"), pooling=pooling, dtype="float32", device="cpu") as engine:
         engine.embed(list(TEXTS))
     assert asked
     assert not any(asked)
 
 
-def test_a_neighbour_who_reads_every_token_gets_them(tmp_path, asked):
+def test_a_per_token_call_in_the_batch_gets_its_rows(tmp_path, asked):
     with Engine(write_checkpoint(tmp_path / "bert"), pooling="cls", dtype="float32", device="cpu") as engine:
         expected = engine.embed(["a river"]).embeddings[0], engine.token_embed(["a river"]).embeddings[0]
         asked.clear()

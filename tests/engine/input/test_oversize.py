@@ -35,7 +35,7 @@ TEXTS = {
 
 
 @pytest.fixture(scope="module", params=list(KINDS))
-def form(request, tmp_path_factory):
+def encoder(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     write_tokenizer(folder, request.param, limit=None)
     tokenizer = TextTokenizer.load(folder, lower=False)
@@ -72,67 +72,69 @@ def read(monkeypatch):
 
 @pytest.mark.parametrize("truncate", ["end", "start"])
 @pytest.mark.parametrize("name", TEXTS)
-def test_what_is_kept_is_what_the_whole_would_keep(form, name, truncate):
+def test_what_is_kept_is_what_the_whole_would_keep(encoder, name, truncate):
     items = ["The pond.", TEXTS[name], TokenIds((5, 6))]
-    whole = form.texts.encode([TEXTS[name]], prompt="", limit=LIMIT, truncate=truncate, index_of=index_of)[0]
-    found = form.encode(items, plan(truncate), index_of=index_of)[1]
+    whole = encoder.texts.encode([TEXTS[name]], prompt="", limit=LIMIT, truncate=truncate, index_of=index_of)[0]
+    found = encoder.encode(items, plan(truncate), index_of=index_of)[1]
     assert np.array_equal(found.ids, whole.ids)
     assert found.truncated is whole.truncated
 
 
 @pytest.mark.parametrize("prompt", ["query: ", "Find it: "])
 @pytest.mark.parametrize("truncate", ["end", "start"])
-def test_a_prompt_stays_in_front(form, prompt, truncate):
+def test_a_prompt_stays_in_front(encoder, prompt, truncate):
     how = {"prompt": prompt, "limit": LIMIT, "truncate": truncate}
-    whole = form.texts.encode([TEXTS["prose"]], index_of=index_of, **how)[0]
-    (found,) = form.encode([TEXTS["prose"]], plan(truncate, prompt=prompt), index_of=index_of)
+    whole = encoder.texts.encode([TEXTS["prose"]], index_of=index_of, **how)[0]
+    (found,) = encoder.encode([TEXTS["prose"]], plan(truncate, prompt=prompt), index_of=index_of)
     assert np.array_equal(found.ids, whole.ids)
 
 
 @pytest.mark.parametrize("truncate", ["end", "start"])
-def test_pairs_of_giants(form, truncate):
+def test_pairs_of_oversize_texts(encoder, truncate):
     giant = TEXTS["prose"]
     pairs = [Pair("Who?", giant), Pair(giant, "Nobody."), Pair(giant, giant)]
-    whole = form.pairs.encode(pairs, limit=LIMIT, truncate=truncate, index_of=index_of)
-    for found, wanted in zip(form.encode(pairs, plan(truncate), index_of=index_of), whole, strict=True):
+    whole = encoder.pairs.encode(pairs, limit=LIMIT, truncate=truncate, index_of=index_of)
+    for found, wanted in zip(encoder.encode(pairs, plan(truncate), index_of=index_of), whole, strict=True):
         assert np.array_equal(found.ids, wanted.ids) and found.truncated
 
 
 @pytest.mark.parametrize("name", ["prose", "lines", "spaced", "marks"])
-def test_little_of_a_giant_is_read(form, read, name):
-    form.encode([TEXTS[name]], plan("end"), index_of=index_of)
+def test_little_of_an_oversize_text_is_tokenized(encoder, read, name):
+    encoder.encode([TEXTS[name]], plan("end"), index_of=index_of)
     assert sum(read) < SIZE / 4
 
 
 @pytest.mark.parametrize("item", [TEXTS["marks"], Pair("Who?", TEXTS["marks"])], ids=["text", "pair"])
-def test_it_is_refused_by_what_its_beginning_has(form, read, item):
+def test_an_oversize_text_is_refused_by_the_tokens_of_its_beginning(encoder, read, item):
     with pytest.raises(InputTooLongError, match="at index 41 has at least ") as caught:
-        form.encode(["The pond." if isinstance(item, str) else Pair("a", "b"), item], plan("error"), index_of=index_of)
+        encoder.encode(
+            ["The pond." if isinstance(item, str) else Pair("a", "b"), item], plan("error"), index_of=index_of
+        )
     error = caught.value
     assert (error.index, error.limit, error.at_least) == (41, LIMIT, True)
     assert 2 * LIMIT < error.tokens < SIZE / 10
     assert sum(read) < SIZE / 4
 
 
-def test_beside_an_oversize_text_that_may_be_cut_another_is_counted_exactly(form):
+def test_beside_an_oversize_text_that_may_be_cut_another_is_counted_exactly(encoder):
     text = "pond " * 100
     with pytest.raises(InputTooLongError) as caught:
-        form.encode([" " * SIZE, text], plan("error"), index_of=index_of)
+        encoder.encode([" " * SIZE, text], plan("error"), index_of=index_of)
     # To some of these tokenizers spaces are no tokens; then the second text is the one that is too long.
     if caught.value.index == 41:
-        assert caught.value.tokens == form.texts.count(text) and caught.value.at_least is None
+        assert caught.value.tokens == encoder.texts.count(text) and caught.value.at_least is None
 
 
 def test_spaces_that_are_no_tokens_are_not_too_long(tmp_path):
     write_tokenizer(tmp_path, "bert", limit=None)
-    form = InputEncoder(texts=TextTokenizer.load(tmp_path, lower=False))
-    spaced = form.encode([" " * SIZE + "The pond."], plan("error"), index_of=index_of)
-    assert np.array_equal(spaced[0].ids, form.encode(["The pond."], plan("error"), index_of=index_of)[0].ids)
+    encoder = InputEncoder(texts=TextTokenizer.load(tmp_path, lower=False))
+    spaced = encoder.encode([" " * SIZE + "The pond."], plan("error"), index_of=index_of)
+    assert np.array_equal(spaced[0].ids, encoder.encode(["The pond."], plan("error"), index_of=index_of)[0].ids)
 
 
-def test_a_text_with_spans_is_read_whole(form, read):
+def test_a_text_with_spans_is_read_whole(encoder, read):
     item = SpannedText(TEXTS["prose"], ((SIZE - 5, SIZE),))
-    form.encode([item], plan("start"), index_of=index_of)
+    encoder.encode([item], plan("start"), index_of=index_of)
     assert max(read) == SIZE
 
 

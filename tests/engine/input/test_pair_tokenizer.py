@@ -75,7 +75,7 @@ def test_whole_pairs_are_what_transformers_makes_of_them(tokenizers: Any, kind: 
         assert (mine.types.tolist() if mine.types is not None else None) == (types if any(types) else None)
 
 
-def test_the_kinds_differ_in_what_the_oracle_has_to_see(tokenizers: Any) -> None:
+def test_the_compared_pair_formats_differ(tokenizers: Any) -> None:
     """Token types in one family, a double separator in another: the test above compares different formats."""
     (bert,) = encode(PairTokenizer(tokenizers("bert")[0]), PAIRS[1])
     assert bert.types is not None
@@ -264,7 +264,7 @@ def test_an_instruction_fills_its_slot(tokenizers: Any) -> None:
     assert mine.ids[-1] != theirs.eos_token_id  # which this tokenizer appends to texts; the answer is read before it
 
 
-def test_nothing_to_read(tokenizers: Any) -> None:
+def test_pairs_without_tokens_get_a_stand_in(tokenizers: Any) -> None:
     ours, theirs = tokenizers("llama")
     (mine,) = encode(
         TemplateTokenizer(ours, ScoreTemplate(source=plain_template().source, special_tokens=False)), Pair("", "")

@@ -104,7 +104,7 @@ def test_a_text_of_no_tokens_gets_a_stand_in():
 
 
 @pytest.mark.parametrize("prompt", ["", "İ: ", "query: "])
-def test_places_count_in_the_text_as_it_was_before_its_case_was_folded(tmp_path, prompt):
+def test_offsets_refer_to_the_text_before_its_case_was_folded(tmp_path, prompt):
     """The only letter that is two letters in lower case."""
     read = TextTokenizer.load(write_checkpoint(tmp_path / "model", "bert"), lower=True)
     text = "İİ The İold MILL pond"
@@ -165,7 +165,7 @@ def test_the_head_of_a_long_text_has_the_tokens_of_the_whole(read_by_heads, part
     texts = [" ".join(parts), "".join(parts)]
     options = {"prompt": prompt, "limit": limit, "truncate": truncate, "index_of": lambda i: i}
     heads = read_by_heads.encode(texts, **options)
-    with mock.patch.object(read_by_heads, "_divides", False):
+    with mock.patch.object(read_by_heads, "_splits_at_spaces", False):
         wholes = read_by_heads.encode(texts, **options)
     for found, whole in zip(heads, wholes, strict=True):
         assert found.truncated == whole.truncated

@@ -15,7 +15,7 @@ from millpond.quantization import eight_bits
 
 
 @pytest.mark.parametrize(("family", "lowercase"), [("bert", False), ("bert", True), ("qwen2", False)])
-def test_what_is_left_of_a_text_has_so_many_tokens(tmp_path: Path, family: str, lowercase: bool) -> None:
+def test_a_truncated_text_has_the_requested_number_of_tokens(tmp_path: Path, family: str, lowercase: bool) -> None:
     with Engine(write_checkpoint(tmp_path / "model", family, lowercase=lowercase), dtype="float32") as engine:
         texts = [SENTENCES[0], "İSTANBUL: ein Teich, une étang, 池。", "", "a"]
         for tokens in (1, 3, 5, 500):
@@ -29,7 +29,7 @@ def test_what_is_left_of_a_text_has_so_many_tokens(tmp_path: Path, family: str, 
         assert engine.truncate_texts(texts, 3)[0] != texts[0]
 
 
-def test_of_a_text_without_an_end_the_same_is_left(tmp_path: Path) -> None:
+def test_an_oversize_text_is_truncated_like_a_long_one(tmp_path: Path) -> None:
     with Engine(write_checkpoint(tmp_path / "model"), dtype="float32") as engine:
         text = " ".join(SENTENCES)
         kept = engine.truncate_texts([text, text + " " + text * (300_000 // len(text)), text], 7)
@@ -37,7 +37,7 @@ def test_of_a_text_without_an_end_the_same_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, -1, True, 1.5])
-def test_so_many_is_a_positive_int(tmp_path: Path, tokens: int) -> None:
+def test_the_number_of_tokens_is_a_positive_int(tmp_path: Path, tokens: int) -> None:
     with (
         Engine(write_checkpoint(tmp_path / "model"), dtype="float32") as engine,
         pytest.raises(InvalidRequestError, match="tokens="),
@@ -66,7 +66,7 @@ def test_pairs_are_classified_as_transformers_does(tmp_path: Path) -> None:
         engine.classify(pairs)  # type: ignore[arg-type]
 
 
-def test_codes_are_each_rows_own() -> None:
+def test_eight_bit_codes_depend_on_their_row_only() -> None:
     rows = np.array([[0.5, -1.0, 0.0], [0.1, 0.2, -0.05], [0.0, 0.0, 0.0]], dtype=np.float32)
     codes = eight_bits(rows, "int8")
     assert codes.dtype == np.int8

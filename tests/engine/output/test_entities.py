@@ -269,7 +269,7 @@ def test_the_strategies_of_words_by_hand():
     assert by_hand(tokens, "simple") == [("PER", 0.6, "mill"), ("LOC", 0.9, "er"), ("LOC", 0.5, "s")]
 
 
-def test_of_equally_sure_tokens_the_first_names_the_word():
+def test_of_equally_likely_tokens_the_first_labels_the_word():
     tokens = [("a", "O", 0.4), ("##b", "I-LOC", 0.8), ("##c", "I-PER", 0.8), ("d", "I-PER", 0.7)]
     assert by_hand(tokens, "max") == [("LOC", 0.8, "abc"), ("PER", 0.7, "d")]
 

@@ -97,7 +97,7 @@ def test_a_cancelled_call_is_dropped():
     assert schedule(scheduler) == b
 
 
-def test_a_call_is_told_what_is_left_in_line():
+def test_a_call_hears_how_many_requests_are_still_queued():
     refills = []
     scheduler = Scheduler(10)
     call, requests = a_call([5] * 5, refills)
@@ -155,7 +155,7 @@ def test_everything_is_served_once_within_the_budget(budget, calls):
 
 
 @pytest.mark.parametrize("budget", [16, 64])
-def test_no_line_waits_longer_than_a_round(budget):
+def test_no_queue_waits_longer_than_a_round(budget):
     """With c queues, each is served within c batches, whatever the others hold."""
     scheduler = Scheduler(budget)
     calls = [a_call([budget] * 30) for _ in range(5)] + [a_call([budget // 2] * 30)]
@@ -167,7 +167,7 @@ def test_no_line_waits_longer_than_a_round(budget):
     assert seen == {call for call, _ in calls}
 
 
-def test_short_texts_do_not_ride_with_a_long_one():
+def test_short_texts_do_not_share_a_batch_with_a_long_one():
     """A batch takes as long as everything in it, so short calls go first, although the long one came before them."""
     scheduler = Scheduler(4096)
     long, one = a_call([8000])
@@ -178,7 +178,7 @@ def test_short_texts_do_not_ride_with_a_long_one():
     assert [sorted(request.length for request in schedule(scheduler)) for _ in range(2)] == [[10] * 5, [8000]]
 
 
-def test_a_single_text_beside_a_full_line_has_a_batch_of_its_own():
+def test_a_single_text_beside_a_full_queue_has_a_batch_of_its_own():
     scheduler = Scheduler(4096)
     bulk, many = a_call([500] * 100)
     scheduler.put(bulk, many)
@@ -201,7 +201,7 @@ def test_batches_of_long_texts_are_small_for_a_while_after_short_ones_came():
     assert set(sizes[1:30]) == {1000} and set(sizes[40:]) == {4000}
 
 
-def test_two_bulk_calls_have_whole_batches_to_their_ends():
+def test_two_bulk_calls_have_full_batches_until_they_end():
     """The last texts of a bulk call are few, but the call stays heavy."""
     scheduler = Scheduler(4096)
     for count in (26, 50):
@@ -221,7 +221,7 @@ def test_short_texts_that_keep_coming_leave_long_ones_every_second_batch():
     assert kinds == [False, True] * 4
 
 
-def test_in_the_long_ones_turn_short_texts_ride_along():
+def test_batches_of_long_texts_take_short_ones_too():
     scheduler = Scheduler(4096)
     scheduler.put(*a_call([400] * 80))
     first, second = a_call([10]), a_call([20])
@@ -291,7 +291,7 @@ def clock(monkeypatch):
     return clock
 
 
-def test_two_lanes_come_to_their_end_together(clock):
+def test_two_lanes_finish_together(clock):
     """With three batches, one lane would run two while the other has nothing."""
     scheduler = Scheduler(4096)
     scheduler.put(*a_call([100] * 120))
@@ -318,7 +318,7 @@ def test_a_lane_that_is_late_leaves_the_rest_to_the_others(clock):
         assert tokens(one.submit(scheduler.pick, 1).result()) == 2000  # the other lane is about to be free
 
 
-def test_crumbs_come_along():
+def test_a_small_rest_is_added_to_the_batch():
     scheduler = Scheduler(1000)
     scheduler.put(*a_call([300, 300, 310, 20, 20]))
     assert [tokens(schedule(scheduler)) for _ in range(1)] == [950]

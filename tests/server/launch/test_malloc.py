@@ -13,7 +13,7 @@ import ctypes, json, sys, tempfile, threading
 from xml.etree import ElementTree
 from millpond.server.launch import malloc
 
-done = malloc.limit_arenas() if sys.argv[1] == "few" else None
+done = malloc.limit_arenas() if sys.argv[1] == "limited" else None
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 together = threading.Barrier(8)
@@ -36,9 +36,9 @@ with tempfile.NamedTemporaryFile() as file:
 """
 
 
-def arenas_of(how, **environment):
+def count_arenas(setting, **environment):
     run = subprocess.run(
-        [sys.executable, "-c", CODE, how],
+        [sys.executable, "-c", CODE, setting],
         env={**{k: v for k, v in os.environ.items() if k != "MALLOC_ARENA_MAX"}, **environment},
         capture_output=True,
         text=True,
@@ -48,10 +48,10 @@ def arenas_of(how, **environment):
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-def test_threads_share_two_pools():
-    assert arenas_of("many")[1] > 2
-    assert arenas_of("few") == [True, 2]
+def test_threads_share_two_arenas():
+    assert count_arenas("default")[1] > 2
+    assert count_arenas("limited") == [True, 2]
 
 
-def test_the_environment_goes_before_it():
-    assert arenas_of("few", MALLOC_ARENA_MAX="3")[0] is False
+def test_the_environment_takes_precedence():
+    assert count_arenas("limited", MALLOC_ARENA_MAX="3")[0] is False

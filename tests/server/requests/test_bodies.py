@@ -30,14 +30,14 @@ JSON = {"Content-Type": "application/json"}
 def address(embedder: Path) -> Iterator[str]:
     """A server that accepts ``MOST`` bytes and 5 inputs."""
     models = ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",))])
-    with running(models, ServerConfig(max_body_bytes=MOST, max_inputs=5)) as server:
-        yield server
+    with running(models, ServerConfig(max_body_bytes=MOST, max_inputs=5)) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
 def client(address: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=address, timeout=300) as server:
-        yield server
+    with httpx.Client(base_url=address, timeout=300) as http:
+        yield http
 
 
 def error_of(found: httpx.Response, status: int) -> dict[str, Any]:
@@ -353,8 +353,8 @@ def test_bodies_under_way_have_room_together(embedder: Path, monkeypatch: pytest
 def roomy(embedder: Path) -> Iterator[httpx.Client]:
     """A client of a server with default limits."""
     models = ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",))])
-    with running(models) as address, httpx.Client(base_url=address, timeout=300) as server:
-        yield server
+    with running(models) as address, httpx.Client(base_url=address, timeout=300) as http:
+        yield http
 
 
 @pytest.mark.parametrize(
@@ -368,8 +368,8 @@ def test_lists_without_number_are_refused_before_they_are_made(roomy: httpx.Clie
 
 @pytest.mark.parametrize("text", ["[" * 70_000, '{"a": [1]}' * 10_000, '\\" [' * 70_000], ids=["[", "json", "quotes"])
 def test_a_text_may_have_any_number_of_brackets(roomy: httpx.Client, text: str) -> None:
-    server = roomy.post(PATH, json={"input": [text], "truncate_prompt_tokens": 8})
-    assert server.status_code == 200 and server.json()["usage"]["prompt_tokens"] == 8
+    response = roomy.post(PATH, json={"input": [text], "truncate_prompt_tokens": 8})
+    assert response.status_code == 200 and response.json()["usage"]["prompt_tokens"] == 8
 
 
 @pytest.mark.parametrize("body", [b'{"input": "' + b'\\"[' * 70_000, b'"\\' + b"[" * 70_000 + b"\\"])

@@ -24,7 +24,7 @@ def embeddings(prompted: str) -> MillpondEmbeddings:
 
 @pytest.fixture
 def place(tmp_path: Path) -> dict[str, Any]:
-    """Where the store lies, and that it scores by cosine."""
+    """The store's location, with cosine as its metric."""
     return {
         "connection_args": {"uri": str(tmp_path / "milvus.db")},
         "index_params": {"index_type": "FLAT", "metric_type": "COSINE"},

@@ -12,7 +12,7 @@ from langchain_millpond import MillpondEmbeddings
 
 
 class TestMillpondEmbeddings(EmbeddingsIntegrationTests):
-    """Over the real MiniLM."""
+    """LangChain's tests with the real MiniLM."""
 
     @pytest.fixture(autouse=True)
     def _folder(self, minilm: str) -> None:

@@ -1,4 +1,4 @@
-"""What MillpondEmbeddings can be built from, and how it is copied, pickled and serialized."""
+"""The construction of MillpondEmbeddings, and how it is copied, pickled and serialized."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_engine_refuses_what_the_model_cannot(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("journey", ["pickle", "copy", "deepcopy", "model_copy", "dict", "json"])
-def test_what_comes_back_gives_the_same_vectors(minilm: str, journey: str) -> None:
+def test_a_copied_or_pickled_embedding_gives_the_same_vectors(minilm: str, journey: str) -> None:
     built = MillpondEmbeddings(
         model=minilm, dtype="float32", query_prompt="ask: ", dimensions=64, hf_overrides={"is_matryoshka": True}
     )

@@ -37,7 +37,7 @@ Compress = Callable[..., list[Document]]
 
 @pytest.fixture(params=["sync", "async"])
 def compress(request: pytest.FixtureRequest) -> Compress:
-    """Either style of the reranker."""
+    """The sync and the async method of the reranker."""
 
     def call(reranker: MillpondReranker, documents: Any, query: Any = QUESTION) -> list[Document]:
         if request.param == "sync":
@@ -57,7 +57,7 @@ def scores_of(documents: list[Document]) -> list[float]:
 
 
 def logits(folder: str, pairs: list[tuple[str, str]]) -> list[float]:
-    """transformers' own answer, one pair at a time."""
+    """The reference: transformers, one pair at a time."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -83,11 +83,11 @@ def test_a_cross_encoder_scores_as_transformers_does(
     order = np.argsort(-expected)
     assert [document.metadata["n"] for document in found] == order.tolist() != list(range(len(documents)))
     np.testing.assert_allclose(scores_of(found), expected[order], rtol=1e-4, atol=1e-5)
-    assert np.ptp(expected) > 0.1  # the order means something
+    assert np.ptp(expected) > 0.1  # the scores differ enough to have an order
     scores = MillpondCrossEncoder(model=cross_encoder, dtype="float32").score(pairs)
     np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
     turned = MillpondCrossEncoder(model=cross_encoder, dtype="float32").score([(b, a) for a, b in pairs])
-    assert np.abs(np.array(turned) - expected).max() > 0.1  # which is the query makes a difference
+    assert np.abs(np.array(turned) - expected).max() > 0.1  # swapping query and document changes the score
 
 
 def test_an_embedding_checkpoint_scores_by_its_token_states(
@@ -101,7 +101,7 @@ def test_an_embedding_checkpoint_scores_by_its_token_states(
     by_index = sorted((result.index, result.relevance_score) for result in expected)
     scores = MillpondCrossEncoder(engine=engine).score([(QUESTION, text) for text in texts])
     np.testing.assert_allclose(scores, [score for _, score in by_index], atol=1e-4)
-    assert max(scores) > 1.1  # no cosine
+    assert max(scores) > 1.1  # so it is not a cosine
 
 
 def test_a_late_interaction_checkpoint_scores_as_it_was_trained_to(
@@ -198,7 +198,7 @@ def test_an_instruction_without_a_slot_is_refused(
 
 def test_a_checkpoint_that_scores_nothing_is_refused(tmp_path: Path, compress: Compress) -> None:
     folder = write_checkpoint(tmp_path / "two", "bert", sentence_transformers=Layout())
-    # A classifier of several classes has no one score for a pair.
+    # A classifier with several classes has no single score for a pair.
     reranker = MillpondReranker(model=folder, dtype="float32", convert="classify", hf_overrides={"num_labels": 3})
     with pytest.raises((UnsupportedTaskError, ModelLoadError)):
         compress(reranker, [Document(page_content="a")])
@@ -257,7 +257,9 @@ def test_an_engine_excludes_what_loading_reads(adapter: Any, engine: Engine, opt
 
 
 @pytest.mark.parametrize("journey", ["pickle", "deepcopy", "model_copy", "dict", "json"])
-def test_what_comes_back_gives_the_same_scores(cross_encoder: str, documents: list[Document], journey: str) -> None:
+def test_a_copied_or_pickled_reranker_gives_the_same_scores(
+    cross_encoder: str, documents: list[Document], journey: str
+) -> None:
     built = MillpondReranker(model=cross_encoder, dtype="float32", top_n=2, score_threshold=-1e9)
     journeys = {
         "pickle": lambda: pickle.loads(pickle.dumps(built)),
@@ -270,7 +272,7 @@ def test_what_comes_back_gives_the_same_scores(cross_encoder: str, documents: li
     assert after == built
     found, again = (list(one.compress_documents(documents, QUESTION)) for one in (built, after))
     assert [document.page_content for document in found] == [document.page_content for document in again]
-    # The last bit depends on how many cores were free.
+    # The last bit depends on the number of free cores.
     scores = [[document.metadata["relevance_score"] for document in documents] for documents in (found, again)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-5)
     assert len(built.model_copy(update={"top_n": 4}).compress_documents(documents, QUESTION)) == 4
@@ -307,7 +309,7 @@ async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
 ) -> None:
     reranker = MillpondReranker(model=request.getfixturevalue(model), dtype="float32", top_n=None)
     many = [Document(page_content=f"the {i}th passage, about {i * i} things " * 4) for i in range(count)]
-    await reranker.acompress_documents(many[:1], QUESTION)  # loaded
+    await reranker.acompress_documents(many[:1], QUESTION)  # loads the model
 
     def refuse(*_: object) -> None:
         raise AssertionError("the adapter took a thread of the loop's pool")
@@ -315,7 +317,7 @@ async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
     monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", refuse)
 
     async def longest_turn(call: Any) -> float:
-        """The longest time that the loop was away, as a share of the whole."""
+        """The longest time that the event loop was blocked, as a share of the whole."""
         task = asyncio.ensure_future(call)
         started = last = time.perf_counter()
         longest = 0.0
@@ -330,7 +332,7 @@ async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
         return reranker.compress_documents(many, QUESTION)
 
     assert await longest_turn(reranker.acompress_documents(many, QUESTION)) < 0.9
-    assert await longest_turn(blocks()) > 0.9  # the share can tell
+    assert await longest_turn(blocks()) > 0.9  # the measure detects a blocked loop
 
 
 async def test_a_cancelled_call_leaves_the_engine_working(engine: Engine, documents: list[Document]) -> None:

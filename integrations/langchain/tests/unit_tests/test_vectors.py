@@ -1,4 +1,4 @@
-"""The vectors of MillpondEmbeddings are the engine's, in the right role, whatever the caller's style."""
+"""The vectors of MillpondEmbeddings are the engine's, with the right role, for sync and async callers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPTS = {"query": "search_query: ", "document": "search_document: "}
 
 
 async def turns_until(done: Awaitable[T]) -> tuple[T, int]:
-    """The result, and how often the event loop came round meanwhile."""
+    """The result, and how many turns the event loop had meanwhile."""
     task = asyncio.ensure_future(done)
     turns = 0
     while not task.done():
@@ -39,7 +39,7 @@ def test_documents_and_queries_get_the_checkpoints_prompts(prompted: str, engine
     query = engine.embed([texts[0]], prompt=PROMPTS["query"]).embeddings[0]
     np.testing.assert_allclose(embeddings.embed_documents(texts), documents, atol=1e-6)
     np.testing.assert_allclose(embeddings.embed_query(texts[0]), query, atol=1e-6)
-    assert np.abs(query - documents[0]).max() > 1e-3  # the two roles can be told apart
+    assert np.abs(query - documents[0]).max() > 1e-3  # the two roles give different vectors
 
 
 @pytest.mark.parametrize("prompt", ["ask: ", ""])
@@ -72,7 +72,7 @@ def test_a_long_text_is_cut_or_refused_as_told(minilm: str) -> None:
 def test_texts_are_embedded_as_they_are(minilm: str, tmp_path: Path) -> None:
     text = " two\nlines,  two spaces\t"
     MillpondEmbeddings(model=minilm, dtype="float32", cache=str(tmp_path / "c.db")).embed_documents([text])
-    # The cache knows a text by its exact characters, so it tells what reached the engine.
+    # Cache keys depend on the exact characters, so a hit shows which text reached the engine.
     with Engine(minilm, dtype="float32", cache=tmp_path / "c.db") as engine:
         seen = engine.embed([text, text.replace("\n", " "), text.strip()], role="document").cached
     assert seen.tolist() == [True, False, False]
@@ -86,7 +86,7 @@ def test_the_numbers_are_builtin_floats(engine: Engine) -> None:
 
 
 def test_a_hundred_thousand_texts_in_one_call(minilm: str) -> None:
-    # Few distinct texts at a small width: what is tested is the size of the call.
+    # Few distinct texts at a small width, since only the size of the call matters.
     embeddings = MillpondEmbeddings(model=minilm, dtype="float32", dimensions=8, hf_overrides={"is_matryoshka": True})
     distinct = many(50)
     vectors = embeddings.embed_documents(distinct * 2000)
@@ -118,7 +118,7 @@ def test_bad_texts_are_named(engine: Engine, texts: Any, error: type[Exception],
 
 async def test_async_equals_sync(prompted: str) -> None:
     embeddings = MillpondEmbeddings(model=prompted, dtype="float32")
-    texts = many(300)  # more than the adapter turns into lists at a time
+    texts = many(300)  # more rows than one turn of the event loop converts
     documents, query = await asyncio.gather(embeddings.aembed_documents(texts), embeddings.aembed_query(texts[0]))
     np.testing.assert_allclose(documents, embeddings.embed_documents(texts), atol=1e-6)
     np.testing.assert_allclose(query, embeddings.embed_query(texts[0]), atol=1e-6)
@@ -140,11 +140,13 @@ async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
         return embeddings.embed_documents(many(400))
 
     _, turns = await turns_until(blocks())
-    assert turns <= 2  # the count can tell
+    assert turns <= 2  # the count detects a blocked loop
 
 
 async def test_the_loop_goes_on_while_a_model_loads(minilm: str) -> None:
-    embeddings = MillpondEmbeddings(model=minilm, dtype="float32", max_batch_tokens=1111)  # nobody else's engine
+    embeddings = MillpondEmbeddings(
+        model=minilm, dtype="float32", max_batch_tokens=1111
+    )  # an engine that no other test shares
     task = asyncio.ensure_future(embeddings.aembed_query("tides"))
     started = last = time.perf_counter()
     longest = 0.0
@@ -152,7 +154,7 @@ async def test_the_loop_goes_on_while_a_model_loads(minilm: str) -> None:
         await asyncio.sleep(0.001)
         now = time.perf_counter()
         longest, last = max(longest, now - last), now
-    assert longest < 0.9 * (last - started)  # a loop that is blocked comes round once, at the end
+    assert longest < 0.9 * (last - started)  # a blocked loop would have one turn, at the end
 
 
 async def test_a_cancelled_call_leaves_the_engine_working(engine: Engine) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -11,11 +12,16 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from millpond.errors import EngineClosedError
+from millpond.inputs import Item, TokenIds, size_of
+from millpond.params import PoolingParams
 from millpond.server.errors import ClientGoneError, RequestError
 from millpond.server.models import ServedModel
+from millpond.server.requests.limits import check_count
 from millpond.server.state import config_of, prepare_executor_of
-from millpond.server.telemetry.timings import record_work
+from millpond.server.telemetry.timings import Work
+from millpond.tasks import Task
 from millpond.vllm_dialect.model import Pending
+from millpond.vllm_dialect.prompts import Tokenization
 
 Output = TypeVar("Output")
 
@@ -43,13 +49,53 @@ async def run(
         pending = await _submitted(prepare_executor_of(request).submit(submit))
         output = await _result(pending.future)
         if model is not None:
-            record_work(request, model, pending, output)
+            _record_work(request, model, pending, output)
         if not pending.finished:
             output = await asyncio.to_thread(pending.finish, output)
     usage = getattr(output, "usage", None)
     if usage is not None:
         request.state.tokens = getattr(request.state, "tokens", 0) + usage.prompt_tokens
     return output
+
+
+async def run_task(
+    request: Request,
+    model: ServedModel,
+    task: Task,
+    items: Sequence[Item],
+    params: PoolingParams,
+    tokenization: Tokenization,
+    *,
+    field: str,
+) -> Any:
+    """The output of ``task`` for ``items``, which are in the request's ``field``.
+
+    Raises:
+        RequestError: Too many items (400), or as :func:`run`.
+    """
+    check_count(len(items), config_of(request).max_inputs, field=field)
+    pooling = model.pooling
+    return await run(
+        request,
+        lambda: pooling.submit(task, items, pooling.complete(task, params, tokenization)),
+        model=model,
+        texts=len(items),
+    )
+
+
+def _record_work(request: Request, model: ServedModel, pending: Pending[Any], output: Any) -> None:
+    """Store the work of a finished call as ``request.state.work``, for the telemetry."""
+    timings = pending.future.timings
+    if timings is None:  # never, since the future has a result; not worth failing the request
+        return
+    request.state.work = Work(
+        model=model.name,
+        device=model.engine.device.partition(":")[0],
+        timings=timings,
+        tokens=output.usage.prompt_tokens,
+        characters=sum(size_of(item) for item in pending.items if not isinstance(item, TokenIds)),
+        ended=time.time_ns(),
+    )
 
 
 async def _result(future: Future[Output]) -> Output:

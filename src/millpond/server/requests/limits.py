@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from fastapi import Request
-
 from millpond.server.errors import RequestError
-from millpond.server.state import config_of
 
 # Most characters of a text that is tokenized in full: the larger of these two, the second per token of the model.
 _MAX_CHARACTERS = 1 << 21
 _MAX_CHARACTERS_PER_TOKEN = 64
 
 
-def check_count(count: int, request: Request, *, field: str) -> None:
+def check_count(count: int, limit: int, *, field: str) -> None:
     """Refuse a request with more texts than the server accepts.
 
     Args:
         count: Number of texts.
-        request: The request.
+        limit: The server's ``max_inputs``.
         field: The field that holds them.
 
     Raises:
-        RequestError: More than ``max_inputs``.
+        RequestError: Too many.
     """
-    limit = config_of(request).max_inputs
     if count > limit:
         raise RequestError(
             f"{count} {field} in one request; this server takes {limit}: send them in parts", param=field

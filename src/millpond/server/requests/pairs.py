@@ -109,7 +109,7 @@ class Scoring:
     async def run(
         self, request: Request, model: ServedModel, queries: Sequence[str], documents: Sequence[str]
     ) -> ScoreOutput:
-        """The score of each pair: one to one, one to many, or as many as there are.
+        """The score of each pair: one to one, one to many, or n to n.
 
         Raises:
             RequestError: A side is empty, or the numbers of texts do not match.
@@ -120,7 +120,7 @@ class Scoring:
             raise RequestError("At least one text_pair element must be given")
         if len(queries) not in (1, len(documents)):
             raise RequestError("Input lengths must be either 1:1, 1:N or N:N")
-        check_count(len(documents), request, field="documents")
+        check_count(len(documents), config_of(request).max_inputs, field="documents")
         return await calls.run(
             request, lambda: self._submit(model, queries, documents), model=model, texts=len(documents)
         )

@@ -10,11 +10,12 @@ from millpond.inputs import Item, TokenIds
 from millpond.params import PoolingParams
 from millpond.server.errors import RequestError
 from millpond.server.models import ServedModel
-from millpond.server.requests import chat
+from millpond.server.requests import calls, chat
 from millpond.server.requests.limits import check_count, check_length
 from millpond.server.schemas.prompts import PromptRequest
 from millpond.server.schemas.vectors import VectorRequest
 from millpond.server.settings.config import ServerConfig
+from millpond.server.state import config_of
 from millpond.tasks import Task
 from millpond.vllm_dialect.model import Pending
 from millpond.vllm_dialect.prompts import Tokenization
@@ -34,8 +35,16 @@ def count(body: PromptRequest, request: Request) -> int:
     number = len(body.prompts if conversations is None else conversations)
     if number == 0:
         raise RequestError("You must pass at least one prompt; input is an empty list", param="input")
-    check_count(number, request, field="input")
+    check_count(number, config_of(request).max_inputs, field="input")
     return number
+
+
+async def run(request: Request, model: ServedModel, task: Task, body: PromptRequest, params: PoolingParams) -> Any:
+    """The output of ``task`` for the prompts of ``body``; errors as :func:`count`, :func:`submit` and ``calls.run``."""
+    config = config_of(request)
+    return await calls.run(
+        request, lambda: submit(task, body, params, model, config), model=model, texts=count(body, request)
+    )
 
 
 def submit(

@@ -8,9 +8,9 @@ from millpond.outputs import ClassificationOutput
 from millpond.server import openapi
 from millpond.server.answers.envelope import envelope, usage
 from millpond.server.encoding import json_response
-from millpond.server.requests import bodies, calls, prompts
+from millpond.server.requests import bodies, prompts
 from millpond.server.schemas.classify import ClassificationRequest, ClassificationResponse
-from millpond.server.state import config_of, find_model
+from millpond.server.state import find_model
 
 router = APIRouter(tags=["vLLM"])
 
@@ -18,14 +18,9 @@ router = APIRouter(tags=["vLLM"])
 @router.post("/classify", openapi_extra=openapi.operation(ClassificationRequest, answer=ClassificationResponse))
 async def classify(request: Request) -> Response:
     """The most probable class of each text, and the probability of every class."""
-    body, config = await bodies.read(request, ClassificationRequest), config_of(request)
+    body = await bodies.read(request, ClassificationRequest)
     model = find_model(request, body.model, tasks={"classify"}, api="Classification API")
-    output: ClassificationOutput = await calls.run(
-        request,
-        lambda: prompts.submit("classify", body, body.params(), model, config),
-        model=model,
-        texts=prompts.count(body, request),
-    )
+    output: ClassificationOutput = await prompts.run(request, model, "classify", body, body.params())
     best = output.probs.argmax(axis=1).tolist()
     data = [
         {"index": i, "label": output.labels[column], "probs": row, "num_classes": len(row)}

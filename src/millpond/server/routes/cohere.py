@@ -16,14 +16,11 @@ from millpond.quantization import eight_bits, quantize
 from millpond.server import encoding, openapi
 from millpond.server.answers.envelope import cohere_meta, envelope
 from millpond.server.errors import RequestError, dimensions_message
-from millpond.server.models import ServedModel
 from millpond.server.requests import bodies, calls
-from millpond.server.requests.limits import check_count
 from millpond.server.schemas.cohere import CohereEmbedAnswer, CohereEmbedRequest, EmbeddingType
 from millpond.server.schemas.input_types import params_of
 from millpond.server.state import find_model
 from millpond.tasks import Task, Truncate
-from millpond.vllm_dialect.model import Pending
 from millpond.vllm_dialect.prompts import Tokenization
 
 router = APIRouter(tags=["Cohere"])
@@ -53,13 +50,13 @@ async def _answer(
     texts = body.read_texts()
     if not texts:
         raise RequestError("You must pass at least one text; got an empty list", param="texts")
-    check_count(len(texts), request, field="texts")
     try:
         model.engine.spec.check_dimensions(body.output_dimension)
     except InvalidDimensionsError as error:
         raise RequestError(dimensions_message(error, model.name), param="output_dimension") from error
-    output: EmbeddingOutput = await calls.run(
-        request, lambda: _submit(model, body, texts), model=model, texts=len(texts)
+    params = replace(params_of(body.input_type, model.engine.spec), dimensions=body.output_dimension)
+    output: EmbeddingOutput = await calls.run_task(
+        request, model, "embed", texts, params, _tokenization(body, model.max_model_len), field="texts"
     )
     rows, tokens = output.embeddings, output.usage.prompt_tokens
     vectors = rows if types is None else await asyncio.to_thread(_by_type, rows, types)
@@ -74,13 +71,10 @@ async def _answer(
     )
 
 
-def _submit(model: ServedModel, body: CohereEmbedRequest, texts: list[str]) -> Pending[EmbeddingOutput]:
-    limit = None if body.max_tokens is None else min(body.max_tokens, model.max_model_len)
+def _tokenization(body: CohereEmbedRequest, max_model_len: int) -> Tokenization:
+    limit = None if body.max_tokens is None else min(body.max_tokens, max_model_len)
     side: Truncate = "start" if body.truncate == "START" else "end"
-    tokenization = Tokenization(truncate="error" if body.truncate == "NONE" else side, limit=limit, side=side)
-    params = replace(params_of(body.input_type, model.engine.spec), dimensions=body.output_dimension)
-    params = model.pooling.complete("embed", params, tokenization)
-    return model.pooling.submit("embed", texts, params)
+    return Tokenization(truncate="error" if body.truncate == "NONE" else side, limit=limit, side=side)
 
 
 def _by_type(rows: npt.NDArray[np.float32], types: list[EmbeddingType]) -> dict[EmbeddingType, Any]:

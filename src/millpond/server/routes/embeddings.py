@@ -10,9 +10,9 @@ from millpond.server.answers.envelope import envelope, usage
 from millpond.server.answers.vectors import vector_response
 from millpond.server.errors import NotServedError, RequestError
 from millpond.server.models import ServedModel, ServedModels
-from millpond.server.requests import bodies, calls, prompts
+from millpond.server.requests import bodies, prompts
 from millpond.server.schemas.embeddings import EmbeddingRequest, EmbeddingResponse
-from millpond.server.state import config_of, models_of, record_model
+from millpond.server.state import models_of, record_model
 from millpond.tasks import Task
 
 router = APIRouter(tags=["OpenAI"])
@@ -21,7 +21,7 @@ router = APIRouter(tags=["OpenAI"])
 @router.post("/v1/embeddings", openapi_extra=openapi.operation(EmbeddingRequest, answer=EmbeddingResponse, binary=True))
 async def embeddings(request: Request) -> Response:
     """A vector for each text; from a model with token vectors only, a matrix."""
-    body, config = await bodies.read(request, EmbeddingRequest), config_of(request)
+    body = await bodies.read(request, EmbeddingRequest)
     model = record_model(request, _model(models_of(request), body.model))
     if body.late_chunking_params is not None:
         raise RequestError(
@@ -29,12 +29,7 @@ async def embeddings(request: Request) -> Response:
         )
     task: Task = "embed" if "embed" in model.engine.tasks else "token_embed"
     params = body.vector_params(model.engine.spec)
-    output: EmbeddingOutput | TokenEmbeddingOutput = await calls.run(
-        request,
-        lambda: prompts.submit(task, body, params, model, config),
-        model=model,
-        texts=prompts.count(body, request),
-    )
+    output: EmbeddingOutput | TokenEmbeddingOutput = await prompts.run(request, model, task, body, params)
     head = envelope(request, "embd", model, request_id=body.request_id)
     return await vector_response(
         output.embeddings, body, head, usage(output.usage.prompt_tokens), item="embedding", field="embedding"

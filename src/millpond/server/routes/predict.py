@@ -12,13 +12,10 @@ from millpond.outputs import ClassificationOutput
 from millpond.params import PoolingParams
 from millpond.server import encoding, openapi
 from millpond.server.errors import RequestError
-from millpond.server.models import ServedModel
 from millpond.server.requests import bodies, calls
-from millpond.server.requests.limits import check_count
 from millpond.server.schemas.tei import Prediction, TeiPredictRequest
 from millpond.server.state import find_model, named_model
 from millpond.tasks import Activation, Task
-from millpond.vllm_dialect.model import Pending
 
 router = APIRouter(tags=["TEI"])
 
@@ -47,8 +44,10 @@ async def predict(request: Request) -> Response:
     body = await bodies.read(request, TeiPredictRequest)
     model = find_model(request, named_model(request, body.model), tasks=_TASKS, api="Predict API")
     inputs = _inputs(body)
-    check_count(len(inputs.items), request, field="inputs")
-    output = await calls.run(request, lambda: _submit(model, body, inputs), model=model, texts=len(inputs.items))
+    params = PoolingParams(activation=_activation(body, len(model.engine.spec.labels)))
+    output: ClassificationOutput = await calls.run_task(
+        request, model, "classify", inputs.items, params, body.tokenization(), field="inputs"
+    )
     ranked = output.top((body.parameters and body.parameters.top_k) or len(output.labels))
     classes = [[{"score": each.prob, "label": each.label} for each in row] for row in ranked]
     return await encoding.json_response(classes if inputs.batch or body.parameters is not None else classes[0])
@@ -82,14 +81,10 @@ def _item(texts: Any, where: str) -> str | Pair:
     )
 
 
-def _submit(model: ServedModel, body: TeiPredictRequest, inputs: _Inputs) -> Pending[ClassificationOutput]:
-    activation: bool | Activation | None = None
+def _activation(body: TeiPredictRequest, labels: int) -> bool | Activation | None:
     if body.raw_scores:
-        activation = False
-    elif body.parameters is not None and body.parameters.function_to_apply is not None:
-        activation = _NAMED[body.parameters.function_to_apply]
-    elif len(model.engine.spec.labels) == 1:
-        activation = "sigmoid"  # as in /rerank: TEI's scores are between 0 and 1, whatever the checkpoint's default
-    pooling = model.pooling
-    params = pooling.complete("classify", PoolingParams(activation=activation), body.tokenization())
-    return pooling.submit("classify", inputs.items, params)
+        return False
+    if body.parameters is not None and body.parameters.function_to_apply is not None:
+        return _NAMED[body.parameters.function_to_apply]
+    # As in /rerank: TEI's scores are between 0 and 1, whatever the checkpoint's default.
+    return "sigmoid" if labels == 1 else None

@@ -16,7 +16,6 @@ from millpond.server import encoding, openapi
 from millpond.server.errors import RequestError
 from millpond.server.models import ServedModel
 from millpond.server.requests import bodies, calls
-from millpond.server.requests.limits import check_count
 from millpond.server.schemas.tei import (
     Info,
     SimilarityParameters,
@@ -151,16 +150,9 @@ async def _run(
     params: PoolingParams,
     tokenization: Tokenization,
 ) -> Any:
-    check_count(len(items), request, field="inputs")
     if params.prompt_name is not None:
         _refuse_token_ids(items)
-    pooling = model.pooling
-    return await calls.run(
-        request,
-        lambda: pooling.submit(task, items, pooling.complete(task, params, tokenization)),
-        model=model,
-        texts=len(items),
-    )
+    return await calls.run_task(request, model, task, items, params, tokenization, field="inputs")
 
 
 def _refuse_token_ids(items: list[Item]) -> None:

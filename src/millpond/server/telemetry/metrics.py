@@ -40,14 +40,14 @@ _REJECTED, _DISCONNECTED = 429, 499
 
 # Each value of an engine's statistics: name, description, and how to read it.
 _GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
-    ("waiting_texts", "Texts of calls under way, which max_queue bounds.", lambda stats: stats.waiting_texts),
-    ("running_calls", "Calls under way.", lambda stats: stats.running_calls),
-    ("running_batches", "Batches under way.", lambda stats: stats.running_batches),
+    ("waiting_texts", "Texts of calls in progress, bounded by max_queue.", lambda stats: stats.waiting_texts),
+    ("running_calls", "Calls in progress.", lambda stats: stats.running_calls),
+    ("running_batches", "Batches in progress.", lambda stats: stats.running_batches),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("texts", "Texts answered.", lambda stats: stats.texts_done),
-    ("cache_hits", "Texts that the vector cache had.", lambda stats: stats.cache_hits),
-    ("cache_misses", "Texts that the vector cache had not.", lambda stats: stats.cache_misses),
+    ("cache_hits", "Texts found in the vector cache.", lambda stats: stats.cache_hits),
+    ("cache_misses", "Texts not found in the vector cache.", lambda stats: stats.cache_misses),
 )
 _OUTCOMES: tuple[tuple[str, Callable[[EngineStats], float]], ...] = (
     ("done", lambda stats: stats.calls_done),
@@ -70,7 +70,7 @@ class Metrics:
         self._paths = frozenset(paths)
         self.registry = CollectorRegistry()
         Info("millpond_build", "Which millpond this is.", registry=self.registry).info({"version": version("millpond")})
-        self.in_flight = Gauge("millpond_requests_in_flight", "Requests under way.", registry=self.registry)
+        self.in_flight = Gauge("millpond_requests_in_flight", "Requests in progress.", registry=self.registry)
         counter = partial(Counter, labelnames=("route", "model"), namespace="millpond", registry=self.registry)
         histogram = partial(Histogram, namespace="millpond", registry=self.registry)
         timed = partial(histogram, labelnames=("route", "model"), buckets=_SECONDS)
@@ -78,7 +78,7 @@ class Metrics:
         self._requests = counter("requests", "Requests answered.", labelnames=("route", "model", "status"))
         self._durations = timed("request_duration_seconds", "From a request's head to the end of its answer.")
         self._rejected = counter("requests_rejected", "Requests answered 429 because the queue was full.")
-        self._disconnected = counter("requests_disconnected", "Requests whose client left before the answer.")
+        self._disconnected = counter("requests_disconnected", "Requests whose client disconnected before the answer.")
         self._tokens = counter("prompt_tokens", "Tokens of the inputs of requests, cached ones included.")
         self._tokenization = timed("request_tokenization_seconds", "Tokenizing a request's texts.")
         self._queue = timed("request_queue_seconds", "From a request's admission to its first batch.")

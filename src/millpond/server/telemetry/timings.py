@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
-from fastapi import Request
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from millpond.inputs import TokenIds, size_of
-from millpond.server.models import ServedModel
 from millpond.server.scope import request_state
 from millpond.stats import Timings
-from millpond.vllm_dialect.model import Pending
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,22 +44,6 @@ class Work:
             "x-queue-time": _milliseconds(self.timings.queue),
             "x-inference-time": _milliseconds(self.timings.inference),
         }
-
-
-def record_work(request: Request, model: ServedModel, pending: Pending[Any], output: Any) -> None:
-    """Store the work of a finished call as ``request.state.work`` and ``request.state.timings``."""
-    timings = pending.future.timings
-    if timings is None:  # never, since the future has a result; not worth failing the request
-        return
-    request.state.timings = timings
-    request.state.work = Work(
-        model=model.name,
-        device=model.engine.device.partition(":")[0],
-        timings=timings,
-        tokens=output.usage.prompt_tokens,
-        characters=sum(size_of(item) for item in pending.items if not isinstance(item, TokenIds)),
-        ended=time.time_ns(),
-    )
 
 
 def work_of(scope: Scope) -> Work | None:

@@ -66,7 +66,7 @@ def test_few_shapes_serve_all_sizes() -> None:
 
 
 @pytest.mark.parametrize("lengths", [[513], [512] * 129])
-def test_what_is_too_long_has_none(lengths: list[int]) -> None:
+def test_lengths_over_the_limit_have_no_shape(lengths: list[int]) -> None:
     assert Buckets(longest=512).fit(lengths) is None
 
 

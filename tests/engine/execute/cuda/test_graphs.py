@@ -203,7 +203,7 @@ def test_the_least_recent_graphs_make_room(bound, backends, expected, plain, mon
         (torch.OutOfMemoryError("no"), 2, []),  # perhaps for the moment only: it is tried again
     ],
 )
-def test_a_capture_that_fails_costs_no_result(error, attempts, told, backends, expected, plain, caplog):
+def test_a_failed_capture_runs_the_batch_without_a_graph(error, attempts, told, backends, expected, plain, caplog):
     def refuse() -> None:
         raise error
 
@@ -254,14 +254,14 @@ def test_nothing_inside_waits_for_the_device(family, backends, plain, monkeypatc
     assert values.shape == (6, 6 * states.shape[1]) and values.device.type == "meta"
 
 
-def test_neither_does_a_cross_encoders_head(backends, tmp_path, monkeypatch):
+def test_a_cross_encoders_head_does_not_wait_for_the_device(backends, tmp_path, monkeypatch):
     runner, batch = on_meta(write_cross_encoder(tmp_path / "model"), None, monkeypatch)
     with torch.inference_mode():
         values = runner.reading(batch, runner.states(batch)).rows(Readout(kind="logits")).values
     assert values.shape == (6, 1)
 
 
-def test_whoever_waits_is_noticed(backends, plain, monkeypatch):
+def test_a_wait_for_the_device_is_noticed(backends, plain, monkeypatch):
     """The negative control: lengths read on the host."""
     runner, batch = on_meta(plain("bert"), "mean", monkeypatch)
     monkeypatch.setattr(methods, "_lengths", lambda segments: torch.tensor(segments.cu_seqlens.diff().tolist()))

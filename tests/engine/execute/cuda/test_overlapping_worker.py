@@ -101,7 +101,7 @@ def test_the_next_batch_is_sent_before_the_first_is_waited_for(monkeypatch):
     assert device.most == 2
 
 
-def test_little_that_waits_is_not_sent_ahead():
+def test_few_waiting_tokens_are_not_launched_ahead():
     device = Device()
     (call,) = drive(device, [5, 6], budget=8)
     assert lengths(call) == [5, 6]

@@ -91,12 +91,7 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
             if nodes:
                 texts = _texts_of(nodes)
                 engine = self._engine()
-                if self._by_tokens(engine):
-                    from millpond.late_interaction import rerank
-
-                    ranked = rerank(engine, query.query_str, texts, top_n=self.top_n, truncate=self.truncate)
-                else:
-                    ranked = engine.rerank(query.query_str, texts, **self._options())
+                ranked = engine.rerank(query.query_str, texts, **self._options(engine))
                 best += self._scored(nodes, ranked)
         return best
 
@@ -108,26 +103,21 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
             if nodes:
                 texts = _texts_of(nodes)
                 engine = await self._aengine()
-                if self._by_tokens(engine):
-                    from millpond.late_interaction import arerank
+                from millpond import AsyncEngine  # imports torch, which loading has imported already
 
-                    ranked = await arerank(engine, query.query_str, texts, top_n=self.top_n, truncate=self.truncate)
-                else:
-                    from millpond import AsyncEngine  # imports torch, which loading has imported already
-
-                    ranked = await AsyncEngine(engine).rerank(query.query_str, texts, **self._options())
+                ranked = await AsyncEngine(engine).rerank(query.query_str, texts, **self._options(engine))
                 best += self._scored(nodes, ranked)
         return best
 
-    def _by_tokens(self, engine: Engine) -> bool:
-        """Whether to score by MaxSim over token states: with an embedding checkpoint, which would compare two vectors.
-
-        With an instruction the engine's own method is called, which refuses it.
-        """
-        return engine.spec.score_type == "bi-encoder" and self.instruction is None
-
-    def _options(self) -> dict[str, Any]:
-        return {"top_n": self.top_n, "instruction": self.instruction, "truncate": self.truncate}
+    def _options(self, engine: Engine) -> dict[str, Any]:
+        """The options of ``rerank``: an embedding checkpoint compares token vectors here, not one vector per text."""
+        method = "maxsim" if engine.spec.score_type == "bi-encoder" else "auto"
+        return {
+            "top_n": self.top_n,
+            "method": method,
+            "instruction": self.instruction,
+            "truncate": self.truncate,
+        }
 
     @contextmanager
     def _reported(self, nodes: list[NodeWithScore], query: QueryBundle) -> Iterator[list[NodeWithScore]]:
