@@ -59,7 +59,7 @@ FAULTS = {
         "server/errors.py",
         "(EngineOverloadedError, 429, ",
         "(EngineOverloadedError, 503, ",
-        "server/launch/test_wire_errors.py::test_what_a_client_can_mend_is_told",
+        "server/test_errors.py::test_what_a_client_can_mend_is_told",
     ),
     "windows of a long text weigh the same": Fault(
         "engine/composite/windows.py",
