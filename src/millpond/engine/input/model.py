@@ -1,4 +1,4 @@
-"""LoadedModel: what a loaded checkpoint says about itself and how it reads its inputs; no weights and no device."""
+"""LoadedModel: what a loaded checkpoint says about itself and how it reads its inputs; no weights."""
 
 from __future__ import annotations
 
