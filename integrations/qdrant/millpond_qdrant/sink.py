@@ -16,7 +16,7 @@ from millpond.ingest.payload import Payload
 from millpond.ingest.search import Hit, SearchPlan
 from millpond.ingest.sink import vector_name
 from millpond_qdrant.client import connect, describe_error, is_folder
-from millpond_qdrant.filters import to_filter
+from millpond_qdrant.filters import has_condition, to_filter
 from millpond_qdrant.folder import settle, use_write_ahead_log
 from millpond_qdrant.points import payload_of, record_fields
 
@@ -136,6 +136,9 @@ class QdrantSink(CollectionSink[models.Filter]):
 
     def _to_native(self, filter: Mapping[str, object] | models.Filter | None, payload: Payload) -> models.Filter | None:
         return to_filter(filter, payload)
+
+    def _has_condition(self, native: models.Filter) -> bool:
+        return has_condition(native)
 
     def _describe_error(self, error: Exception, request: str) -> str | None:
         return describe_error(error, request)

@@ -90,6 +90,60 @@ def test_a_native_filter_is_passed_on(engine: Engine, records: list[Record]) -> 
         sink.search(engine, "anything", filter=wrong)
 
 
+N_BELOW_3 = models.FieldCondition(key="metadata.n", range=models.Range(lt=3))
+
+
+@pytest.mark.parametrize(
+    "filter",
+    [
+        models.Filter(),
+        models.Filter(must=[]),
+        models.Filter(should=[]),
+        models.Filter(must_not=[]),
+        models.Filter(must=[models.Filter()]),
+        models.Filter(must=models.Filter(should=[models.Filter(must=[])])),
+        models.Filter(must_not=[models.Filter(must_not=[models.Filter()])]),
+        models.Filter(should=[N_BELOW_3, models.Filter()]),
+        models.Filter(min_should=models.MinShould(conditions=[models.Filter()], min_count=1)),
+        models.Filter(min_should=models.MinShould(conditions=[models.Filter(), N_BELOW_3], min_count=1)),
+    ],
+    ids=lambda filter: filter.model_dump_json(exclude_none=True),
+)
+def test_a_native_filter_without_a_condition_deletes_nothing(
+    engine: Engine, records: list[Record], filter: models.Filter
+) -> None:
+    sink = QdrantSink(":memory:", "docs", dimensions=[64])
+    fill(engine, sink, records)
+    assert len(sink.search(engine, "anything", k=20, filter=filter)) in (0, 12)  # so it would have deleted all or none
+    with pytest.raises(InvalidRequestError, match="has no condition and would delete every record"):
+        sink.delete(filter=filter)
+    assert sink.count() == 12
+
+
+@pytest.mark.parametrize(
+    ("filter", "left"),
+    [
+        (models.Filter(must=[N_BELOW_3]), 9),
+        (models.Filter(must=N_BELOW_3), 9),
+        (models.Filter(should=[N_BELOW_3]), 9),
+        (models.Filter(must_not=[N_BELOW_3]), 3),
+        (models.Filter(must=[models.Filter(), models.Filter(must_not=[N_BELOW_3])]), 3),
+        (models.Filter(should=[models.Filter(must=[N_BELOW_3])], must=[]), 9),
+        (models.Filter(min_should=models.MinShould(conditions=[N_BELOW_3], min_count=1)), 9),
+        (models.Filter(min_should=models.MinShould(conditions=[models.Filter(), N_BELOW_3], min_count=2)), 9),
+        (models.Filter(must=[models.HasIdCondition(has_id=[])]), 12),
+    ],
+    ids=lambda value: value.model_dump_json(exclude_none=True) if isinstance(value, models.Filter) else str(value),
+)
+def test_a_native_filter_with_a_condition_deletes_what_it_matches(
+    engine: Engine, records: list[Record], filter: models.Filter, left: int
+) -> None:
+    sink = QdrantSink(":memory:", "docs", dimensions=[64])
+    fill(engine, sink, records)
+    sink.delete(filter=filter)
+    assert sink.count() == left
+
+
 def test_a_key_with_a_quote_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="holds a quote"):
         to_filter({'a"b': 1}, "plain")

@@ -30,7 +30,8 @@ class CollectionSink(ABC, Generic[NativeFilter]):
 
     A subclass names the database, its limits and its client, and implements the requests: ``_exists``, ``_create``,
     ``_read_manifest``, ``_upsert``, ``_query``, ``_delete``, ``_count``, with ``_to_native`` for filters and
-    ``_describe_error`` for the client's errors. It may also override ``_prepare``, ``_load``, ``_flush`` and ``check``.
+    ``_describe_error`` for the client's errors. It may also override ``_has_condition``, ``_prepare``, ``_load``,
+    ``_flush`` and ``check``.
 
     Args:
         location: Where the database is; ``None`` if the caller passed a client, which :meth:`close` then leaves open.
@@ -149,7 +150,7 @@ class CollectionSink(ABC, Generic[NativeFilter]):
         manifest = self._opened()
         if ids is None:
             native = self._to_native(filter, manifest.payload)
-            if not native:
+            if native is None or not self._has_condition(native):
                 raise InvalidRequestError(f"filter={filter!r} has no condition and would delete every record")
             with self._request("a delete by filter"):
                 self._delete(native, manifest.payload)
@@ -263,11 +264,15 @@ class CollectionSink(ABC, Generic[NativeFilter]):
 
     @abstractmethod
     def _to_native(self, filter: Mapping[str, object] | NativeFilter | None, payload: Payload) -> NativeFilter | None:
-        """The database's own filter; a falsy value for no condition. Raises InvalidRequestError for other types."""
+        """The database's own filter; ``None`` or an empty one for no condition. InvalidRequestError for other types."""
 
     @abstractmethod
     def _describe_error(self, error: Exception, request: str) -> str | None:
         """An error of the client as the end of "Database at location ..."; ``None`` lets the error through."""
+
+    def _has_condition(self, native: NativeFilter) -> bool:
+        """Whether a filter has a condition; one without would match every row. By default, whether it is truthy."""
+        return bool(native)
 
     def _prepare(self, manifest: CollectionManifest) -> None:
         """Make the collection ready to be written to, once it exists and its manifest is checked."""
