@@ -163,6 +163,17 @@ def test_negative_numbers_match(engine: Engine, uri: str, form: str) -> None:
 # ----------------------------------------------------------------------------------------------- foreign and absent
 
 
+def test_a_foreign_row_that_cannot_be_read_is_not_blamed_on_the_database(engine: Engine, uri: str) -> None:
+    with MilvusSink(uri, "docs", dimensions=[384], payload="llama_index") as sink:
+        sink.prepare(engine.spec)
+        row = engine.embed(["x"], role="document", normalize=True).embeddings[0]
+        foreign = {"id": "p", "doc_id": "d", "text": "x", "d384": row, "_node_content": "{broken"}
+        sink._client.insert("docs", [foreign])
+        with pytest.raises(SinkError, match="'docs' holds the row 'p', which is no payload of the form") as caught:
+            sink.search(engine, "x", k=1)
+        assert "Milvus at" not in str(caught.value) and isinstance(caught.value.__cause__, ValueError)
+
+
 def test_a_foreign_collection_is_left_alone_whatever_its_widths(
     engine: Engine, uri: str, records: list[Record]
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError
-from millpond.ingest import Record, SinkError, ingest, open_sink
+from millpond.ingest import Record, SinkError, ingest, open_sink, point_id
 from millpond_qdrant import QdrantSink, sink_from_url
 from millpond_qdrant.filters import to_filter
 from millpond_qdrant.folder import use_write_ahead_log
@@ -142,6 +142,43 @@ def test_a_native_filter_with_a_condition_deletes_what_it_matches(
     fill(engine, sink, records)
     sink.delete(filter=filter)
     assert sink.count() == left
+
+
+@pytest.mark.parametrize(
+    ("form", "payload"),
+    [
+        ("llama_index", {"_node_content": "{broken", "doc_id": "x"}),
+        ("llama_index", {"_node_content": "[]", "doc_id": "x"}),
+        ("llama_index", {"other": 1}),
+        ("langchain", {"metadata": {}}),
+        ("langchain", {"page_content": "x", "metadata": "no dict"}),
+    ],
+)
+def test_a_foreign_point_that_cannot_be_read_is_not_blamed_on_the_database(
+    engine: Engine, records: list[Record], form: str, payload: dict[str, object]
+) -> None:
+    client = QdrantClient(":memory:")
+    sink = QdrantSink(client, "docs", dimensions=[384], payload=form)
+    fill(engine, sink, records)
+    point = point_id("foreign")
+    row = engine.embed(["a stray text"], role="document", normalize=True).embeddings[0]
+    client.upsert("docs", points=[models.PointStruct(id=point, vector={"d384": row.tolist()}, payload=payload)])
+    with pytest.raises(SinkError, match=f"'docs' holds the point '{point}', which is no payload of the form") as caught:
+        sink.search(engine, "a stray text", k=1)
+    assert "Qdrant at" not in str(caught.value) and caught.value.__cause__ is not None
+    assert len(sink.search(engine, "a stray text", k=12, filter={"lang": "en"})) == 12
+
+
+def test_an_error_in_making_a_payload_is_not_blamed_on_the_database(
+    engine: Engine, records: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("millpond_qdrant.sink.payload_of", fails)
+    sink = QdrantSink(":memory:", "docs")
+    with pytest.raises(ValueError, match="^a bug$"):
+        fill(engine, sink, records)
 
 
 def test_a_key_with_a_quote_is_refused() -> None:

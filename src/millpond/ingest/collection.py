@@ -30,8 +30,8 @@ class CollectionSink(ABC, Generic[NativeFilter]):
 
     A subclass names the database, its limits and its client, and implements the requests: ``_exists``, ``_create``,
     ``_read_manifest``, ``_upsert``, ``_query``, ``_delete``, ``_count``, with ``_to_native`` for filters and
-    ``_describe_error`` for the client's errors. It may also override ``_has_condition``, ``_prepare``, ``_load``,
-    ``_flush`` and ``check``.
+    ``_describe_error`` for the client's errors. It may also override ``_encode``, ``_decode``, ``_has_condition``,
+    ``_prepare``, ``_load``, ``_flush`` and ``check``.
 
     Args:
         location: Where the database is; ``None`` if the caller passed a client, which :meth:`close` then leaves open.
@@ -125,8 +125,9 @@ class CollectionSink(ABC, Generic[NativeFilter]):
         sizes = [vector_bytes + record_bytes(record) for record in batch.records]
         for rows in slices(sizes, max_rows=self.max_rows, max_bytes=self.max_bytes):
             part = batch.part(rows)
+            encoded = self._encode(part)
             with self._request(f"an upsert of {len(part)} {self.row}s"):
-                self._upsert(part)
+                self._upsert(encoded)
         self._flush()
 
     def delete(
@@ -197,7 +198,8 @@ class CollectionSink(ABC, Generic[NativeFilter]):
         Raises:
             FingerprintMismatchError: Another model filled the collection.
             InvalidRequestError: No such collection, or an argument out of range.
-            SinkError: The database does not answer, or refuses.
+            SinkError: The database does not answer, or refuses, or a row that is found was not written in the
+                collection's payload form.
         """
         if self.max_results is not None:
             for name, value in (("k", k), ("candidates", candidates)):
@@ -211,7 +213,8 @@ class CollectionSink(ABC, Generic[NativeFilter]):
         native = self._to_native(filter, manifest.payload)
         plan = plan_search(engine, question, widths=widths, k=k, funnel=funnel, candidates=candidates)
         with self._request("a search"):
-            return self._query(plan, native, manifest.payload)
+            rows = self._query(plan, native, manifest.payload)
+        return [self._decode(row, manifest.payload) for row in rows]
 
     def close(self) -> None:
         """Close the client, unless it was passed in."""
@@ -247,12 +250,16 @@ class CollectionSink(ABC, Generic[NativeFilter]):
         """The manifest's JSON as stored, whatever it is; ``None`` if the collection has none."""
 
     @abstractmethod
-    def _upsert(self, batch: WriteBatch) -> None:
-        """Store the rows of one request, replacing those whose id exists, and wait for the acknowledgement."""
+    def _upsert(self, rows: Any) -> None:
+        """Store what :meth:`_encode` returned, replacing rows whose id exists, and wait for the acknowledgement."""
 
     @abstractmethod
-    def _query(self, plan: SearchPlan, native: NativeFilter | None, payload: Payload) -> list[Hit]:
-        """Run the stages of a search: ``plan.coarse``, unless it is ``None``, selects rows that ``plan.full`` ranks."""
+    def _query(self, plan: SearchPlan, native: NativeFilter | None, payload: Payload) -> Sequence[Any]:
+        """Run the stages of a search: ``plan.coarse``, unless it is ``None``, selects rows that ``plan.full`` ranks.
+
+        Returns:
+            The rows for :meth:`_decode`, best first.
+        """
 
     @abstractmethod
     def _delete(self, which: Sequence[str] | NativeFilter, payload: Payload) -> None:
@@ -273,6 +280,15 @@ class CollectionSink(ABC, Generic[NativeFilter]):
     def _has_condition(self, native: NativeFilter) -> bool:
         """Whether a filter has a condition; one without would match every row. By default, whether it is truthy."""
         return bool(native)
+
+    def _encode(self, batch: WriteBatch) -> Any:
+        """The rows of one request as the client takes them; by default the batch itself."""
+        return batch
+
+    def _decode(self, row: Any, payload: Payload) -> Hit:
+        """A row that :meth:`_query` found as a hit, read inside :meth:`_reading`; by default the row is the hit."""
+        hit: Hit = row
+        return hit
 
     def _prepare(self, manifest: CollectionManifest) -> None:
         """Make the collection ready to be written to, once it exists and its manifest is checked."""
@@ -297,6 +313,17 @@ class CollectionSink(ABC, Generic[NativeFilter]):
             if description is None:
                 raise
             raise SinkError(f"{self.database} at {self._where} {description}") from error
+
+    @contextmanager
+    def _reading(self, row_id: str, payload: Payload) -> Iterator[None]:
+        """Turn an error from reading a stored row into a SinkError that names the row, not the database."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError) as error:
+            raise SinkError(
+                f"collection {self._collection!r} holds the {self.row} {row_id!r}, which is no payload of the form "
+                f"{payload!r} ({type(error).__name__}: {error}); delete it in {self.database}, or write it again"
+            ) from error
 
     def _found(self) -> bool:
         with self._request("a look for the collection"):
