@@ -536,6 +536,15 @@ def test_invalid_locations_are_refused(tmp_path):
             MilvusSink(uri, "docs")
 
 
+@pytest.mark.parametrize("kind", [QdrantSink, MilvusSink, MemorySink])
+@pytest.mark.parametrize("location", [None, b"docs.db", 5])
+def test_a_location_that_is_no_path_opens_nothing(kind, location, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidRequestError, match=f"location of .* is of type {type(location).__name__}; pass a str"):
+        kind(location, "docs")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("kind", [QdrantSink, MilvusSink])
 def test_no_secret_is_taken_from_a_url_or_shown(kind, monkeypatch):
     with pytest.raises(InvalidRequestError, match="set (QDRANT_API_KEY|MILVUS_TOKEN)") as caught:

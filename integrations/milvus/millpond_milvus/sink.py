@@ -68,13 +68,13 @@ class MilvusSink(CollectionSink[str]):
         timeout: float = 60,
     ) -> None:
         client = uri if isinstance(uri, MilvusClient) else None
-        place = None if isinstance(uri, MilvusClient) else uri
-        super().__init__(place, collection, dimensions=dimensions, payload=payload)
+        path = None if isinstance(uri, MilvusClient) else uri
+        super().__init__(path, collection, dimensions=dimensions, payload=payload, owned=client is None)
         self._schema = SCHEMAS[self._payload]
         self._timeout = timeout
         self._lite = False
         with self._request("the connection"):
-            self._client = client or connect(self._where, timeout)
+            self._client = connect(self._where, timeout) if client is None else client
 
     def check(self, record: Record) -> None:
         """Raise InvalidRequestError for a record that Milvus cannot store, such as a text of over 65,535 bytes."""

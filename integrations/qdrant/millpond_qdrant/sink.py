@@ -63,9 +63,9 @@ class QdrantSink(CollectionSink[models.Filter]):
         timeout: int = 60,
     ) -> None:
         client = location if isinstance(location, QdrantClient) else None
-        place = None if isinstance(location, QdrantClient) else location
-        super().__init__(place, collection, dimensions=dimensions, payload=payload)
-        self._client = client or connect(self._where, timeout)
+        path = None if isinstance(location, QdrantClient) else location
+        super().__init__(path, collection, dimensions=dimensions, payload=payload, owned=client is None)
+        self._client = connect(self._where, timeout) if client is None else client
         self._log: sqlite3.Connection | None = None  # of a folder, once it is prepared
 
     def _exists(self) -> bool:

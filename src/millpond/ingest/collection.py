@@ -34,14 +34,15 @@ class CollectionSink(ABC, Generic[NativeFilter]):
     ``_prepare``, ``_load``, ``_flush`` and ``check``.
 
     Args:
-        location: Where the database is; ``None`` if the caller passed a client, which :meth:`close` then leaves open.
+        location: Where the database is; not read if the caller passed a client.
         collection: Name of the collection.
         dimensions: The widths to store and search; ``None`` stores the width that ``embed`` returns, and searches
             every width that the collection has.
         payload: The form of the payload.
+        owned: Whether this object opens the client, so that :meth:`close` closes it; ``False`` if the caller passed it.
 
     Raises:
-        InvalidRequestError: A name, width or payload form that is not valid.
+        InvalidRequestError: A name, location, width or payload form that is not valid.
     """
 
     database: ClassVar[str]  # as error messages name it
@@ -62,14 +63,15 @@ class CollectionSink(ABC, Generic[NativeFilter]):
         *,
         dimensions: Sequence[int] | None,
         payload: str,
+        owned: bool = True,
     ) -> None:
         if not isinstance(collection, str) or not self.name_pattern.fullmatch(collection):
             raise InvalidRequestError(f"collection={collection!r} is no name for {self.database}; use {self.name_rule}")
         self._collection = collection
         self._dimensions = check_widths(dimensions)
         self._payload = check_payload(payload)
-        self._owned = location is not None
-        self._where = "the client passed in" if location is None else os.path.expanduser(os.fspath(location))
+        self._owned = owned
+        self._where = self._check_location(location) if owned else "the client passed in"
         self._manifest: CollectionManifest | None = None
 
     @property
@@ -324,6 +326,14 @@ class CollectionSink(ABC, Generic[NativeFilter]):
                 f"collection {self._collection!r} holds the {self.row} {row_id!r}, which is no payload of the form "
                 f"{payload!r} ({type(error).__name__}: {error}); delete it in {self.database}, or write it again"
             ) from error
+
+    def _check_location(self, location: object) -> str:
+        path = os.fspath(location) if isinstance(location, str | os.PathLike) else None
+        if not isinstance(path, str):
+            raise InvalidRequestError(
+                f"the location of {self.database} is of type {type(location).__name__}; pass a str, a path or a client"
+            )
+        return os.path.expanduser(path)
 
     def _found(self) -> bool:
         with self._request("a look for the collection"):
