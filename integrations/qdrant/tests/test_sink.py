@@ -34,6 +34,22 @@ def test_vectors_are_named_by_width_and_the_collection_marked(engine: Engine, re
     assert point.payload is not None and sorted(point.payload) == ["content_hash", "id", "metadata", "text"]
 
 
+def test_the_manifest_is_stored_as_this_metadata(engine: Engine) -> None:
+    client = QdrantClient(":memory:")
+    QdrantSink(client, "docs", dimensions=[384, 64], payload="langchain").prepare(engine.spec)
+    stored = {
+        "schema": 1,
+        "fingerprint": engine.spec.fingerprint,
+        "model": "model",
+        "dimensions": [64, 384],
+        "payload": "langchain",
+    }
+    assert client.get_collection("docs").config.metadata == {"millpond": stored}
+    widths = {f"d{n}": models.VectorParams(size=n, distance=models.Distance.COSINE) for n in (64, 384)}
+    client.create_collection("earlier", widths, metadata={"millpond": stored})
+    assert QdrantSink(client, "earlier").search(engine, "anything") == []
+
+
 @pytest.mark.parametrize("width", [384, 7])
 def test_a_foreign_collection_is_left_alone_whatever_its_widths(
     engine: Engine, records: list[Record], width: int
