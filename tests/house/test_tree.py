@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TARGETS = "install demo test test-all check bench notebooks test-gpu bench-gpu help".split()
+TARGETS = (
+    "install demo test test-integrations test-all coverage fuzz check format bench notebooks test-gpu bench-gpu help"
+).split()
 # First folders of absolute paths that exist on one machine only. Joined so that this file does not match.
 LOCAL_PATHS = re.compile(
     "(?<![\\w.~:/-])/(?:" + "|".join(["home", "root", "work", "Users", "mnt", "scratch"]) + ")/\\w"
