@@ -18,11 +18,11 @@ LINT = "import sys; from importlinter.cli import lint_imports_command; sys.exit(
 
 def lint(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run import-linter on the packages under ``root`` instead of the installed ones."""
-    places = [root / "src", *(root / "integrations" / name for name in ADAPTERS)]
+    folders = [root / "src", *(root / "integrations" / name for name in ADAPTERS)]
     return subprocess.run(
         [sys.executable, "-c", LINT, "--no-cache", "--no-logo", *options],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
         capture_output=True,
         text=True,
         timeout=120,
@@ -31,7 +31,7 @@ def lint(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the tree that a test may damage."""
+    """A copy of the tree that a test may change."""
     for name in ("src", "integrations"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "tests", "*.db"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -62,7 +62,7 @@ def test_the_contracts_hold():
         ("adapters", "integrations/milvus/millpond_milvus/url.py", "import millpond_qdrant"),
     ],
 )
-def test_a_breach_is_found(copy: Path, contract: str, file: str, line: str):
+def test_a_forbidden_import_is_found(copy: Path, contract: str, file: str, line: str):
     with (copy / file).open("a", encoding="utf-8") as module:
         module.write(f"\n{line}\n")
     result = lint(copy, "--contract", contract)
@@ -108,8 +108,8 @@ ENGINE_BREACHES = (
 )
 
 
-def test_every_breach_in_the_engine_is_found(copy: Path):
-    """Imports for type checking are no exception."""
+def test_every_forbidden_import_in_the_engine_is_found(copy: Path):
+    """Imports for type checking count too."""
     for _, file, line, _ in ENGINE_BREACHES:
         with (copy / "src/millpond/engine" / file).open("a", encoding="utf-8") as module:
             module.write(f"\nfrom typing import TYPE_CHECKING\n{line}\n")
@@ -117,5 +117,5 @@ def test_every_breach_in_the_engine_is_found(copy: Path):
     result = lint(copy, *(option for contract in contracts for option in ("--contract", contract)))
     assert result.returncode == 1
     assert f"0 kept, {len(contracts)} broken" in result.stdout, result.stdout + result.stderr
-    for _, _, _, named in ENGINE_BREACHES:
-        assert named in result.stdout, named
+    for _, _, _, reported in ENGINE_BREACHES:
+        assert reported in result.stdout, reported
