@@ -1,4 +1,4 @@
-"""For the tests of all five packages: the real data, no internet, and who runs what where two processes share them."""
+"""pytest settings for all five packages: real data, no internet, and the distribution of tests to worker processes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # One core for each worker. torch's and OpenMP's threads would otherwise be as many in each as there are cores, and
-    # wait for each other at every operator. Read when torch is imported; processes that tests start inherit it.
+    # One thread for each worker. Otherwise torch and OpenMP start one thread per core in every worker, and these wait
+    # for each other at every operator. Read when torch is imported; child processes inherit it.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
@@ -20,7 +20,7 @@ def _paths(text: str) -> frozenset[PurePosixPath]:
     return frozenset(PurePosixPath("tests", path) for path in text.split())
 
 
-# Files that measure time, count cores or threads, or fill memory. One worker runs them, one after the other.
+# Files that measure time, count cores or threads, or fill memory. A single worker runs them, one after the other.
 SERIAL = _paths(
     """
         engine/execute/test_cores.py
@@ -39,7 +39,7 @@ SERIAL = _paths(
         server/telemetry/test_metrics.py
     """
 )
-# Files of ten seconds and more. They go first, so that no worker is left with one of them at the end.
+# Files that take ten seconds or more. They run first, so that no worker starts one at the end.
 LONG = _paths(
     """
         cli/test_demo.py
@@ -58,7 +58,7 @@ def _path(nodeid: str) -> PurePosixPath:
 
 @pytest.hookimpl(trylast=True)  # after pytest-randomly
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is marked ``network`` may leave this machine; everything else is stopped by pytest-socket."""
+    """Allow the internet to tests marked ``network`` only (pytest-socket stops all others); put slow files first."""
     for item in items:
         if item.get_closest_marker("network"):
             item.add_marker("enable_socket")
@@ -67,14 +67,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What the imports made stays: without it each full garbage collection looks through some millions of objects."""
+    """Freeze the objects that imports created: otherwise every full garbage collection scans millions of them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep the tests of a file in one worker, so that its fixtures are made once, and the serial files together."""
+    """Run all tests of a file in the same worker, so that fixtures are created once, and all serial files in one."""
     from xdist.scheduler import LoadScopeScheduling
 
     missing = [str(path) for path in SERIAL | LONG if not (config.rootpath / path).is_file()]
@@ -92,7 +92,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def data() -> Path:
-    """The folder of BEIR-format sets that ``MILLPOND_DATA`` names."""
+    """The folder of BEIR-format data sets, from ``MILLPOND_DATA``."""
     folder = os.environ.get("MILLPOND_DATA")
     if not folder:
         pytest.skip("MILLPOND_DATA is not set; it names a folder of BEIR-format sets")

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from compare import show
 from peers import servers, soaking
-from peers.callers import BUSY, RANKS, VECTORS, Asker, Reference, Tally, work
+from peers.callers import BUSY, RANKS, VECTORS, Reference, RequestFactory, Tally, run_clients
 from peers.environments import cache_folder
 from peers.servers import Server
 from peers.shapes import Shapes
@@ -175,7 +175,7 @@ class Soak:
         tallies: Any = context.Queue()
         clients = [
             context.Process(
-                target=work,
+                target=run_clients,
                 args=(
                     self.server.url,
                     str(self.folder),
@@ -226,22 +226,22 @@ class Soak:
 
     def stop(self) -> dict[str, Any]:
         """SIGTERM while requests run: each must be answered in full, and the process must exit with 0."""
-        asker, tally = Asker(self.reference, random.Random(3)), Tally()
-        asks = [asker.texts(MAX_QUEUE // LAST // 2) for _ in range(LAST)]
+        factory, tally = RequestFactory(self.reference, random.Random(3)), Tally()
+        requests = [factory.texts(MAX_QUEUE // LAST // 2) for _ in range(LAST)]
         lost: list[str] = []
 
         def send(number: int) -> None:
             request = urllib.request.Request(
-                self.server.url + asks[number].path,
-                data=asks[number].body,
+                self.server.url + requests[number].path,
+                data=requests[number].body,
                 headers={"Content-Type": "application/json"},
             )
             try:
                 with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-                    asks[number].judge(answer.status, answer.headers, answer.read(), tally, 0.0)
+                    requests[number].judge(answer.status, answer.headers, answer.read(), tally, 0.0)
             except urllib.error.HTTPError as error:
                 with error:
-                    tally.answers[f"{asks[number].path} {error.code}"] += 1
+                    tally.answers[f"{requests[number].path} {error.code}"] += 1
                     if error.code != 503:
                         lost.append(f"{error.code}: {error.read()[:200]!r}")
             except OSError as error:

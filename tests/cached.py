@@ -1,4 +1,4 @@
-"""Vectors that are known by a number, to fill a cache with and to find out what it kept; and fresh interpreters."""
+"""Numbered vectors to fill a cache and to check what it stored; and scripts run in new interpreters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.testing import assert_array_equal  # now: an import that a fork cuts in half never ends in the child
+from numpy.testing import assert_array_equal  # imported here: a fork during an import deadlocks the child
 
 import millpond.cache
 from millpond.cache import VectorCache
@@ -25,7 +25,7 @@ def names(*numbers: int, namespace: str = "test") -> list[bytes]:
 
 
 def vector(number: int, width: int = WIDTH) -> FloatArray:
-    """The vector that belongs to ``names(number)``: another number's differs in every float."""
+    """The vector of ``names(number)``; vectors of different numbers differ in every float."""
     return (np.arange(width, dtype=np.float32) + 1) / np.float32(7) * np.float32(number + 1)
 
 
@@ -39,22 +39,22 @@ def store(cache: VectorCache, *numbers: int, width: int = WIDTH) -> None:
 
 
 def kept(cache: VectorCache, *numbers: int, width: int = WIDTH) -> list[int]:
-    """The numbers that the cache still has; whatever it has must be right."""
+    """The numbers whose vectors the cache still has, after checking every stored value."""
     hits = cache.get(names(*numbers), width=width)
-    for place, number in enumerate(numbers):
-        if hits.found[place]:
-            assert_array_equal(hits.rows[place], vector(number, width))
-            assert hits.tokens[place] == number % 1000
-            assert hits.truncated[place] == (number % 3 == 0)
+    for index, number in enumerate(numbers):
+        if hits.found[index]:
+            assert_array_equal(hits.rows[index], vector(number, width))
+            assert hits.tokens[index] == number % 1000
+            assert hits.truncated[index] == (number % 3 == 0)
         else:
-            assert not hits.rows[place].any()
-            assert hits.tokens[place] == 0
-            assert not hits.truncated[place]
-    return [number for place, number in enumerate(numbers) if hits.found[place]]
+            assert not hits.rows[index].any()
+            assert hits.tokens[index] == 0
+            assert not hits.truncated[index]
+    return [number for index, number in enumerate(numbers) if hits.found[index]]
 
 
 def script(body: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
-    """A fresh interpreter that runs ``body`` after this module's helpers."""
+    """A new interpreter that imports this module's helpers and runs ``body``."""
     helpers = textwrap.dedent(
         f"""
         import os, sys
@@ -74,7 +74,7 @@ def script(body: str, *arguments: object, **options: Any) -> subprocess.Popen[st
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """What a process printed; it has two minutes, and must end well."""
+    """The standard output of a process, which must exit with 0 within two minutes."""
     try:
         output, errors = process.communicate(timeout=120)
     except subprocess.TimeoutExpired:

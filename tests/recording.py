@@ -1,9 +1,9 @@
-"""A device that runs on the CPU, remembers the order of what it was told, and is as late and as forgetful as it may be.
+"""A GPU backend that runs on the CPU, records the order of operations, and is as late and destructive as a GPU may be.
 
-Nothing is left to the good nature of a test: an upload spoils the host's buffer behind itself, a download is done when
-somebody waits for it and not before, a replay spoils what all other graphs had as results, and buffers begin as
-garbage. :func:`varlen_attn` stands in for torch's kernel of that name by what it documents: it reads lengths from the
-tensor alone, and leaves rows that no sequence covers unwritten, which here is NaN.
+An upload overwrites the host's buffer afterwards, a download happens only in ``wait``, a replay overwrites the results
+of all other graphs, and new buffers are filled with garbage. So code that reads a buffer too early or too late fails a
+test. :func:`varlen_attn` replaces torch's kernel of that name, and does only what that documents: it reads lengths from
+the tensor alone, and does not write rows that belong to no sequence (they are NaN here).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from millpond.attention import matmul_attention, native, varlen
 from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
 
-GARBAGE = 1 << 30  # no token, place or offset
+GARBAGE = 1 << 30  # not a valid token, position or offset
 
 
 class Recording:
     """A backend whose compute stream is the calling thread.
 
     Attributes:
-        log: ``upload``, ``capture``, ``replay``, ``download`` and ``wait``, each with its number among its kind where
-            order matters between them.
-        refuse: Called by each capture; what it raises, the capture does.
+        log: The operations in order: ``upload``, ``capture``, ``replay``, ``drain``, and ``download`` and ``wait`` with
+            the number of the download.
+        refuse: Called by each capture, which fails with the exception that this raises.
     """
 
     def __init__(self, *, refuse: Callable[[], None] = lambda: None) -> None:
@@ -99,8 +99,8 @@ class RecordedGraph:
     def replay(self) -> None:
         for graph in self._backend.graphs:
             graph.spoil()
-        for place, new in zip(_tensors(self._out), _tensors(self._forward()), strict=True):
-            place.copy_(new)
+        for result, new in zip(_tensors(self._out), _tensors(self._forward()), strict=True):
+            result.copy_(new)
         self._backend.log.append("replay")
 
     def spoil(self) -> None:
@@ -129,7 +129,7 @@ def varlen_attn(
     enable_gqa: bool = False,
     seqused_k: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """torch's packed attention, one sequence after the other."""
+    """torch's packed attention, computed one sequence at a time."""
     out = torch.full_like(query, float("nan"))
     groups = query.shape[1] // key.shape[1]
     assert groups == 1 or enable_gqa
@@ -155,7 +155,7 @@ def varlen_attn(
 
 
 def pretend_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let ``varlen`` serve a CPU's calls as it serves a GPU's, over :func:`varlen_attn`; no CPU kernel comes first."""
+    """Let the kernel ``varlen`` serve CPU tensors by :func:`varlen_attn`, before all CPU kernels."""
     for kernel in (native, matmul_attention):
         monkeypatch.setattr(kernel, "fits", lambda *call: False)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)

@@ -1,9 +1,9 @@
-"""Tiny checkpoints: random weights in the layouts that the hub has, written to a folder. Every test starts here.
+"""Tiny checkpoints: random weights in the file layouts of the hub, written to a folder. Most tests start here.
 
-``write_checkpoint(tmp_path / "model", "bert")`` gives a plain repository (config.json, weights, tokenizer);
-``sentence_transformers=Layout(...)`` puts modules.json and its files around it. Everything is deterministic, float32,
-two layers deep (ModernBERT: four) and 48 wide; a text may have up to 64 tokens. The weights are much larger than a
-fresh model's, so that a wrong position, window or scale moves the result far beyond rounding.
+``write_checkpoint(tmp_path / "model", "bert")`` writes a plain repository (config.json, weights, tokenizer);
+``sentence_transformers=Layout(...)`` adds modules.json and the files it lists. Everything is deterministic, float32,
+two layers deep (ModernBERT: four) and 48 wide; a text may have up to 64 tokens. The weights are much larger than those
+of a newly initialized model, so that a wrong position, window or scale changes results far beyond rounding.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
     "write_checkpoint",
 ]
 
-# One token, several, more than fit; a repeated one; other scripts, which most of these tokenizers hardly know.
+# Texts of one token, of several and of more than the limit; a duplicate; scripts with many unknown tokens.
 TEXTS = (
     "a",
     SENTENCES[0],
@@ -54,7 +54,7 @@ TEXTS = (
     " ".join(SENTENCES[8:11]),
 )
 
-# What a caller may set for a family whose own config.json has other names for it.
+# Fields of transformers' config that a caller may override, also for families whose config.json has other names.
 _WIDTHS = frozenset(("hidden_size", "num_attention_heads", "intermediate_size"))
 
 
@@ -73,30 +73,30 @@ def write_checkpoint(
     template: str | None = None,
     seed: int = 0,
 ) -> Path:
-    """Write a checkpoint into ``folder`` (made, and empty until now), and return it.
+    """Write a checkpoint into ``folder``, which is created if it does not exist, and return the folder.
 
     Args:
-        folder: Where.
+        folder: Its folder.
         family: Key of :data:`FAMILIES`.
         sentence_transformers: The pipeline around the backbone; ``None`` writes a plain repository.
         config: Fields that replace or extend the family's config.json.
-        wrapped: Save the language model around the backbone, its head and the keys' prefix included.
-        head: Save the classifier around the backbone, as config.json and keys of the family's checkpoints have it.
-        labels: How many classes it has.
+        wrapped: Save the language model: its head, and the backbone's tensors with the language model's prefix.
+        head: Save the classifier of this kind, with the tensor names and config.json of the family's checkpoints.
+        labels: Number of its classes.
         weights: File format of the backbone.
         lowercase: WordPiece only: the tokenizer folds case.
-        tokenizer_limit: ``model_max_length`` of the tokenizer; ``None`` is none.
-        template: Replaces the tokenizer's special tokens: ``"$A"`` for none.
-        seed: Of every weight.
+        tokenizer_limit: ``model_max_length`` of the tokenizer; ``None``: no limit.
+        template: Replaces the tokenizer's template of special tokens; ``"$A"``: no special tokens.
+        seed: Seed of all weights.
     """
     row = FAMILIES[family]
     layout = sentence_transformers
     folder.mkdir(parents=True, exist_ok=True)
-    place = folder if layout is None else folder / layout.transformer_folder
-    place.mkdir(exist_ok=True)
+    backbone = folder if layout is None else folder / layout.transformer_folder
+    backbone.mkdir(exist_ok=True)
     if layout is not None and layout.style == "new" and layout.max_seq_length is not None:
         tokenizer_limit = layout.max_seq_length
-    vocabulary = write_tokenizer(place, row.tokenizer, limit=tokenizer_limit, lowercase=lowercase, template=template)
+    vocabulary = write_tokenizer(backbone, row.tokenizer, limit=tokenizer_limit, lowercase=lowercase, template=template)
     content = {
         "architectures": [row.claimed(wrapped=wrapped, head=head)],
         **row.config,
@@ -106,8 +106,8 @@ def write_checkpoint(
         "vocab_size": vocabulary,
         **(config or {}),
     }
-    (place / "config.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
-    _save(_tensors(family, json.dumps(content), wrapped=wrapped, head=head, seed=seed), place, weights)
+    (backbone / "config.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
+    _save(_tensors(family, json.dumps(content), wrapped=wrapped, head=head, seed=seed), backbone, weights)
     if layout is not None:
         width = int(content.get("hidden_size") or content.get("dim") or content.get("n_embd") or 0)
         write_layout(folder, layout, width=width, seed=seed + 1000)
@@ -115,7 +115,7 @@ def write_checkpoint(
 
 
 def _labelled(count: int) -> dict[str, Any]:
-    """config.json's fields, as transformers writes them."""
+    """The label fields of config.json, as transformers writes them."""
     names = [f"level_{i}" for i in range(count)]
     return {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": {n: i for i, n in enumerate(names)}}
 
@@ -124,7 +124,7 @@ def _labelled(count: int) -> dict[str, Any]:
 def _tensors(
     family: str, config_json: str, *, wrapped: bool, head: Classification | None, seed: int
 ) -> Mapping[str, torch.Tensor]:
-    """The weights of transformers' own class, under the names it saves them by."""
+    """Random weights for transformers' class, with the tensor names of the family's checkpoints."""
     import torch
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -152,12 +152,12 @@ def _random(name: str, shape: tuple[int, ...], generator: torch.Generator, *, sh
 
     noise = torch.randn(shape, generator=generator)
     if "relative_attention_bias" in name:
-        return noise  # added to scores of about this size
+        return noise  # added to attention scores, which have about this size
     if "embed" in name and len(shape) > 1:
         return noise * 0.3
     if len(shape) > 1:
         return noise * 1.3 / shape[-1] ** 0.5
-    if name.endswith("weight"):  # a norm's
+    if name.endswith("weight"):  # of a norm
         return noise * 0.2 + (0.0 if shifted else 1.0)
     return noise * 0.2
 
@@ -179,7 +179,7 @@ def edit_json(path: Path, **fields: Any) -> None:
 
 
 def drop_tensor(folder: Path, name: str) -> None:
-    """Take one tensor out of ``folder``'s model.safetensors."""
+    """Remove one tensor from ``folder``'s model.safetensors."""
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(folder / "model.safetensors")
@@ -188,6 +188,6 @@ def drop_tensor(folder: Path, name: str) -> None:
 
 
 def truncate_file(path: Path, *, keep: float = 0.5) -> None:
-    """Cut a file to a share of its bytes: a download that was interrupted."""
+    """Truncate a file to a share of its bytes, as an interrupted download does."""
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * keep)])

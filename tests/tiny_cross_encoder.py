@@ -1,4 +1,4 @@
-"""A tiny cross-encoder, as transformers saves one: a BERT that reads pairs, with its pooler and one logit."""
+"""A tiny cross-encoder, saved by transformers: a BERT for text pairs with a pooler and one logit."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from tests.tiny import write_checkpoint
 
 
 def write_cross_encoder(folder: Path, *, activation: str | None = "Identity", seed: int = 3) -> Path:
-    """Write one into ``folder``.
+    """Write a cross-encoder into ``folder``.
 
     Args:
-        folder: Where; made here.
-        activation: The name in ``torch.nn.modules`` that config.json gives, as the ms-marco models' does; ``None``
-            gives none.
-        seed: Of every weight.
+        folder: Its folder, which is created.
+        activation: Name of the activation class that config.json names, as in the ms-marco models; ``None``: none.
+        seed: Seed of all weights.
     """
     import torch
     from transformers import BertConfig, BertForSequenceClassification
@@ -27,7 +26,7 @@ def write_cross_encoder(folder: Path, *, activation: str | None = "Identity", se
     model = BertForSequenceClassification(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim == 2:  # at transformers' own scale, every pair would score nearly the same
+            if parameter.ndim == 2:  # with transformers' initial scale, all pairs would have nearly the same score
                 parameter.copy_(torch.randn_like(parameter) * 0.5)
     model.save_pretrained(folder)
     saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The families a tiny checkpoint may be of, each with the config.json that its checkpoints on the hub have."""
+"""The model families of tiny checkpoints, each with the config.json of its checkpoints on the hub."""
 
 from __future__ import annotations
 
@@ -86,16 +86,16 @@ class Family:
     """A row of :data:`FAMILIES`.
 
     Attributes:
-        prefix: What transformers' class names begin with.
+        prefix: Prefix of the class names in config.json.
         tokenizer: Key of the tokenizer kinds.
-        config: config.json as the hub's checkpoints have it (4.x style), but for the vocabulary's size.
-        head: The language model around the backbone, for ``wrapped`` checkpoints.
-        modules: How its embedding checkpoints usually pool.
-        position_ids: Its older files carry this buffer.
-        shifted_norms: Norm weights are stored as their difference from 1 (Gemma).
-        native: What to replace in the config for a class of transformers to take it.
-        native_prefix: What transformers' class names begin with, where theirs begin otherwise.
-        wrapped: The language model's class, where it is not ``prefix`` and ``head``.
+        config: config.json of the hub's checkpoints (4.x style), without the vocabulary's size.
+        head: Suffix of the language model's class, for ``wrapped`` checkpoints.
+        modules: The usual modules of its embedding checkpoints.
+        position_ids: Whether older files contain this buffer.
+        shifted_norms: Whether norm weights are stored as their difference from 1 (Gemma).
+        native: Fields to replace in the config so that transformers' class accepts it.
+        native_prefix: Prefix of transformers' class names, if it differs from ``prefix``.
+        wrapped: The language model's class, if it is not ``prefix + head``.
     """
 
     prefix: str
@@ -110,13 +110,13 @@ class Family:
     wrapped: str = ""
 
     def claimed(self, *, wrapped: bool, head: Classification | None = None) -> str:
-        """The class that config.json names."""
+        """The class named in config.json."""
         if head is not None:
             return f"{self.prefix}For{head}"
         return (self.wrapped or self.prefix + self.head) if wrapped else f"{self.prefix}Model"
 
     def native_class(self, *, wrapped: bool, head: Classification | None = None) -> str:
-        """transformers' class of the same weights."""
+        """transformers' class for the same weights."""
         if not self.native_prefix:
             return self.claimed(wrapped=wrapped, head=head)
         return self.native_prefix + (f"For{head}" if head else self.head if wrapped else "Model")
@@ -268,7 +268,7 @@ FAMILIES: Mapping[str, Family] = {
             "type_vocab_size": 2,
         },
     ),
-    "deberta-v2": Family(  # as deberta-v3-base, but for the last two
+    "deberta-v2": Family(  # as in deberta-v3-base, except for the last two fields
         prefix="DebertaV2",
         tokenizer="deberta",
         config={

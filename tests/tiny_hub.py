@@ -1,4 +1,4 @@
-"""What stands in for a checkpoint of the hub: its architecture and its files' layout, tiny, with random weights."""
+"""Tiny substitutes for checkpoints of the hub: the same architecture and file layout, with random weights."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _MODERN = {"head.dense.weight": (WIDTH, WIDTH), "head.norm.weight": (WIDTH,), **
 _LONG = {"max_position_embeddings": LONG}
 
 
-def asked(family: str, architecture: str, *tokens: str, template: str | None = "$A") -> Callable[[Path], Path]:
-    """A language model that is asked about a pair; ``tokens`` are added to its vocabulary."""
+def language_model(family: str, architecture: str, *tokens: str, template: str | None = "$A") -> Callable[[Path], Path]:
+    """A writer of a language model that scores pairs by its logits; ``tokens`` are added to the vocabulary."""
     return headed(
         family,
         _LONG,
@@ -71,8 +71,8 @@ STAND_INS: dict[str, Callable[[Path], Path]] = {
     "cross-encoder/ms-marco-MiniLM-L-6-v2": headed(
         "bert", {}, "BertForSequenceClassification", _BERT1, prefix="bert.", config=ONE
     ),
-    "mixedbread-ai/mxbai-rerank-base-v2": asked("qwen2", "Qwen2ForCausalLM"),
-    "BAAI/bge-reranker-v2-gemma": asked("gemma", "GemmaForCausalLM", "Yes", template=None),
+    "mixedbread-ai/mxbai-rerank-base-v2": language_model("qwen2", "Qwen2ForCausalLM"),
+    "BAAI/bge-reranker-v2-gemma": language_model("gemma", "GemmaForCausalLM", "Yes", template=None),
     "nvidia/llama-nemotron-rerank-1b-v2": headed(
         "llama-bidirectional",
         _LONG,
@@ -101,8 +101,8 @@ STAND_INS: dict[str, Callable[[Path], Path]] = {
     "BAAI/bge-reranker-v2-m3": headed(
         "xlm-roberta", {}, "XLMRobertaForSequenceClassification", _ROBERTA, prefix="roberta.", config=ONE
     ),
-    "Qwen/Qwen3-Reranker-0.6B": asked("qwen3", "Qwen3ForCausalLM", "no", "yes"),
-    "somebody/tuned": asked("qwen3", "Qwen3ForCausalLM", "no", "yes"),
+    "Qwen/Qwen3-Reranker-0.6B": language_model("qwen3", "Qwen3ForCausalLM", "no", "yes"),
+    "somebody/tuned": language_model("qwen3", "Qwen3ForCausalLM", "no", "yes"),
     "internlm/internlm2-1_8b-reward": headed(
         "internlm2", {}, "InternLM2ForRewardModel", {"v_head.weight": (1, WIDTH)}, prefix="model."
     ),

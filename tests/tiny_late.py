@@ -1,4 +1,4 @@
-"""Tiny late-interaction checkpoints in the layouts that the hub has, around the backbones of :mod:`tests.tiny`."""
+"""Tiny late-interaction checkpoints in the file layouts of the hub, with the backbones of :mod:`tests.tiny`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ QUERY_LENGTH, DOCUMENT_LENGTH = 12, 24
 
 
 def write_stanford(folder: Path, family: str = "bert", *, weights: str = "safetensors", **metadata: Any) -> Path:
-    """``HF_ColBERT``: markers that are plain entries of the vocabulary, ``linear.weight`` beside ``bert.*``.
+    """Write an ``HF_ColBERT``: markers are plain entries of the vocabulary, ``linear.weight`` lies beside ``bert.*``.
 
-    Of ``jina`` it is jina-colbert-v2: its names, no adapters, markers that are added tokens.
-    ``metadata`` replaces fields of artifact.metadata; ``None`` leaves one out.
+    ``family="jina"`` is jina-colbert-v2: its tensor names, no adapters, markers that are added tokens.
+    ``metadata`` replaces fields of artifact.metadata; ``None`` leaves a field out.
     """
     import torch
 
@@ -29,7 +29,7 @@ def write_stanford(folder: Path, family: str = "bert", *, weights: str = "safete
     write_checkpoint(folder, family, lowercase=family == "bert", config=plain)
     markers = ("[unused0]", "[unused1]") if family == "bert" else ("[QueryMarker]", "[DocumentMarker]")
     tensors = add_tokens(folder, markers, added=family != "bert")
-    # The prefix as transformers' own class has it; checkpoints of other origin bring their own.
+    # The prefix of transformers' class; jina's tensors already have their own.
     prefix = f"{FAMILIES[family].config['model_type']}." if family == "bert" else ""
     tensors = {prefix + name: tensor for name, tensor in tensors.items()}
     generator = torch.Generator().manual_seed(7)
@@ -43,7 +43,7 @@ def write_stanford(folder: Path, family: str = "bert", *, weights: str = "safete
         "doc_token": "[D]",
         "query_maxlen": QUERY_LENGTH,
         "doc_maxlen": DOCUMENT_LENGTH,
-        "dim": 999,  # the tensor is what counts
+        "dim": 999,  # wrong on purpose: the tensor decides
         "mask_punctuation": True,
         "attend_to_mask_tokens": False,
         "similarity": "cosine",
@@ -58,14 +58,14 @@ def write_stanford(folder: Path, family: str = "bert", *, weights: str = "safete
 def write_pylate(
     folder: Path, family: str = "modernbert", *, widths: Sequence[int] = (DIM,), residual: bool = False, **settings: Any
 ) -> Path:
-    """PyLate's: markers with a space at their end, added behind the vocabulary; one Dense or several.
+    """Write a PyLate checkpoint: markers that end with a space, added after the vocabulary; one or more Dense layers.
 
-    ``settings`` replaces keys of config_sentence_transformers.json; ``None`` leaves one out.
+    ``settings`` replaces keys of config_sentence_transformers.json; ``None`` leaves a key out.
     """
     modules = tuple(Dense(out_features=width, activation="Identity", bias=False, residual=residual) for width in widths)
-    # PyLate writes the length of a document without its marker.
+    # PyLate's max_seq_length does not count the document's marker.
     layout = Layout(modules=modules, style="old", max_seq_length=DOCUMENT_LENGTH - 1, prompts={})
-    # A window of 2 x 32: narrower ones would leave rows of the expansion without anything to look at.
+    # A window of 2 x 32: with a narrower one, some rows of the query expansion would have no key to attend to.
     config = {"local_attention": 64} if family == "modernbert" else {}
     write_checkpoint(folder, family, sentence_transformers=layout, config=config)
     _save(add_tokens(folder, ("[Q] ", "[D] "), added=True), folder, "safetensors")
@@ -93,7 +93,7 @@ def write_pylate(
 
 
 def add_tokens(folder: Path, tokens: Sequence[str], *, added: bool) -> dict[str, torch.Tensor]:
-    """Put ``tokens`` behind the vocabulary, as added tokens or as plain entries; the weights, grown, are returned."""
+    """Append ``tokens`` to the vocabulary, as added tokens or as plain entries; returns the enlarged weights."""
     import torch
     from safetensors.torch import load_file
 

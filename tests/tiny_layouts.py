@@ -1,4 +1,4 @@
-"""sentence-transformers' files around a tiny backbone, as its old and its new versions wrote them."""
+"""sentence-transformers' files around a tiny backbone, in the formats of old and new versions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-# Mode names of today's files, and the booleans that stood for them until 5.x, in the old file's order.
+# Pooling modes by their current names, with the booleans that older files (up to 5.x) have instead, in their order.
 OLD_MODES = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
@@ -29,7 +29,7 @@ _NEW_TYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Pooling:
-    """Modes by today's names; several are concatenated."""
+    """Pooling modes by their current names; several are concatenated."""
 
     modes: tuple[str, ...] = ("mean",)
     include_prompt: bool = True
@@ -48,7 +48,7 @@ class Dense:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNorm:
-    """With random weights."""
+    """A LayerNorm with random weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +58,12 @@ class Normalize:
 
 @dataclass(frozen=True, kw_only=True)
 class Dropout:
-    """Nothing, at inference."""
+    """Has no effect at inference."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Other:
-    """Any other module, by its dotted type: what a loader has to refuse."""
+    """Any other module, by its dotted type, such as one that a loader must refuse."""
 
     dotted: str
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -74,14 +74,14 @@ Module = Pooling | Dense | LayerNorm | Normalize | Dropout | Other
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A modules.json and what belongs to it.
+    """A modules.json with the files that it lists.
 
     Attributes:
-        modules: Behind the Transformer, in order.
-        style: ``old`` (to 4.x: ``sentence_transformers.models.*``, booleans) or ``new`` (6.x).
+        modules: The modules after the Transformer, in order.
+        style: ``old`` (up to 4.x: ``sentence_transformers.models.*``, booleans) or ``new`` (6.x).
         weights: File format of the Dense and LayerNorm weights.
-        transformer_folder: Path of the backbone: ``""``, or ``0_Transformer`` as the first versions had it.
-        max_seq_length: Written where the style has it: sentence_bert_config.json, or tokenizer_config.json.
+        transformer_folder: Path of the backbone: ``""``, or ``0_Transformer`` as in the first versions.
+        max_seq_length: Written to sentence_bert_config.json (``old``) or tokenizer_config.json (``new``).
         prompts: ``None`` leaves the key out.
     """
 
@@ -97,7 +97,7 @@ class Layout:
 
 
 def write_layout(root: Path, layout: Layout, *, width: int, seed: int) -> None:
-    """Write every file besides the backbone's into ``root``; ``width`` is the backbone's hidden size."""
+    """Write all files but the backbone's into ``root``; ``width`` is the backbone's hidden size."""
     entries = [_entry(0, layout.transformer_folder, "Transformer", layout.style)]
     for index, module in enumerate(layout.modules, start=1):
         name = module.dotted.rsplit(".", 1)[-1] if isinstance(module, Other) else type(module).__name__
@@ -112,12 +112,12 @@ def write_layout(root: Path, layout: Layout, *, width: int, seed: int) -> None:
 
 
 def _entry(index: int, path: str, name: str, style: str, dotted: str | None = None) -> dict[str, Any]:
-    named = dotted or (_NEW_TYPES[name] if style == "new" else f"sentence_transformers.models.{name}")
-    return {"idx": index, "name": str(index), "path": path, "type": named}
+    module_type = dotted or (_NEW_TYPES[name] if style == "new" else f"sentence_transformers.models.{name}")
+    return {"idx": index, "name": str(index), "path": path, "type": module_type}
 
 
 def _write_module(folder: Path, module: Module, layout: Layout, *, width: int, seed: int) -> int:
-    """Write one module that gets rows of ``width``; returns the width it gives."""
+    """Write one module whose input has ``width`` columns; returns the width of its output."""
     if isinstance(module, Pooling):
         _dump(folder / "config.json", _pooling_config(module, width, layout.style))
         return width * len(module.modes)
@@ -154,8 +154,8 @@ def _pooling_config(module: Pooling, width: int, style: str) -> dict[str, Any]:
 def _dense_config(module: Dense, width: int, style: str) -> dict[str, Any]:
     activation = module.activation
     if "." not in activation:
-        place = "linear" if activation == "Identity" else "activation"
-        activation = f"torch.nn.modules.{place}.{activation}"
+        module_name = "linear" if activation == "Identity" else "activation"
+        activation = f"torch.nn.modules.{module_name}.{activation}"
     config: dict[str, Any] = {
         "in_features": width,
         "out_features": module.out_features,

@@ -1,4 +1,4 @@
-"""Tensors under the names, and in the shapes, that a family's checkpoints on the hub have."""
+"""Conversion of transformers' tensors to the names and shapes of a family's checkpoints on the hub."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tensors = dict[str, "torch.Tensor"]
 
 
 def _gpt2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
-    """The causal mask was a buffer once, and lies in the files still."""
+    """Adds the causal masks, a former buffer that the hub's files still contain."""
     import torch
 
     length = int(config["n_positions"])
@@ -25,21 +25,21 @@ def _gpt2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
 
 
 def _jamba(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
-    """Each expert's three products by themselves."""
-    found = {}
+    """Splits the experts' fused tensors into three matrices per expert."""
+    originals = {}
     for name, tensor in tensors.items():
         if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            found[name] = tensor
+            originals[name] = tensor
             continue
-        place, _, kind = name.rpartition(".")
+        prefix, _, kind = name.rpartition(".")
         for i, expert in enumerate(tensor):
             parts = {"gate_proj": expert.chunk(2)[0], "up_proj": expert.chunk(2)[1]} if "up" in kind else {kind: expert}
-            found |= {f"{place}.{i}.{part}.weight": value.contiguous() for part, value in parts.items()}
-    return found
+            originals |= {f"{prefix}.{i}.{part}.weight": value.contiguous() for part, value in parts.items()}
+    return originals
 
 
 def _internlm2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
-    """Its own names; q, k and v of each key head together, as ``rearrange(.., "(h gs d) n")`` of the original reads."""
+    """InternLM2's names; q, k and v are fused by key head, as the original's ``rearrange(.., "(h gs d) n")`` reads."""
     import torch
 
     heads, kv_heads = int(config["num_attention_heads"]), int(config["num_key_value_heads"])
@@ -53,7 +53,7 @@ def _internlm2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
         "embed_tokens": "tok_embeddings",
         "lm_head": "output",
     }
-    found = {}
+    originals = {}
     for name, tensor in tensors.items():
         if "q_proj" in name:
             key, value = (tensors[name.replace("q_proj", other)] for other in ("k_proj", "v_proj"))
@@ -62,12 +62,12 @@ def _internlm2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
             for head in range(kv_heads):
                 rows += [tensor[head * each * dim : (head + 1) * each * dim]]
                 rows += [part[head * dim : (head + 1) * dim] for part in (key, value)]
-            found[name.replace("self_attn.q_proj", "attention.wqkv")] = torch.cat(rows)
+            originals[name.replace("self_attn.q_proj", "attention.wqkv")] = torch.cat(rows)
         elif not re.search(r"[kv]_proj", name):
-            for theirs, own in names.items():
-                name = name.replace(theirs, own)
-            found[name] = tensor
-    return found
+            for native, original in names.items():
+                name = name.replace(native, original)
+            originals[name] = tensor
+    return originals
 
 
 ORIGINALS: Mapping[str, Callable[[Tensors, Mapping[str, Any]], Tensors]] = {

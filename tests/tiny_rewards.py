@@ -1,4 +1,4 @@
-"""Tiny reward models in the layouts that the hub has, around the backbones of :mod:`tests.tiny`."""
+"""Tiny reward models in the file layouts of the hub, with the backbones of :mod:`tests.tiny`."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _HEADS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
 
 
 def write_reward(folder: Path, architecture: str, *, stray: bool = False, **config: Any) -> Path:
-    """A backbone under ``model.`` and the head of ``architecture`` beside it, with a chat template.
+    """Write a backbone with the prefix ``model.``, the head of ``architecture`` and a chat template.
 
-    InternLM2's reward token and Qwen's step token are added behind the vocabulary; ``stray`` keeps the language
-    model's head, as Qwen's files do.
+    InternLM2's reward token and Qwen's step token are appended to the vocabulary. ``stray`` keeps the language model's
+    head, as Qwen's files do.
     """
     import torch
 
     intern = architecture.startswith("InternLM2")
-    # Neither tokenizer puts anything behind a text, where the reward is read.
+    # The reward is read at the last token, so no special token follows a text.
     template = "<s> $A" if intern else "$A"
     family = "internlm2" if intern else "qwen2"
     write_checkpoint(folder, family, wrapped=True, template=template, config=config)
@@ -63,19 +63,19 @@ def write_reward(folder: Path, architecture: str, *, stray: bool = False, **conf
 
 
 def write_language_model(folder: Path, family: str, tokens: Sequence[str], **options: Any) -> Path:
-    """A ``*ForCausalLM`` with its head, and ``tokens`` behind the vocabulary."""
+    """Write a ``*ForCausalLM`` with its head; ``tokens`` are appended to the vocabulary."""
     write_checkpoint(folder, family, wrapped=True, **options)
     save(add_tokens(folder, tokens, added=True), folder)
     return folder
 
 
 def token_id(folder: Path, token: str) -> int:
-    """A token's id, by the tokenizers library alone."""
+    """A token's id, read with the tokenizers library only."""
     from tokenizers import Tokenizer
 
-    found: int | None = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(token)
-    assert found is not None
-    return found
+    number: int | None = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(token)
+    assert number is not None
+    return number
 
 
 def save(tensors: dict[str, torch.Tensor], folder: Path) -> None:

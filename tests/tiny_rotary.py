@@ -1,6 +1,6 @@
-"""NomicBert, GTE and jina-embeddings-v3 as the hub has them: their config.json, and their tensors' names and shapes.
+"""NomicBert, GTE and jina-embeddings-v3 in the format of the hub: config.json, tensor names and shapes.
 
-The weights come in under transformers' names and go out under the original ones; nothing here reads millpond's tables.
+Tensors are converted from transformers' names to the original ones. Nothing here reads millpond's tables.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 Tensors = dict[str, "torch.Tensor"]
 
 JINA_TASKS = ("retrieval.query", "retrieval.passage", "separation", "classification", "text-matching")
-_HEADS = ("lm_head.", "classifier.")  # beside the backbone, under their own names
+_HEADS = ("lm_head.", "classifier.")  # not part of the backbone; keep their names
 _QKV = tuple(f"self_attn.{letter}_proj" for letter in "qkv")
 
 
 def nomic(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
-    """The names of the original NomicBert; the language model keeps its backbone under ``bert``."""
+    """Names of the original NomicBert; in the language model, the backbone has the prefix ``bert.``."""
     return _renamed(
         tensors,
         fused={"attn.Wqkv": _QKV},
@@ -38,7 +38,7 @@ def nomic(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
 
 
 def gte(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
-    """The names of the original GTE: under ``new`` beside a head, and bare without one."""
+    """Names of the original GTE: with the prefix ``new.`` if there is a head, else without a prefix."""
     import torch
 
     found = _renamed(
@@ -71,9 +71,9 @@ def gte(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
 
 
 def jina(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
-    """The flash implementation's names, every matrix as a parametrization with one adapter for each task.
+    """Names of the flash implementation; every matrix is a parametrization with one adapter for each task.
 
-    A plain XLM-RoBERTa has the same ``model_type``, and passes unchanged.
+    A plain XLM-RoBERTa has the same ``model_type`` and is returned unchanged.
     """
     if config.get("position_embedding_type") != "rotary":
         return tensors
@@ -95,7 +95,7 @@ def jina(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
 
 
 def _with_adapters(tensors: Tensors, tasks: int, rank: int) -> Tensors:
-    """Adapters about a third as large as the weights that they change."""
+    """Adds adapters, about a third as large as the weights that they change."""
     import torch
 
     generator = torch.Generator().manual_seed(11)
@@ -105,13 +105,13 @@ def _with_adapters(tensors: Tensors, tasks: int, rank: int) -> Tensors:
             found[name] = tensor
             continue
         rows, columns = tensor.shape
-        # A table's factors change places.
+        # The factors of an embedding table are swapped.
         first, second = ((rows, rank), (rank, columns)) if "embeddings" in name else ((rank, columns), (rows, rank))
         size = float(tensor.std()) * rank**0.5 * 0.35
-        place = name.removesuffix(".weight") + ".parametrizations.weight"
-        found[f"{place}.original"] = tensor
-        found[f"{place}.0.lora_A"] = torch.randn(tasks, *first, generator=generator) * size
-        found[f"{place}.0.lora_B"] = torch.randn(tasks, *second, generator=generator)
+        prefix = name.removesuffix(".weight") + ".parametrizations.weight"
+        found[f"{prefix}.original"] = tensor
+        found[f"{prefix}.0.lora_A"] = torch.randn(tasks, *first, generator=generator) * size
+        found[f"{prefix}.0.lora_B"] = torch.randn(tasks, *second, generator=generator)
     return found
 
 
@@ -121,12 +121,12 @@ def _renamed(tensors: Tensors, *, fused: Mapping[str, tuple[str, ...]], names: M
     found = {}
     for native, tensor in tensors.items():
         name = native
-        for whole, parts in fused.items():
+        for fused_name, parts in fused.items():
             if parts[0] in native:
                 tensor = torch.cat([tensors[native.replace(parts[0], part)] for part in parts])
-                name = native.replace(parts[0], whole)
-        for theirs, original in names.items():
-            name = name.replace(theirs, original, 1)
+                name = native.replace(parts[0], fused_name)
+        for native_part, original in names.items():
+            name = name.replace(native_part, original, 1)
         if not any(part in native for parts in fused.values() for part in parts[1:]):
             found[name] = tensor
     return found

@@ -1,4 +1,4 @@
-"""Tiny sparse checkpoints in the layouts that the hub has, around the backbones of :mod:`tests.tiny`."""
+"""Tiny sparse checkpoints in the file layouts of the hub, with the backbones of :mod:`tests.tiny`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_splade(
     activation: str = "relu",
     **options: Any,
 ) -> Path:
-    """A masked language model with SpladePooling behind it; ``options`` are write_checkpoint's."""
+    """Write a masked language model followed by SpladePooling; ``options`` are those of ``write_checkpoint``."""
     pooling = Other(
         dotted=(_OLD if style == "old" else _NEW) + "SpladePooling",
         config={"pooling_strategy": strategy, "activation_function": activation, "word_embedding_dimension": None},
@@ -44,14 +44,14 @@ def write_splade(
 
 
 def write_m3(folder: Path, *, colbert_width: int = 48) -> Path:
-    """BGE-M3's: XLM-R pooled at its first token, and two linear layers in half precision beside it."""
+    """Write a BGE-M3: XLM-R with CLS pooling, and two linear layers in half precision in files beside it."""
     import torch
 
     layout = Layout(modules=(Pooling(modes=("cls",)), Normalize()), style="old")
     write_checkpoint(folder, "xlm-roberta", sentence_transformers=layout)
     generator = torch.Generator().manual_seed(12)
     for name, rows in (("sparse_linear", 1), ("colbert_linear", colbert_width)):
-        weight = torch.randn(rows, 48, generator=generator)  # some tokens have weight, some none
+        weight = torch.randn(rows, 48, generator=generator)  # some tokens get a weight, others zero
         layer = {"weight": weight, "bias": torch.randn(rows, generator=generator) * 0.3}
         torch.save({key: tensor.half() for key, tensor in layer.items()}, folder / f"{name}.pt")
     return folder

@@ -1,4 +1,4 @@
-"""Real tokenizers, small: each family's kind, trained on a page of English, in the files that the hub has."""
+"""Small real tokenizers: one kind for each family, trained on a page of English, in the file formats of the hub."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ UNIGRAM = "unigram"
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerKind:
-    """How a family turns text into ids.
+    """The tokenizer of a family.
 
     Attributes:
         model: One of the four models above.
         specials: Special tokens in the order of their ids, from 0.
         template: ``$A`` is the text.
-        tokenizer_class: What tokenizer_config.json calls it.
+        tokenizer_class: The class named in tokenizer_config.json.
         roles: Special tokens by role, as in tokenizer_config.json.
     """
 
@@ -131,7 +131,7 @@ KINDS = {
         specials=("<|endoftext|>",),
         template="$A",
         tokenizer_class="GPT2Tokenizer",
-        roles=dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "<|endoftext|>"),  # pad: as SGPT
+        roles=dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "<|endoftext|>"),  # pad: as in SGPT
     ),
     "modernbert": TokenizerKind(
         model=BYTE_LEVEL,
@@ -150,7 +150,7 @@ KINDS = {
     "mistral": TokenizerKind(
         model=METASPACE,
         specials=("<unk>", "<s>", "</s>"),
-        template="<s> $A </s>",  # e5-mistral: the eos is what is pooled
+        template="<s> $A </s>",  # e5-mistral pools the eos token
         tokenizer_class="LlamaTokenizer",
         roles={"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>"},
     ),
@@ -177,11 +177,11 @@ def write_tokenizer(
     """Write the tokenizer ``name`` of :data:`KINDS` into ``folder``; returns the size of its vocabulary.
 
     Args:
-        folder: Where config.json lies.
+        folder: The folder of config.json.
         name: The kind.
-        limit: ``model_max_length``; ``None`` writes the astronomical number that stands for no limit.
+        limit: ``model_max_length``; ``None`` writes the very large number that means no limit.
         lowercase: WordPiece only: fold case.
-        template: Replaces the kind's own, for example ``"$A"`` for a decoder without special tokens.
+        template: Replaces the kind's template; for example ``"$A"`` for a decoder without special tokens.
     """
     kind = KINDS[name]
     tokenizer = _trained(name, lowercase, template or kind.template)
@@ -221,7 +221,7 @@ def _trained(name: str, lowercase: bool, template: str) -> Tokenizer:
     return tokenizer
 
 
-# As the hub's files have them; the other kinds' pairs are the library's default.
+# Pair templates of the hub's files; the other kinds have the library's default.
 _PAIRS = {
     "BertTokenizer": "[CLS] $A [SEP] $B:1 [SEP]:1",
     "XLMRobertaTokenizer": "<s> $A </s> </s> $B </s>",
@@ -246,7 +246,7 @@ def _wordpiece(kind: TokenizerKind, lowercase: bool) -> Tokenizer:
 
 
 def _words(splitter: Any, normalizer: Any = None) -> Counter[str]:
-    """The page's words with their counts. The library's own trainers break ties by chance, from run to run."""
+    """The words of ``SENTENCES`` with their counts. The library's trainers break ties differently in each run."""
     counts: Counter[str] = Counter()
     for sentence in SENTENCES:
         text = sentence if normalizer is None else normalizer.normalize_str(sentence)
@@ -255,13 +255,13 @@ def _words(splitter: Any, normalizer: Any = None) -> Counter[str]:
 
 
 def _parts(word: str) -> list[str]:
-    """Beginnings and ends of a word, the ends marked as WordPiece marks what continues a word."""
+    """Prefixes and suffixes of a word; suffixes have WordPiece's continuation mark."""
     cuts = range(2, min(5, len(word)))
     return [word[:cut] for cut in cuts] + [f"##{word[-cut:]}" for cut in cuts]
 
 
 def _ranked(first: Sequence[str], pieces: Counter[str], *, size: int) -> list[str]:
-    """``first``, then the most frequent of ``pieces`` (of equals the longer, then by the alphabet)."""
+    """``first``, then the most frequent ``pieces``; ties: the longer one first, then alphabetically."""
     known = set(first)
     ordered = sorted(pieces, key=lambda piece: (-pieces[piece], -len(piece), piece))
     return [*first, *(piece for piece in ordered if piece not in known)][:size]
@@ -283,7 +283,7 @@ def _byte_level(kind: TokenizerKind, lowercase: bool) -> Tokenizer:
 
 
 def _metaspace(kind: TokenizerKind, lowercase: bool) -> Tokenizer:
-    """SentencePiece's BPE as Llama 2, Mistral and Gemma have it: unknown characters fall back to their bytes."""
+    """SentencePiece's BPE of Llama 2, Mistral and Gemma: unknown characters fall back to their bytes."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
@@ -294,7 +294,7 @@ def _metaspace(kind: TokenizerKind, lowercase: bool) -> Tokenizer:
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     fallback = [f"<0x{byte:02X}>" for byte in range(256)]
     trainer = trainers.BpeTrainer(vocab_size=460, special_tokens=[*kind.specials, *fallback], show_progress=False)
-    before = " " if "<bos>" in kind.specials else ""  # Gemma's words carry their space, Llama's get one prepended
+    before = " " if "<bos>" in kind.specials else ""  # words include their space in Gemma; Llama prepends it
     tokenizer.train_from_iterator((before + word for sentence in SENTENCES for word in sentence.split()), trainer)
     return tokenizer
 
@@ -312,7 +312,7 @@ def _unigram(kind: TokenizerKind, lowercase: bool) -> Tokenizer:
     letters = sorted(piece for piece in pieces if len(piece) == 1)
     vocabulary = _ranked([*kind.specials, *letters], pieces, size=240)
     total = sum(pieces[piece] for piece in vocabulary)
-    # Longer pieces are worth more than their letters, or no text would ever be made of them.
+    # A longer piece must score higher than the sum of its letters, or it would never be chosen.
     scores = [0.0 if not pieces[p] else len(p) * math.log(pieces[p] / total) / len(p) ** 1.5 for p in vocabulary]
     unknown = kind.specials.index(kind.roles["unk_token"])
     tokenizer = Tokenizer(models.Unigram(list(zip(vocabulary, scores, strict=True)), unknown))

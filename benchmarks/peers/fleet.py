@@ -1,4 +1,4 @@
-"""The processes of the engines, asked in turns."""
+"""The engines' processes, which are measured in turns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCH_SIZES = (8, 16, 32, 64, 128, 256)
 
 
 class PeerError(Exception):
-    """A request that an engine failed, or its process ended over."""
+    """A request failed, or the engine's process ended."""
 
 
 class Peer:
@@ -33,7 +33,7 @@ class Peer:
         self.began = time.perf_counter()
         self.log = log
         with log.open("a", encoding="utf-8") as errors:
-            # -P: the modules beside process.py are not the engine's business.
+            # -P: the modules beside process.py must not shadow the engine's imports.
             self.process = subprocess.Popen(
                 [python, "-P", str(PROCESS)],
                 stdin=subprocess.PIPE,
@@ -53,7 +53,7 @@ class Peer:
             raise PeerError(self._last_words()) from error
 
     def answer(self) -> dict[str, Any]:
-        """Wait for the answer to the oldest request without one."""
+        """Wait for the answer to the oldest unanswered request."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -71,7 +71,7 @@ class Peer:
     def close(self) -> None:
         """End the process."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        with contextlib.suppress(OSError):  # it may have ended
+        with contextlib.suppress(OSError):  # the process may have ended
             self.process.stdin.close()
         try:
             self.process.wait(30)
@@ -86,13 +86,13 @@ class Peer:
 
 
 class Fleet:
-    """Engines that have loaded one model for one task; those that fail are left out, with the reason.
+    """Engines with a model loaded for one task. An engine that fails is left out, with the reason.
 
     Args:
-        competitors: Who takes part.
-        environments: Where they live.
+        competitors: The engines.
+        environments: Their virtual environments.
         folder: A folder for inputs, results and logs.
-        left_out: Reasons by name, added to.
+        left_out: Collects the reasons, by engine name.
     """
 
     def __init__(
@@ -118,18 +118,18 @@ class Fleet:
         self.peers.clear()
 
     def start(self, competitor: Competitor) -> Peer:
-        """A fresh process, not one of the fleet.
+        """Start a new process, which does not join the fleet.
 
         Raises:
-            UnavailableError: Its environment cannot be made.
+            UnavailableError: Its environment cannot be created.
         """
         python = self.environments.python(competitor.environment)
         return Peer(competitor, python, self.folder / f"{competitor.name}.log")
 
     def load(self, task: str, folder_of: Callable[[Competitor, Fleet], Path], **options: Any) -> None:
-        """Have everyone load a model for ``task``, one after the other: a start takes every core.
+        """Load a model for ``task`` into every engine, one after the other, because loading uses all cores.
 
-        ``folder_of`` gives the model that one loads; ``options`` are more of them by family.
+        ``folder_of`` returns the model's folder for a competitor; ``options`` are additional load options by family.
         """
         for competitor in self.competitors:
             if task not in competitor.tasks:
@@ -146,21 +146,21 @@ class Fleet:
                     options={**competitor.options, **options.get(competitor.family, {})},
                 )
                 took = loaded["import_seconds"] + loaded["load_seconds"]
-                print(f"  {competitor.name} is there after {took:.1f} s", flush=True)
+                print(f"  {competitor.name} loaded in {took:.1f} s", flush=True)
             except (PeerError, UnavailableError) as error:
                 self.drop(competitor.name, str(error))
         for name in [name for name, peer in self.peers.items() if task not in peer.competitor.tasks]:
             self.peers.pop(name).close()
 
     def drop(self, name: str, reason: str) -> None:
-        """Leave one out from here on, and say why."""
+        """Leave an engine out from now on, and record the reason."""
         print(f"  without {name}: {reason}", flush=True)
         self.left_out[name] = reason
         if name in self.peers:
             self.peers.pop(name).close()
 
     def each(self, request: Callable[[Peer], Any]) -> dict[str, Any]:
-        """What every engine answers, one after the other."""
+        """Send the request to every engine, one after the other; their answers by name."""
         answers = {}
         for name, peer in list(self.peers.items()):
             try:
@@ -170,7 +170,7 @@ class Fleet:
         return answers
 
     def turns(self, rounds: int, request: Callable[[Peer, int], Any]) -> dict[str, list[Any]]:
-        """``rounds`` answers of every engine, in turns, each time in another order: nobody always follows the same."""
+        """``rounds`` answers of every engine, in turns; the order of the engines is shuffled in each round."""
         answers: dict[str, list[Any]] = {name: [] for name in self.peers}
         for number in range(rounds):
             names = list(self.peers)
@@ -184,7 +184,7 @@ class Fleet:
         return answers
 
     def search_batches(self, inputs: str, *, sizes: Sequence[int] = BATCH_SIZES) -> None:
-        """Find the batch size at which each engine that has one is fastest."""
+        """Find the fastest batch size of each engine that takes one."""
         for name, peer in list(self.peers.items()):
             self.batches[name] = None
             if not peer.competitor.searches:
@@ -193,7 +193,7 @@ class Fleet:
                 self.batches[name] = sizes[0]
                 continue
             try:
-                peer.ask("run", inputs=inputs, batch=sizes[-1])  # warms it up
+                peer.ask("run", inputs=inputs, batch=sizes[-1])  # warm-up
                 timed = {size: self._best(peer, inputs, size) for size in sizes}
             except PeerError as error:
                 self.drop(name, str(error))
@@ -201,31 +201,31 @@ class Fleet:
             self.batches[name] = min(timed, key=lambda size: timed[size])
 
     def _best(self, peer: Peer, inputs: str, size: int) -> float:
-        """The best of three passes, or of fewer that take a second."""
+        """The shortest of three passes; fewer passes if they take a second."""
         times: list[float] = []
         while len(times) < 3 and sum(times) < 1:
             times.append(peer.ask("run", inputs=inputs, batch=size)["seconds"])
         return min(times)
 
     def results(self, inputs: str) -> dict[str, dict[str, Any]]:
-        """The arrays that each engine makes of ``inputs``. The pass also warms it up."""
-        found = {}
+        """Each engine's result arrays for ``inputs``. The pass also warms it up."""
+        results = {}
         for name in self.each(
             lambda peer: peer.ask("run", inputs=inputs, batch=self.batches.get(peer.competitor.name))
         ):
             path = self.folder / f"{name}.npz"
             self.peers[name].ask("save", path=str(path))
             with np.load(path) as arrays:
-                found[name] = {key: arrays[key] for key in arrays.files}
-        return found
+                results[name] = {key: arrays[key] for key in arrays.files}
+        return results
 
     def write(self, name: str, inputs: Any) -> str:
-        """A file of inputs, for requests to name."""
+        """Write a file of inputs for requests; its path."""
         path = self.folder / f"{name}.json"
         path.write_text(json.dumps(inputs), encoding="utf-8")
         return str(path)
 
 
 def seconds(answers: Iterable[Mapping[str, float]]) -> list[float]:
-    """The times of some answers."""
+    """The measured seconds of each answer."""
     return [answer["seconds"] for answer in answers]

@@ -1,4 +1,4 @@
-"""What is measured, one function for each section of the page; each gives what its JSON has."""
+"""The measurements: one function for each section of the page, which returns the content of its JSON file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from peers.texts import COUNTS, Texts, Workload
 WORKLOADS = ("short", "docs", "passages", "mixed", "long")
 CALL_SIZES = (1, 4, 16, 64, 256)
 CALLED = 512  # texts, and the largest call
-SEARCHED = 128  # texts of the search for a batch size
+SEARCHED = 128  # texts in the search for a batch size
 DOCUMENTS = 100
-BLOCK = 25  # single texts of an engine before the next one's turn
+BLOCK = 25  # single texts per turn of an engine
 SHAPES = {"bert-base": 128, "modernbert-base": 128, "qwen3-0.6b": 64}  # texts of the workload `docs`
 LONG = {"modernbert-base": 8, "qwen3-0.6b": 4}  # texts of 2,048 tokens
 BEST_PEERS = ("st-openvino", "vllm", "st-bf16")
@@ -31,17 +31,17 @@ BEST_PEERS = ("st-openvino", "vllm", "st-bf16")
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What all sections share.
+    """Settings that all sections share.
 
     Attributes:
-        environments: Interpreters.
+        environments: Virtual environments of the engines.
         shapes: Models.
-        texts: Workloads, in the tokens that all shapes have.
+        texts: Workloads, in tokens of the tokenizer that all shapes share.
         folder: A temporary folder.
-        engines: Names of those that take part.
+        engines: Names of the engines to measure.
         rounds: Turns of each engine.
         scale: Share of the texts of a full run.
-        sizes: Batch sizes that peers may choose from.
+        sizes: Batch sizes to search.
     """
 
     environments: Environments
@@ -54,16 +54,16 @@ class Bench:
     sizes: tuple[int, ...] = BATCH_SIZES
 
     def fleet(self, left_out: dict[str, str], names: Iterable[str] | None = None) -> Fleet:
-        """Those of ``names`` that take part; by default all."""
+        """The measured engines among ``names``; by default all of them."""
         chosen = [COMPETITORS[name] for name in self.engines if names is None or name in names]
         return Fleet(chosen, self.environments, self.folder, left_out)
 
     def scaled(self, count: int) -> int:
-        """A number of texts of a full run, as this run has it."""
+        """The number of texts in this run, for ``count`` texts in a full run."""
         return max(min(4, count), round(count * self.scale))
 
     def model(self, shape: str, task: str) -> Callable[[Competitor, Fleet], Path]:
-        """The folder of ``shape`` that a competitor loads; exported by the competitor itself where it has to be."""
+        """A function that gives the folder of ``shape`` for a competitor, which exports the model first if it must."""
 
         def folder_of(competitor: Competitor, fleet: Fleet) -> Path:
             if competitor.backend is None:
@@ -82,24 +82,24 @@ class Bench:
         return folder_of
 
     def load(self, fleet: Fleet, shape: str, task: str) -> None:
-        """Have a fleet load a shape."""
-        # vLLM compiles for shapes it is told of; it reads no more than this of a text anyway.
+        """Load a shape into a fleet."""
+        # vLLM compiles for lengths up to max_model_len, and no text here is longer than 2,048 tokens.
         limit = min(LIMITS[shape], 2048)
         fleet.load(task, self.model(shape, task), vllm={"max_model_len": limit})
 
 
 def embed(bench: Bench, fleet: Fleet, left_out: dict[str, str]) -> dict[str, Any]:
     """Tokens per second by workload."""
-    found = {}
+    workloads = {}
     for name in WORKLOADS:
         load = bench.texts.workload(name, limit=LIMITS["minilm"], count=bench.scaled(COUNTS[name]))
         print(f"embed {name}: {len(load.texts)} texts, {load.tokens} tokens", flush=True)
-        found[name] = timed(bench, fleet, load.name, load.texts, tokens=load.tokens) | described(load)
-    return {"model": "all-MiniLM-L6-v2", "source": bench.texts.source, "workloads": found, "left_out": left_out}
+        workloads[name] = timed(bench, fleet, load.name, load.texts, tokens=load.tokens) | described(load)
+    return {"model": "all-MiniLM-L6-v2", "source": bench.texts.source, "workloads": workloads, "left_out": left_out}
 
 
 def calls(bench: Bench, fleet: Fleet, left_out: dict[str, str]) -> dict[str, Any]:
-    """Tokens per second by the number of texts that one call brings; a call's batches are the engine's own affair."""
+    """Tokens per second by the number of texts in one call, which the engine batches as it likes."""
     whole = bench.texts.workload("docs", limit=LIMITS["minilm"], count=bench.scaled(CALLED))
     results = fleet.results(whole_path := fleet.write("calls-all", whole.texts))
     verdicts = verdicts_of(results)
@@ -120,22 +120,22 @@ def calls(bench: Bench, fleet: Fleet, left_out: dict[str, str]) -> dict[str, Any
 
 
 def latency(bench: Bench, fleet: Fleet, left_out: dict[str, str]) -> dict[str, Any]:
-    """Percentiles of the time of one short text alone, in milliseconds."""
+    """Percentiles of the time of a call with one short text, in milliseconds."""
     load = bench.texts.workload("short", limit=LIMITS["minilm"], count=bench.scaled(1000))
     print("latency", flush=True)
     return singles(bench, fleet, load, blocks=4 * bench.rounds) | {"left_out": left_out}
 
 
 def startup(bench: Bench, left_out: dict[str, str], names: Iterable[str] | None = None) -> dict[str, Any]:
-    """A fresh process up to its first vector, as whoever waits for it sees it; and the most memory it ever held."""
+    """Wall time of a new process until its first vector, and its peak memory."""
     load = bench.texts.workload("docs", limit=LIMITS["minilm"], count=bench.scaled(1000))
     fleet = bench.fleet(left_out, names)
     one, many = fleet.write("startup-one", load.texts[:1]), fleet.write("startup-docs", load.texts)
     folder_of = bench.model("minilm", "embed")
-    seen: dict[str, list[dict[str, float]]] = {c.name: [] for c in fleet.competitors if "embed" in c.tasks}
+    starts: dict[str, list[dict[str, float]]] = {c.name: [] for c in fleet.competitors if "embed" in c.tasks}
     rounds = min(bench.rounds, 3)
-    for number in range(rounds + (bench.rounds > 1)):  # one more, which fills the disk's cache and the compilers'
-        for name in list(seen):
+    for number in range(rounds + (bench.rounds > 1)):  # one warm-up round, which fills page cache and compiler caches
+        for name in list(starts):
             competitor = COMPETITORS[name]
             try:
                 model = folder_of(competitor, fleet)
@@ -143,12 +143,12 @@ def startup(bench: Bench, left_out: dict[str, str], names: Iterable[str] | None 
                 measured = start_once(fleet, competitor, model, one, many if last else None)
             except (PeerError, UnavailableError) as error:
                 fleet.drop(name, str(error))
-                del seen[name]
+                del starts[name]
                 continue
             print(f"startup {name}: {measured['seconds']:.1f} s", flush=True)
-            seen[name].append(measured)
+            starts[name].append(measured)
     rows = {}
-    for name, measured in seen.items():
+    for name, measured in starts.items():
         counted = measured[1:] if bench.rounds > 1 else measured
         rows[name] = {
             key: round(statistics.median(one[key] for one in counted), 3)
@@ -159,78 +159,78 @@ def startup(bench: Bench, left_out: dict[str, str], names: Iterable[str] | None 
 
 
 def start_once(fleet: Fleet, competitor: Competitor, model: Path, one: str, many: str | None) -> dict[str, float]:
-    """One fresh process; with ``many``, it goes on to embed them."""
+    """Measure one new process; with ``many``, also its memory before and after embedding these texts."""
     peer = fleet.start(competitor)
     try:
         options = {**competitor.options, **({"max_model_len": 512} if competitor.family == "vllm" else {})}
         loaded = peer.ask("load", family=competitor.family, task="embed", model=str(model), options=options)
         first = peer.ask("run", inputs=one)
         wall = time.perf_counter() - peer.began
-        found = {**loaded, "first_seconds": first["seconds"], "seconds": wall}
+        measured = {**loaded, "first_seconds": first["seconds"], "seconds": wall}
         if many is not None:
-            found["first_bytes"] = peer.ask("memory")["bytes"]
+            measured["first_bytes"] = peer.ask("memory")["bytes"]
             peer.ask("run", inputs=many)
-            found["peak_bytes"] = peer.ask("memory")["bytes"]
-        return found
+            measured["peak_bytes"] = peer.ask("memory")["bytes"]
+        return measured
     finally:
         peer.close()
 
 
 def rerank(bench: Bench, fleet: Fleet, left_out: dict[str, str]) -> dict[str, Any]:
-    """A query and 100 documents of mixed length, through a cross-encoder."""
+    """One query with 100 documents of mixed length through a cross-encoder."""
     documents = bench.texts.workload("mixed", limit=480, count=min(DOCUMENTS, bench.scaled(DOCUMENTS * 4)))
     query = bench.texts.workload("short", limit=16, count=8).texts[0]
     print(f"rerank {len(documents.texts)} documents, {documents.tokens} tokens", flush=True)
-    given = {"query": query, "documents": documents.texts}
-    found = timed(bench, fleet, "rerank", given, tokens=documents.tokens)
-    return found | described(documents) | {"model": "cross-encoder of MiniLM's shape", "left_out": left_out}
+    inputs = {"query": query, "documents": documents.texts}
+    measured = timed(bench, fleet, "rerank", inputs, tokens=documents.tokens)
+    return measured | described(documents) | {"model": "cross-encoder of MiniLM's shape", "left_out": left_out}
 
 
 def tokens(bench: Bench, fleet: Fleet, left_out: dict[str, str]) -> dict[str, Any]:
-    """A row for each token: a ColBERT checkpoint over passages."""
+    """Token vectors: a ColBERT checkpoint over passages."""
     load = bench.texts.workload("passages", limit=480, count=bench.scaled(250))
     print(f"tokens: {len(load.texts)} passages, {load.tokens} tokens", flush=True)
-    found = timed(bench, fleet, "tokens", load.texts, tokens=load.tokens)
-    return found | described(load) | {"model": "ColBERT of MiniLM's shape", "left_out": left_out}
+    measured = timed(bench, fleet, "tokens", load.texts, tokens=load.tokens)
+    return measured | described(load) | {"model": "ColBERT of MiniLM's shape", "left_out": left_out}
 
 
 def shapes(bench: Bench, chosen: Iterable[str], names: Iterable[str], left_out: dict[str, str]) -> dict[str, Any]:
-    """Other shapes: throughput over docs, and over long texts where they read any, and one short text alone."""
-    found: dict[str, Any] = {}
+    """Other shapes: throughput of docs and, for shapes in ``LONG``, of long texts; latency of one short text."""
+    measured: dict[str, Any] = {}
     for shape, count in ((shape, SHAPES[shape]) for shape in chosen):
         missing: dict[str, str] = {}
         with bench.fleet(missing, {"millpond", REFERENCE, *names}) as fleet:
             print(f"shape {shape}", flush=True)
             bench.load(fleet, shape, "embed")
             docs = bench.texts.workload("docs", limit=LIMITS[shape], count=bench.scaled(count))
-            found[shape] = {
+            measured[shape] = {
                 "docs": timed(bench, fleet, "docs", docs.texts, tokens=docs.tokens, sizes=(8, 16, 32)) | described(docs)
             }
             short = bench.texts.workload("short", limit=LIMITS[shape], count=bench.scaled(400))
-            found[shape]["single"] = singles(bench, fleet, short, blocks=max(bench.rounds // 2, 1), block=10)
+            measured[shape]["single"] = singles(bench, fleet, short, blocks=max(bench.rounds // 2, 1), block=10)
             if shape in LONG:
                 load = bench.texts.workload("long", limit=2048, count=min(LONG[shape], bench.scaled(LONG[shape])))
                 few = min(bench.rounds, 3)
-                found[shape]["long"] = timed(
+                measured[shape]["long"] = timed(
                     bench, fleet, "long", load.texts, tokens=load.tokens, rounds=few, sizes=(1, 4)
                 ) | described(load)
         left_out |= {f"{name} ({shape})": reason for name, reason in missing.items()}
-    return {"shapes": found, "left_out": left_out}
+    return {"shapes": measured, "left_out": left_out}
 
 
 def timed(
     bench: Bench,
     fleet: Fleet,
     name: str,
-    given: Any,
+    texts: Any,
     *,
     tokens: int,
     rounds: int | None = None,
     sizes: tuple[int, ...] | None = None,
 ) -> dict[str, Any]:
-    """Batch sizes, equality, then the time of ``given`` in turns."""
-    inputs = fleet.write(name, given)
-    search(fleet, f"{name}-search", given, sizes=sizes or bench.sizes)
+    """Search batch sizes, check equality, then time passes over ``texts`` (or a query and documents) in turns."""
+    inputs = fleet.write(name, texts)
+    search(fleet, f"{name}-search", texts, sizes=sizes or bench.sizes)
     verdicts = verdicts_of(fleet.results(inputs))
     for engine, verdict in verdicts.items():
         if not verdict.equal:
@@ -245,14 +245,14 @@ def timed(
     return {"rows": rows}
 
 
-def search(fleet: Fleet, name: str, given: Any, *, sizes: tuple[int, ...]) -> None:
-    """Find batch sizes on the first texts of ``given``."""
-    few = given if isinstance(given, dict) else given[:SEARCHED]
+def search(fleet: Fleet, name: str, texts: Any, *, sizes: tuple[int, ...]) -> None:
+    """Search batch sizes on the first texts, or on a query with its documents."""
+    few = texts if isinstance(texts, dict) else texts[:SEARCHED]
     fleet.search_batches(fleet.write(name, few), sizes=sizes)
 
 
 def singles(bench: Bench, fleet: Fleet, load: Workload, *, blocks: int, block: int = BLOCK) -> dict[str, Any]:
-    """Percentiles of single texts, in milliseconds, in turns of ``block`` texts."""
+    """Percentiles of calls with one text, in milliseconds, measured in turns of ``block`` texts."""
     inputs = fleet.write("singles", load.texts)
     verdicts = verdicts_of(fleet.results(inputs))
 
@@ -273,16 +273,16 @@ def singles(bench: Bench, fleet: Fleet, load: Workload, *, blocks: int, block: i
 
 
 def verdicts_of(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Verdict]:
-    """Every engine's results against the reference's; without the reference there is nothing to measure."""
+    """Compare every engine's results with the reference's."""
     if REFERENCE not in results:
-        raise SystemExit(f"{REFERENCE} is what results are compared with, and it is not there; nothing was measured")
+        raise SystemExit(f"results are compared with {REFERENCE}, which did not run; nothing was measured")
     return {name: judge(result, results[REFERENCE], COMPETITORS[name].precision) for name, result in results.items()}
 
 
 def rows_of(
     times: Mapping[str, list[float]], verdicts: Mapping[str, Verdict], fleet: Fleet, *, tokens: int
 ) -> dict[str, Any]:
-    """Medians and ratios to the reference; an engine that did not compute the same has no time."""
+    """Medians, and ratios to the reference; an engine with other results has no time."""
     rows: dict[str, Any] = {}
     reference = statistics.median(times[REFERENCE])
     for name, taken in times.items():
@@ -301,7 +301,7 @@ def rows_of(
 
 
 def unequal(results: Any) -> Iterator[str]:
-    """Names of the engines that anywhere in ``results`` did not compute the same."""
+    """Names of the engines with ``equal: false`` at any depth of ``results``."""
     if isinstance(results, Mapping):
         for name, value in results.items():
             if isinstance(value, Mapping) and value.get("equal") is False:
@@ -310,7 +310,7 @@ def unequal(results: Any) -> Iterator[str]:
 
 
 def described(load: Workload) -> dict[str, Any]:
-    """A workload in figures."""
+    """Number of texts and token counts of a workload."""
     return {
         "texts": len(load.texts),
         "tokens": load.tokens,

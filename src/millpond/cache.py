@@ -79,7 +79,7 @@ class VectorCache:
         """Open the cache at ``path``; create the file and its folders if they do not exist.
 
         Args:
-            path: The file, on a local disk; sqlite keeps ``-wal`` and ``-shm`` files beside it while it is open.
+            path: The file, on a local disk; sqlite keeps ``-wal`` and ``-shm`` files next to it while it is open.
             max_bytes: Limit for the bytes of the file in use; None: no limit.
 
         Raises:

@@ -107,7 +107,7 @@ class ClassificationOutput:
     usage: Usage
 
     def top(self, k: int = 1) -> list[list[LabelScore]]:
-        """The ``k`` likeliest labels of each text (all of them, if there are fewer).
+        """The ``k`` likeliest labels of each text (all, if there are fewer).
 
         Args:
             k: Number of labels, from 1.
@@ -248,7 +248,7 @@ class Entity:
         label: The label; without its ``B-`` or ``I-`` if tokens were aggregated.
         score: The probability of the label.
         start: Index of the first character (code point) of the span.
-        end: Index behind its last character.
+        end: Index after its last character.
         text: The span itself, ``text[start:end]`` of the caller's text.
     """
 

@@ -15,7 +15,7 @@ PoolingMode = Literal["cls", "mean", "max", "mean_sqrt_len", "weightedmean", "la
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """The description of a checkpoint: what a caller may need to know before the first forward.
+    """The description of a checkpoint, known before the first forward pass.
 
     Attributes:
         name: The hub id or folder the engine was given.

@@ -79,7 +79,7 @@ class SqliteFile:
         return not self._closed and self._pid == os.getpid()
 
     def close(self) -> None:
-        """Close the connections; those in use when they are returned."""
+        """Close the connections; connections in use are closed when they are returned."""
         if self.open:
             with self._pool:
                 self._closed = True
@@ -171,7 +171,7 @@ def _hook_fork(file: SqliteFile) -> None:
 
 @contextmanager
 def _as_cache_errors(path: Path) -> Iterator[None]:
-    """Raise errors of sqlite and the system as CacheError, with the path, what is wrong with it, and the way out."""
+    """Raise errors of sqlite and the system as CacheError, with the path, the problem and the way out."""
     try:
         yield
     except sqlite3.ProgrammingError:  # a bug in this code
@@ -198,7 +198,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _create(path: Path) -> None:
-    """Create an empty file if there is none, private from the start.
+    """Create an empty file, private from the start, if it does not exist.
 
     It is created under another name and linked: closing a descriptor of a file drops all locks of this process on it,
     and sqlite in another thread may already hold some.

@@ -30,7 +30,7 @@ def surface() -> list[str]:
 
 
 def own_members(cls: type) -> dict[str, Any]:
-    """The members that a class defines, or inherits from another class of ours; not those of a framework."""
+    """Members that a class defines or inherits from another millpond class; not those of a framework."""
     bases = [cls] if hasattr(cls, "model_fields") else [base for base in cls.__mro__ if "millpond" in base.__module__]
     return {name: member for base in reversed(bases) for name, member in vars(base).items()}
 

@@ -1,4 +1,4 @@
-"""The comparison with other engines: lengths of its texts, its equality check, its page with the engines left out."""
+"""The comparison with other engines: lengths of its texts, its equality check, its page, engines that are left out."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def test_equal_vectors_pass(precision: str):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_shuffled_vectors_do_not(precision: str):
+def test_shuffled_vectors_fail(precision: str):
     rows = vectors()
     assert not judge({"vectors": rows[::-1]}, {"vectors": rows}, precision).equal
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_one_wrong_row_does_not(precision: str):
+def test_one_wrong_row_fails(precision: str):
     rows = vectors(4000)
     wrong = rows.copy()
     wrong[7] = rows[8]
@@ -86,7 +86,7 @@ def test_one_wrong_row_does_not(precision: str):
 
 
 @pytest.mark.parametrize("value", [np.nan, 0.0])
-def test_rows_of_nothing_do_not(value: float):
+def test_zero_and_nan_rows_fail(value: float):
     rows = vectors()
     assert not judge({"vectors": np.full_like(rows, value)}, {"vectors": rows}, "int8").equal
 
@@ -101,11 +101,11 @@ def test_each_precision_has_its_limit(size: float, passing: set[str]):
 
 
 @pytest.mark.parametrize("rows", [vectors(39), vectors()[:, :8]], ids=["fewer", "narrower"])
-def test_another_shape_does_not(rows: Any):
+def test_another_shape_fails(rows: Any):
     assert not judge({"vectors": rows}, {"vectors": vectors()}, "int8").equal
 
 
-def test_token_rows_of_other_tokens_do_not():
+def test_token_rows_with_other_offsets_fail():
     rows, offsets = vectors(), np.array([0, 10, 40])
     reference = {"vectors": rows, "offsets": offsets}
     assert judge({"vectors": rows, "offsets": offsets}, reference, "half").equal
@@ -124,7 +124,7 @@ def test_scores_are_compared_by_value_and_by_order(precision: str):
 
 
 class Timed:
-    batches = {REFERENCE: 32}  # noqa: RUF012  (what rows_of reads of a fleet)
+    batches = {REFERENCE: 32}  # noqa: RUF012  (the only attribute of a fleet that rows_of reads)
 
 
 def rows(*, equal: bool) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def rows(*, equal: bool) -> dict[str, Any]:
     return rows_of({REFERENCE: [2.0, 4.0, 3.0], "millpond": [1.0, 1.5, 0.5]}, verdicts, fleet, tokens=3000)
 
 
-def test_a_ratio_is_that_of_the_medians():
+def test_a_ratio_is_computed_from_the_medians():
     measured = rows(equal=True)
     assert measured["millpond"]["tokens_per_second"] == 3000
     assert measured["millpond"]["ratio"] == 3.0
@@ -155,7 +155,7 @@ def test_a_ratio_is_that_of_the_medians():
     }
 
 
-def test_the_time_of_another_result_is_withheld():
+def test_an_engine_with_other_results_has_no_time():
     measured = rows(equal=False)["millpond"]
     assert not measured["equal"]
     assert measured.keys() == {"equal", "mean_cosine", "min_cosine"}
@@ -235,7 +235,7 @@ def test_the_page_says_which_targets_were_missed(written: Path):
     assert "| GPU, 50 tokens | 1.5 M tokens/s | not measured | - |" in section
 
 
-def test_a_page_without_a_place_for_a_table_is_an_error(written: Path):
+def test_a_page_without_markers_is_an_error(written: Path):
     with pytest.raises(ValueError, match="no markers <!-- begin embed -->"):
         page.fill("nothing", written)
 
@@ -255,11 +255,11 @@ def test_plots_name_their_engines(written: Path, tmp_path: Path):
     ("heights", "placed"),
     [([1.0, 5.0], [1.0, 5.0]), ([5.0, 5.0, 5.0], [4.0, 5.0, 6.0]), ([9.0, 1.0, 1.5], [9.0, 0.75, 1.75])],
 )
-def test_labels_keep_apart(heights: list[float], placed: list[float]):
+def test_labels_do_not_overlap(heights: list[float], placed: list[float]):
     assert plots._apart(heights, gap=1.0) == placed
 
 
-def test_an_engine_that_fails_is_left_out_and_named(tmp_path: Path):
+def test_an_engine_that_fails_is_left_out_with_its_error(tmp_path: Path):
     environments = Environments(tmp_path / "environments", given={"gone": str(tmp_path / "python")})
     left_out: dict[str, str] = {}
     competitors = [

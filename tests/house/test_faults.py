@@ -1,4 +1,4 @@
-"""Twelve faults put into a copy of the code, one at a time: a test of the fast set fails for each."""
+"""Twelve faults are inserted into a copy of the code, one at a time; for each, a test of the fast set must fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Fault(NamedTuple):
-    """A line that is replaced, and a test that must fail then."""
+    """A line to replace, and the test that must then fail."""
 
     file: str  # below src/millpond
     line: str

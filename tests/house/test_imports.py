@@ -53,7 +53,7 @@ for module in sys.argv[1:]:
 
 
 def loaded_by(*modules: str) -> dict[str, set[str]]:
-    """What of ``HEAVY`` is loaded after each of the modules, imported one after the other by a fresh interpreter.
+    """The modules of ``HEAVY`` loaded after importing each of ``modules`` in turn in a new interpreter.
 
     Each is imported as the first module of millpond, so that no import circle is hidden by a module before it.
     """
@@ -67,14 +67,14 @@ def test_light_modules_load_nothing_heavy():
     assert loaded_by(*modules) == {module: set() for module in modules}
 
 
-def test_a_heavy_import_is_seen():
+def test_a_heavy_import_is_detected():
     loaded = loaded_by("millpond.errors", "millpond.attention.sdpa")
     assert loaded["millpond.errors"] == set()
     assert "torch" in loaded["millpond.attention.sdpa"]
 
 
 @pytest.mark.parametrize("package", [millpond, millpond.ingest, millpond.late_interaction], ids=lambda m: m.__name__)
-def test_every_public_name_is_there(package):
+def test_every_public_name_can_be_imported(package):
     assert set(package.__all__) <= set(dir(package))
     assert not [name for name in package.__all__ if inspect.ismodule(getattr(package, name))]
 

@@ -22,11 +22,11 @@ LINT = "import sys; from importlinter.cli import lint_imports_command; sys.exit(
 
 def lint(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run import-linter on the packages under ``root`` instead of the installed ones."""
-    places = [root / "src", *(root / "integrations" / name for name in ADAPTERS)]
+    folders = [root / "src", *(root / "integrations" / name for name in ADAPTERS)]
     return subprocess.run(
         [sys.executable, "-c", LINT, "--no-cache", "--no-logo", *options],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
         capture_output=True,
         text=True,
         timeout=120,
@@ -35,7 +35,7 @@ def lint(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the tree that a test may damage."""
+    """A copy of the tree that a test may change."""
     for name in ("src", "integrations"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "tests", "*.db"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -70,7 +70,7 @@ def test_everything_but_the_server_is_kept_from_its_libraries():
         ("adapters", "integrations/milvus/millpond_milvus/url.py", "import millpond_qdrant"),
     ],
 )
-def test_a_breach_is_found(copy: Path, contract: str, file: str, line: str):
+def test_a_forbidden_import_is_found(copy: Path, contract: str, file: str, line: str):
     with (copy / file).open("a", encoding="utf-8") as module:
         module.write(f"\n{line}\n")
     result = lint(copy, "--contract", contract)

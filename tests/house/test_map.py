@@ -1,4 +1,4 @@
-"""docs/structure.md is the map: every module stands on it, in the line of its folder, and everything on it exists."""
+"""docs/structure.md lists every module in the line of its folder, and no module that does not exist."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def modules_of_tree(root: Path = ROOT) -> set[str]:
 
 
 def modules_of_map(page: str) -> set[str]:
-    """Every module that the map names.
+    """Every module that the map lists.
 
-    The map is the first fenced block. A word that ends in ``/`` opens a folder: indented words extend the folder of the
-    line above with less indentation, and the words up to the next such word are its modules. Text in parentheses and
-    the arrows between modules are comments.
+    The map is the first fenced block. A word that ends in ``/`` opens a folder, and the words after it are its modules.
+    An indented folder lies in the folder of the closest line above with less indentation. Text in parentheses and
+    arrows between modules are comments.
     """
     block = page.split("```")[1]
-    found: set[str] = set()
+    modules: set[str] = set()
     parents: list[tuple[int, str]] = []  # indentation and path of the folders that are open
     for line in block.splitlines():
         text = re.sub(r"\([^)]*\)", " ", line)
@@ -51,11 +51,11 @@ def modules_of_map(page: str) -> set[str]:
                 folder = f"{above}{word}"
                 parents.append((indent, folder))
             else:
-                found.add(f"{folder}{word}")
-    return {name for name in found if name.startswith(tuple(f"{folder}/" for folder in LISTED))}
+                modules.add(f"{folder}{word}")
+    return {name for name in modules if name.startswith(tuple(f"{folder}/" for folder in LISTED))}
 
 
-def test_every_module_is_on_the_map_and_nothing_else():
+def test_the_map_lists_exactly_the_modules():
     assert modules_of_map(PAGE.read_text(encoding="utf-8")) == modules_of_tree()
 
 
@@ -77,5 +77,5 @@ def test_the_map_is_short():
         ),
     ],
 )
-def test_how_the_map_is_read(block: str, modules: set[str]):
+def test_the_map_is_parsed(block: str, modules: set[str]):
     assert modules_of_map(f"# Map\n```\n{block}\n```\n") == modules

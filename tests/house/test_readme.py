@@ -1,4 +1,4 @@
-"""README.md: its Python prints what its comments say, its figures are measured; links and commands of every page."""
+"""README.md: its Python prints what the comments say, its figures equal the results. All pages: links and commands."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ COMMANDS = [(path, words) for path in DOCUMENTS for words in shell_commands(path
     "words", [pytest.param(words, id=f"{path.relative_to(ROOT)}: {' '.join(words)}") for path, words in COMMANDS]
 )
 def test_commands_have_their_options(words: list[str]):
-    """A command is parsed with its options, and not run."""
+    """The command line is parsed but not run."""
     program: Any = get_command(app)
     assert program.commands[words[1]].make_context(words[1], words[2:])
     with pytest.raises(Exception, match="no-such-option"):
@@ -122,12 +122,12 @@ def test_commands_exist(path: Path):
     text = path.read_text(encoding="utf-8")
     for line in re.findall(r"^(?:\$ )?((?:make|millpond) .*)$|`((?:make|millpond) [^`]+)`", text, re.MULTILINE):
         words = shlex.split("".join(line), comments=True)
-        named = next((word for word in words[1:] if re.fullmatch(r"[a-z-]+", word) and not word.startswith("-")), None)
-        if named is not None:
-            assert named in (targets if words[0] == "make" else commands), f"{path.name}: {' '.join(words)}"
+        name = next((word for word in words[1:] if re.fullmatch(r"[a-z-]+", word) and not word.startswith("-")), None)
+        if name is not None:
+            assert name in (targets if words[0] == "make" else commands), f"{path.name}: {' '.join(words)}"
 
 
-# One interpreter for all of them, since each imports torch.
+# One interpreter runs all scripts, because each imports torch.
 _HELP = """
 import runpy, sys
 
@@ -142,9 +142,9 @@ for script in sys.argv[1:]:
 """
 
 
-def test_benchmarks_answer_for_themselves():
+def test_every_benchmark_has_help_and_smoke():
     scripts = sorted((ROOT / "benchmarks").glob("*.py"))
-    # What takes arguments is a benchmark, and `make bench` knows it by --smoke.
+    # A script with arguments is a benchmark, and `make bench` finds benchmarks by --smoke.
     benchmarks = [str(path) for path in scripts if "argparse" in path.read_text(encoding="utf-8")]
     assert len(benchmarks) > 5
     assert all('"--smoke"' in Path(path).read_text(encoding="utf-8") for path in benchmarks)

@@ -1,4 +1,4 @@
-"""The tables of benchmarks/serve.py, and the targets that are measured with it."""
+"""The tables of benchmarks/serve.py, and the performance targets that use its results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def results(*names: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("names", [SERVERS, SERVERS[:1]], ids=["with vLLM", "without"])
-def test_every_part_is_a_table(names: tuple[str, ...]):
+def test_every_section_is_a_table(names: tuple[str, ...]):
     drawn = serving.table(results(*names))
     for block in drawn.split("\n\n"):
         rows = [line for line in block.splitlines() if line.startswith("|")]
@@ -60,12 +60,12 @@ def test_every_part_is_a_table(names: tuple[str, ...]):
     assert f"| /health overloaded, p50 ms |{' - |' * len(names)}\n" in drawn
 
 
-def test_parts_that_were_not_measured_are_left_out():
+def test_sections_that_were_not_measured_are_left_out():
     assert serving.table({"singles": results("millpond")["singles"]}).count("\n| --- |") == 1
     assert "Left out: vllm (no wheel)." in serving.table({"left_out": {"vllm": "no wheel"}})
 
 
-def test_the_targets_are_those_of_the_results():
+def test_the_targets_read_the_results():
     values = {
         target.what: value for target, value in verdicts({"serve": results(*SERVERS)}) if target.result == "serve"
     }
@@ -76,7 +76,7 @@ def test_the_targets_are_those_of_the_results():
     assert sum(target.result == "serve" for target in TARGETS) == 2
 
 
-def test_the_page_has_a_place_for_them(tmp_path: Path):
+def test_the_page_has_markers_for_the_tables(tmp_path: Path):
     content = {
         "benchmark": "serve",
         "when": "2026-01-02T03:04:05",

@@ -1,4 +1,4 @@
-"""The table and the plot of benchmarks/soak.py, and the curve behind them."""
+"""The table, the curve and the plot of benchmarks/soak.py."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def results(**more: Any) -> dict[str, Any]:
     }
 
 
-def test_a_line_for_each_figure():
+def test_the_table_has_a_line_for_each_figure():
     drawn = soaking.table(results())
     assert {line.count("|") for line in drawn.splitlines()} == {3}
     assert "| requests answered | 1,234,567: 1,234,000 of 200, 567 of 429 |" in drawn
@@ -62,7 +62,7 @@ def test_the_curve_is_thinned_and_keeps_its_peak(count: int):
         assert drawn[1] == (1.0, 1.0, 3, 4)
 
 
-def test_the_page_has_a_place_and_a_picture(tmp_path: Path):
+def test_the_page_has_markers_and_an_image(tmp_path: Path):
     content = {
         "benchmark": "soak",
         "when": "2026-01-02T03:04:05",

@@ -1,4 +1,4 @@
-"""The public names: signatures as recorded, documented, and used in some test."""
+"""Every public name has its recorded signature and a docstring, and a test uses it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def public(path: str) -> Any:
 
 
 def members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties, those of a base class of ours included."""
+    """Public methods and properties, including those of millpond base classes."""
     for name, member in own_members(cls).items():
         plain = getattr(member, "__func__", member)
         if not name.startswith("_") and (inspect.isfunction(plain) or isinstance(member, property | cached_property)):

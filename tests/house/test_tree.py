@@ -1,4 +1,4 @@
-"""The tree: no paths of one machine, the targets of the Makefile, and an installation that runs once."""
+"""The repository: no machine-specific paths, all targets of the Makefile, no repeated installation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def files() -> list[Path]:
     return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
 
 
-def test_nothing_names_a_path_of_one_machine():
+def test_no_file_contains_a_machine_specific_path():
     matches = []
     for path in files():
         try:
@@ -46,7 +46,7 @@ def test_nothing_names_a_path_of_one_machine():
 
 
 @pytest.mark.parametrize("text", ["cd /" + "work/x", '"/' + 'home/me/x"', "=/" + "root/x"])
-def test_a_path_of_one_machine_would_be_found(text: str):
+def test_a_machine_specific_path_is_found(text: str):
     assert LOCAL_PATHS.search(text)
 
 
@@ -71,7 +71,7 @@ def test_help_names_every_target():
 
 @needs_make
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_target_is_there(target: str):
+def test_every_target_exists(target: str):
     run = make("--dry-run", target)
     assert run.returncode == 0, run.stderr
 

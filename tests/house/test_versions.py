@@ -43,7 +43,7 @@ def test_the_five_packages_have_one_version():
 
 
 @pytest.mark.parametrize("name", sorted(OURS))
-def test_what_is_installed_is_this_version(name: str):
+def test_the_installed_packages_have_this_version(name: str):
     assert version(name) == millpond.__version__
 
 
@@ -60,7 +60,7 @@ def test_the_changelog_has_this_version():
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_each_package_carries_licence_readme_and_types(folder: Path):
+def test_each_package_has_licence_readme_and_types(folder: Path):
     assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
     assert project(folder)["license"] == "Apache-2.0"
     assert (folder / "README.md").read_text(encoding="utf-8").count("\n") > 10
@@ -69,7 +69,7 @@ def test_each_package_carries_licence_readme_and_types(folder: Path):
     assert all((marker.parent / "__init__.py").is_file() for marker in markers)
 
 
-def test_only_the_leaves_of_the_namespace_are_packages():
+def test_namespace_packages_have_no_init_file():
     namespace = ROOT / "integrations" / "llama-index" / "llama_index"
     assert {path.parent.relative_to(namespace).as_posix() for path in namespace.rglob("__init__.py")} == {
         "embeddings/millpond",
@@ -89,6 +89,6 @@ def test_constraints_pin_what_the_packages_require(folder: Path):
 
 
 def test_both_sinks_are_found_by_name():
-    found = {point.name: point.value for point in entry_points(group="millpond.sinks")}
-    assert found == {"qdrant": "millpond_qdrant:sink_from_url", "milvus": "millpond_milvus:sink_from_url"}
+    sinks = {point.name: point.value for point in entry_points(group="millpond.sinks")}
+    assert sinks == {"qdrant": "millpond_qdrant:sink_from_url", "milvus": "millpond_milvus:sink_from_url"}
     assert all(callable(point.load()) for point in entry_points(group="millpond.sinks"))

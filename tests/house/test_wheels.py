@@ -1,4 +1,4 @@
-"""The wheels contain their packages completely, and nothing else."""
+"""Each wheel contains all files of its packages and no others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from millpond.native.library import LIBRARY
 
 ROOT = Path(__file__).parents[2]
-WHEELS = {  # folder: (root of its sources, the packages in it)
+WHEELS = {  # folder: (root of its sources, its packages...)
     ".": ("src", "millpond"),
     "integrations/langchain": (".", "langchain_millpond"),
     "integrations/llama-index": (".", "llama_index/embeddings/millpond", "llama_index/postprocessor/millpond_rerank"),
@@ -22,7 +22,7 @@ WHEELS = {  # folder: (root of its sources, the packages in it)
 
 
 @pytest.mark.parametrize("folder", WHEELS)
-def test_a_wheel_holds_its_package(folder: str, tmp_path: Path):
+def test_a_wheel_contains_its_packages(folder: str, tmp_path: Path):
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT / folder]
     run = subprocess.run(build, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -1,4 +1,4 @@
-"""Vectors of millpond beside vectors of somebody else."""
+"""Comparison of millpond's vectors with reference vectors."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from tests.tiny import TEXTS
 
 from millpond.engine.engine import Engine
 
-TOLERANCE = 1e-5  # of the largest value of a vector
-VISIBLE = 1e-3  # what a mistake must move it by at least
+TOLERANCE = 1e-5  # relative to the largest value of a vector
+VISIBLE = 1e-3  # a mistake must change a vector by more than this
 
 
-def difference(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference of any vector, as a share of that vector's largest value."""
-    assert found.shape == expected.shape
-    assert found.dtype == expected.dtype == np.float32
-    return float((np.abs(found - expected).max(1) / np.abs(expected).max(1)).max())
+def difference(actual: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference over all vectors, relative to the largest value of the vector."""
+    assert actual.shape == expected.shape
+    assert actual.dtype == expected.dtype == np.float32
+    return float((np.abs(actual - expected).max(1) / np.abs(expected).max(1)).max())
 
 
-def assert_equal(found: np.ndarray, expected: np.ndarray) -> None:
-    worst = difference(found, expected)
+def assert_equal(actual: np.ndarray, expected: np.ndarray) -> None:
+    worst = difference(actual, expected)
     assert worst <= TOLERANCE
 
 
 def assert_same_vectors(loaded: tuple[Engine, Any], texts: Sequence[str] = TEXTS) -> None:
-    """Both give the same vectors, of the width that the engine announces."""
+    """Engine and reference give the same vectors, with ``spec.dimensions`` columns."""
     engine, reference = loaded
     expected = reference.encode(list(texts))
     assert_equal(engine.embed(texts).embeddings, expected)

@@ -1,4 +1,4 @@
-"""Engines over tiny checkpoints, made once per session."""
+"""Engines with tiny checkpoints, created once per session."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     root = tmp_path_factory.mktemp("plain")
 
     def folder(family: str) -> Path:
-        place = root / family
-        return place if place.exists() else write_checkpoint(place, family)
+        path = root / family
+        return path if path.exists() else write_checkpoint(path, family)
 
     return folder
 
 
 @pytest.fixture(scope="session")
 def engine_of(plain: Callable[[str], Path]) -> Iterator[Callable[..., Engine]]:
-    """A family's engine in float32 on the CPU, with any other option."""
+    """A family's engine, by default in float32 on the CPU; one engine for each set of options."""
     engines: dict[tuple[Any, ...], Engine] = {}
 
     def engine(family: str, **options: Any) -> Engine:
@@ -37,8 +37,8 @@ def engine_of(plain: Callable[[str], Path]) -> Iterator[Callable[..., Engine]]:
         return engines[key]
 
     yield engine
-    for made in engines.values():
-        made.close()
+    for created in engines.values():
+        created.close()
 
 
 @pytest.fixture

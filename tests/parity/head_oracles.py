@@ -1,4 +1,4 @@
-"""Somebody else's logits for one text or pair: transformers' own classifiers in eager mode, or the head written out."""
+"""Reference logits of one text or pair: transformers' classifiers in eager mode, or a head implemented here."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def classifier(folder: Path, **overrides: Any) -> Logits:
 
     Args:
         folder: A checkpoint with a ``*ForSequenceClassification`` or ``*ForTokenClassification`` head.
-        overrides: Of its config, for transformers' class.
+        overrides: Config fields for transformers' class.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    place = _WRITTEN_OUT.get(_kind(config))
-    if place is not None:
-        return _written_out(folder, config, place)
+    first_linear = _WRITTEN_OUT.get(_kind(config))
+    if first_linear is not None:
+        return _written_out(folder, config, first_linear)
     import transformers
 
     model = (
@@ -43,7 +43,7 @@ def classifier(folder: Path, **overrides: Any) -> Logits:
     return logits
 
 
-# Families that transformers reads under its own names only: where the first linear of the sequence's head is.
+# Families whose original tensor names transformers' classifiers do not read: name of the sequence head's first linear.
 _WRITTEN_OUT = {
     "nomic_bert": "bert.pooler.dense",
     "new": "new.pooler.dense",
@@ -58,7 +58,7 @@ def _kind(config: dict[str, Any]) -> str:
 
 
 def _written_out(folder: Path, config: dict[str, Any], first: str) -> Logits:
-    """tanh between two linears over the first token; one linear over each token."""
+    """Sequence head: two linears with tanh between them, over the first token. Token head: one linear per token."""
     states, tensors = oracle(folder), load_file(folder / "model.safetensors")
 
     def linear(x: torch.Tensor, name: str) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Somebody else's hidden states for one text: transformers in eager mode, or where it has no class, the formula."""
+"""Reference hidden states of one text: transformers in eager mode, or the formula if it has no class."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _automatic(folder: Path, config: dict[str, Any]) -> States:
 
 
 def _llama_bidirectional(folder: Path, config: dict[str, Any]) -> States:
-    """Llama with every token before every other, said by a mask: no ``is_causal`` is involved."""
+    """Llama without a causal mask: an explicit mask lets every token attend to every other."""
     from transformers import LlamaConfig, LlamaModel
 
     fields = {key: value for key, value in config.items() if key not in ("model_type", "auto_map", "architectures")}
@@ -86,7 +86,7 @@ def _internlm2(folder: Path, config: dict[str, Any]) -> States:
 
 
 def _xlm_roberta(folder: Path, config: dict[str, Any]) -> States:
-    """With rotary positions it is jina's, without an adapter named the one that no role means."""
+    """With rotary positions it is jina's model; its default adapter is the one for calls without a role."""
     rotary = config.get("position_embedding_type") == "rotary"
     return (rotary_oracles.jina if rotary else _automatic)(folder, config)
 

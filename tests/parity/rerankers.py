@@ -1,6 +1,6 @@
-"""Pairs, language models that rerank, and what transformers makes of them.
+"""Reranking language models, text pairs, and reference scores by transformers.
 
-The texts are written out as the model cards have them; the logits are those of the whole vocabulary.
+Prompts are copied from the model cards; reference logits are computed for the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.tiny_rewards import token_id, write_language_model
 
 from millpond.engine.engine import Engine
 
-LONG = 512  # enough for a reranker's template in these small vocabularies
+LONG = 512  # tokens; enough for a reranker's template with these small vocabularies
 PAIRS = (
     ("How deep is it?", "The wheel."),
     (SENTENCES[10], SENTENCES[1]),
@@ -35,10 +35,10 @@ FRAME = (
 
 
 def qwen3(query: str, document: str) -> str:
-    return qwen3_asked("Given a web search query, retrieve relevant passages that answer the query", query, document)
+    return qwen3_prompt("Given a web search query, retrieve relevant passages that answer the query", query, document)
 
 
-def qwen3_asked(instruction: str, query: str, document: str) -> str:
+def qwen3_prompt(instruction: str, query: str, document: str) -> str:
     return (
         "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
         'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: '
@@ -78,7 +78,7 @@ def framed(query: str, document: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A language model that reranks: ``called`` on the hub, answering by ``tokens`` (false, true) or (true,)."""
+    """A reranking language model: its name on the hub is ``called``, its ``tokens`` are (false, true) or (true,)."""
 
     called: str
     family: str
@@ -120,7 +120,7 @@ def load(folder: Path, **options: Any) -> Engine:
 
 
 def tokenized(folder: Path, *texts: Any) -> dict[str, torch.Tensor]:
-    """A text, or a pair of them, by transformers' tokenizer: everything ``[n]``."""
+    """A text or a pair, tokenized by transformers; all tensors are ``[n]``."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
@@ -129,7 +129,7 @@ def tokenized(folder: Path, *texts: Any) -> dict[str, torch.Tensor]:
 
 
 def vocabulary(folder: Path, many: Sequence[torch.Tensor]) -> torch.Tensor:  # [n, vocabulary]
-    """All logits behind each text's last token."""
+    """The logits of each text's last token, over the whole vocabulary."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
@@ -143,8 +143,8 @@ def answers(folder: Path, row: Row, many: Sequence[torch.Tensor]) -> np.ndarray:
     """The row's raw scores of token ids."""
     logits = vocabulary(folder, many)
     ids = [token_id(folder, token) for token in row.tokens]
-    found = logits[:, ids[-1]] - (logits[:, ids[0]] if len(ids) == 2 else 0)
-    return found.numpy()
+    actual = logits[:, ids[-1]] - (logits[:, ids[0]] if len(ids) == 2 else 0)
+    return actual.numpy()
 
 
 def expected_of(folder: Path, row: Row, text: Callable[[str, str], str]) -> np.ndarray:
@@ -155,10 +155,10 @@ def scores(engine: Engine, **options: Any) -> np.ndarray:
     return engine.score(QUERIES, DOCUMENTS, **{"activation": False, **options}).scores
 
 
-def difference(found: np.ndarray, expected: np.ndarray) -> float:
-    """As a share of the largest score."""
-    assert found.shape == expected.shape
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
+def difference(actual: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference, relative to the largest score."""
+    assert actual.shape == expected.shape
+    return float(np.abs(actual - expected).max() / np.abs(expected).max())
 
 
 def sigmoid(scores: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""NomicBert, GTE and jina-embeddings-v3 from their descriptions, over the tensors as the hub's checkpoints name them.
+"""NomicBert, GTE and jina-embeddings-v3, implemented from their descriptions with the tensor names of the hub.
 
-All three are BERT (post-norm: attention, add, norm, feed forward, add, norm) with rotary positions; they differ in
-names, in the feed forward, in the frequencies and in jina's adapters, which are merged here.
+All three are BERT (post-norm: attention, add, norm, feed forward, add, norm) with rotary positions. They differ in
+names, feed forward and frequencies; jina's adapters are merged into the weights.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def frequencies(dim: int, base: float) -> torch.Tensor:  # [dim / 2]
 
 
 def stretched(dim: int, base: float, factor: float) -> torch.Tensor:  # [dim / 2]
-    """GTE's fixed NTK scaling: a larger base, and then every frequency divided."""
+    """GTE's fixed NTK scaling: a larger base, and all frequencies divided by the same factor."""
     return frequencies(dim, base * factor) / factor ** (2 / dim)
 
 
 def attend(qkv: torch.Tensor, heads: int, speeds: torch.Tensor) -> torch.Tensor:  # [n, 3 hidden] -> [n, hidden]
-    """Every token sees every other; each head by itself."""
+    """Attention without a mask, one head at a time."""
     angles = torch.arange(len(qkv))[:, None] * speeds  # [n, dim / 2]
 
     def turned(x: torch.Tensor) -> torch.Tensor:
@@ -119,18 +119,18 @@ def jina(folder: Path, config: dict[str, Any], adapter: str | None = "text-match
 
 
 def merged(folder: Path, config: dict[str, Any], adapter: str | None) -> dict[str, torch.Tensor]:
-    """jina's tensors with one adapter (or none) added to every matrix, under plain names without ``roberta``."""
+    """jina's tensors with one adapter (or none) added to every matrix, without the prefix ``roberta``."""
     tensors = {name.removeprefix("roberta."): t for name, t in load_file(folder / "model.safetensors").items()}
-    found = {}
+    plain = {}
     for name, tensor in tensors.items():
-        place, parametrized, kind = name.partition(".parametrizations.weight.")
+        module, parametrized, kind = name.partition(".parametrizations.weight.")
         if not parametrized:
-            found[name] = tensor
+            plain[name] = tensor
         elif kind == "original":
-            found[f"{place}.weight"] = tensor
+            plain[f"{module}.weight"] = tensor
             if adapter is not None:
                 task = config["lora_adaptations"].index(adapter)
-                first, second = (tensors[f"{place}{parametrized}0.lora_{letter}"][task] for letter in "AB")
-                change = first @ second if place.startswith("embeddings.") else second @ first
-                found[f"{place}.weight"] = tensor + change * config["lora_alpha"] / config["lora_rank"]
-    return found
+                first, second = (tensors[f"{module}{parametrized}0.lora_{letter}"][task] for letter in "AB")
+                change = first @ second if module.startswith("embeddings.") else second @ first
+                plain[f"{module}.weight"] = tensor + change * config["lora_alpha"] / config["lora_rank"]
+    return plain

@@ -1,4 +1,4 @@
-"""What becomes of logits: by problem_type as in transformers' pipeline, by sentence-transformers' keys, by request."""
+"""The activation of logits: by problem_type as in transformers' pipeline, by sentence-transformers' keys, by option."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def test_problem_types_are_those_of_transformers_pipeline(problem, labels, tmp_p
     from transformers import pipeline
 
     if problem == "single_label_classification" and labels == 1:
-        labels = 4  # of one label transformers refuses it
+        labels = 4  # transformers refuses it with one label
     fields = {} if problem is None else {"problem_type": problem}
     folder = write(tmp_path / "model", labels, **fields)
     reference = pipeline("text-classification", model=str(folder), device="cpu", top_k=None)
     with load(folder) as engine:
         output = engine.classify(TEXTS)
         raw = engine.classify(TEXTS, activation=False).probs
-    for row, found in zip(output.probs, reference(list(TEXTS)), strict=True):
-        scores = {entry["label"]: entry["score"] for entry in found}
+    for row, entries in zip(output.probs, reference(list(TEXTS)), strict=True):
+        scores = {entry["label"]: entry["score"] for entry in entries}
         expected = np.array([scores[label] for label in output.labels], dtype=np.float32)
         assert np.abs(row - expected).max() <= 1e-5
     assert (np.abs(output.probs - raw).max() < 1e-7) == (problem == "regression")
@@ -64,7 +64,7 @@ def test_problem_types_are_those_of_transformers_pipeline(problem, labels, tmp_p
         (1, {"sentence_transformers": {"activation_fn": IDENTITY, "version": "5.1.0"}}, "identity"),
         (3, {"sentence_transformers": {"activation_fn": SIGMOID}}, "sigmoid"),
         (3, {"sentence_transformers": {"activation_fn": SOFTMAX}}, "softmax"),
-        (1, {"sentence_transformers": {"activation_fn": SOFTMAX}}, "sigmoid"),  # of one logit it would say nothing
+        (1, {"sentence_transformers": {"activation_fn": SOFTMAX}}, "sigmoid"),  # softmax of one logit is always 1
         (1, {"sbert_ce_default_activation_function": IDENTITY}, "identity"),
         (3, {"sbert_ce_default_activation_function": IDENTITY}, "identity"),
         (
@@ -82,9 +82,9 @@ def test_keys_of_the_config(labels, fields, activation, tmp_path):
     with load(write(tmp_path / "model", labels, **fields)) as engine:
         assert engine.spec.activation == activation
         raw = torch.from_numpy(engine.classify(TEXTS, activation=False).probs)
-        found = torch.from_numpy(engine.classify(TEXTS).probs)
+        actual = torch.from_numpy(engine.classify(TEXTS).probs)
         for name, apply in APPLIED.items():
-            same = bool((found - apply(raw)).abs().max() < 1e-6)
+            same = bool((actual - apply(raw)).abs().max() < 1e-6)
             assert same == (name == activation)
 
 
@@ -98,7 +98,7 @@ def test_keys_of_the_config(labels, fields, activation, tmp_path):
     ],
 )
 def test_labels_that_only_the_head_counts(rows, fields, activation, tmp_path):
-    """transformers leaves two labels, its default, out of the file; the other keys hold all the same."""
+    """transformers does not write two labels, its default, to the file; the other keys apply nevertheless."""
     folder = write(tmp_path / "model", rows, **fields)
     config = json.loads((folder / "config.json").read_text())
     kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id")}
@@ -132,7 +132,7 @@ def test_names_of_the_labels(names, tmp_path):
 @pytest.mark.parametrize("default", APPLIED)
 @pytest.mark.parametrize("task", ["classify", "token_classify"])
 def test_a_request_and_an_engine_may_choose(task, default, tmp_path):
-    """``None`` and ``True`` are the engine's habit, ``False`` is none, a name is that one."""
+    """``None`` and ``True``: the engine's default; ``False``: no activation; a name: that activation."""
     kind = "SequenceClassification" if task == "classify" else "TokenClassification"
 
     def rows(engine: Engine, activation: Any) -> torch.Tensor:
@@ -142,29 +142,29 @@ def test_a_request_and_an_engine_may_choose(task, default, tmp_path):
     with load(write(tmp_path / "model", 3, kind), activation=default) as engine:
         raw = rows(engine, False)
         assert engine.spec.activation == default
-        for asked in (None, True, *APPLIED):
-            wanted = asked if isinstance(asked, str) else default
-            assert (rows(engine, asked) - APPLIED[wanted](raw)).abs().max() < 1e-6
-        assert (APPLIED["sigmoid"](raw) - APPLIED["softmax"](raw)).abs().max() > 1e-2  # they can be told apart
+        for activation in (None, True, *APPLIED):
+            expected = activation if isinstance(activation, str) else default
+            assert (rows(engine, activation) - APPLIED[expected](raw)).abs().max() < 1e-6
+        assert (APPLIED["sigmoid"](raw) - APPLIED["softmax"](raw)).abs().max() > 1e-2  # they differ
 
 
 @pytest.mark.parametrize(("labels", "activation"), [(1, "sigmoid"), (2, "softmax")])
 def test_tokens_have_the_pipeline_s_softmax_whatever_the_problem(labels, activation, tmp_path):
-    """But for one label, where softmax would give 1 to every token."""
+    """Except with one label, because the softmax of one logit is always 1."""
     folder = write(tmp_path / "model", labels, "TokenClassification", problem_type="regression")
     with load(folder) as engine:
         assert engine.spec.activation == activation
         raw = torch.from_numpy(engine.token_classify(TEXTS, activation=False).probs.flat)
-        found = torch.from_numpy(engine.token_classify(TEXTS).probs.flat)
-        assert (found - APPLIED[activation](raw)).abs().max() < 1e-6
+        actual = torch.from_numpy(engine.token_classify(TEXTS).probs.flat)
+        assert (actual - APPLIED[activation](raw)).abs().max() < 1e-6
 
 
 def test_callers_of_one_batch_choose_for_themselves(tmp_path):
     from millpond.params import PoolingParams
 
     with load(write(tmp_path / "model", 3)) as engine:
-        asked = [None, False, "sigmoid", "softmax"]
-        futures = [engine.submit("classify", TEXTS, PoolingParams(activation=activation)) for activation in asked]
+        activations = [None, False, "sigmoid", "softmax"]
+        futures = [engine.submit("classify", TEXTS, PoolingParams(activation=activation)) for activation in activations]
         default, raw, sigmoid, softmax = (torch.from_numpy(future.result().probs) for future in futures)
     assert (default - softmax).abs().max() < 1e-6
     assert (softmax - raw.softmax(-1)).abs().max() < 1e-6

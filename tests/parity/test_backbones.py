@@ -1,4 +1,4 @@
-"""Packed rows against transformers' own classes, one text at a time; and mistakes that this comparison must notice."""
+"""Packed rows compared with transformers' classes, one text at a time; and mistakes that the comparison must detect."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ from millpond.engine.execute.batch import DeviceBatch
 from millpond.engine.execute.runner import Runner
 from millpond.models import encoder, load
 
-TOLERANCE = 1e-5  # of the largest value of a text's states
-VISIBLE = 1e-3  # what a mistake must move it by at least
+TOLERANCE = 1e-5  # relative to the largest value of a text's states
+VISIBLE = 1e-3  # a mistake must change the states by more than this
 SHORT = tuple(text for text in TEXTS if len(text) < 130)
 
 ROBERTA_LIKE = ("roberta", "xlm-roberta", "mpnet")
 COUNTED = ("bert", "distilbert", "electra", "albert", "gpt2")  # positions in a learned table, from 0
-DISTANCES = ("deberta-v2",)  # whose attention is its own, and positions are none
+DISTANCES = ("deberta-v2",)  # own attention over distances, no absolute positions
 NO_POSITIONS = ("jamba",)
 ROTARY = tuple(family for family in FAMILIES if family not in (*ROBERTA_LIKE, *COUNTED, *DISTANCES, *NO_POSITIONS))
-SHARED = tuple(family for family in FAMILIES if family not in DISTANCES)  # that run the shared attention kernels
+SHARED = tuple(
+    family for family in FAMILIES if family not in DISTANCES
+)  # families that use the shared attention kernels
 DECODERS = tuple(family for family, row in FAMILIES.items() if row.head == "ForCausalLM")
 WINDOWED = ("modernbert", "mistral-sliding", "qwen2-sliding", "gemma2", "gemma3", "gemma3-bidirectional")
-GROUPED = tuple(family for family in DECODERS if family != "gemma")  # which has one key and value head for all
+GROUPED = tuple(family for family in DECODERS if family != "gemma")  # gemma has one key and value head
 
 UNREAD = ("position_ids", "attn.bias")  # buffers of older files
 
@@ -45,7 +47,7 @@ Matrices = Sequence[np.ndarray]
 
 @pytest.fixture(scope="module")
 def alone(plain: Callable[[str], Path]) -> Callable[..., Matrices]:
-    """What transformers gives for each text by itself: eager attention, float32, no packing and no padding."""
+    """transformers' states of each text alone: eager attention, float32, no packing, no padding."""
     models: dict[str, Any] = {}
     states: dict[tuple[str, str], np.ndarray] = {}
 
@@ -65,7 +67,7 @@ def alone(plain: Callable[[str], Path]) -> Callable[..., Matrices]:
 
 
 def difference(matrices: Matrices, expected: Matrices) -> float:
-    """The largest difference of any text, as a share of the largest value of that text's expected states."""
+    """The largest difference over all texts, relative to the largest value of the text's expected states."""
     assert [matrix.shape for matrix in matrices] == [matrix.shape for matrix in expected]
     return max(
         float(np.abs(matrix - other).max() / np.abs(other).max())
@@ -89,8 +91,8 @@ def test_a_batch_equals_transformers_one_text_at_a_time(family, engine_of, alone
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_attention_written_out_equals_it_too(family, engine_of, alone, monkeypatch):
-    """The kernel of bfloat16 on a CPU, run in float32 to be comparable."""
+def test_matmul_attention_equals_transformers(family, engine_of, alone, monkeypatch):
+    """The CPU kernel of bfloat16, run in float32 so that results can be compared."""
     monkeypatch.setattr(matmul_attention, "fits", lambda *call: True)
     monkeypatch.setattr(matmul_attention, "_FEW_SCORES", 0)
     monkeypatch.setattr(matmul_attention, "_FAST_DTYPES", (torch.float32,))
@@ -122,10 +124,10 @@ def test_vectors_do_not_depend_on_the_batch_to_one_in_a_million(family, engine_o
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_half_precision_points_the_same_way(family, engine_of, alone):
-    """Random weights this large forgive less than trained ones; a mistake turns the states by far more."""
-    found = np.concatenate(states(engine_of(family, dtype="bfloat16"), TEXTS))
+    """These large random weights amplify rounding more than trained ones; a mistake changes the direction far more."""
+    actual = np.concatenate(states(engine_of(family, dtype="bfloat16"), TEXTS))
     expected = np.concatenate(alone(family, TEXTS))
-    cosine = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
+    cosine = (actual * expected).sum(1) / np.linalg.norm(actual, axis=1) / np.linalg.norm(expected, axis=1)
     jamba = (
         family == "jamba"
     )  # whose scan adds up in bfloat16, and whose router may choose otherwise, in transformers too
@@ -138,7 +140,7 @@ def test_half_precision_points_the_same_way(family, engine_of, alone):
     "family", [row.model_type for row in ARCHITECTURES if row.encoder and row.model_type != "mpnet"]
 )
 def test_transformers_own_class_on_packed_rows_is_equal(family, plain, alone):
-    """The wide path: what a family runs on while it has no forward of its own, and that forward's reference."""
+    """Families without a forward in millpond run this way, and it is the reference of millpond's forwards."""
     checkpoint = read_checkpoint(plain(family))
     row = find(checkpoint.config, family)
     device = torch.device("cpu")
@@ -157,7 +159,7 @@ def test_transformers_own_class_on_packed_rows_is_equal(family, plain, alone):
 
 
 def test_mpnets_relative_bias_at_distances_of_every_bucket(tmp_path):
-    """Its buckets grow up to 128 tokens apart, farther than the other texts here reach."""
+    """Its buckets reach distances of 128 tokens, more than the other texts here have."""
     from transformers import AutoModel, AutoTokenizer
 
     texts = [" ".join(TEXTS), "a", " ".join(TEXTS[1:3])]
@@ -174,20 +176,20 @@ def test_mpnets_relative_bias_at_distances_of_every_bucket(tmp_path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_language_model_gives_its_backbone(family, engine_of, tmp_path):
-    """``*ForCausalLM`` and ``*ForMaskedLM`` repositories: prefixed keys, and a head that is left alone."""
+    """``*ForCausalLM`` and ``*ForMaskedLM`` repositories: prefixed tensor names, and a head that is not loaded."""
     texts = SHORT[:3]
     folder = write_checkpoint(tmp_path / family, family, wrapped=True, seed=1)
     reference = oracle(folder)
     with torch.inference_mode():
         expected = [reference(ids).numpy() for ids in _ids(folder, texts)]
     with Engine(folder, dtype="float32", device="cpu") as engine:
-        found = states(engine, texts)
-    worst, other = difference(found, expected), difference(found, states(engine_of(family), texts))
+        actual = states(engine, texts)
+    worst, other = difference(actual, expected), difference(actual, states(engine_of(family), texts))
     assert worst <= TOLERANCE
-    assert other > VISIBLE  # other weights: it is this checkpoint's backbone that was read
+    assert other > VISIBLE  # other weights, so this checkpoint's backbone was read
 
 
-# --- Mistakes. Each must be visible, or the tests above prove nothing about it. ---------------------------------------
+# --- Mistakes: each must change the states, or the tests above could not detect it. ----------------------------------
 
 
 def _ids(folder: Path, texts: Sequence[str]) -> list[torch.Tensor]:
@@ -198,7 +200,7 @@ def _ids(folder: Path, texts: Sequence[str]) -> list[torch.Tensor]:
 
 
 def masking_mistake(monkeypatch: pytest.MonkeyPatch, change: Callable[..., dict[str, Any]]) -> None:
-    """Give the kernel another Masking: ``change(masking, query)`` names the fields."""
+    """Replace fields of the kernel's Masking by those that ``change(masking, query)`` returns."""
     for kernel in (sdpa, matmul_attention):
         right = kernel.attend
 
@@ -209,7 +211,7 @@ def masking_mistake(monkeypatch: pytest.MonkeyPatch, change: Callable[..., dict[
 
 
 def batch_mistake(monkeypatch: pytest.MonkeyPatch, change: Callable[[DeviceBatch], dict[str, Any]]) -> None:
-    """Give the forward another DeviceBatch: ``change(batch)`` names the fields."""
+    """Replace fields of the forward's DeviceBatch by those that ``change(batch)`` returns."""
     right = Runner.states
 
     def wrong(runner: Runner, batch: DeviceBatch, rows: torch.Tensor | None = None) -> torch.Tensor:
@@ -241,7 +243,7 @@ def test_notices_segments_shifted_by_one(family, engine_of, alone, monkeypatch):
 
 @pytest.mark.parametrize("family", SHARED)
 def test_notices_the_wrong_direction(family, engine_of, alone, monkeypatch):
-    """Causal where it is not, and the reverse: for qwen2-bidirectional, reading the module instead of the argument."""
+    """Causal attention in encoders and the reverse; for qwen2-bidirectional: the module's setting, not the argument."""
     monkeypatch.setattr(dense, "is_plain", lambda masking: False)  # the fused kernel takes MPNet's bias for its mask
     masking_mistake(monkeypatch, lambda masking, query: {"causal": not masking.causal})
     assert_noticed(engine_of(family), family, alone)
@@ -249,7 +251,7 @@ def test_notices_the_wrong_direction(family, engine_of, alone, monkeypatch):
 
 @pytest.mark.parametrize("family", SHARED)
 def test_notices_that_scaling_is_ignored(family, engine_of, alone, monkeypatch):
-    own = family.startswith(("gemma2", "gemma3"))  # their scale is not the usual one: the usual one is the mistake
+    own = family.startswith(("gemma2", "gemma3"))  # the usual scale is the mistake, because theirs differs
     masking_mistake(monkeypatch, lambda masking, q: {"scale": q.shape[-1] ** -0.5 if own else 1.0})
     assert_noticed(engine_of(family), family, alone)
 
@@ -297,7 +299,7 @@ def test_notices_query_heads_at_the_wrong_key(family, engine_of, alone, monkeypa
 
 @pytest.mark.parametrize("family", [*ROBERTA_LIKE, *COUNTED, *ROTARY])
 def test_notices_wrong_positions(family, engine_of, alone, monkeypatch):
-    """RoBERTa's without their offset, BERT's one late, and none at all for rotary ones, which know only distances."""
+    """RoBERTa's positions without the offset, BERT's off by one; for rotary models, which see distances, all equal."""
     wrong = {
         **dict.fromkeys(ROBERTA_LIKE, lambda positions: positions - 2),
         **dict.fromkeys(COUNTED, lambda positions: (positions + 1).clamp(max=MAX_TOKENS - 1)),
@@ -331,7 +333,7 @@ def test_notices_query_key_and_value_in_another_order(plain, alone, monkeypatch)
         assert_noticed(engine, "bert", alone)
 
 
-# --- What the tests above take for granted. ---------------------------------------------------------------------------
+# --- Assumptions of the tests above. ---------------------------------------------------------------------------------
 
 
 def test_the_difference_sees_a_single_value():
@@ -344,14 +346,14 @@ def test_the_difference_sees_a_single_value():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_tensor_of_a_tiny_checkpoint_moves_its_states(family, engine_of, tmp_path):
-    """Weights that did not matter would hide the mistakes made with them."""
+    """A mistake in a tensor without effect would not be detected."""
     from safetensors.torch import load_file, save_file
 
     folder = write_checkpoint(tmp_path / family, family)
     tensors = load_file(folder / "model.safetensors")
     names = [name for name in tensors if "pooler." not in name and not name.endswith(UNREAD)]
     right = states(engine_of(family), SHORT)
-    # A key's bias moves every score of a row alike, which softmax does not see.
+    # A key's bias adds the same number to all scores of a row, which softmax cancels.
     unseen = ("key.bias", "k_lin.bias", "attn.k.bias", "pos_key_proj.bias")
     for name in random.Random(0).sample(names, 5):
         moved = {**tensors, name: torch.flip(tensors[name], dims=(-1,)) + 0.1}

@@ -1,4 +1,4 @@
-"""Classifier heads against transformers' own classes, one text at a time; and mistakes this comparison must notice.
+"""Classifier heads compared with transformers' classes, one text at a time; and mistakes that must be detected.
 
 A decoder is scored at a text's last token, whatever it is, as vLLM has it. transformers looks for the last token that
 is no padding, which is another one where the padding token also ends the text:
@@ -21,8 +21,8 @@ from millpond.engine.engine import Engine
 from millpond.inputs import TokenIds
 from millpond.pooling.classifier import ClassifierHead
 
-TOLERANCE = 1e-5  # of the largest logit
-VISIBLE = 1e-3  # what a mistake must move it by at least
+TOLERANCE = 1e-5  # relative to the largest logit
+VISIBLE = 1e-3  # a mistake must change the logits by more than this
 ONE_TOKEN = TokenIds((7,))
 ITEMS = (*TEXTS, ONE_TOKEN)
 
@@ -93,11 +93,11 @@ def logits(engine: Engine, task: str, items: Sequence[Any] = ITEMS) -> list[np.n
     return list(engine.encode(items, task=task, params=PoolingParams(activation=False)).probs)
 
 
-def difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """The largest difference as a share of the largest logit."""
-    assert [rows.shape for rows in found] == [rows.shape for rows in expected]
+def difference(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+    """The largest difference, relative to the largest logit."""
+    assert [rows.shape for rows in actual] == [rows.shape for rows in expected]
     scale = max(float(np.abs(rows).max()) for rows in expected)
-    return max(float(np.abs(a - b).max()) for a, b in zip(found, expected, strict=True)) / scale
+    return max(float(np.abs(a - b).max()) for a, b in zip(actual, expected, strict=True)) / scale
 
 
 def roll(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,19 +116,19 @@ def test_a_text_s_classes(family, written, engine_of, record_property):
     lengths = [len(ids) for ids in ids_of(folder, ITEMS)]
     assert min(lengths) == 1
     assert lengths.count(MAX_TOKENS) >= 2
-    found = logits(engine, "classify")
-    worst = difference(found, expected)
+    actual = logits(engine, "classify")
+    worst = difference(actual, expected)
     record_property("error", worst)
     assert worst <= TOLERANCE
     alone = [logits(engine, "classify", [item])[0] for item in ITEMS]
-    assert difference(found, alone) <= TOLERANCE
+    assert difference(actual, alone) <= TOLERANCE
     assert engine.spec.labels == ("level_0", "level_1", "level_2")
     assert engine.tasks == {"classify", "token_classify"}
 
 
 @pytest.mark.parametrize("family", SEQUENCE)
 def test_notices_another_row(family, written, engine_of):
-    """The same head over another pooling of the same states."""
+    """The same head with another pooling of the same states."""
     folder = written(family, "SequenceClassification")
     other = "cls" if family in (*DECODERS, "modernbert", "eurobert") else "lasttoken"
     assert difference(logits(engine_of(folder, pooling=other), "classify"), expected_of(folder)) > VISIBLE
@@ -138,12 +138,12 @@ def test_notices_another_row(family, written, engine_of):
 def test_each_token_s_classes(family, written, engine_of, record_property):
     folder = written(family, "TokenClassification")
     expected, engine = expected_of(folder), engine_of(folder)
-    found = logits(engine, "token_classify")
-    worst = difference(found, expected)
+    actual = logits(engine, "token_classify")
+    worst = difference(actual, expected)
     record_property("error", worst)
     assert worst <= TOLERANCE
     alone = [logits(engine, "token_classify", [item])[0] for item in ITEMS]
-    assert difference(found, alone) <= TOLERANCE
+    assert difference(actual, alone) <= TOLERANCE
     assert engine.spec.labels == ("level_0", "level_1", "level_2")
     assert engine.tasks == {"token_classify"}
 
@@ -169,11 +169,11 @@ def test_notices_the_neighbour_s_classes(family, written, engine_of, monkeypatch
 )
 def test_families_that_name_their_pooling(family, field, kind, written, engine_of):
     folder = written(family, "SequenceClassification", **{field: kind})
-    found = logits(engine_of(folder), "classify")
-    assert difference(found, expected_of(folder, classifier_pooling=kind)) <= TOLERANCE
+    actual = logits(engine_of(folder), "classify")
+    assert difference(actual, expected_of(folder, classifier_pooling=kind)) <= TOLERANCE
     for other in {"modernbert": ("cls", "mean"), "eurobert": ("bos", "mean", "late")}[family]:
         if other != kind:
-            assert difference(found, expected_of(folder, classifier_pooling=other)) > VISIBLE
+            assert difference(actual, expected_of(folder, classifier_pooling=other)) > VISIBLE
 
 
 @pytest.mark.parametrize(
@@ -187,10 +187,10 @@ def test_families_that_name_their_pooling(family, field, kind, written, engine_o
 )
 def test_heads_that_the_config_changes(family, fields, other, written, engine_of):
     folder = written(family, "SequenceClassification", **fields)
-    found = logits(engine_of(folder), "classify")
-    assert difference(found, expected_of(folder)) <= TOLERANCE
+    actual = logits(engine_of(folder), "classify")
+    assert difference(actual, expected_of(folder)) <= TOLERANCE
     if other is not None:
-        assert difference(found, expected_of(folder, **other)) > VISIBLE
+        assert difference(actual, expected_of(folder, **other)) > VISIBLE
 
 
 @pytest.mark.parametrize("kind", ["SequenceClassification", "TokenClassification"])
@@ -208,7 +208,7 @@ def test_other_numbers_of_labels(family, labels, kind, written, engine_of):
 
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_a_sequence_head_on_every_token(family, written, engine_of):
-    """As vLLM has it: the head over each row; a text's own logits are one of them."""
+    """As in vLLM: the head is applied to each row, and one of the results is the text's logits."""
     engine = engine_of(written(family, "SequenceClassification"))
     rows = logits(engine, "token_classify")
     place = -1 if family == "llama" else 0
@@ -216,13 +216,13 @@ def test_a_sequence_head_on_every_token(family, written, engine_of):
 
 
 def test_a_text_that_ends_with_the_padding_token(written, engine_of):
-    """Qwen's tokenizer ends every text with its padding token. Here, as in vLLM, that is the row which is scored."""
+    """Qwen's tokenizer ends every text with the padding token; here, as in vLLM, that token's row is scored."""
     folder = written("qwen3", "SequenceClassification")
-    found = logits(engine_of(folder), "classify")
+    actual = logits(engine_of(folder), "classify")
     assert all(ids[-1] == 0 for ids in ids_of(folder, TEXTS))
-    assert difference(found, expected_of(folder, pad_token_id=None)) <= TOLERANCE
-    # transformers, told which token is padding, scores the one before.
-    assert difference(found, expected_of(folder, pad_token_id=0)) > VISIBLE
+    assert difference(actual, expected_of(folder, pad_token_id=None)) <= TOLERANCE
+    # With pad_token_id, transformers scores the token before it.
+    assert difference(actual, expected_of(folder, pad_token_id=0)) > VISIBLE
     before = [TokenIds(tuple(ids[:-1].tolist())) for ids in ids_of(folder, TEXTS)]
     theirs = expected_of(folder, TEXTS, pad_token_id=0)
     assert difference(logits(engine_of(folder), "classify", before), theirs) <= TOLERANCE

@@ -24,12 +24,12 @@ from millpond.tasks import ROLES, Role
 
 reference = pytest.importorskip("sentence_transformers").MultiVectorEncoder
 
-# Nothing, punctuation alone, one token, too long for either role, and what lies between.
+# Texts without tokens, with punctuation only, of one token, of several, and too long for both roles.
 MIXED = ["", "...", "?!", *dict.fromkeys(TEXTS), " ".join(SENTENCES), "The wheel, the gate; the pond: all shut!"]
 
 
 def native(folder: Path, **options: Any) -> Path:
-    """The same checkpoint as sentence-transformers itself saves it."""
+    """The same checkpoint, saved by sentence-transformers."""
     reference(str(write_pylate(folder / "pylate", **options)), device="cpu").save(str(folder / "native"))
     return folder / "native"
 
@@ -42,7 +42,7 @@ def mean_native(folder: Path) -> Path:
 
 
 def raw_native(folder: Path) -> Path:
-    """Without its last module: the rows are no unit vectors."""
+    """Remove the last module, so that rows are not normalized."""
     path = native(folder) / "modules.json"
     path.write_text(json.dumps([entry for entry in json.loads(path.read_text()) if "Normalize" not in entry["type"]]))
     return path.parent
@@ -73,7 +73,7 @@ LAYOUTS: dict[str, Callable[[Path], Path]] = {
 
 
 class LoadedModel:
-    """A checkpoint in both hands."""
+    """A checkpoint loaded by millpond and by sentence-transformers."""
 
     def __init__(self, folder: Path, engine: Engine) -> None:
         self.folder = folder
@@ -97,7 +97,7 @@ Write = Callable[[Path], Path]
 
 @pytest.fixture(scope="module")
 def engine_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tuple[Path, Engine]]]:
-    """Write a checkpoint and load it; the same weights for every setting."""
+    """Write a checkpoint and load it; all settings have the same weights."""
     with ExitStack() as stack:
 
         def engine_of(write: Write, **options: Any) -> tuple[Path, Engine]:
@@ -123,10 +123,10 @@ def matrices(engine: Engine, role: Role, texts: list[str] = MIXED, **options: An
     return [np.asarray(matrix) for matrix in engine.token_embed(texts, role=role, **options).embeddings]
 
 
-def difference(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
-    """The largest difference of any value of any unit row."""
-    assert [matrix.shape for matrix in found] == [matrix.shape for matrix in expected]
-    return max(float(np.abs(one - other).max()) for one, other in zip(found, expected, strict=True) if one.size)
+def difference(actual: list[np.ndarray], expected: list[np.ndarray]) -> float:
+    """The largest difference of any value."""
+    assert [matrix.shape for matrix in actual] == [matrix.shape for matrix in expected]
+    return max(float(np.abs(one - other).max()) for one, other in zip(actual, expected, strict=True) if one.size)
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -145,10 +145,10 @@ def test_tokens_and_masks(name: str, role: Role, load: Load) -> None:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_matrices(name: str, role: Role, load: Load) -> None:
     loaded = load(name)
-    found = matrices(loaded.engine, role)
-    assert difference(found, loaded.expected(role)) <= TOLERANCE
-    assert {matrix.shape[1] for matrix in found} == {DIM} and found[0].dtype == np.float32
-    assert max(map(len, found)) <= (QUERY_LENGTH if role == "query" else DOCUMENT_LENGTH)
+    actual = matrices(loaded.engine, role)
+    assert difference(actual, loaded.expected(role)) <= TOLERANCE
+    assert {matrix.shape[1] for matrix in actual} == {DIM} and actual[0].dtype == np.float32
+    assert max(map(len, actual)) <= (QUERY_LENGTH if role == "query" else DOCUMENT_LENGTH)
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -167,7 +167,7 @@ def test_scores(name: str, load: Load) -> None:
         loaded.expected("query", queries, convert_to_numpy=False),
         loaded.expected("document", documents, convert_to_numpy=False),
     ).numpy()
-    size = max(12.0, np.abs(theirs).max())  # 12 unit vectors give 12 at most
+    size = max(12.0, np.abs(theirs).max())  # the score of 12 unit vectors is at most 12
     assert np.abs(loaded.engine.score(queries, documents).scores - theirs.diagonal()).max() <= TOLERANCE * size
     ranked = loaded.engine.rerank(queries[1], documents)
     assert [result.index for result in ranked] == np.argsort(-theirs[1]).tolist()
@@ -176,14 +176,14 @@ def test_scores(name: str, load: Load) -> None:
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("name", ["stanford", "native"])
 def test_cut_then_normalized(name: str, role: Role, load: Load, engine_of: Any) -> None:
-    """Matryoshka: the first columns of the projected row, and their norm."""
+    """Matryoshka: the first columns of the projected row, divided by their norm."""
     whole = load(name).expected(role)
-    # A unit row's first columns, divided by their own norm, are those of the row before it was a unit row.
+    # Normalizing before the cut does not change the result, because the cut row is normalized again.
     cut = [matrix[:, :16] / np.linalg.norm(matrix[:, :16], axis=1, keepdims=True) for matrix in whole]
     _, engine = engine_of(LAYOUTS[name], hf_overrides={"is_matryoshka": True})
-    found = matrices(engine, role, dimensions=16)
-    assert difference(found, cut) <= TOLERANCE
-    assert difference(found, [matrix[:, :16] for matrix in whole]) > VISIBLE
+    actual = matrices(engine, role, dimensions=16)
+    assert difference(actual, cut) <= TOLERANCE
+    assert difference(actual, [matrix[:, :16] for matrix in whole]) > VISIBLE
 
 
 # The same weights under a setting of another name: (layout, role, the layout with the mistake).
@@ -210,7 +210,7 @@ OTHER_ROWS: dict[str, tuple[str, Role, Write]] = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_seen(mistake: str, load: Load, engine_of: Any) -> None:
-    """Negative controls that give the same shapes: each moves the vectors far beyond the tolerance."""
+    """Negative controls with the same shapes: each changes the vectors far beyond the tolerance."""
     name, role, write = MISTAKES[mistake]
     _, engine = engine_of(write)
     assert difference(matrices(engine, role), load(name).expected(role)) > VISIBLE
@@ -218,7 +218,7 @@ def test_a_mistake_is_seen(mistake: str, load: Load, engine_of: Any) -> None:
 
 @pytest.mark.parametrize("mistake", OTHER_ROWS)
 def test_a_mistake_in_the_rows_is_seen(mistake: str, load: Load, engine_of: Any) -> None:
-    """Negative controls that give other rows than the reference."""
+    """Negative controls with other numbers of rows than the reference."""
     name, role, write = OTHER_ROWS[mistake]
     _, engine = engine_of(write)
     assert [len(matrix) for matrix in matrices(engine, role)] != [len(matrix) for matrix in load(name).expected(role)]
@@ -226,7 +226,7 @@ def test_a_mistake_in_the_rows_is_seen(mistake: str, load: Load, engine_of: Any)
 
 @pytest.mark.parametrize("name", ["stanford", "pylate", "native"])
 def test_a_text_that_holds_the_marker_is_read_as_text(name: str, load: Load) -> None:
-    """On purpose not as the reference: sentence-transformers reads the marker of a stranger's text as its own."""
+    """A deliberate difference: sentence-transformers treats a marker in the text as a real marker."""
     loaded = load(name)
     text = "the [unused1] mill" if name == "stanford" else "the [D] mill"
     markers = [e.ids.tolist().count(int(e.ids[1])) for e in loaded.encode(["the mill", text], "document")]
@@ -248,13 +248,13 @@ def test_an_override_of_the_architecture(name: str, load: Load, engine_of: Any) 
 
 
 def jina_colbert(folder: Path, **metadata: Any) -> Path:
-    """jina-colbert-v2; the file of some copies says nothing about attention to the fill."""
+    """jina-colbert-v2; some copies lack the field ``attend_to_mask_tokens``."""
     return write_stanford(folder, "jina", **{"attend_to_mask_tokens": None} | metadata)
 
 
 @torch.inference_mode()
 def from_description(folder: Path, encoded: list[EncodedText]) -> list[np.ndarray]:
-    """Rotary XLM-RoBERTa written out, its projection, and unit rows."""
+    """Reference rows: rotary XLM-RoBERTa, projection, normalization."""
     states = rotary_oracles.jina(folder, json.loads((folder / "config.json").read_text()), adapter=None)
     projection = load_file(folder / "model.safetensors")["linear.weight"]
     rows = [
@@ -272,9 +272,9 @@ def test_jina_colbert(role: Role, overrides: dict[str, Any], engine_of: Any) -> 
     vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
     assert (start, marker) == (0, vocabulary - 2 + ROLES.index(role))
     assert all(e.attended is None for e in encoded)
-    found = matrices(engine, role)
-    assert difference(found, from_description(folder, encoded)) <= TOLERANCE
+    actual = matrices(engine, role)
+    assert difference(actual, from_description(folder, encoded)) <= TOLERANCE
     if role == "query":
-        assert {len(matrix) for matrix in found} == {QUERY_LENGTH}
+        assert {len(matrix) for matrix in actual} == {QUERY_LENGTH}
         _, unattended = engine_of(lambda place: jina_colbert(place, attend_to_mask_tokens=False))
-        assert difference(matrices(unattended, role), found) > VISIBLE
+        assert difference(matrices(unattended, role), actual) > VISIBLE

@@ -1,4 +1,4 @@
-"""Checkpoints that sentence-transformers' CrossEncoder saved, against its own ``predict``, in each of its layouts."""
+"""Checkpoints saved by sentence-transformers' CrossEncoder in all its layouts, compared with its ``predict``."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def predicted(folder: Path, pairs: Any = PAIRS, **options: Any) -> np.ndarray:
     from sentence_transformers.cross_encoder import CrossEncoder
 
     model = CrossEncoder(str(folder), device="cpu", local_files_only=True)
-    found: np.ndarray = model.predict([tuple(pair) for pair in pairs], batch_size=1, **options)
-    return found
+    predicted: np.ndarray = model.predict([tuple(pair) for pair in pairs], batch_size=1, **options)
+    return predicted
 
 
 def classic(folder: Path, family: str, *, labels: int = 1, **config: Any) -> Path:
-    """A model alone, which is all that versions before 6 saved."""
+    """Only the model, as versions before 6 saved it."""
     return write_checkpoint(
         folder,
         family,
@@ -47,18 +47,18 @@ def classic(folder: Path, family: str, *, labels: int = 1, **config: Any) -> Pat
 @pytest.mark.parametrize("name", [None, "linear.Identity", "activation.Sigmoid"], ids=str)
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "modernbert", "electra"])
 def test_a_classic_one(family, name, tmp_path, record_property):
-    """Its files look like any classifier's; the activation is in config.json."""
+    """The files are those of any classifier; config.json names the activation."""
     fields = {} if name is None else {"sentence_transformers": {"activation_fn": f"torch.nn.modules.{name}"}}
     folder = classic(tmp_path / "model", family, **fields)
     expected = predicted(folder)
     with load(folder) as engine:
-        found = engine.score(QUERIES, DOCUMENTS).scores
-        worst = difference(found, expected)
+        actual = engine.score(QUERIES, DOCUMENTS).scores
+        worst = difference(actual, expected)
         record_property("error", worst)
         assert worst <= TOLERANCE
         raw = engine.score(QUERIES, DOCUMENTS, activation=False).scores
         assert difference(engine.score(DOCUMENTS, QUERIES).scores, expected) > VISIBLE
-    assert np.abs(found - (raw if name == "linear.Identity" else sigmoid(raw))).max() < 1e-6
+    assert np.abs(actual - (raw if name == "linear.Identity" else sigmoid(raw))).max() < 1e-6
 
 
 @pytest.mark.parametrize("labels", [1, 3])
@@ -76,7 +76,7 @@ def test_one_that_it_saved(prompt, labels, tmp_path):
     with load(tmp_path / "saved") as engine:
         if labels == 1:
             assert difference(engine.score(QUERIES, DOCUMENTS).scores, expected) <= TOLERANCE
-        else:  # as many logits as labels, and as it has it no activation
+        else:  # one logit per label, and no activation by default
             assert engine.spec.activation == "identity"
             assert engine.tasks == {"classify", "token_classify"}
             texts = [*SENTENCES[:3]]
@@ -87,7 +87,7 @@ def test_one_that_it_saved(prompt, labels, tmp_path):
 
 
 def predicted_texts(folder: Path, texts: list[str]) -> np.ndarray:
-    """transformers' own logits: CrossEncoder takes pairs only."""
+    """transformers' logits, because CrossEncoder accepts pairs only."""
     reference = classifier(folder)
     rows = [tokenized(folder, text) for text in texts]
     return np.stack([reference(row["input_ids"], row.get("token_type_ids")).numpy() for row in rows])
@@ -122,8 +122,8 @@ def test_a_language_model_with_logit_score(family, instruction, both, tmp_path, 
     expected = predicted(tmp_path / "saved")
     with load(tmp_path / "saved") as engine:
         assert engine.spec.score_type == "cross-encoder"
-        found = engine.score(QUERIES, DOCUMENTS).scores
-        worst = difference(found, expected)
+        actual = engine.score(QUERIES, DOCUMENTS).scores
+        worst = difference(actual, expected)
         record_property("error", worst)
         assert worst <= TOLERANCE
         other = engine.score(QUERIES, DOCUMENTS, instruction="Find something else").scores
@@ -133,7 +133,7 @@ def test_a_language_model_with_logit_score(family, instruction, both, tmp_path, 
 
 
 def test_a_language_model_without_modules_is_asked_for_yes_and_no(tmp_path):
-    """sentence-transformers loads it as text-generation and looks for these two words."""
+    """sentence-transformers loads it as text-generation and looks up these two words."""
     folder = write_language_model(
         tmp_path / "model",
         "qwen3",
@@ -146,9 +146,9 @@ def test_a_language_model_without_modules_is_asked_for_yes_and_no(tmp_path):
     (folder / "config_sentence_transformers.json").write_text('{"model_type": "CrossEncoder"}', encoding="utf-8")
     expected = predicted(folder)
     with load(folder) as engine:
-        found = engine.score(QUERIES, DOCUMENTS).scores
-        assert difference(found, expected) <= TOLERANCE
-        assert difference(1 - found, expected) > VISIBLE
+        actual = engine.score(QUERIES, DOCUMENTS).scores
+        assert difference(actual, expected) <= TOLERANCE
+        assert difference(1 - actual, expected) > VISIBLE
 
 
 @pytest.mark.parametrize(("family", "mode"), [("modernbert", "cls"), ("bert", "mean"), ("xlm-roberta", "max")])
@@ -173,20 +173,20 @@ def test_an_encoder_with_pooling_and_dense(labels, family, mode, tmp_path, recor
     with load(tmp_path / "saved") as engine:
         if labels == 1:
             assert engine.tasks == {"classify", "score", "reward"}
-            found = engine.score(QUERIES, DOCUMENTS).scores
+            actual = engine.score(QUERIES, DOCUMENTS).scores
             assert difference(engine.score(DOCUMENTS, QUERIES).scores, expected) > VISIBLE
         else:
             assert engine.tasks == {"classify"}
             assert expected.shape == (len(PAIRS), 3)
             assert engine.classify(["a"]).probs.shape == (1, 3)
             return
-    worst = difference(found, expected)
+    worst = difference(actual, expected)
     record_property("error", worst)
     assert worst <= TOLERANCE
 
 
 def test_a_limit_of_its_own(tmp_path):
-    """max_length as sentence-transformers writes it; over-long pairs lose the same tokens."""
+    """max_length in sentence-transformers' file: over-long pairs lose the same tokens."""
     from sentence_transformers.cross_encoder import CrossEncoder
 
     CrossEncoder(str(classic(tmp_path / "source", "bert")), max_length=24, device="cpu").save_pretrained(

@@ -1,4 +1,4 @@
-"""DeBERTa v2 and v3 in millpond's own packed forward against transformers' class, in each form of checkpoint."""
+"""DeBERTa v2 and v3: millpond's packed forward compared with transformers' class, for each form of checkpoint."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def expected_of(folder, texts):
 @pytest.mark.parametrize("block", [None, 400], ids=["whole", "blocks"])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_equals_transformers(form, block, tmp_path, monkeypatch):
-    """In blocks of few texts and rows too, whose windows of distances differ."""
+    """Also in small blocks of texts and rows, whose windows of distances differ."""
     folder = write_checkpoint(tmp_path / "model", "deberta-v2", config=FORMS[form])
     if block is not None:
         monkeypatch.setattr(deberta, "_SCORE_BLOCK", block)
@@ -51,14 +51,14 @@ def test_every_form_equals_transformers(form, block, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "v3"])
 def test_the_forms_differ(form, tmp_path):
-    """Each field above moves the states, or its test proves nothing."""
+    """Each field above changes the states, or its test could not fail."""
     changed = write_checkpoint(tmp_path / "changed", "deberta-v2", config=FORMS[form])
     plain = write_checkpoint(tmp_path / "plain", "deberta-v2")
     assert difference(expected_of(changed, SHORT), expected_of(plain, SHORT)) > VISIBLE
 
 
 def test_texts_longer_than_every_bucket(tmp_path):
-    """Distances only: a text may be longer than max_position_embeddings, as in transformers."""
+    """With distances only, a text may be longer than max_position_embeddings, as in transformers."""
     texts = [" ".join(TEXTS), "a", " ".join(TEXTS[1:3])]
     folder = write_checkpoint(tmp_path / "model", "deberta-v2", tokenizer_limit=None)
     with Engine(folder, dtype="float32", device="cpu", max_length=64) as engine:
@@ -100,8 +100,8 @@ def test_skewed_is_a_gather(n, m):
     assert torch.equal(deberta.skewed(products), products.gather(-1, index.expand(2, 3, n, m)))
 
 
-def test_what_is_no_key_does_not_matter(tmp_path):
-    """A limit on the keys (a late-interaction query's expansion) holds here as in the shared kernels."""
+def test_tokens_that_are_not_keys_have_no_effect(tmp_path):
+    """A limit on the keys (for the expansion of a late-interaction query) applies as in the shared kernels."""
     from transformers import DebertaV2Config, DebertaV2Model
 
     fields = {
@@ -162,7 +162,7 @@ def test_notices_that_a_product_is_left_out(name, tmp_path, monkeypatch):
 
 
 def test_notices_the_usual_scale(tmp_path, monkeypatch):
-    """1 / sqrt(d) instead of 1 / sqrt(3 d): the three products' common factor."""
+    """1 / sqrt(d) instead of 1 / sqrt(3 d), the common factor of the three products."""
     right = deberta.PackedLayer.__init__
 
     def usual(self, *args):

@@ -1,4 +1,4 @@
-"""Encoders read straight from their tensors, against the same through transformers; and files that are left to it."""
+"""Encoders built directly from their tensors, compared with transformers; and files that are loaded by transformers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LENGTHS = (1, 7, 7, 30)
 
 
 def states(folder: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Hidden states ``[tokens, hidden]`` of some ids by the packed forward."""
+    """Hidden states ``[tokens, hidden]`` of some token ids in the packed forward."""
     checkpoint = read_checkpoint(str(folder))
     architecture = find(checkpoint.config, str(folder))
     backbone = load.load_backbone(checkpoint, architecture, device=torch.device("cpu"), dtype=dtype)
@@ -146,7 +146,7 @@ for folder in sys.argv[1:]:
 
 
 def test_a_bert_starts_without_transformers(tmp_path):
-    """Importing it takes longer than everything else together; a family that needs it shows that this would be seen."""
+    """Its import takes longer than all other steps together. A family that needs it is the negative control."""
     folders = [write_checkpoint(tmp_path / family, family) for family in ("bert", "qwen3")]
     command = [sys.executable, "-c", _START, *map(str, folders)]
     run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)

@@ -1,4 +1,4 @@
-"""Heads and tasks that do not fit are refused, each with what is wrong and the way out."""
+"""Heads and tasks that do not fit are refused with a message that names the problem and the way out."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SEQUENCE_HEADS = [
 
 
 def named(tensor: str) -> str:
-    """Without the backbone's prefix, which depends on the class."""
+    """The name without the backbone's prefix, which depends on the class."""
     return re.escape(re.sub(r"^(bert|albert|new)\.", "", tensor))
 
 
@@ -148,7 +148,7 @@ def test_a_pooling_of_null_is_unknown_to_llama(tmp_path):
     [({"classifier_pooling": "median"}, "classifier_pooling"), ({"hidden_size": "wide"}, "hidden_size")],
 )
 def test_a_value_that_the_class_does_not_know(fields, match, tmp_path):
-    """transformers finds it, on the way to the tokenizer or to the backbone."""
+    """transformers raises while it loads the tokenizer or the backbone."""
     folder = write_checkpoint(tmp_path / "model", "modernbert", head="SequenceClassification")
     edit_json(folder / "config.json", **fields)
     refused(folder, ModelLoadError, f"config.json does not fit .*(?s:.)*{match}")
@@ -172,7 +172,7 @@ def test_several_poolings_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(("family", "wrapped"), [("bert", False), ("bert", True), ("qwen3", False), ("qwen3", True)])
-def test_a_classifier_out_of_nothing(family, wrapped, tmp_path):
+def test_converting_a_model_without_a_head(family, wrapped, tmp_path):
     folder = write_checkpoint(tmp_path / "model", family, wrapped=wrapped)
     with pytest.raises(WeightMismatchError, match=r"is it a classifier\?.*convert=\"embed\".*classifier_from_token"):
         load(folder, convert="classify")
@@ -189,7 +189,7 @@ def test_a_token_that_the_vocabulary_does_not_have(tmp_path):
 
 
 def test_answers_of_a_model_without_its_head(tmp_path):
-    """Untied, it has input embeddings of the same shape, which are something else."""
+    """Its input embeddings have the same shape, but with untied weights they are not the head."""
     folder = write_language_model(tmp_path / "Qwen3-Reranker-4B", "qwen3", ("no", "yes"), template="$A")
     edit_json(folder / "config.json", tie_word_embeddings=False)
     refused(folder, WeightMismatchError, "no language-model head")
@@ -264,15 +264,15 @@ WRONG = [
 
 @pytest.mark.parametrize(("write", "task", "match"), WRONG, ids=lambda value: getattr(value, "__name__", None))
 def test_a_task_of_another_model(write, task, match, tmp_path):
-    """The message says what the checkpoint serves, and the way out."""
+    """The message lists the checkpoint's tasks and the way out."""
     with load(write(tmp_path / "model")) as engine:
         with pytest.raises(UnsupportedTaskError, match=match):
             engine.score("a", "b") if task == "score" else getattr(engine, task)(["a"])
         assert task not in engine.tasks
 
 
-def test_the_way_out_is_one(tmp_path):
-    """A classifier's backbone embeds, if asked; and its own files make it a classifier again."""
+def test_the_suggested_option_works(tmp_path):
+    """With ``convert="embed"`` a classifier's backbone embeds; without it, the checkpoint is a classifier again."""
     folder = classifier(tmp_path / "model")
     with load(folder, convert="embed") as engine:
         assert engine.tasks == {"embed", "token_embed"}

@@ -1,4 +1,4 @@
-"""Jamba's Mamba layers in a packed row: each text in a batch of its own length, nothing passed from one to the next."""
+"""Jamba's Mamba layers with packed rows: texts are batched by length, and no state passes from one to the next."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from millpond.models import jamba, load
 
 
 def _plain(monkeypatch):
-    """The mixers run over the packed row as it is."""
+    """Mistake: the mixers run over the whole packed row."""
     monkeypatch.setattr(jamba.SegmentedMixer, "forward", lambda self, hidden_states, **rest: self.mixer(hidden_states))
 
 
 def test_notices_mixers_that_run_over_the_whole_row(plain, monkeypatch):
-    """What the wrapper is for: attention alone keeps to its segments, and the state leaks all the same."""
+    """Attention keeps to its segments, but without the wrapper the Mamba state passes between texts."""
     with Engine(plain("jamba"), dtype="float32", device="cpu") as engine:
         right = states(engine, TEXTS)
         _plain(monkeypatch)
@@ -30,14 +30,14 @@ def test_notices_mixers_that_run_over_the_whole_row(plain, monkeypatch):
         assert difference([states(engine, [text])[0] for text in SHORT], [right[TEXTS.index(t)] for t in SHORT]) < 1e-5
 
 
-def test_a_neighbour_before_does_not_reach_the_text_behind(plain):
-    """With another text of the same length before it, the second one's states stay."""
+def test_a_text_does_not_depend_on_the_one_before(plain):
+    """Replacing the first text by another of the same length does not change the second one's states."""
     checkpoint = read_checkpoint(plain("jamba"))
     row = find(checkpoint.config, "jamba")
     backbone = load.load_backbone(checkpoint, row, device=torch.device("cpu"), dtype=torch.float32)
     assert isinstance(backbone, jamba.PackedJamba)
     text = _ids(plain("jamba"), SHORT[1:2])[0]
-    found = []
+    actual = []
     for neighbour in (torch.full_like(text, 7), torch.full_like(text, 9)):
         lengths = [len(neighbour), len(text)]
         positions = torch.cat([torch.arange(length) for length in lengths])[None]
@@ -48,9 +48,9 @@ def test_a_neighbour_before_does_not_reach_the_text_behind(plain):
                 segments=Segments.of(lengths),
                 use_cache=False,
             ).last_hidden_state[0]
-        found.append(out.split(lengths))
-    torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=1e-6 * float(found[0][1].abs().max()))
-    assert not torch.allclose(found[0][0], found[1][0], atol=1e-2)
+        actual.append(out.split(lengths))
+    torch.testing.assert_close(actual[0][1], actual[1][1], rtol=0, atol=1e-6 * float(actual[0][1].abs().max()))
+    assert not torch.allclose(actual[0][0], actual[1][0], atol=1e-2)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -62,7 +62,7 @@ def test_blocks_hold_each_token_once_and_little_padding(seed):
     for block in made:
         assert len(set(block.slots.tolist())) == len(block.rows) == len(block.slots)
         assert block.slots.max() < block.texts * block.longest < 2 * len(block.rows) + 1
-        # A text's tokens stand in order, from the beginning of a row of the batch.
+        # A text's tokens are in order, from the start of a row of the batch.
         starts = (block.slots % block.longest == 0).nonzero()[:, 0].tolist()
         assert len(starts) == block.texts
         within = (block.slots.diff() == 1) & (block.slots[1:] % block.longest != 0)
@@ -70,7 +70,7 @@ def test_blocks_hold_each_token_once_and_little_padding(seed):
 
 
 def test_the_segments_are_forgotten_behind_a_forward(plain):
-    """They live as long as the call: the next one's, and another engine's, are its own."""
+    """Segments live as long as the call; the next call and other engines have their own."""
     with Engine(plain("jamba"), dtype="float32", device="cpu") as engine:
         engine.embed(SHORT)
     with pytest.raises(LookupError):

@@ -1,4 +1,4 @@
-"""jina-embeddings-v3 from its original files: adapters chosen per token, its layouts, and mistakes to be noticed."""
+"""jina-embeddings-v3 from its original files: adapters by token, its layouts, and mistakes that must be detected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from millpond.params import PoolingParams
 TOLERANCE = 1e-5
 VISIBLE = 1e-3
 QUERY, PASSAGE, _, _, MATCHING = range(5)
-# One row of every task, and of none; of one token, of several, of the most.
+# A text for every task and one without; texts of one token, of several and of the maximum length.
 MIXED = (-1, *range(5), -1, *range(5))
 
 
@@ -44,11 +44,11 @@ def folder(plain: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def ids(folder: Path) -> list[torch.Tensor]:
-    """Token ids, the first of one token only and the last of as many as there may be."""
+    """Token ids of the texts; the first has one token, the last one the maximum."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     texts = (*TEXTS, *TEXTS[1:3])
-    found = [torch.tensor(tokenizer(text, truncation=True, max_length=MAX_TOKENS)["input_ids"]) for text in texts]
-    return [found[0][1:2], *found]
+    encoded = [torch.tensor(tokenizer(text, truncation=True, max_length=MAX_TOKENS)["input_ids"]) for text in texts]
+    return [encoded[0][1:2], *encoded]
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def task(index: int) -> str | None:
 
 @torch.inference_mode()
 def expected_of(folder: Path, ids: Sequence[torch.Tensor], choice: Sequence[int]) -> list[torch.Tensor]:
-    """Each text by itself over merged weights."""
+    """The states of each text alone, with merged weights."""
     config = config_of(folder)
     references = {index: description(folder, config, task(index)) for index in set(choice)}
     return [references[index](one) for one, index in zip(ids, choice, strict=True)]
@@ -91,9 +91,9 @@ def packed(model: torch.nn.Module, ids: Sequence[torch.Tensor], choice: Sequence
     return list(out.last_hidden_state[0].float().split(lengths))
 
 
-def difference(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
-    assert [one.shape for one in found] == [other.shape for other in expected]
-    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True))
+def difference(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+    assert [one.shape for one in actual] == [other.shape for other in expected]
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(actual, expected, strict=True))
 
 
 # --- Parity -----------------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_texts_of_all_tasks_in_one_row(folder, ids, record_property):
 
 @pytest.mark.parametrize("index", [-1, *range(5)])
 def test_each_adapter_equals_transformers_over_merged_weights(index, folder, ids, tmp_path):
-    """transformers' own class and its own reading of the original names; only the sum of weight and adapter is ours."""
+    """transformers' class reads the original names; only the sum of weight and adapter is computed here."""
     config = config_of(folder)
     save_file(merged(folder, config, task(index)), tmp_path / "model.safetensors", metadata={"format": "pt"})
     size = {key: config[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
@@ -156,9 +156,9 @@ def test_without_a_choice_no_adapter_is_touched(folder, ids):
 
 
 def test_half_precision_points_the_same_way(folder, ids):
-    found = torch.cat(packed(backbone(folder, dtype=torch.bfloat16), ids, MIXED))
+    actual = torch.cat(packed(backbone(folder, dtype=torch.bfloat16), ids, MIXED))
     right = torch.cat(expected_of(folder, ids, MIXED))
-    cosine = torch.cosine_similarity(found, right, dim=-1)
+    cosine = torch.cosine_similarity(actual, right, dim=-1)
     assert float(cosine.mean()) >= 0.999
     assert float(cosine.min()) >= 0.99
 
@@ -168,7 +168,7 @@ def test_half_precision_points_the_same_way(folder, ids):
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Any:
-    """The whole repository: a Transformer of its own in modules.json, and prompts under the tasks' names."""
+    """The complete repository: a custom Transformer in modules.json, and prompts with the tasks' names."""
     place = write_checkpoint(
         tmp_path / "model",
         "jina",
@@ -187,7 +187,7 @@ def engine(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("asked", "index", "prompt"),
+    ("options", "index", "prompt"),
     [
         ({"role": "query"}, QUERY, JINA["task_instructions"]["retrieval.query"]),
         ({"role": "document"}, PASSAGE, JINA["task_instructions"]["retrieval.passage"]),
@@ -196,16 +196,16 @@ def engine(tmp_path: Path) -> Any:
         ({"adapter": "retrieval.query", "prompt": ""}, QUERY, ""),
     ],
 )
-def test_the_role_chooses_the_adapter_and_the_prompt(asked, index, prompt, engine, tmp_path):
+def test_the_role_chooses_the_adapter_and_the_prompt(options, index, prompt, engine, tmp_path):
     place = tmp_path / "model"
     tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=True)
     ids = [torch.tensor(tokenizer(prompt + text, truncation=True, max_length=64)["input_ids"]) for text in TEXTS]
     rows = torch.stack([states.mean(0) for states in expected_of(place, ids, [index] * len(ids))])
     expected = torch.nn.functional.normalize(rows, dim=-1).numpy()
     assert engine.spec.adapters == JINA_TASKS
-    found = engine.embed(TEXTS, **asked).embeddings
-    assert np.abs(found - expected).max() <= TOLERANCE
-    cut = engine.embed(TEXTS, dimensions=16, **asked).embeddings
+    actual = engine.embed(TEXTS, **options).embeddings
+    assert np.abs(actual - expected).max() <= TOLERANCE
+    cut = engine.embed(TEXTS, dimensions=16, **options).embeddings
     short = expected[:, :16] / np.linalg.norm(expected[:, :16], axis=1, keepdims=True)
     assert np.abs(cut - short).max() <= TOLERANCE
 
@@ -218,13 +218,13 @@ def test_callers_with_different_tasks_share_a_batch(engine, monkeypatch):
         adapters.append(set() if batch.adapter_ids is None else set(batch.adapter_ids[0].tolist()))
         return right(runner, batch, rows)
 
-    asked = [(TEXTS[i % len(TEXTS)], JINA_TASKS[i % 5]) for i in range(30)]
+    requests = [(TEXTS[i % len(TEXTS)], JINA_TASKS[i % 5]) for i in range(30)]
     monkeypatch.setattr(Runner, "states", forward)
-    futures = [engine.submit("embed", [text], PoolingParams(adapter=name)) for text, name in asked]
+    futures = [engine.submit("embed", [text], PoolingParams(adapter=name)) for text, name in requests]
     queued.set()
-    found = [future.result(20).embeddings for future in futures]
-    assert max(map(len, adapters)) > 1, adapters  # which of them met is the lanes' affair
-    for (text, name), vector in zip(asked, found, strict=True):
+    actual = [future.result(20).embeddings for future in futures]
+    assert max(map(len, adapters)) > 1, adapters  # which calls share a batch depends on timing
+    for (text, name), vector in zip(requests, actual, strict=True):
         assert np.abs(vector - engine.embed([text], adapter=name).embeddings).max() <= 1e-6
 
 
@@ -259,7 +259,7 @@ def test_without_adapters_and_beside_a_projection(tmp_path):
 
 
 def test_transformers_own_layout(tmp_path, folder, ids):
-    """The ``-hf`` repositories: native config.json, native names, no adapters among the tensors."""
+    """The ``-hf`` repositories: transformers' config.json and tensor names, no adapters."""
     config = config_of(folder)
     native = transformers.JinaEmbeddingsV3Config(
         hidden_size=48,

@@ -1,4 +1,4 @@
-"""The places and forms that a sentence-transformers checkpoint's files have had over the years."""
+"""Old and new file layouts of sentence-transformers checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.tiny import (
 DENSE = Dense(out_features=24)
 
 
-def test_the_backbone_in_a_folder_of_its_own(load):
+def test_the_backbone_in_a_separate_folder(load):
     modules = (Pooling(), DENSE, Normalize())
     assert_same_vectors(load(Layout(modules=modules, style="old", weights="bin", transformer_folder="0_Transformer")))
 
@@ -48,7 +48,7 @@ def test_files_that_the_first_versions_did_not_have(without, load):
 
 
 def test_a_pooling_file_without_the_newer_modes(load):
-    """As all-MiniLM-L6-v2 has it: four booleans."""
+    """As in all-MiniLM-L6-v2: four booleans."""
 
     def shorten(folder):
         path = folder / "1_Pooling" / "config.json"

@@ -1,4 +1,4 @@
-"""InternLM2 and the bidirectional Llama: Llama's class under other names; and GPT-2's config, which has others too."""
+"""InternLM2 and the bidirectional Llama, which are Llama with other tensor names; and GPT-2's config."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def expected_of(folder):
 
 
 def test_notices_a_plain_cut_into_query_key_and_value(plain, monkeypatch):
-    """wqkv goes key head by key head; cut in three stretches it has the right shapes and the wrong rows."""
+    """wqkv is grouped by key head; splitting it into three parts gives the right shapes with wrong rows."""
 
     def cut(weight, *, heads, kv_heads):
         dim = len(weight) // (heads + 2 * kv_heads)
@@ -80,7 +80,7 @@ def test_a_missing_tensor_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["type", "rope_type"])
-def test_dynamic_scaling_is_none_before_it_sets_in_and_refused_behind(key, tmp_path):
+def test_dynamic_scaling_is_ignored_below_its_threshold_and_refused_above(key, tmp_path):
     folder = write_checkpoint(tmp_path / "model", "internlm2", tokenizer_limit=None)
     edit_json(folder / "config.json", rope_scaling={key: "dynamic", "factor": 2.0})
     with Engine(folder, dtype="float32", device="cpu") as engine:
@@ -123,7 +123,7 @@ CLASSES = {
 
 @pytest.mark.parametrize("family", CLASSES)
 def test_a_backbone_under_a_class_with_a_head(family, tmp_path):
-    """The class is known, its backbone is read whole, and the head's tensors are left alone."""
+    """The backbone is loaded completely, and the head's tensors are ignored."""
     from safetensors.torch import load_file, save_file
 
     folder = write_checkpoint(tmp_path / "model", family, wrapped=True)
@@ -140,8 +140,8 @@ def test_a_backbone_under_a_class_with_a_head(family, tmp_path):
     assert sum(parameter.numel() for parameter in backbone.parameters()) > 10_000
 
 
-def test_gpt2_does_not_look_at_its_padding(tmp_path):
-    """With a padding token transformers' class reads the ids back on the host to warn; a GPU would have to wait."""
+def test_gpt2_does_not_check_for_padding(tmp_path):
+    """With a padding token, transformers' class copies the ids to the host to warn, which would make a GPU wait."""
     folder = write_checkpoint(tmp_path / "model", "gpt2", config={"pad_token_id": 0})
     checkpoint = read_checkpoint(folder)
     row = architectures.find(checkpoint.config, "x")
@@ -156,6 +156,6 @@ def test_gpt2_with_scores_scaled_by_layer(tmp_path):
     folder = write_checkpoint(tmp_path / "model", "gpt2", config=fields)
     plain = write_checkpoint(tmp_path / "plain", "gpt2")
     with Engine(folder, dtype="float32", device="cpu") as engine:
-        found = states(engine, SHORT)
-    assert difference(found, expected_of(folder)) <= TOLERANCE
-    assert difference(found, expected_of(plain)) > VISIBLE
+        actual = states(engine, SHORT)
+    assert difference(actual, expected_of(folder)) <= TOLERANCE
+    assert difference(actual, expected_of(plain)) > VISIBLE

@@ -1,4 +1,4 @@
-"""The real all-MiniLM-L6-v2: equal to sentence-transformers on real texts, and as good at finding documents."""
+"""The real all-MiniLM-L6-v2: vectors of real texts and retrieval quality equal those of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def retrieval(name: str) -> Retrieval:
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    """All of adi, short and long, and a text of several times the 256 tokens that are read."""
+    """All texts of the adi set, and one several times as long as the limit of 256 tokens."""
     adi = retrieval("adi")
     return [*adi.queries, *adi.documents, " ".join(adi.documents[:12])]
 
@@ -61,7 +61,7 @@ def test_float32_equals_sentence_transformers(engine, expected, texts):
     assert worst <= TOLERANCE
     assert output.truncated[-1]
     assert output.truncated.sum() < 5
-    # and no other text's vector passes for it
+    # negative control: another text's vector is not equal
     similarity = output.embeddings @ expected.T
     np.fill_diagonal(similarity, 0)
     assert similarity.max() < 1 - 10 * TOLERANCE
@@ -70,25 +70,25 @@ def test_float32_equals_sentence_transformers(engine, expected, texts):
 def test_token_states_equal_sentence_transformers(engine, reference, texts):
     some = texts[::9] + texts[-1:]
     states = reference.encode(some, output_value="token_embeddings", convert_to_numpy=False)
-    found = engine.token_embed(some, normalize=False).embeddings
-    assert [len(matrix) for matrix in found] == [len(matrix) for matrix in states]
-    worst = max(float(np.abs(a - b.numpy()).max() / b.abs().max()) for a, b in zip(found, states, strict=True))
+    actual = engine.token_embed(some, normalize=False).embeddings
+    assert [len(matrix) for matrix in actual] == [len(matrix) for matrix in states]
+    worst = max(float(np.abs(a - b.numpy()).max() / b.abs().max()) for a, b in zip(actual, states, strict=True))
     assert worst <= TOLERANCE
 
 
-# Processors without instructions for bfloat16 take several times as long: every fourth text.
+# Every fourth text, because processors without bfloat16 instructions take several times as long.
 def test_bfloat16_keeps_the_direction(folder, expected, texts):
     with Engine(folder, dtype="bfloat16", device="cpu") as engine:
-        found = engine.embed(texts[::4]).embeddings
-    cosine = (found * expected[::4]).sum(1)
+        actual = engine.embed(texts[::4]).embeddings
+    cosine = (actual * expected[::4]).sum(1)
     assert cosine.min() >= 0.999
-    assert np.abs(found - expected[::4]).max() > TOLERANCE  # it was bfloat16 that ran
+    assert np.abs(actual - expected[::4]).max() > TOLERANCE  # bfloat16 was used
 
 
 def test_the_default_precision_keeps_the_direction(folder, expected, texts):
     with Engine(folder, device="cpu") as engine:
-        found = engine.embed(texts[::4]).embeddings
-    assert (found * expected[::4]).sum(1).min() >= 0.999
+        actual = engine.embed(texts[::4]).embeddings
+    assert (actual * expected[::4]).sum(1).min() >= 0.999
 
 
 # --- Finding documents (minutes) ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Decoders in millpond's own forward against transformers' classes on the same packed rows, setting by setting."""
+"""Decoders: millpond's forward compared with transformers' classes on the same packed rows, for each setting."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from millpond.models.linear import ReorderedLinear
 from millpond.models.load import load_backbone, packed_forward
 from millpond.models.rms_norm import RMSNorm
 
-TOLERANCE = 1e-5  # of the largest value of the states
-VISIBLE = 1e-3  # what a mistake must move it by at least
+TOLERANCE = 1e-5  # relative to the largest value of the states
+VISIBLE = 1e-3  # a mistake must change the states by more than this
 LENGTHS = (1, 1, 2, 7, 13, 13, 30, MAX_TOKENS, MAX_TOKENS)
 CPU = torch.device("cpu")
 
@@ -38,7 +38,7 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 PLAIN = ["eurobert", *(name for name, row in FAMILIES.items() if row.head == "ForCausalLM" and name != "jamba")]
-# family and what its config.json says besides
+# family, and fields of its config.json
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, {}) for family in PLAIN},
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -79,9 +79,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 @pytest.fixture
 def load(checkpoint: Callable[[str], Path]) -> Loader:
     def load(name: str, *, dtype: torch.dtype = torch.float32, **options: Any) -> nn.Module:
-        found = read_checkpoint(checkpoint(name))
-        row = architectures.find(found.config, name)
-        return load_backbone(found, row, device=CPU, dtype=dtype, **options)
+        description = read_checkpoint(checkpoint(name))
+        row = architectures.find(description.config, name)
+        return load_backbone(description, row, device=CPU, dtype=dtype, **options)
 
     return load
 
@@ -95,9 +95,9 @@ def states(backbone: nn.Module) -> torch.Tensor:  # [tokens, hidden]
     return hidden
 
 
-def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    assert found.shape == expected.shape
-    return float((found - expected).abs().max() / expected.abs().max())
+def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    assert actual.shape == expected.shape
+    return float((actual - expected).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -110,11 +110,11 @@ def test_float32_equals_transformers(name, load):
 
 @pytest.mark.parametrize("name", CASES)
 def test_bfloat16_points_where_float32_does(name, load):
-    found, expected = states(load(name, dtype=torch.bfloat16)).float(), states(load(name, packed=False))
-    cosine = torch.nn.functional.cosine_similarity(found, expected, dim=-1)
+    actual, expected = states(load(name, dtype=torch.bfloat16)).float(), states(load(name, packed=False))
+    cosine = torch.nn.functional.cosine_similarity(actual, expected, dim=-1)
     assert cosine.mean() >= 0.999
     assert cosine.min() >= 0.99
-    assert cosine.min() < 1 - 1e-7  # it was not float32 that ran
+    assert cosine.min() < 1 - 1e-7  # float32 was not used
 
 
 @pytest.mark.parametrize("rows", [1, 5, 64])
@@ -134,7 +134,7 @@ def test_blocks_of_rows_change_nothing(name, rows, load, monkeypatch):
     assert max(taken) == rows
 
 
-# --- Mistakes. Each must be visible, or the tests above prove nothing about it. ---------------------------------------
+# --- Mistakes: each must change the states, or the tests above could not detect it. ----------------------------------
 
 
 def assert_noticed(load: Loader, name: str) -> None:
@@ -142,13 +142,13 @@ def assert_noticed(load: Loader, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_notices_that_nothing_is_turned(name, load, monkeypatch):
+def test_notices_missing_rotary_positions(name, load, monkeypatch):
     monkeypatch.setattr(decoder, "apply_rotary", lambda states, cos, sin: states)
     assert_noticed(load, name)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_notices_gate_and_up_in_each_others_place(name, load):
+def test_notices_gate_and_up_swapped(name, load):
     ours, theirs = load(name), load(name, packed=False)
     for layer in ours.layers:
         gate, up = layer.gate_proj, layer.up_proj
@@ -195,11 +195,11 @@ def test_notices_a_setting_of_a_layer_unread(name, field, load):
     assert difference(states(PackedDecoder(theirs, row_of(theirs.config.model_type))), expected) > VISIBLE
 
 
-# --- What this forward does not say is left to transformers' class. ---------------------------------------------------
+# --- Models that this forward does not support run in transformers' class. -------------------------------------------
 
 
 class Adapted(nn.Linear):
-    """A linear layer with something of its own, as an adapter library leaves behind."""
+    """A linear layer with an addition, as an adapter library creates."""
 
 
 def adapted(backbone: Any) -> None:
@@ -233,7 +233,7 @@ def scaled_embeddings(backbone: Any) -> None:
 @pytest.mark.parametrize(
     "change", [adapted, half_biased, other_activation, turned_in_part, of_another_kind, scaled_embeddings]
 )
-def test_what_does_not_fit_stays_as_it_is(change, load):
+def test_an_unsupported_module_is_not_replaced(change, load):
     theirs = load("llama", packed=False)
     assert PackedDecoder.fits(theirs, row_of("llama"))
     change(theirs)
@@ -241,12 +241,12 @@ def test_what_does_not_fit_stays_as_it_is(change, load):
     assert all(hasattr(layer, "self_attn") for layer in theirs.layers)
 
 
-def test_an_unknown_model_type_stays_as_it_is(load):
+def test_an_unknown_model_type_is_not_replaced(load):
     theirs = load("llama", packed=False)
     assert packed_forward(theirs, row_of("gpt2")) is theirs
 
 
-# --- What others read off it. -----------------------------------------------------------------------------------------
+# --- Parameters and linear layers, which other modules read. ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -271,7 +271,7 @@ def test_every_linear_can_be_in_eight_bits(name, dtype, load):
     assert 0.98 <= cosine.mean() < 1 - 1e-6
 
 
-# --- The norm by itself. ----------------------------------------------------------------------------------------------
+# --- The norm alone. -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("centred", [False, True])
@@ -280,15 +280,15 @@ def test_every_linear_can_be_in_eight_bits(name, dtype, load):
 def test_the_norm(shape, dtype, centred):
     generator = torch.Generator().manual_seed(4)
     rows = torch.randn(*shape, generator=generator).to(dtype) * 30
-    rows[0, :1] = 0  # eps is all that is under the root of a row of heads
+    rows[0, :1] = 0  # for a row of zeros, only eps is under the root
     weight = torch.randn(*shape[1:], generator=generator).to(dtype)
     wide = rows.double()
     expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt() * (weight.double() + (1 if centred else 0))
     norm = RMSNorm(weight, 1e-6, centred=centred)
-    for found in (norm(rows), norm(torch.stack((rows, rows), 1)[:, 0])):  # and rows that do not lie side by side
-        assert found.dtype is dtype
-        assert found.shape == rows.shape
+    for actual in (norm(rows), norm(torch.stack((rows, rows), 1)[:, 0])):  # and non-contiguous rows
+        assert actual.dtype is dtype
+        assert actual.shape == rows.shape
         step = torch.finfo(dtype).eps
-        torch.testing.assert_close(found.double(), expected, rtol=2 * step, atol=2 * step)
+        torch.testing.assert_close(actual.double(), expected, rtol=2 * step, atol=2 * step)
     other = RMSNorm(weight, 1.0, centred=centred)(rows[-1:] / 30).double()
     assert (other - expected[-1:]).abs().max() > 0.1

@@ -1,4 +1,4 @@
-"""Encoders' forwards of millpond's own against transformers' classes on one packed row; and mistakes it must notice."""
+"""Encoders: millpond's forwards compared with transformers' classes on a packed row; and mistakes to detect."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from millpond.models.int8 import Int8Linear
 from millpond.models.linear import PlainLinear, ReorderedLinear
 from millpond.models.load import load_backbone
 
-TOLERANCE = 1e-5  # of the largest value
+TOLERANCE = 1e-5  # relative to the largest value
 VISIBLE = 1e-3
-# Every length from one token to the most, out of order, with neighbours of one length.
+# Lengths from one token to the maximum, unordered, some neighbours of equal length.
 LENGTHS = (5, *range(MAX_TOKENS, 0, -1), 1, 1, 2, 40, 40, 40)
 
 BIASED = {"norm_bias": True, "attention_bias": True, "mlp_bias": True}
 YARN = {"rope_type": "yarn", "rope_theta": 160000.0, "factor": 4.0, "original_max_position_embeddings": 16}
-# What a family's checkpoints may differ in: the name of a variant, its family and its fields of config.json.
+# Variants of a family's checkpoints: name, family and fields of config.json.
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "modernbert": ("modernbert", {}),
     "modernbert-biases": ("modernbert", BIASED),
@@ -80,7 +80,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 
 def backbone(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> nn.Module:
-    """As the engine loads it; ``packed=False`` is transformers' class."""
+    """The backbone that the engine loads; ``packed=False``: transformers' class."""
     checkpoint = read_checkpoint(folder)
     row = find(checkpoint.config, folder.name)
     checkpoint = replace(checkpoint, config=translate(row, checkpoint.config, folder.name))
@@ -95,9 +95,9 @@ def states(module: nn.Module, lengths: tuple[int, ...] = LENGTHS, **changed: Any
     return module(**row | changed).last_hidden_state[0]
 
 
-def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    assert found.shape == expected.shape
-    return float((found - expected).abs().max() / expected.abs().max())
+def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    assert actual.shape == expected.shape
+    return float((actual - expected).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -124,27 +124,27 @@ def test_half_precision_points_the_same_way(variant, folder_of):
     cosine = torch.cosine_similarity(own, expected, dim=-1)
     assert cosine.mean() >= 0.999
     assert cosine.min() >= 0.99
-    assert difference(own, expected) > TOLERANCE  # it is not float32 that ran
+    assert difference(own, expected) > TOLERANCE  # float32 was not used
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_product_is_one_that_can_be_replaced(variant, folder_of):
-    """oneDNN's form in bfloat16, eight bits where asked for: no layer of torch's is left between them."""
+    """oneDNN's layers in bfloat16, int8 layers with ``quantization``; none of torch's linear layers remains."""
     plain, small = (backbone(folder_of(variant), torch.bfloat16, quantization=kind) for kind in (None, "int8"))
     for module, kind in ((plain, ReorderedLinear | PlainLinear), (small, Int8Linear)):
-        found = [layer for layer in module.modules() if "Linear" in type(layer).__name__]
-        assert len(found) >= 5
-        assert all(isinstance(layer, kind) for layer in found)
+        linears = [layer for layer in module.modules() if "Linear" in type(layer).__name__]
+        assert len(linears) >= 5
+        assert all(isinstance(layer, kind) for layer in linears)
     expected = states(backbone(folder_of(variant), packed=False))
     cosine = torch.cosine_similarity(states(small).float(), expected, dim=-1)
     assert cosine.mean() >= 0.99
 
 
-# --- Mistakes. Each must be visible. ----------------------------------------------------------------------------------
+# --- Mistakes: each must change the states. --------------------------------------------------------------------------
 
 
 def moved(folder: Path, change: Callable[[Any], None]) -> float:
-    """How far the states are from transformers' once ``change`` was done to the forward."""
+    """The difference from transformers' states after ``change`` was applied to the forward."""
     own = backbone(folder)
     change(own)
     return difference(states(own), states(backbone(folder, packed=False)))
@@ -196,7 +196,7 @@ def test_notices(mistake, folder_of):
 
 
 @pytest.mark.parametrize("variant", ["nomic", "gte"])
-def test_notices_the_halves_of_a_gate_exchanged(variant, folder_of):
+def test_notices_the_halves_of_a_gate_swapped(variant, folder_of):
     assert moved(folder_of(variant), halves_exchanged) > VISIBLE
 
 
@@ -212,7 +212,7 @@ def test_token_types_are_read(variant, folder_of):
     types = torch.arange(sum(LENGTHS))[None] % 2
     own, theirs = (backbone(folder_of(variant), packed=packed) for packed in (True, False))
     expected = states(theirs, token_type_ids=types)
-    worst, without = (difference(states(own, **given), expected) for given in ({"token_type_ids": types}, {}))
+    worst, without = (difference(states(own, **inputs), expected) for inputs in ({"token_type_ids": types}, {}))
     assert worst <= TOLERANCE
     assert without > VISIBLE
 
@@ -234,7 +234,7 @@ def test_notices_that_a_bias_is_left_out(bias, folder_of):
 
 
 @pytest.mark.parametrize("variant", TURNED)
-def test_notices_a_turn_the_other_way(variant, folder_of, monkeypatch):
+def test_notices_rotation_in_the_other_direction(variant, folder_of, monkeypatch):
     module = TURNED[variant]
     right = module.apply_rotary
     monkeypatch.setattr(module, "apply_rotary", lambda rows, cos, sin: right(rows, cos, -sin))

@@ -1,4 +1,4 @@
-"""What becomes of a text before the backbone, against sentence-transformers: prompts, lengths, case, odd ones."""
+"""Text processing compared with sentence-transformers: prompts, lengths, case, unusual texts."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_prompts_by_role_name_and_text(style, load):
         (engine.embed(TEXTS, prompt="Reeds: "), reference.encode(TEXTS, prompt="Reeds: ")),
         (engine.embed(TEXTS, role="query", prompt=""), reference.encode_query(TEXTS, prompt="")),
     ]
-    for found, expected in pairs:
-        assert_equal(found.embeddings, expected)
+    for output, expected in pairs:
+        assert_equal(output.embeddings, expected)
     for i, (_, expected) in enumerate(pairs[:-1]):
         for _, other in pairs[:i]:
-            assert difference(expected, other) > VISIBLE  # the last has no prompt, like the first
+            assert difference(expected, other) > VISIBLE  # the last has no prompt, as the first
 
 
 def test_a_default_prompt_and_how_to_switch_it_off(load):
@@ -49,36 +49,36 @@ def test_a_default_prompt_and_how_to_switch_it_off(load):
     assert difference(engine.embed(TEXTS).embeddings, engine.embed(TEXTS, prompt="").embeddings) > VISIBLE
 
 
-def test_a_role_without_a_prompt_of_its_own(load):
+def test_a_role_without_a_prompt(load):
     engine, reference = load(Layout(prompts={"query": "Find: "}))
     assert_equal(engine.embed(TEXTS, role="document").embeddings, reference.encode_document(TEXTS))
     assert_equal(engine.embed(TEXTS, role="query").embeddings, reference.encode_query(TEXTS))
 
 
-def test_a_role_without_a_prompt_of_its_own_does_not_get_the_default(load):
+def test_a_role_without_a_prompt_does_not_get_the_default(load):
     engine, reference = load(Layout(prompts={"other": "the miller's "}, default_prompt_name="other"))
-    for found, expected in (
+    for output, expected in (
         (engine.embed(TEXTS), reference.encode(TEXTS)),
         (engine.embed(TEXTS, role="query"), reference.encode_query(TEXTS)),
         (engine.embed(TEXTS, role="document"), reference.encode_document(TEXTS)),
     ):
-        assert_equal(found.embeddings, expected)
+        assert_equal(output.embeddings, expected)
 
 
 @pytest.mark.parametrize("name", ["passage", "corpus"])
 def test_a_documents_prompt_by_its_older_names(name, load):
-    """What encode_document promises; but sentence-transformers 6.2 finds its own empty "document" prompt first."""
+    """As documented for encode_document; but sentence-transformers 6.2 finds its own empty "document" prompt first."""
     engine, reference = load(Layout(prompts={"query": "query: ", name: "passage: "}))
-    found = engine.embed(TEXTS, role="document").embeddings
-    assert_equal(found, reference.encode(TEXTS, prompt_name=name))
-    assert difference(found, engine.embed(TEXTS).embeddings) > VISIBLE
+    actual = engine.embed(TEXTS, role="document").embeddings
+    assert_equal(actual, reference.encode(TEXTS, prompt_name=name))
+    assert difference(actual, engine.embed(TEXTS).embeddings) > VISIBLE
 
 
 def test_token_states_with_a_prompt(load):
     engine, reference = load(Layout(prompts=PROMPTS))
     expected = reference.encode_query(TEXTS, output_value="token_embeddings", convert_to_numpy=False)
-    found = engine.token_embed(TEXTS, role="query").embeddings
-    for matrix, other in zip(found, expected, strict=True):
+    actual = engine.token_embed(TEXTS, role="query").embeddings
+    for matrix, other in zip(actual, expected, strict=True):
         assert_equal(matrix, other.numpy())
 
 
@@ -100,7 +100,7 @@ def test_max_seq_length(length, style, load):
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "mistral"])
 def test_a_length_from_the_tokenizer_or_the_positions(family, load):
-    """No max_seq_length anywhere: the position table is the limit, RoBERTa's without its padding rows."""
+    """Without max_seq_length the position table is the limit, for RoBERTa without its padding rows."""
     engine, reference = load(Layout(style="new"), family, tokenizer_limit=None)
     assert engine.spec.max_length == MAX_TOKENS
     reference.max_seq_length = MAX_TOKENS  # sentence-transformers would run RoBERTa past its table
@@ -126,7 +126,7 @@ def test_case_matters_without_do_lower_case(load):
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_do_lower_case_beyond_ascii(family, load):
-    """Where folding is more than one character for another: a final sigma, a dotted capital I, a capital sharp s."""
+    """Lower case that depends on context or changes the length: final sigma, dotted capital I, capital sharp s."""
     engine, reference = load(Layout(style="old", do_lower_case=True), family)
     assert_same_vectors((engine, reference), ["ΣΊΣΥΦΟΣ ΟΔΟΣ", "İstanbul", "STRAẞE", "ÉTANG"])
 
@@ -135,15 +135,15 @@ def test_do_lower_case_beyond_ascii(family, load):
 def test_a_tokenizer_without_special_tokens(family, load):
     engine, reference = load(Layout(modules=FAMILIES[family].modules), family, template="$A")
     assert_same_vectors((engine, reference))
-    found = engine.embed(["", *TEXTS]).embeddings
-    assert_equal(found[1:], engine.embed(TEXTS).embeddings)
-    assert_equal(found[:1], engine.embed([""]).embeddings)  # a stand-in: sentence-transformers fails here
-    assert np.isfinite(found).all()
+    actual = engine.embed(["", *TEXTS]).embeddings
+    assert_equal(actual[1:], engine.embed(TEXTS).embeddings)
+    assert_equal(actual[:1], engine.embed([""]).embeddings)  # compared with itself: sentence-transformers fails here
+    assert np.isfinite(actual).all()
 
 
 @pytest.mark.parametrize("family", ["bert", "xlm-roberta", "llama", "qwen3"])
 def test_odd_texts(family, load):
-    """Empty and blank ones, line breaks, emoji, a text that looks like a special token."""
+    """Empty and blank texts, line breaks, emoji, a text that looks like a special token."""
     specials = json.dumps(["[SEP]", "</s>", "<|endoftext|>", "[CLS] a"])
     texts = ["", " ", "\n\t", "a\nb", "🙂 pond", specials, "x" * 300, "a" * 20 + " b", SENTENCES[0] * 4]
     assert_same_vectors(load(Layout(modules=FAMILIES[family].modules), family), texts)

@@ -1,4 +1,4 @@
-"""The evaluation itself, on cases worked out by hand."""
+"""The evaluation functions, with cases computed by hand."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def test_the_funnel_rescoring_corrects_the_narrow_order():
     narrow = queries[:, :1], documents[:, :1]
     assert search(*narrow, 2).tolist() == [[0, 1]]
     assert funnel(narrow, (queries, documents), candidates=2, k=2).tolist() == [[1, 0]]
-    assert funnel(narrow, (queries, documents), candidates=1, k=1).tolist() == [[0]]  # too few: the best is lost
+    assert funnel(narrow, (queries, documents), candidates=1, k=1).tolist() == [
+        [0]
+    ]  # too few candidates: the best is lost
 
 
 def test_overlap_counts_members_not_order():

@@ -1,4 +1,4 @@
-"""Checkpoints that cannot be run right are refused with an error of their own kind, naming what is wrong."""
+"""Checkpoints that cannot be run correctly are refused with a specific error that names the problem."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEADS = Layout(modules=(Pooling(), Dense(out_features=8), LayerNorm()))
 
 
 def refused(folder: Path, error: type[Exception], match: str) -> None:
-    """Loading must fail with this very class (not a relative), whose message says what and where."""
+    """Loading must fail with exactly this class (no subclass), and the message names problem and file."""
     with pytest.raises(error, match=match) as caught:
         Engine(folder, dtype="float32", device="cpu")
     assert caught.type is error
@@ -61,7 +61,7 @@ def test_a_tensor_of_another_shape(tmp_path):
 
 
 def test_a_tensor_that_the_class_does_not_know(tmp_path):
-    """The config says two layers, the file has three: it is not that model."""
+    """The config has two layers and the file three, so they do not belong together."""
     folder = write_checkpoint(tmp_path / "model", config={"num_hidden_layers": 3})
     edit_json(folder / "config.json", num_hidden_layers=2)
     refused(folder, WeightMismatchError, r"encoder\.layer\.2\.")
@@ -96,7 +96,7 @@ def test_a_config_that_is_no_object(content, tmp_path):
 
 
 def test_a_pickle_that_is_more_than_tensors(tmp_path):
-    """It must not run: only ``weights_only`` reading is allowed."""
+    """The code in it must not run: pickles are only read with ``weights_only``."""
     import pickle
 
     ran = tmp_path / "ran"
@@ -121,7 +121,7 @@ def test_an_unknown_architecture(tmp_path):
 
 
 def test_code_of_the_checkpoints_own(tmp_path):
-    """The code lies there and would leave a trace; it is named, and not run."""
+    """The error names the code, which would leave a file if it were run."""
     folder = write_checkpoint(tmp_path / "model")
     trace = tmp_path / "ran"
     (folder / "modeling_pond.py").write_text(f"open({str(trace)!r}, 'w').close()\nclass PondModel: ...\n")
@@ -171,7 +171,7 @@ def test_a_config_that_changes_the_arithmetic(family, fields, match, tmp_path):
 
 
 def test_rotary_positions_that_the_weights_do_not_have(tmp_path):
-    """With them an XLM-RoBERTa is jina's, whose tensors have other names."""
+    """With rotary positions an XLM-RoBERTa is jina's model, whose tensors have other names."""
     folder = write_checkpoint(tmp_path / "model", "xlm-roberta")
     edit_json(folder / "config.json", position_embedding_type="rotary")
     refused(folder, WeightMismatchError, r"misses layers\.0\.")
@@ -225,7 +225,7 @@ def test_a_list_without_a_pooling(tmp_path):
 @pytest.mark.parametrize(
     "fields", [{"prompts": ["query: "]}, {"prompts": {"query": 3}}, {"prompts": {}, "default_prompt_name": "other"}]
 )
-def test_prompts_that_are_none(fields, tmp_path):
+def test_invalid_prompts(fields, tmp_path):
     folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout())
     edit_json(folder / "config_sentence_transformers.json", **fields)
     refused(folder, ModelLoadError, "prompt")
@@ -304,7 +304,7 @@ def test_no_pooling_mode_at_all_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("place", "name"), [(2, "Dense"), (3, "Normalize")])
 def test_a_module_on_rows_of_another_kind_is_refused(place, name, tmp_path):
-    """Behind the pooling, a module that reads token rows would have no effect on the vector: not what it says."""
+    """After pooling, a module on token rows has no effect on the vector, which contradicts the list of modules."""
     modules = (Pooling(), Dense(out_features=48), Normalize())
     folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout(modules=modules))
     rows = dict.fromkeys(("module_input_name", "module_output_name"), "token_embeddings")
@@ -322,7 +322,7 @@ def test_a_module_on_rows_of_another_kind_is_refused(place, name, tmp_path):
     ],
 )
 def test_other_kinds_of_checkpoints_need_their_own_modules(kind, match, tmp_path):
-    """An embedder's list of modules under another kind's name is neither."""
+    """The modules of an embedder do not fit a config that names another kind of model."""
     folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout())
     edit_json(folder / "config_sentence_transformers.json", model_type=kind)
     with pytest.raises(ModelLoadError, match=match):

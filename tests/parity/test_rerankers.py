@@ -1,4 +1,4 @@
-"""Rerankers against transformers: encoders that read pairs, and language models whose answer is one token's logit."""
+"""Rerankers compared with transformers: encoders of pairs, and language models that answer by a token's logit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.parity.rerankers import (
     load,
     nemotron,
     qwen3,
-    qwen3_asked,
+    qwen3_prompt,
     scores,
     sigmoid,
     together,
@@ -63,20 +63,20 @@ def test_an_encoder_reads_pairs(family, tmp_path, record_property):
         assert engine.spec.score_type == "cross-encoder"
         assert engine.spec.activation == "identity"
         assert {"classify", "score", "reward"} <= engine.tasks
-        found = scores(engine, activation=None)
-        worst = difference(found, expected.astype(np.float32))
+        actual = scores(engine, activation=None)
+        worst = difference(actual, expected.astype(np.float32))
         record_property("error", worst)
         assert worst <= TOLERANCE
         alone = np.array([engine.score(*pair).scores[0] for pair in PAIRS])
-        assert difference(found, alone) <= TOLERANCE
+        assert difference(actual, alone) <= TOLERANCE
         other = engine.score(DOCUMENTS, QUERIES).scores
-        assert np.abs(scores(engine, activation="sigmoid") - sigmoid(found)).max() < 1e-6
-    assert difference(found, other) > VISIBLE  # the two texts the other way round
+        assert np.abs(scores(engine, activation="sigmoid") - sigmoid(actual)).max() < 1e-6
+    assert difference(actual, other) > VISIBLE  # the two texts the other way round
 
 
 @pytest.mark.parametrize("family", ["bert", "electra", "deberta-v2"])
 def test_notices_missing_token_types(family, tmp_path):
-    """But of deberta's v3 checkpoints, which have none."""
+    """Except for DeBERTa v3 checkpoints, which have none."""
     config = {**IDENTITY, "max_position_embeddings": LONG}
     folder = write_checkpoint(
         tmp_path / "model", family, head="SequenceClassification", labels=1, config=config, tokenizer_limit=LONG
@@ -93,14 +93,14 @@ def test_rerank_sorts_what_score_gives(tmp_path):
     folder = write_checkpoint(tmp_path / "model", "bert", head="SequenceClassification", labels=1, config=IDENTITY)
     documents = list(SENTENCES[:7])
     with load(folder) as engine:
-        given = engine.score("How deep is it?", documents).scores
+        scored = engine.score("How deep is it?", documents).scores
         best = engine.rerank("How deep is it?", documents, top_n=3)
         everything = engine.rerank("How deep is it?", documents)
-    order = np.argsort(-given).tolist()
+    order = np.argsort(-scored).tolist()
     assert [result.index for result in everything] == order
     assert [result.index for result in best] == order[:3]
     assert [result.document for result in best] == [documents[i] for i in order[:3]]
-    assert [result.relevance_score for result in best] == pytest.approx([given[i] for i in order[:3]], abs=1e-6)
+    assert [result.relevance_score for result in best] == pytest.approx([scored[i] for i in order[:3]], abs=1e-6)
     assert order != sorted(order)
 
 
@@ -109,29 +109,29 @@ def test_rerank_sorts_what_score_gives(tmp_path):
 
 @pytest.mark.parametrize("row", MODELS, ids=lambda row: row.called)
 def test_a_language_model_s_answer(row, tmp_path, record_property):
-    """By its name alone: the template, the tokens, and what becomes of their logits."""
+    """The model's name selects the template, the tokens and the formula of the score."""
     folder = write(tmp_path / row.called, row)
     expected = expected_of(folder, row, row.text)
     with load(folder) as engine:
         assert engine.spec.score_type == "cross-encoder"
         assert {"score", "classify"} <= engine.tasks
         assert "embed" not in engine.tasks
-        found = scores(engine)
-        worst = difference(found, expected)
+        actual = scores(engine)
+        worst = difference(actual, expected)
         record_property("error", worst)
         assert worst <= TOLERANCE
         alone = np.array([engine.score(*pair, activation=False).scores[0] for pair in PAIRS])
-        assert difference(found, alone) <= TOLERANCE
+        assert difference(actual, alone) <= TOLERANCE
         habit = engine.score(QUERIES, DOCUMENTS).scores
         assert np.abs(habit - (expected if row.raw else sigmoid(expected))).max() <= 1e-5 * max(1, np.abs(habit).max())
-    # Without its template, and with one blank more, it is another number.
-    assert difference(found, expected_of(folder, row, together)) > VISIBLE
-    assert difference(found, expected_of(folder, row, lambda q, d: row.text(q, d) + " ")) > VISIBLE
+    # Without the template, or with one more space, the score differs.
+    assert difference(actual, expected_of(folder, row, together)) > VISIBLE
+    assert difference(actual, expected_of(folder, row, lambda q, d: row.text(q, d) + " ")) > VISIBLE
 
 
 @pytest.mark.parametrize("row", [QWEN3, MXBAI], ids=lambda row: row.called)
-def test_no_vocabulary_is_computed(row, tmp_path):
-    """One row stands for both tokens' rows."""
+def test_the_vocabulary_head_is_not_computed(row, tmp_path):
+    """A single row, the difference of the two tokens' rows, replaces it."""
     from millpond.engine.loading import load as read
 
     with load(write(tmp_path / row.called, row)) as engine:
@@ -142,13 +142,13 @@ def test_no_vocabulary_is_computed(row, tmp_path):
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3"])
 def test_a_model_that_caps_its_logits(family, tmp_path, record_property):
-    """Each token's logit is capped before one is taken off the other."""
+    """Each token's logit is capped before the difference is taken."""
     config = {"max_position_embeddings": LONG, "final_logit_softcapping": 2.0}
     folder = write_language_model(tmp_path / "model", family, ("no", "yes"), tokenizer_limit=LONG, config=config)
     row = Row(called="", family=family, text=together, tokens=("no", "yes"))
-    asked = {"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}
+    overrides = {"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}
     expected = expected_of(folder, row, together)
-    with load(folder, hf_overrides=asked, convert="classify") as engine:
+    with load(folder, hf_overrides=overrides, convert="classify") as engine:
         worst = difference(scores(engine), expected)
         record_property("error", worst)
         assert worst <= TOLERANCE
@@ -158,17 +158,17 @@ def test_a_model_that_caps_its_logits(family, tmp_path, record_property):
 
 def test_an_instruction_fills_the_template_s_slot(tmp_path):
     folder = write(tmp_path / QWEN3.called, QWEN3)
-    asked = "Find the passage about water"
-    expected = expected_of(folder, QWEN3, lambda q, d: qwen3_asked(asked, q, d))
+    instruction = "Find the passage about water"
+    expected = expected_of(folder, QWEN3, lambda q, d: qwen3_prompt(instruction, q, d))
     with load(folder) as engine:
-        assert difference(scores(engine, instruction=asked), expected) <= TOLERANCE
+        assert difference(scores(engine, instruction=instruction), expected) <= TOLERANCE
         assert difference(scores(engine), expected) > VISIBLE
-        best = engine.rerank(QUERIES[1], DOCUMENTS, instruction=asked)
+        best = engine.rerank(QUERIES[1], DOCUMENTS, instruction=instruction)
         assert len(best) == len(DOCUMENTS)
 
 
 def test_a_converted_reranker_keeps_its_template(tmp_path, record_property):
-    """``*-seq-cls``: one row of a score head, under the same text."""
+    """``*-seq-cls`` checkpoints: a score head with one row, and the same template."""
     config = {"max_position_embeddings": LONG}
     folder = write_checkpoint(
         tmp_path / "Qwen3-Reranker-0.6B-seq-cls",
@@ -185,18 +185,18 @@ def test_a_converted_reranker_keeps_its_template(tmp_path, record_property):
         return np.array([float(reference(tokenized(folder, text(*pair))["input_ids"])[0]) for pair in PAIRS], "f")
 
     with load(folder) as engine:
-        found = scores(engine)
-        worst = difference(found, expected(qwen3))
+        actual = scores(engine)
+        worst = difference(actual, expected(qwen3))
         record_property("error", worst)
         assert worst <= TOLERANCE
-        assert difference(found, expected(together)) > VISIBLE
-        assert np.abs(engine.score(QUERIES, DOCUMENTS).scores - sigmoid(found)).max() < 1e-6
+        assert difference(actual, expected(together)) > VISIBLE
+        assert np.abs(engine.score(QUERIES, DOCUMENTS).scores - sigmoid(actual)).max() < 1e-6
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 @pytest.mark.parametrize("kind", ["avg", "cls", "last"])
 def test_a_bidirectional_llama(kind, temperature, tmp_path, record_property):
-    """nemotron: pooled as its config says, divided by its temperature, under its template."""
+    """nemotron: its config sets pooling and temperature, its name the template."""
     config = {"max_position_embeddings": LONG, "pooling": kind, "temperature": temperature}
     folder = write_checkpoint(
         tmp_path / "model",
@@ -215,16 +215,16 @@ def test_a_bidirectional_llama(kind, temperature, tmp_path, record_property):
         return (torch.stack(rows) @ weight[0] / temperature).numpy()
 
     with load(folder) as engine:
-        found = scores(engine)
-        worst = difference(found, expected(kind))
+        actual = scores(engine)
+        worst = difference(actual, expected(kind))
         record_property("error", worst)
         assert worst <= TOLERANCE
-        assert np.abs(engine.score(QUERIES, DOCUMENTS).scores - sigmoid(found)).max() < 1e-6
-        assert difference(scores(engine) * temperature, found) > VISIBLE or temperature == 1
-    assert all(difference(found, expected(other)) > VISIBLE for other in pool if other != kind)
+        assert np.abs(engine.score(QUERIES, DOCUMENTS).scores - sigmoid(actual)).max() < 1e-6
+        assert difference(scores(engine) * temperature, actual) > VISIBLE or temperature == 1
+    assert all(difference(actual, expected(other)) > VISIBLE for other in pool if other != kind)
 
 
-# --- What the user says ---------------------------------------------------------------------------------------------
+# --- The user's options ---------------------------------------------------------------------------------------------
 
 ORIGINAL = {
     "architectures": ["Qwen3ForSequenceClassification"],
@@ -262,7 +262,7 @@ ORIGINAL = {
     ids=["qwen3", "qwen3-flag", "mxbai", "gemma"],
 )
 def test_overrides_in_vllm_s_keys(row, overrides, text, habit, tmp_path):
-    """Under a name that says nothing; a template only where the flag names the family, as there."""
+    """The model's name is unknown; as in vLLM, only a flag that names the family selects a template."""
     folder = write(tmp_path / "model", row)
     expected = expected_of(folder, row, text)
     with load(folder, hf_overrides=overrides) as engine:
@@ -280,9 +280,9 @@ def test_several_tokens_are_several_classes(tmp_path):
     ids = [tokenized(folder, text)["input_ids"] for text in SENTENCES[:4]]
     expected = vocabulary(folder, ids)[:, [token_id(folder, token) for token in ("no", "yes")]].softmax(-1).numpy()
     with load(folder, hf_overrides=overrides, convert="classify") as engine:
-        found = engine.classify(SENTENCES[:4]).probs
-        assert np.abs(found - expected).max() <= 1e-5
-        assert np.abs(found - expected[:, ::-1]).max() > VISIBLE
+        actual = engine.classify(SENTENCES[:4]).probs
+        assert np.abs(actual - expected).max() <= 1e-5
+        assert np.abs(actual - expected[:, ::-1]).max() > VISIBLE
         assert "score" not in engine.tasks
 
 
@@ -306,7 +306,7 @@ def test_a_template_of_the_user_s(as_file, tmp_path):
 
 @pytest.mark.parametrize("row", MODELS, ids=lambda row: row.called)
 def test_the_suffix_survives_truncation(row, tmp_path):
-    """What is cut is the document's end: the answer is read behind the template's own last token."""
+    """Truncation removes the document's end, because the answer is read after the template's last token."""
     folder = write(tmp_path / row.called, row)
     pair = Pair("How deep is it?", " ".join(SENTENCES))
     whole = tokenized(folder, row.text(*pair))["input_ids"].tolist()

@@ -1,4 +1,4 @@
-"""Reward models against their formulas over somebody else's hidden states; and mistakes that must be noticed."""
+"""Reward models compared with their formulas on reference hidden states; and mistakes that must be detected."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def load(folder: Path, **options: Any) -> Engine:
 
 
 def rows_of(folder: Path, items: Sequence[Any]) -> list[np.ndarray]:
-    """The head written out, over every token's state."""
+    """Reference: the head's formula, applied to every token's state."""
     states, tensors = oracle(folder), load_file(folder / "model.safetensors")
 
     def head(hidden: torch.Tensor) -> torch.Tensor:
@@ -57,7 +57,7 @@ def rows_of(folder: Path, items: Sequence[Any]) -> list[np.ndarray]:
 
 
 def language_rows(folder: Path, items: Sequence[Any], tokens: Sequence[int]) -> list[np.ndarray]:
-    """Columns of the whole vocabulary's logits, by transformers' language model."""
+    """Columns of the vocabulary logits of transformers' language model."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
@@ -82,20 +82,20 @@ def test_a_text_s_reward_is_its_last_token_s(architecture, tmp_path, record_prop
     with load(folder) as engine:
         assert engine.tasks == {"reward", "token_classify", "embed", "token_embed"}
         assert engine.spec.labels == ("reward",)
-        found = list(engine.reward(TEXTS).rewards)
-        worst = difference(found, [matrix[-1:] for matrix in expected])
+        actual = list(engine.reward(TEXTS).rewards)
+        worst = difference(actual, [matrix[-1:] for matrix in expected])
         record_property("error", worst)
         assert worst <= TOLERANCE
         alone = [engine.reward([text]).rewards[0] for text in TEXTS]
-        assert difference(found, alone) <= TOLERANCE
-        # Every token's, as vLLM has it.
+        assert difference(actual, alone) <= TOLERANCE
+        # The rewards of all tokens, as in vLLM.
         tokens = engine.token_classify(TEXTS, activation=False)
         assert difference(list(tokens.probs), expected) <= TOLERANCE
         probabilities = engine.reward(TEXTS, activation=True).rewards.flat
-    # Raw by habit.
-    assert np.abs(probabilities - 1 / (1 + np.exp(-np.concatenate(found)))).max() < 1e-6
-    # What must be noticed: another row, and a head without its inner step.
-    assert difference(found, [matrix[:1] for matrix in expected]) > VISIBLE
+    # Rewards are raw by default.
+    assert np.abs(probabilities - 1 / (1 + np.exp(-np.concatenate(actual)))).max() < 1e-6
+    # Negative control: another row.
+    assert difference(actual, [matrix[:1] for matrix in expected]) > VISIBLE
 
 
 def test_notices_a_missing_relu(tmp_path, monkeypatch):
@@ -111,7 +111,7 @@ def test_notices_a_missing_relu(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("architecture", WHOLE)
 def test_a_conversation_goes_through_the_chat_template(architecture, tmp_path):
-    """InternLM2's ends with the reward token, which its own code puts there and which the template does not have."""
+    """InternLM2's conversations end with the reward token, which its code appends; the template does not contain it."""
     folder = write_reward(tmp_path / "model", architecture)
     texts = [
         "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in conversation)
@@ -121,9 +121,9 @@ def test_a_conversation_goes_through_the_chat_template(architecture, tmp_path):
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    assert [found[0] for found in ids] == [token_id(folder, "<|im_start|>")] * 2
+    assert [sequence[0] for sequence in ids] == [token_id(folder, "<|im_start|>")] * 2
     ends = [token_id(folder, REWARD)] if architecture.startswith("InternLM2") else []
-    items = [TokenIds((*found, *ends)) for found in ids]
+    items = [TokenIds((*sequence, *ends)) for sequence in ids]
     expected = [matrix[-1:] for matrix in rows_of(folder, items)]
     with load(folder) as engine:
         output = engine.reward(CONVERSATIONS)
@@ -152,7 +152,7 @@ def test_an_over_long_conversation_keeps_its_template_s_end_and_reward_token(lim
         output = engine.reward([[{"role": "user", "content": content}]], truncate=truncate)
         assert output.truncated.tolist() == [True]
         assert difference(list(output.rewards), expected) <= TOLERANCE
-        bare = engine.encode([TokenIds(tuple(ids[:limit]))], task="reward").rewards  # cut as any text
+        bare = engine.encode([TokenIds(tuple(ids[:limit]))], task="reward").rewards  # cut like any text
         assert difference(list(bare), expected) > VISIBLE
         with pytest.raises(InputTooLongError, match=f"more than max_length={limit}"):
             engine.reward([[{"role": "user", "content": content}]], truncate="error")
@@ -174,16 +174,16 @@ def test_a_conversation_that_the_template_refuses(tmp_path):
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "jamba"])
 def test_a_classifier_with_one_label_rewards_outcomes(family, tmp_path):
-    """As the page has it: a reward is its logit, a class the sigmoid of it."""
+    """As documented: the reward is the logit, and ``classify`` returns its sigmoid."""
     folder = write_checkpoint(tmp_path / "model", family, head="SequenceClassification", labels=1)
     reference = classifier(folder)
     expected = [reference(ids).numpy()[None] for ids in ids_of(folder, TEXTS)]
     with load(folder) as engine:
         assert {"reward", "classify", "score"} <= engine.tasks
-        found = list(engine.reward(TEXTS).rewards)
-        assert difference(found, expected) <= TOLERANCE
+        actual = list(engine.reward(TEXTS).rewards)
+        assert difference(actual, expected) <= TOLERANCE
         probs = engine.classify(TEXTS).probs
-    assert np.abs(probs - 1 / (1 + np.exp(-np.concatenate(found)))).max() < 1e-6
+    assert np.abs(probs - 1 / (1 + np.exp(-np.concatenate(actual)))).max() < 1e-6
     assert difference(list(probs[:, None]), expected) > VISIBLE
 
 
@@ -200,13 +200,13 @@ def test_a_process_reward_model_s_steps(stray, tmp_path, record_property):
     with load(folder) as engine:
         assert engine.spec.step_tag_id == tag
         assert engine.spec.labels == ("bad", "good")
-        found = list(engine.reward(STEPS).rewards)
-        assert [matrix.shape for matrix in found] == [(2, 2), (1, 2), (3, 2), (0, 2)]
-        worst = difference(found[:3], expected[:3])
+        actual = list(engine.reward(STEPS).rewards)
+        assert [matrix.shape for matrix in actual] == [(2, 2), (1, 2), (3, 2), (0, 2)]
+        worst = difference(actual[:3], expected[:3])
         record_property("error", worst)
         assert worst <= TOLERANCE
         alone = [engine.reward([text]).rewards[0] for text in STEPS[:3]]
-        assert difference(found[:3], alone) <= TOLERANCE
+        assert difference(actual[:3], alone) <= TOLERANCE
         probabilities = engine.reward(STEPS, activation=True).rewards
         tokens = engine.token_classify(STEPS, activation=False)
         good = engine.reward(STEPS, returned_token_ids=[1]).rewards
@@ -215,23 +215,23 @@ def test_a_process_reward_model_s_steps(stray, tmp_path, record_property):
         assert column.labels == ("good",)
         assert {entity.label for entities in column for entity in entities} == {"good"}
         other = engine.reward(STEPS, step_tag_id=tag - 1).rewards
-    for raw, row in zip(found, probabilities, strict=True):
+    for raw, row in zip(actual, probabilities, strict=True):
         assert np.abs(torch.from_numpy(raw).softmax(-1).numpy() - row).max(initial=0) < 1e-6
     assert difference(list(tokens.probs), everything) <= TOLERANCE
-    assert np.abs(good.flat[:, 0] - np.concatenate(found)[:, 1]).max() == 0
+    assert np.abs(good.flat[:, 0] - np.concatenate(actual)[:, 1]).max() == 0
     assert len(other.flat) == 0
-    # The row before a step's token is not its reward.
+    # Negative control: the row before a step's token is not its reward.
     before = [np.roll(matrix, 1, axis=0) for matrix in everything]
-    assert difference(found[:3], at(folder, STEPS, before, tag)[:3]) > VISIBLE
+    assert difference(actual[:3], at(folder, STEPS, before, tag)[:3]) > VISIBLE
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma2"])
 def test_a_language_model_s_steps(family, tied, tmp_path, record_property, monkeypatch):
-    """Math-shepherd: two rows of the head at the step's token, and no vocabulary."""
+    """Math-shepherd: two rows of the vocabulary head, read at the step's token; no other row is computed."""
     config: dict[str, Any] = {"tie_word_embeddings": tied}
     if family == "gemma2":
-        config["final_logit_softcapping"] = 2.0  # small enough to be seen
+        config["final_logit_softcapping"] = 2.0  # small enough to have an effect
     folder = write_language_model(tmp_path / "model", family, ("+", "-", STEP), config=config, template="$A")
     assert ("lm_head.weight" in load_file(folder / "model.safetensors")) is not tied
     tag, *tokens = (token_id(folder, token) for token in (STEP, "+", "-"))
@@ -246,16 +246,16 @@ def test_a_language_model_s_steps(family, tied, tmp_path, record_property, monke
 
     monkeypatch.setattr(Pooler, "rows_of", rows_of)
     with load(folder) as engine:
-        found = list(engine.reward(STEPS, step_tag_id=tag, returned_token_ids=tokens).rewards)
+        actual = list(engine.reward(STEPS, step_tag_id=tag, returned_token_ids=tokens).rewards)
         expected = at(folder, STEPS, everything, tag)
-        worst = difference(found[:3], expected[:3])
+        worst = difference(actual[:3], expected[:3])
         record_property("error", worst)
         assert worst <= TOLERANCE
-        assert found[3].shape == (0, 2)
+        assert actual[3].shape == (0, 2)
         assert set(read) == {(2, 48)}
         chances = engine.reward(STEPS, step_tag_id=tag, returned_token_ids=tokens, activation=True).rewards.flat
-        assert np.abs(chances - torch.from_numpy(np.concatenate(found)).softmax(-1).numpy()).max() < 1e-6
-        # Every token's, and the two the other way round.
+        assert np.abs(chances - torch.from_numpy(np.concatenate(actual)).softmax(-1).numpy()).max() < 1e-6
+        # The rewards of all tokens, and with the two columns swapped.
         params = PoolingParams(returned_token_ids=tuple(tokens), activation=False)
         rows = engine.encode(STEPS, task="token_classify", params=params)
         assert difference(list(rows.probs), everything) <= TOLERANCE
@@ -277,20 +277,20 @@ def test_callers_with_other_tags_share_a_batch(tmp_path):
     folder = write_language_model(tmp_path / "model", "llama", ("+", "-", STEP, "<step>"), template="$A")
     plus, minus, first, second = (token_id(folder, token) for token in ("+", "-", STEP, "<step>"))
     texts = [f"Open the gate.{STEP} Two sacks.<step>", f"The wheel turns.<step> a{STEP} b{STEP}"]
-    asked = [(first, (plus, minus)), (second, (minus, plus)), (second, (plus, minus, 7)), (first, (plus,))]
+    options = [(first, (plus, minus)), (second, (minus, plus)), (second, (plus, minus, 7)), (first, (plus,))]
     with load(folder) as engine:
         futures = [
             engine.submit("reward", texts, PoolingParams(step_tag_id=tag, returned_token_ids=tokens))
-            for tag, tokens in asked
+            for tag, tokens in options
         ]
-        found = [list(future.result().rewards) for future in futures]
-    for (tag, tokens), rewards in zip(asked, found, strict=True):
+        actual = [list(future.result().rewards) for future in futures]
+    for (tag, tokens), rewards in zip(options, actual, strict=True):
         expected = at(folder, texts, language_rows(folder, texts, tokens), tag)
         assert difference(rewards, expected) <= TOLERANCE
 
 
 def test_an_untied_model_without_its_head_is_refused(tmp_path):
-    """Its input embeddings have the right shape, and are not its head."""
+    """Its input embeddings have the right shape but are not its head."""
     folder = write_language_model(tmp_path / "model", "llama", (STEP,), template="$A")
     drop_tensor(folder, "lm_head.weight")
     with load(folder) as engine, pytest.raises(WeightMismatchError, match="no language-model head"):

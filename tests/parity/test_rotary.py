@@ -1,4 +1,4 @@
-"""NomicBert and GTE from their original files: what transformers makes of them by itself, names, scaling, refusals."""
+"""NomicBert and GTE from their original files, compared with transformers: names, scaling, refusals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def by_description(folder: Path) -> list[np.ndarray]:
 
 @torch.inference_mode()
 def by_transformers(folder: Path, model_class: Any, **config: Any) -> list[np.ndarray]:
-    """transformers' class with its own reading of the original names, and a config that is written out here."""
+    """transformers' class, which reads the original names, with a config from this file."""
     size = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
     content = json.loads((folder / "config.json").read_text())
     settings = model_class.config_class(**size, vocab_size=content["vocab_size"], max_position_embeddings=64, **config)
@@ -51,13 +51,13 @@ def by_transformers(folder: Path, model_class: Any, **config: Any) -> list[np.nd
     return [model(input_ids=one[None]).last_hidden_state[0].numpy() for one in ids(folder)]
 
 
-def difference(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
-    assert [one.shape for one in found] == [other.shape for other in expected]
-    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(found, expected, strict=True))
+def difference(actual: list[np.ndarray], expected: list[np.ndarray]) -> float:
+    assert [one.shape for one in actual] == [other.shape for other in expected]
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(actual, expected, strict=True))
 
 
 def without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """An older transformers; by path, because its lazy module is made anew when it first imports something."""
+    """Simulate an older transformers; patched by path, because its lazy module is replaced at the first import."""
     assert transformers.PreTrainedModel is not None
     monkeypatch.setattr(f"transformers.{name}", None)
 
@@ -84,14 +84,14 @@ def test_nomic_equals_transformers_reading_of_the_same_file(plain):
 def test_nomics_other_gates(activation, formula, write):
     folder = write("nomic", config={"activation_function": activation})
     expected = by_transformers(folder, transformers.NomicBertModel, hidden_act=formula, rope_parameters=rope(1000.0))
-    found = states(folder)
-    worst, other = difference(found, expected), difference(found, by_description(folder))
+    actual = states(folder)
+    worst, other = difference(actual, expected), difference(actual, by_description(folder))
     assert worst <= TOLERANCE
-    assert other > VISIBLE  # the description's gate is the usual one
+    assert other > VISIBLE  # the reference with the usual gate differs
 
 
 def test_nomic_from_transformers_own_file(tmp_path, plain):
-    """As ``save_pretrained`` writes it today: native names in config.json, the same tensors."""
+    """As written by ``save_pretrained``: transformers' names in config.json, the same tensors."""
     from millpond.models.nomic import tensors
 
     folder = write_checkpoint(tmp_path / "model", "nomic")
@@ -112,7 +112,7 @@ def test_nomic_from_transformers_own_file(tmp_path, plain):
 
 
 def test_nomic_ends_where_it_was_trained(write):
-    """sentence_bert_config.json says 8192, which the original reaches by a scaling that depends on the batch."""
+    """sentence_bert_config.json has 8192, which the original reaches with a scaling that depends on the batch."""
     folder = write(
         "nomic",
         sentence_transformers=Layout(style="old", max_seq_length=8192),
@@ -143,7 +143,7 @@ def test_notices_that_a_field_of_nomic_is_read_wrongly(changed, plain):
     assert moved > VISIBLE
 
 
-def test_notices_nomics_gate_in_the_place_of_the_other_product(write):
+def test_notices_nomics_gate_and_up_swapped(write):
     folder = write("nomic")
     expected = by_description(folder)
     tensors = load_file(folder / "model.safetensors")
@@ -176,7 +176,7 @@ def test_notices_nomics_gate_in_the_place_of_the_other_product(write):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_what_nomics_class_does_not_do_is_refused(changed, message, plain):
+def test_unsupported_nomic_settings_are_refused(changed, message, plain):
     with pytest.raises(UnsupportedArchitectureError, match=message):
         Engine(plain("nomic"), hf_overrides=changed)
 
@@ -256,10 +256,10 @@ def test_gtes_scaling_gives_the_originals_frequencies(theta, factor, dim):
         "rope_theta": theta,
         "rope_scaling": {"type": "ntk", "factor": factor},
     }
-    found = _speeds(translate(find(config, "x"), config, "x")["rope_parameters"], dim)
+    actual = _speeds(translate(find(config, "x"), config, "x")["rope_parameters"], dim)
     base = torch.tensor(theta * factor, dtype=torch.float64)
     expected = base ** -(torch.arange(0, dim, 2) / dim) / factor ** (2 / dim)
-    assert float(((found - expected) / expected).abs().max()) < 1e-5
+    assert float(((actual - expected) / expected).abs().max()) < 1e-5
     plain = _speeds({"rope_type": "default", "rope_theta": theta * factor}, dim)  # transformers' own default for GTE
     assert float(((plain - expected) / expected).abs().min()) > 0.02
 
@@ -314,7 +314,7 @@ def test_notices_that_a_field_of_gte_is_read_wrongly(changed, plain):
     assert moved > VISIBLE
 
 
-def test_notices_gtes_gate_in_the_place_of_the_other_product(write):
+def test_notices_gtes_gate_and_up_swapped(write):
     folder = write("gte")
     expected = by_description(folder)
     tensors = load_file(folder / "model.safetensors")
@@ -337,7 +337,7 @@ def test_notices_gtes_gate_in_the_place_of_the_other_product(write):
     ],
     ids=str,
 )
-def test_what_gtes_class_does_not_do_is_refused(changed, message, plain):
+def test_unsupported_gte_settings_are_refused(changed, message, plain):
     with pytest.raises(UnsupportedArchitectureError, match=message):
         Engine(plain("gte"), hf_overrides=changed)
 
@@ -360,5 +360,5 @@ def test_gte_classifies_as_transformers_does(write):
         pooled = (first @ tensors["new.pooler.dense.weight"].T + tensors["new.pooler.dense.bias"]).tanh()
         expected = (pooled @ tensors["classifier.weight"].T + tensors["classifier.bias"]).softmax(-1).numpy()
     with Engine(folder, dtype="float32", device="cpu") as engine:
-        found = engine.classify(TEXTS).probs
-    assert np.abs(found - expected).max() < TOLERANCE
+        actual = engine.classify(TEXTS).probs
+    assert np.abs(actual - expected).max() < TOLERANCE

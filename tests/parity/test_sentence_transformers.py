@@ -1,4 +1,4 @@
-"""The same folder through sentence-transformers and through millpond: every pipeline and every option."""
+"""The same folder loaded by sentence-transformers and by millpond: every pipeline and every option."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONCATENATIONS = (("mean", "cls"), ("cls", "mean"), ("lasttoken", "max", "weight
 PROMPTS = {"query": "Find the passage: ", "document": "Passage about water: ", "other": "the miller's "}
 
 
-# What sentence-transformers can load without running a checkpoint's code.
+# Families that sentence-transformers loads without running a checkpoint's code.
 NATIVE = tuple(family for family, row in FAMILIES.items() if not row.native_prefix)
 
 # --- Families -------------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def test_every_family_in_its_usual_pipeline(family, style, load):
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "qwen2-bidirectional", "gemma2"])
 def test_a_plain_repository_pooled_as_sentence_transformers_would(family, load):
-    """Without modules.json the defaults differ (millpond follows vLLM), so both are told the same."""
+    """Without modules.json the defaults differ (millpond follows vLLM), so both get the same options."""
     engine, reference = load(None, family, pooling="mean", normalize=False)
     assert_equal(engine.embed(TEXTS).embeddings, reference.encode(TEXTS))
 
@@ -71,12 +71,12 @@ def test_every_pooling_mode(mode, style, load):
 @pytest.mark.parametrize("style", ["old", "new"])
 @pytest.mark.parametrize("modes", CONCATENATIONS)
 def test_concatenations(modes, style, load):
-    """New files concatenate in the order of their list, old ones always in the same."""
+    """New files concatenate in the order of their list, old files always in the same order."""
     assert_same_vectors(load(Layout(modules=(Pooling(modes=modes),), style=style)))
 
 
 def test_the_pooling_modes_differ(load):
-    """Or the tests above would pass with any one of them."""
+    """Otherwise the tests above would pass with any mode."""
     engine, _ = load(Layout(modules=(Pooling(modes=MODES),)))
     parts = np.split(engine.embed(TEXTS[1:]).embeddings, len(MODES), axis=1)
     for i, part in enumerate(parts):
@@ -87,10 +87,10 @@ def test_the_pooling_modes_differ(load):
 @pytest.mark.parametrize("family", ["bert", "llama", "qwen3"])
 @pytest.mark.parametrize("modes", [*((mode,) for mode in MODES), CONCATENATIONS[-1]])
 def test_the_prompt_left_out_of_the_pooling(modes, family, load):
-    """Its tokens are read by the others, but not pooled; with a leading and with a trailing special token."""
+    """Other tokens attend to the prompt, but it is not pooled; with a leading and with a trailing special token."""
     layout = Layout(modules=(Pooling(modes=modes, include_prompt=False),), prompts=PROMPTS)
     engine, reference = load(layout, family)
-    texts = TEXTS[1:]  # the first becomes one token with the end of a prompt: see the next test
+    texts = TEXTS[1:]  # the first text merges with the prompt's last token: see the next test
     for prompt in ("the wheel: ", "x"):
         assert_equal(engine.embed(texts, prompt=prompt).embeddings, reference.encode(texts, prompt=prompt))
     assert_equal(engine.embed(texts, role="query").embeddings, reference.encode_query(texts))
@@ -98,13 +98,13 @@ def test_the_prompt_left_out_of_the_pooling(modes, family, load):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_prompt_that_swallows_the_text_leaves_its_last_token(mode, tmp_path):
-    """sentence-transformers divides nothing by nothing there (zeros, or -inf); no neighbour's token may be read."""
+def test_a_text_that_merges_with_the_prompt_keeps_its_last_token(mode, tmp_path):
+    """sentence-transformers pools no tokens there (zeros or -inf); no token of another text may be read."""
     layout = Layout(modules=(Pooling(modes=(mode,), include_prompt=False),))
     folder = write_checkpoint(tmp_path / "model", "llama", sentence_transformers=layout)
     with Engine(folder, dtype="float32", device="cpu") as engine:
         alone, nothing = engine.token_embed(["a", ""], prompt="the ").embeddings
-        assert len(alone) == len(nothing)  # the prompt's space goes to the "a"
+        assert len(alone) == len(nothing)  # the prompt's space and the "a" are one token
         scattered = engine.embed(["a", "", *TEXTS], prompt="the ").embeddings
         assert_equal(scattered[:1], alone[-1:])
         assert_equal(scattered[1:2], nothing[-1:])
@@ -173,13 +173,13 @@ def test_a_dense_on_token_rows(activation, load):
     engine, reference = load(Layout(modules=(dense, Pooling(modes=("mean", "max")), Normalize())))
     assert_same_vectors((engine, reference))
     states = reference.encode(TEXTS, output_value="token_embeddings", convert_to_numpy=False)
-    for found, expected in zip(engine.token_embed(TEXTS, normalize=False).embeddings, states, strict=True):
-        assert_equal(found, expected.numpy())
+    for actual, expected in zip(engine.token_embed(TEXTS, normalize=False).embeddings, states, strict=True):
+        assert_equal(actual, expected.numpy())
 
 
 @pytest.mark.parametrize("skipped", [1, 2, 3])
 def test_every_module_of_a_chain_matters(skipped, load, tmp_path):
-    """A module left out is noticed."""
+    """Leaving a module out changes the vectors."""
     modules = (Pooling(), Normalize(), LayerNorm(), Dense(out_features=48, activation="Identity"))
     engine, _ = load(Layout(modules=modules))
     rest = tuple(module for i, module in enumerate(modules) if i != skipped)
@@ -201,7 +201,7 @@ def test_normalize_on_request(modules, load):
 @pytest.mark.parametrize("modules", [(Pooling(),), (Pooling(), Normalize()), (Pooling(), DENSE, Normalize())])
 @pytest.mark.parametrize("width", [8, 17])
 def test_matryoshka_cuts(width, modules, load):
-    """Cut, then normalize: what ``truncate_dim`` with ``normalize_embeddings`` gives."""
+    """Cut, then normalize, as with ``truncate_dim`` and ``normalize_embeddings``."""
     engine, reference = load(Layout(modules=modules), hf_overrides={"is_matryoshka": True})
     expected = reference.encode(TEXTS, truncate_dim=width, normalize_embeddings=True)
     assert_equal(engine.embed(TEXTS, dimensions=width, normalize=True).embeddings, expected)
@@ -212,7 +212,7 @@ def test_matryoshka_cuts(width, modules, load):
 
 @pytest.mark.parametrize("modules", [(Pooling(),), (Pooling(), Normalize()), (Pooling(), DENSE)])
 def test_truncate_dim_in_the_files_is_the_width_unless_another_is_asked_for(modules, load):
-    """As sentence-transformers has it, which does not normalize what it cut, however, unless it is told to."""
+    """As in sentence-transformers, which however normalizes a cut vector only with ``normalize_embeddings``."""
     engine, reference = load(Layout(modules=modules, truncate_dim=16))
     assert reference.truncate_dim == engine.spec.default_dimensions == 16 and engine.spec.matryoshka
     expected = reference.encode(TEXTS, normalize_embeddings=engine.spec.normalize)
@@ -255,16 +255,16 @@ def test_an_untrained_checkpoint_is_not_cut(load):
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "binary", "ubinary"])
 @pytest.mark.parametrize("modules", [(Pooling(), Normalize()), (Pooling(), Dense(out_features=21))])
 def test_output_dtypes(modules, dtype, load):
-    """Equal codes for the same rows; from the engine's own rows a code may fall to its neighbour."""
+    """Equal codes for the same rows; between the two engines' rows, a code may differ by one."""
     from sentence_transformers.util import quantize_embeddings
 
     engine, reference = load(Layout(modules=modules))
-    rows, found = engine.embed(TEXTS).embeddings, engine.embed(TEXTS, output_dtype=dtype).embeddings
+    rows, actual = engine.embed(TEXTS).embeddings, engine.embed(TEXTS, output_dtype=dtype).embeddings
     expected = quantize_embeddings(rows, precision=dtype)
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    np.testing.assert_array_equal(found, expected)
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+    np.testing.assert_array_equal(actual, expected)
     theirs = reference.encode(TEXTS, precision=dtype)
     if dtype.endswith("int8"):
-        assert np.abs(found.astype(int) - theirs.astype(int)).max() <= 1
+        assert np.abs(actual.astype(int) - theirs.astype(int)).max() <= 1
     else:
-        assert (found == theirs).mean() > 0.99
+        assert (actual == theirs).mean() > 0.99

@@ -1,4 +1,4 @@
-"""What the pairs of a query begin with, computed once, gives the scores that it gives when computed for each."""
+"""Computing the common prefix of a query's pairs once gives the same scores as computing it for each pair."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rerankers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[st
 
 
 def _classifier(folder: Path, family: str) -> Path:
-    """A language model with a score head of one label, in the layout that transformers saves."""
+    """A language model with a score head of one label, in transformers' layout."""
     from safetensors.torch import load_file, save_file
 
     write_checkpoint(folder, family, config={"max_position_embeddings": 256, "n_positions": 256}, tokenizer_limit=None)

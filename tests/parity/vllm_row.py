@@ -1,6 +1,6 @@
-"""A row of the comparison with vLLM, and how its checkpoint is written.
+"""Rows of the comparison with vLLM, and functions that write their checkpoints.
 
-vLLM's CPU attention takes heads of 32, 64, ... columns, so these are 64 wide with two heads.
+vLLM's CPU attention requires head sizes of 32, 64, ..., so these models are 64 wide with two heads.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tests.tiny_late import add_tokens
 if TYPE_CHECKING:
     import torch
 
-LONG = 512  # enough for a reranker's template in these small vocabularies
-# One token, several, other scripts, more than fit.
+LONG = 512  # tokens; enough for a reranker's template with these small vocabularies
+# Texts of one token, of several, in other scripts, and longer than the limit.
 TEXTS = (
     "a",
     "How deep is it?",
@@ -33,24 +33,24 @@ TEXTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One checkpoint and one task of it.
+    """One checkpoint with one task.
 
     Attributes:
-        name: Of the test.
-        task: One of vLLM's: ``embed``, ``token_embed``, ``classify``, ``token_classify`` or ``score``.
-        write: Writes the checkpoint in its on-hub layout into a folder.
+        name: Name of the test.
+        task: vLLM's task: ``embed``, ``token_embed``, ``classify``, ``token_classify`` or ``score``.
+        write: Writes the checkpoint in its hub layout into a folder.
         inputs: Texts, or pairs for ``score``.
         vllm: Options of ``vllm.LLM``.
-        params: Of vLLM's ``PoolingParams``.
-        template: vLLM's chat template, which it must be given.
-        ours: The task here, where it is another than vLLM's.
-        last: Compare the last row only: vLLM has a reward for every token of a text, and the last is the text's.
+        params: Arguments of vLLM's ``PoolingParams``.
+        template: Chat template for vLLM, which does not know the model's own.
+        ours: millpond's task, if its name differs from vLLM's.
+        last: Compare the last row only: vLLM returns a reward for every token, and the last one is the text's.
         call: Options of the engine's method.
-        step: The token behind each step, whose id vLLM must be told.
-        configuration: Class of the config that vLLM wants from remote code, and nothing but a name in it.
+        step: The token after each step, whose id vLLM gets as an option.
+        configuration: Name of the remote config class that vLLM requires; the class itself is empty.
         configured_as: transformers' config class that it derives from.
-        mistake: Fields of config.json that make another model of it, which the comparison must notice.
-        mistaken_call: Options of the engine's method that do.
+        mistake: Changed fields of config.json, whose effect the comparison must detect.
+        mistaken_call: Changed options of the engine's method, whose effect the comparison must detect.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Row:
     mistaken_call: Mapping[str, Any] | None = None
 
     def job(self, folder: Path) -> dict[str, Any]:
-        """The row as the oracle reads it."""
+        """The row in the oracle's input format."""
         options = {"max_model_len": LONG if self.template else 64, **self.vllm}
         if self.step:
             options["pooler_config"] = {"step_tag_id": _token_id(folder, self.step)}
@@ -94,7 +94,7 @@ def _token_id(folder: Path, token: str) -> int:
 
 
 def _with_configuration(folder: Path, name: str, base: str) -> Path:
-    """A copy of ``folder`` with a config class beside it, for vLLM only, which asks for the class by this name."""
+    """A copy of ``folder`` for vLLM, with a remote config class of this name."""
     copy = folder.with_name(f"{folder.name}-with-configuration")
     shutil.copytree(folder, copy)
     config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
@@ -112,7 +112,7 @@ def plain(family: str, size: Mapping[str, Any], **options: Any) -> Callable[[Pat
 
 
 def nomic(folder: Path) -> Path:
-    """As the hub has it, its widths under GPT-2's names only."""
+    """Write a NomicBert as on the hub: config.json has the widths under GPT-2's names only."""
     widths = {"hidden_size": 64, "num_attention_heads": 2}
     write_checkpoint(folder, "nomic", config={**widths, "n_embd": 64, "n_head": 2})
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -133,7 +133,7 @@ def headed(
     config: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Callable[[Path], Path]:
-    """A backbone under ``prefix`` and random heads beside it; ``tokens`` are added to the vocabulary."""
+    """A writer of a backbone with ``prefix`` and random heads; ``tokens`` are added to the vocabulary."""
 
     def write(folder: Path) -> Path:
         import torch
@@ -163,11 +163,11 @@ def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> to
 
 
 def _pair_template(folder: Path) -> None:
-    """Give an encoder's tokenizer its family's way with pairs, where the file has none."""
+    """Add the family's pair template to an encoder's tokenizer.json, if that has none."""
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     processor = content["post_processor"]
-    if "single" not in processor:  # RoBERTa's own processor, which knows pairs
+    if "single" not in processor:  # RoBERTa's processor has a pair template already
         return
     single = [next(iter(part.values()))["id"] for part in processor["single"]]
     if len(single) != 3 or any("SpecialToken" in part for part in processor["pair"]):
@@ -183,8 +183,8 @@ def _pair_template(folder: Path) -> None:
 
 
 def linears(*named: tuple[str, int, int]) -> dict[str, tuple[int, ...]]:
-    """Weights and biases of ``(name, rows, columns)``."""
-    found: dict[str, tuple[int, ...]] = {}
+    """Shapes of weights and biases, for each ``(name, rows, columns)``."""
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, rows, columns in named:
-        found |= {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
-    return found
+        shapes |= {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
+    return shapes

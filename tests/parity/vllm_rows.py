@@ -1,4 +1,4 @@
-"""The checkpoints that vLLM and millpond both run, and what either is told."""
+"""The rows of the comparison with vLLM: checkpoints, tasks and options of both engines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STEPS = (
     f"a{_STEP}",
 )
 
-# Texts as the model cards have them; the two newlines at the end are printed, since Jinja drops a template's last one.
+# Prompts of the model cards. The final newlines are printed by expressions, because Jinja drops a template's last one.
 _QWEN3 = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
@@ -96,7 +96,7 @@ EMBED = (
         write=plain("qwen2-bidirectional", _DECODER),
     ),
     Row(
-        name="qwen3-causal-lm",  # as Qwen3-Embedding: a language model by its class, an embedder by its modules.json
+        name="qwen3-causal-lm",  # as Qwen3-Embedding: the class is a language model, modules.json makes it an embedder
         task="embed",
         write=plain("qwen3", _DECODER, wrapped=True, sentence_transformers=_LAST),
     ),

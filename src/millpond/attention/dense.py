@@ -25,7 +25,7 @@ def attend_run(
 ) -> None:
     """Fill one run's rows of ``out``.
 
-    A row that may attend to nothing (a window that ends behind the segment's keys) gives zeros, as in every kernel.
+    A row that may attend to nothing (a window beyond the segment's keys) gives zeros, as in every kernel.
     """
     q, k, v = (_as_batch(states, run) for states in (query, key, value))
     if run.keys is not None:
@@ -100,6 +100,6 @@ def _explicit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Maskin
             scores = scores.masked_fill_(~mask[first : first + rows, :keys], float("-inf"))
         weights = scores.softmax(-1)
         if keys < before + length and masking.window is not None:
-            weights = weights.nan_to_num_(nan=0.0)  # the window of a row behind the last key may hold no key
+            weights = weights.nan_to_num_(nan=0.0)  # the window of a row after the last key may contain no key
         blocks.append(torch.matmul(weights, v))
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 2)

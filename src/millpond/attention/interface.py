@@ -1,7 +1,7 @@
 """The function that transformers' own model classes call for attention, registered as ``millpond``.
 
 The name contains none of "sdpa", "flash" and "flex", which transformers checks as substrings. No mask function is
-registered with it, so the classes build no mask: the segments carry what a mask would.
+registered with it, so the classes build no mask: the segments replace it.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _TEXT_BLOCK = 1 << 22
 _MIN_ROWS = 32
 # Up to this size torch's fused kernel is faster; its time grows with the heads of all texts.
 _FEW_HEADS, _FEW_SCORES = 24, 30_000
-# In float32 torch's kernel computes what a window hides, and is as fast for texts of fewer windows than this.
+# In float32, torch's kernel also computes scores outside the window, but is as fast for texts of fewer windows.
 _NARROW = 3
 # Sums of weights within these bounds have lost little precision. bfloat16 rounds large scores coarsely (at 60 the
 # result is off by a tenth, while torch's kernel keeps scores in float32), and still larger ones overflow.

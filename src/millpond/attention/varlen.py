@@ -1,7 +1,7 @@
 """torch's packed flash attention: CUDA, float16 and bfloat16, head widths to 256.
 
 Its signature changed between releases: 2.10 has ``is_causal`` and no window, 2.11 the window but no ``enable_gqa``,
-2.12 both. The signature is read once, and what an older release lacks is done here.
+2.12 both. The signature is read once, and features that an older release lacks are implemented here.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Api:
         path: The usual path.
         body: Makes the fields of a request from (query, texts).
         rows: Key of the list in the answer with a row for each text; ``None`` if the answer is that list.
-        needs_query: Whether a request has a query beside its texts.
+        needs_query: Whether a request has a query besides its texts.
     """
 
     path: str

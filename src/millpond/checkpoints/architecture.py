@@ -23,7 +23,7 @@ from millpond.spec import PoolingMode
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderFields:
-    """What a BERT-like family calls its sizes in config.json; an empty name is a size that the family does not have.
+    """The names of a BERT-like family's sizes in config.json; an empty name: the family does not have that size.
 
     Attributes:
         layers: Number of layers.
@@ -63,10 +63,10 @@ class EncoderNames:
         key: Projection to keys.
         value: Projection to values.
         attention_out: Projection of the attention's output.
-        attention_norm: Norm behind the attention.
+        attention_norm: Norm after the attention.
         up: First linear of the feed forward.
         down: Second linear of the feed forward.
-        norm: Norm behind the feed forward.
+        norm: Norm after the feed forward.
         relative_bias: Table of relative distances, in the backbone; empty: none.
         fields: Names in config.json.
     """
@@ -111,7 +111,7 @@ class MaskedHeadNames:
     Attributes:
         backbone: Prefix of the backbone's tensors.
         dense: The projection.
-        norm: The norm behind its activation.
+        norm: The norm after its activation.
         decoder: The product with the vocabulary, absent where it is the embedding table.
         biases: Names of the decoder's bias; the first that the files have counts.
         table: The embedding table, in the backbone.
@@ -143,7 +143,7 @@ QWEN_REWARD: tuple[FamilyStep, ...] = (Linear(name="score.0"), "relu", Linear(na
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A family of backbones: everything that millpond knows of it.
+    """A family of backbones, with all its properties.
 
     Attributes:
         prefix: Start of the checkpoints' class names: ``Bert`` for ``BertModel``.
@@ -152,7 +152,7 @@ class Architecture:
         recognized_by: Fields of config.json that mark this family where ``model_type`` is another family's.
         names: Class names besides ``prefix`` and a suffix.
         native: transformers' class, if it is not ``{prefix}Model``.
-        module: A module with what transformers does not do by itself: any of
+        module: A module with steps that transformers lacks: any of
             ``translate(config, name) -> dict`` (config.json in the native class's terms, its ``model_type`` included),
             ``tensors(state, config) -> dict`` (the checkpoint's tensors under the native names),
             ``backbone_class() -> type`` (the class to load them into, if transformers may lack it) and
@@ -173,7 +173,7 @@ class Architecture:
         pooling: How a repository without modules.json is pooled.
         pooling_field: Field of config.json that has precedence over ``pooling``.
         positions: ``absolute`` (a learned table), ``rotary``, ``relative`` (distances only) or ``none``.
-        offset_positions: The learned table begins behind the padding row (RoBERTa): ``padding_idx + 1``.
+        offset_positions: The learned table begins after the padding row (RoBERTa): ``padding_idx + 1``.
         token_types: The class reads ``token_type_ids``.
         adapters: The backbone takes ``adapter_ids [1, tokens]``, an adapter for each token (-1: none).
         decoder: A causal language model, with a key-value cache to switch off.
@@ -218,7 +218,7 @@ class Architecture:
 
     @property
     def classifiers(self) -> FamilyHead:
-        """What its classifiers compute."""
+        """The steps that its classifiers compute."""
         return self.head or (DECODER_HEAD if self.decoder else ENCODER_HEAD)
 
     def hooks(self) -> ModuleType | None:
@@ -236,7 +236,7 @@ class Architecture:
         """Modules and tensors of its heads, which a backbone leaves alone."""
         steps = (*self.classifiers.sequence, *self.classifiers.tokens, *self.reward_head)
         names = [step.name for step in steps if isinstance(step, Linear | Norm)]
-        if self.encoder is not None:  # a pooler is saved beside the layers, under the same prefix
+        if self.encoder is not None:  # a pooler is saved with the layers, with the same prefix
             names += [f"{self.encoder.prefix}.{name}" for name in names]
         if self.mlm is not None:
             names += [self.mlm.dense, self.mlm.norm, self.mlm.decoder, *self.mlm.biases]

@@ -19,7 +19,7 @@ from millpond.checkpoints.architecture import (
 from millpond.checkpoints.classifier_steps import CLASSIFIER, SCORE, ConfigField, FamilyHead, Linear, Norm, PoolingField
 from millpond.errors import UnsupportedArchitectureError
 
-# What a checkpoint may call the class around one backbone. The backbone is loaded; heads are built here.
+# Suffixes of the classes that config.json may name for a backbone. The backbone is loaded; heads are built here.
 _SUFFIXES = (
     "Model",
     "ForMaskedLM",

@@ -33,7 +33,7 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True, kw_only=True)
 class FileState:
-    """What shows that a file has been written since, without reading it."""
+    """State of a file that changes when the file is written, without reading its content."""
 
     path: Path
     bytes: int
@@ -133,7 +133,7 @@ def _vector_files(folder: Path, transformer: Path) -> list[Path]:
 def read_checkpoint(
     model: str | os.PathLike[str], *, revision: str | None = None, hf_overrides: Mapping[str, Any] | None = None
 ) -> Checkpoint:
-    """Read what a checkpoint's files describe (no weights).
+    """Read the descriptions in a checkpoint's files, but no weights.
 
     Raises:
         ModelLoadError: It cannot be found, or it describes something that millpond does not run.

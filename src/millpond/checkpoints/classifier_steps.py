@@ -99,7 +99,7 @@ SCORE = (Linear(name="score", biased=False),)
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyHead:
-    """What the classifiers of a family compute from hidden states.
+    """The steps that a family's classifiers compute from hidden states.
 
     Attributes:
         sequence: Steps of ``*ForSequenceClassification``.

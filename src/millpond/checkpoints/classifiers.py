@@ -72,7 +72,7 @@ def sequence_classifier(config: Mapping[str, Any], row: Architecture, folder: Pa
 def token_classifier(config: Mapping[str, Any], row: Architecture, folder: Path) -> Classifier:
     """The head of a ``*ForTokenClassification`` checkpoint.
 
-    Its default activation is softmax whatever the ``problem_type``, as in transformers' pipeline; for a single label,
+    Its default activation is softmax for any ``problem_type``, as in transformers' pipeline; for a single label,
     where softmax is always 1, sigmoid.
     """
     return Classifier(

@@ -43,7 +43,7 @@ class CrossEncoder:
 
     Attributes:
         transformer: Folder of the backbone.
-        kind: What gives the logits: the model's own head (``sequence-classification``), the language model's logits of
+        kind: Source of the logits: the model's own head (``sequence-classification``), the language model's logits of
             ``tokens`` (``text-generation``), or ``pooling`` and ``heads`` (``feature-extraction``).
         tokens: ``(false, true)``: the score is the difference of their logits; ``(true,)``: the logit of this one.
         pooling: Pooling of a bare encoder.
@@ -124,17 +124,17 @@ def _kind(transformer_config: Mapping[str, Any], config: Mapping[str, Any], list
 
 def _read_scoring(kind: Kind, modules: list[tuple[str, Path]], listed: Path) -> dict[str, Any]:
     """Everything after the backbone, as fields of :class:`CrossEncoder`."""
-    behind = [(name, place) for name, place in modules[1:] if name != "Dropout"]
-    names = [name for name, _ in behind]
-    if kind == "sequence-classification" and not behind:
+    following = [(name, path) for name, path in modules[1:] if name != "Dropout"]
+    names = [name for name, _ in following]
+    if kind == "sequence-classification" and not following:
         return {}
     if kind == "text-generation" and names == ["LogitScore"]:
-        return {"tokens": _read_logit_score(behind[0][1] / "config.json")}
+        return {"tokens": _read_logit_score(following[0][1] / "config.json")}
     if kind == "text-generation" and not modules:
         return {}  # the tokens "yes" and "no", as in the rerankers' table
     if kind == "feature-extraction" and names[:1] == ["Pooling"] and names[-1] == "Dense":
-        heads = tuple(_read_head(name, place, listed, last=place == behind[-1][1]) for name, place in behind[1:])
-        return {"pooling": read_pooling(behind[0][1]), "heads": heads}
+        heads = tuple(_read_head(name, path, listed, last=path == following[-1][1]) for name, path in following[1:])
+        return {"pooling": read_pooling(following[0][1]), "heads": heads}
     raise ModelLoadError(
         f"{listed} lists {' and '.join(names) or 'nothing'} behind a Transformer for {kind}, which millpond does not "
         "run (it runs LogitScore behind text-generation, and Pooling with Dense last behind feature-extraction); "

@@ -2,7 +2,7 @@
 
 Three layouts describe it, each in its own files: Stanford's (``artifact.metadata``, the projection among the backbone's
 tensors; jina-colbert-v2 has it too), PyLate's (keys of config_sentence_transformers.json) and the one of
-sentence-transformers' MultiVectorEncoder (modules of its own). Nothing is guessed from a tokenizer: ModernBERT's, for
+sentence-transformers' MultiVectorEncoder (its own modules). Nothing is guessed from a tokenizer: ModernBERT's, for
 example, has an ``[unused0]`` that is no marker.
 """
 
@@ -36,7 +36,7 @@ _METADATA = (
     "similarity",
     "interaction",
 )
-# As in sentence-transformers, each of these marks a file that describes queries in PyLate's way.
+# As in sentence-transformers, a file with any of these keys is in PyLate's format.
 _PYLATE = frozenset(
     (
         "query_length",

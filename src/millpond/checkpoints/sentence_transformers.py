@@ -1,4 +1,4 @@
-"""sentence-transformers' layouts, old and new: modules.json and the files beside it.
+"""sentence-transformers' layouts, old and new: modules.json and the files that it lists.
 
 Every listed module is run, in order, or refused by name: skipping one would give wrong vectors.
 """

@@ -1,7 +1,7 @@
 """Sparse checkpoints: how they weigh vocabulary entries, and which files describe it.
 
 SPLADE takes the weights from a masked-language-model head (sentence-transformers' ``SpladePooling``, or a plain
-repository that the user declares one). BGE-M3 has two more linear layers in separate files beside its dense backbone:
+repository that the user declares one). BGE-M3 has two more linear layers in separate files besides its dense backbone:
 one gives a weight for each token, one a vector for each token.
 """
 

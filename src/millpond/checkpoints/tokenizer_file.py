@@ -122,7 +122,7 @@ def read_as_is(folder: Path) -> TokenizerFile | None:
         if roles is None or not known or not kind.builds(backend, path, settings, roles):
             return None
     except (ModelLoadError, OSError, ValueError, TypeError, AttributeError):
-        return None  # transformers reports what is wrong with it
+        return None  # transformers reports the error
     except Exception as error:  # the tokenizers library raises bare Exception
         if type(error) is not Exception:
             raise

@@ -1,4 +1,4 @@
-"""``millpond env``: what a bug report should say about the machine and the installation."""
+"""``millpond env``: the machine and the installation, for bug reports."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def env() -> None:
 
 
 def _attention_kernels() -> dict[str, str]:
-    """A line for each row of the kernel table, in the order in which a call tries them."""
+    """A line for each attention kernel, in the order in which a call tries them."""
     from millpond.attention.kernels import KERNELS
 
     lines = {}
@@ -92,7 +92,7 @@ def _accelerator(device: object) -> str:
 
 
 def _processor() -> str:
-    """The processor's marketing name, which ``platform`` does not give on Linux."""
+    """The processor's product name, which ``platform`` does not return on Linux."""
     if sys.platform == "linux":
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -102,6 +102,6 @@ def _processor() -> str:
 
 
 def _short(path: str) -> str:
-    """``path`` without the user's name."""
+    """``path`` with ``~`` for the home folder, which contains the user's name."""
     home = os.path.expanduser("~")
     return "~" + path.removeprefix(home) if path.startswith(home + os.sep) else path

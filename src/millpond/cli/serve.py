@@ -30,7 +30,7 @@ def _option(*flags: str, help: str, panel: str, metavar: str | None = None) -> A
     return typer.Option(*flags, help=help, rich_help_panel=panel, metavar=metavar)
 
 
-# Values are converted together with those of the environment and the file, with the same errors; hence all the str.
+# All options are str: values of flags, environment and file are converted in one place, with the same errors.
 def serve(
     ctx: typer.Context,
     models: Annotated[

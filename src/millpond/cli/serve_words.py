@@ -22,7 +22,7 @@ _OBJECTS = ("--hf-overrides", "--pooler-config")
 
 
 class ServeCommand(TyperCommand):
-    """Accepts what typer does not: flags with ``_``, several values after one flag, single keys of a JSON object."""
+    """Accepts more than typer: flags with ``_``, several values after one flag, single keys of a JSON object."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Rewrite the arguments, then let typer parse them."""

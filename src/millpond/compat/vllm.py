@@ -259,7 +259,7 @@ class LLM:
                     bar.update(len(indices))
         except BaseException:
             for _, pending in calls:
-                pending.future.cancel()  # one prompt was refused: nobody waits for the others
+                pending.future.cancel()  # one prompt was refused, so the others are not needed
             raise
         return [
             (rows, self._ids_of(task, item, each))

@@ -1,4 +1,4 @@
-"""Dispatcher: calls admitted, worked on, committed to the cache and released; the threads behind an engine."""
+"""Dispatcher: calls admitted, worked on, committed to the cache and released; the threads of an engine."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Dispatcher:
 
         Args:
             items: The checked items.
-            plan: What to do with them.
+            plan: How to compute them.
             inline: Tokenize in this thread, which is going to :meth:`assist`.
             progress: Called with the number of distinct items newly done, from the threads that do them.
             owner: Kept alive until the call is over: the object that stops the dispatcher when it is dropped.
@@ -167,7 +167,7 @@ class Dispatcher:
         try:
             # In a callback, no work is left to a worker: it may be the thread that waits.
             self._intake.admit(call, inline=inline, caches=caches, crowded=self._crowded and not self.inside)
-        except BaseException:  # the caller was interrupted: nobody waits, and close() must not either
+        except BaseException:  # the caller was interrupted and no longer waits; close() must not wait either
             call.future.cancel()
             raise
         return call.future
@@ -183,7 +183,7 @@ class Dispatcher:
         self._committer.shutdown()
 
     def stop(self) -> None:
-        """Cancel the calls and stop the threads: the program ends, or nobody holds the engine any more.
+        """Cancel the calls and stop the threads: the program ends, or the engine is garbage-collected.
 
         May run in any thread, the dispatcher's own included. A forked process has none of the threads.
         """

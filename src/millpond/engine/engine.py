@@ -60,7 +60,7 @@ class Engine(TaskMethods):
         max_queue: Most texts waiting; a call that would exceed it is refused (a single call may have any size).
         cache: A path or a :class:`~millpond.VectorCache`; vectors are read from it and committed to it.
         compile: Compile the arithmetic around attention at load; the result is kept in a folder for the next start.
-            Needs a C++ compiler on a CPU, Triton on a GPU; docs/engine.md says what becomes faster.
+            Needs a C++ compiler on a CPU, Triton on a GPU; docs/engine.md lists what becomes faster.
         trust_remote_code: Never needed, and refused.
         score_template: Jinja source, or a .jinja file, that renders a query and a document for a reranker; the
             checkpoint's own by default.

@@ -44,7 +44,7 @@ class Replicas:
     """A checkpoint in memory: its weights on each device.
 
     Attributes:
-        model: What the checkpoint is and how it reads its inputs.
+        model: Description of the checkpoint and of its inputs.
         runners: Backbone and pooler, one replica for each device.
         dtype: Precision of the backbone, by name.
     """
@@ -72,7 +72,7 @@ class Replicas:
 
 @dataclass(frozen=True, kw_only=True)
 class _Description:
-    """What the files say, before any weight is read."""
+    """The description in the checkpoint's files, read before any weights."""
 
     checkpoint: Checkpoint
     architecture: Architecture
@@ -214,7 +214,7 @@ def _pair_reader(description: _Description, template: str | None) -> EncodesPair
 def _shares_prefixes(description: _Description, device: torch.device) -> bool:
     """Whether pairs may share a prefix: in a causal model it does not depend on what follows, and the end is read.
 
-    On a CPU only, where it was measured: the packed CUDA kernels would need keys of their own for it.
+    On a CPU only, where it was measured: the packed CUDA kernels would need separate keys for it.
     """
     head, config = description.detected.classifier, description.checkpoint.config
     causal = description.architecture.decoder and config.get("is_causal", True) is not False
@@ -224,7 +224,7 @@ def _shares_prefixes(description: _Description, device: torch.device) -> bool:
 
 
 def _readouts(detected: DetectedTasks) -> dict[Task, Readout]:
-    """What each task reads; ``ModelSpec.tasks`` says which of them are served."""
+    """The readout of each task; ``ModelSpec.tasks`` lists the tasks that are served."""
     head = detected.classifier
     pooled, each = Readout(kind="pooled"), Readout(kind="token_logits")
     whole = pooled if detected.pooled_logits else Readout(kind="logits")
@@ -278,7 +278,7 @@ def _read(config: EngineConfig) -> _Description:
 
 
 def _reward_token(checkpoint: Checkpoint, architecture: Architecture) -> int | None:
-    """The token behind a conversation at which a reward model reads its score, where the family has one."""
+    """The token after a conversation at which a reward model reads its score, if the family has one."""
     token, claimed = architecture.reward_token, checkpoint.architecture or ""
     if token is None or not claimed.startswith(f"{architecture.prefix}ForReward"):
         return None

@@ -66,7 +66,7 @@ class Submission:
                     self.dispatcher.assist(future)
                 return future.result()
             except BaseException:
-                future.cancel()  # the caller was interrupted: nobody waits for the rest
+                future.cancel()  # the caller was interrupted and no longer waits
                 raise
 
     async def in_thread(self, work: Callable[[], Future[Any]]) -> Future[Any]:

@@ -1,4 +1,4 @@
-"""The methods of the tasks: what a caller writes for each, its options made into PoolingParams."""
+"""The methods of the tasks, which turn the caller's options into PoolingParams."""
 
 from __future__ import annotations
 
@@ -352,7 +352,7 @@ class TaskMethods(ABC):
         """Any task by its name; ``score`` takes (query, document) pairs.
 
         Returns:
-            What the task's own method returns. Errors as that method.
+            The output of the task's own method, with the same errors.
         """
         return self._run(task, texts, params or PoolingParams(), show_progress)
 

@@ -46,7 +46,7 @@ class CollectionSink(ABC, Generic[NativeFilter]):
     """
 
     database: ClassVar[str]  # as error messages name it
-    row: ClassVar[str] = "row"  # what the database calls one row
+    row: ClassVar[str] = "row"  # the database's word for a row
     name_pattern: ClassVar[re.Pattern[str]]
     name_rule: ClassVar[str]  # the pattern in words, after "use"
     max_rows: ClassVar[int]  # of one request
@@ -92,18 +92,18 @@ class CollectionSink(ABC, Generic[NativeFilter]):
             InvalidRequestError: It has other widths or another payload form, or the model does not have these widths.
             SinkError: The database does not answer, or refuses.
         """
-        wanted = CollectionManifest.of(spec, dimensions=self._dimensions, payload=self._payload)
+        own = CollectionManifest.of(spec, dimensions=self._dimensions, payload=self._payload)
         if not self._found():
             try:
                 with self._request("creating the collection"):
-                    self._create(wanted)
+                    self._create(own)
             except SinkError:
                 if not self._found():  # else another process was faster, and its collection is checked next
                     raise
-        self._stored_manifest().check_write(wanted, spec, collection=self._collection)
-        self._prepare(wanted)
+        self._stored_manifest().check_write(own, spec, collection=self._collection)
+        self._prepare(own)
         self._load()
-        self._manifest = wanted
+        self._manifest = own
 
     def check(self, record: Record) -> None:
         """Raise InvalidRequestError for a record that no request could carry."""
@@ -237,7 +237,7 @@ class CollectionSink(ABC, Generic[NativeFilter]):
             f"{self._payload!r})"
         )
 
-    # ------------------------------------------------------------------------------- what a database implements
+    # ------------------------------------------------------------------------------- implemented by each database
 
     @abstractmethod
     def _exists(self) -> bool:
@@ -249,7 +249,7 @@ class CollectionSink(ABC, Generic[NativeFilter]):
 
     @abstractmethod
     def _read_manifest(self) -> object:
-        """The manifest's JSON as stored, whatever it is; ``None`` if the collection has none."""
+        """The manifest's JSON as stored, not validated; ``None`` if the collection has none."""
 
     @abstractmethod
     def _upsert(self, rows: Any) -> None:

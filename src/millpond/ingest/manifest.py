@@ -1,4 +1,4 @@
-"""CollectionManifest: the metadata of a collection that says which model filled it, and how."""
+"""CollectionManifest: metadata of a collection that records the model and settings of its vectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class CollectionManifest:
-    """What a collection holds, stored in its metadata when it is created.
+    """The model, widths and payload form of a collection, stored in its metadata when it is created.
 
     Attributes:
         fingerprint: :attr:`~millpond.spec.ModelSpec.fingerprint` of the model.

@@ -24,7 +24,7 @@ def check_payload(payload: str) -> Payload:
 
 
 def llama_index_fields(record: Record, node_id: str, *, text_inside: bool) -> dict[str, Any]:
-    """A record as LlamaIndex's vector stores keep a TextNode: flat metadata, and the node itself as JSON.
+    """A record in the format of a TextNode in LlamaIndex's vector stores: flat metadata, and the node itself as JSON.
 
     The record is the node's source document, so that deleting by document id finds it. If a metadata key is also a
     field of the store, the flat key (for filters) has the store's value, and the node has the record's.

@@ -31,7 +31,7 @@ class Sink(Protocol):
         """Store every row, replacing those whose id exists, and return once the database has acknowledged them."""
 
     def close(self) -> None:
-        """Release what the sink opened itself."""
+        """Release the resources that the sink opened itself."""
 
 
 @runtime_checkable

@@ -38,7 +38,7 @@ class EncodedText:
 class ColbertEncoder:
     """Tokenizes queries and documents as a late-interaction checkpoint does.
 
-    The marker is inserted as an id behind the leading special token, after the text was tokenized: a text that contains
+    The marker is inserted as an id after the leading special token, after the text was tokenized: a text that contains
     the marker literally is tokenized as ordinary text.
     """
 
@@ -104,7 +104,7 @@ class ColbertEncoder:
         Args:
             texts: The texts.
             role: Queries and documents have their own marker, length and expansion.
-            prompt: Text to put behind the marker.
+            prompt: Text to put after the marker.
             limit: Most tokens of each result; the checkpoint's own length applies if it is smaller.
             truncate: The end at which a text is cut.
             index_of: The index of a text in the caller's list, for errors.
@@ -194,7 +194,7 @@ class ColbertEncoder:
 
 
 def _split(marker: str, backend: Tokenizer) -> tuple[str | None, str]:
-    """A marker as (token, text behind it): the token is the whole marker or its first word, if in the vocabulary."""
+    """A marker as (token, text after it): the token is the whole marker or its first word, if in the vocabulary."""
     for token in (marker, *marker.split(None, 1)[:1]):
         if token and marker.startswith(token) and backend.token_to_id(token) is not None:
             return token, marker.removeprefix(token)

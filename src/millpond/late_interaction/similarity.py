@@ -36,7 +36,7 @@ def maxsim(
     The maximum runs over the document's own tokens only: there is no padding, so no implicit zero, and a score may be
     negative. A document without tokens scores ``-inf``, which ranks it last; a query without tokens scores 0.
 
-    The function needs a few MiB besides its result, whatever the lengths; with ``top_k`` it never holds all scores.
+    The function needs a few MiB besides its result, for any lengths; with ``top_k`` it never holds all scores.
 
     Args:
         queries: ``q`` matrices ``[tokens, d]``; normalize the rows for cosine.

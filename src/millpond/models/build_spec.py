@@ -20,7 +20,7 @@ from millpond.tasks import Activation
 
 @dataclass(frozen=True, kw_only=True)
 class SpecOptions:
-    """What the user may override when an engine is built; ``None``: as the checkpoint has it."""
+    """Overrides by the user when an engine is built; ``None``: the checkpoint's own setting."""
 
     max_length: int | None = None
     pooling: str | None = None
@@ -31,7 +31,7 @@ class SpecOptions:
 
 
 def complete_layout(checkpoint: Checkpoint, architecture: Architecture, options: SpecOptions) -> PipelineLayout:
-    """The checkpoint's layout with nothing left open: by option, then by file, then by the family's default."""
+    """The checkpoint's layout with all fields set: from the options, else from the files, else the family's default."""
     layout = checkpoint.layout
     pooling = layout.pooling or Pooling(
         modes=(_config_pooling(checkpoint.config, architecture) or architecture.pooling,)
@@ -44,7 +44,7 @@ def complete_layout(checkpoint: Checkpoint, architecture: Architecture, options:
 
 
 def _config_pooling(config: Mapping[str, Any], architecture: Architecture) -> PoolingMode | None:
-    """The pooling that config.json names, where the family has a field for it."""
+    """The pooling that config.json names, if the family has a field for it."""
     field = architecture.pooling_field
     if field is None:
         return None
@@ -89,7 +89,7 @@ def build_spec(
     dimensions = _chain_width(hidden * len(layout.pooling.modes), layout.heads, name)
     trained, declared, smallest = _matryoshka(checkpoint, options)
     max_length = _max_length(architecture, config, layout, options, tokenizer_limit, name)
-    # Part of the fingerprint: options that change a vector and are in no file.
+    # Settings that change vectors but not the files: part of the fingerprint.
     prompts = sorted(layout.prompts.items())
     settings: tuple[object, ...] = (
         layout.pooling.modes,
@@ -137,7 +137,7 @@ def _step_tag(detected: DetectedTasks, token_id: Callable[[str], int | None]) ->
 
 
 def _modes_of(detected: DetectedTasks, pooling: Pooling) -> tuple[PoolingMode, ...]:
-    """How a text's tokens become one row: as in the head, if the checkpoint gives logits and no vectors."""
+    """The pooling of a text's tokens: the head's, if the checkpoint returns logits and no vectors."""
     head = detected.classifier
     if head is None or head.pooling is None or "embed" in detected.tasks:
         return pooling.modes
@@ -157,7 +157,7 @@ def backbone_width(config: Mapping[str, Any]) -> int:
 
 
 def _chain_width(width: int, heads: tuple[Any, ...], name: str) -> int:
-    """Width behind a chain of heads."""
+    """The width after a chain of heads."""
     for head in heads:
         if isinstance(head, Dense):
             if head.in_features != width:

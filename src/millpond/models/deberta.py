@@ -178,7 +178,7 @@ class PackedLayer(nn.Module):
 
 
 class Convolution(nn.Module):
-    """DeBERTa v2 xlarge's convolution over neighbouring tokens, beside the first layer."""
+    """DeBERTa v2 xlarge's convolution over neighbouring tokens, parallel to the first layer."""
 
     def __init__(self, loaded: Any) -> None:
         super().__init__()

@@ -108,7 +108,7 @@ class PackedLayer(nn.Module):
         if hasattr(attention, "q_norm"):
             self.qk_norm = _norm_of_heads(attention, self.heads, self.kv_heads, traits)
         self.o_proj = _joined(attention.o_proj)
-        # Gemma 2 and 3 also have a norm behind each half of the layer, and other names for the four norms.
+        # Gemma 2 and 3 also have a norm after each half of the layer, and other names for the four norms.
         sandwich = hasattr(layer, "pre_feedforward_layernorm")
         before = layer.pre_feedforward_layernorm if sandwich else layer.post_attention_layernorm
         self.attention_post: nn.Module | None = _norm_of(layer.post_attention_layernorm, traits) if sandwich else None

@@ -2,7 +2,7 @@
 
 Only a checkpoint that matches its config.json exactly is read here: every tensor of the family, in its shape, under
 today's name, and no unknown one. Any other is left to transformers' class, which renames old spellings, fills in
-missing tensors and reports what is wrong.
+missing tensors and reports errors.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def tensors(state: dict[str, torch.Tensor], config: Mapping[str, Any]) -> dict[s
 
 
 def backbone_class() -> type[Any]:
-    """transformers' class. Before 5.19 there is none: the class that it is derived from, with GTE's parts."""
+    """transformers' class; before 5.19, which introduced it, its base class with GTE's parts."""
     import transformers
 
     native: type[Any] | None = getattr(transformers, "GteModel", None)

@@ -1,4 +1,4 @@
-"""Jamba: attention runs packed as in every family; the Mamba layers, which know no segments, run padded batches.
+"""Jamba: attention runs packed as in every family; the Mamba layers, which have no segments, run on padded batches.
 
 In a packed row a mixer's convolution and scan would run on from one text into the next. So its rows are scattered to
 ``[texts, longest, hidden]``, one text a row, and gathered after it. It only looks back: padding at the end of a text

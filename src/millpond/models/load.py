@@ -135,7 +135,7 @@ def _load_by_transformers(
 
 
 def _backbone_class(architecture: Architecture) -> type[Any]:
-    """transformers' class, or the family's stand-in for it."""
+    """transformers' class, or the family's replacement for it."""
     import transformers
 
     stand_in = getattr(architecture.hooks(), "backbone_class", None)

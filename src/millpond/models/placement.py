@@ -1,4 +1,4 @@
-"""Where a model runs, and in what precision."""
+"""Device and precision of a model."""
 
 from __future__ import annotations
 

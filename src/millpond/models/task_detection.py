@@ -27,16 +27,16 @@ _EMBED: frozenset[Task] = frozenset(("embed", "token_embed"))
 
 @dataclass(frozen=True, kw_only=True)
 class DetectedTasks:
-    """The tasks of a checkpoint, and how it computes those that are not embedding.
+    """The tasks of a checkpoint, and how it computes scores, classes and rewards.
 
     Attributes:
         tasks: The tasks it serves.
-        score_type: How it scores a pair.
+        score_type: How it scores a pair; ``None``: it does not.
         labels: Class names by index.
         activation: Applied to its logits by default.
-        classifier: Its head, if it has one.
-        pooled_logits: The pooled vector, behind its heads, is the logits.
-        template: How a pair becomes one text; ``None``: by the tokenizer's own pairs.
+        classifier: Its classifier head; ``None`` if it has none.
+        pooled_logits: Whether the pooled vector after its heads is the logits.
+        template: Renders a pair as one text; ``None``: the tokenizer encodes pairs.
         prompt: Put before the query of every pair.
     """
 
@@ -56,8 +56,8 @@ def detect_tasks(
     """The tasks of ``checkpoint``.
 
     Args:
-        checkpoint: Its descriptions.
-        row: Its architecture.
+        checkpoint: The descriptions in its files.
+        row: Its row of the architecture table.
         convert: ``auto``, ``embed`` or ``classify``.
         token_id: Gives a token's id in the checkpoint's vocabulary.
 
@@ -127,7 +127,7 @@ def _scoring(head: Classifier, *, template: ScoreTemplate | None = None, prompt:
 def _cross_encoder(
     checkpoint: Checkpoint, pairs: CrossEncoder, row: Architecture, token_id: Callable[[str], int | None]
 ) -> DetectedTasks:
-    """One of sentence-transformers' cross-encoders."""
+    """The tasks of a cross-encoder saved by sentence-transformers."""
     folder, config = pairs.transformer, checkpoint.config
     if pairs.kind == "feature-extraction":
         return _pooled(pairs)
@@ -147,7 +147,7 @@ def _cross_encoder(
 
 
 def _pooled(pairs: CrossEncoder) -> DetectedTasks:
-    """A bare encoder whose last Dense gives the logits."""
+    """An encoder without a head of its class; its last Dense computes the logits."""
     last = pairs.heads[-1]
     assert isinstance(last, Dense)  # read_cross_encoder checked it
     count = last.out_features
@@ -189,7 +189,7 @@ class _DescribesHead(Protocol):
 def _labelled(
     describe: _DescribesHead, config: Mapping[str, Any], row: Architecture, folder: Path, *, converted: bool = False
 ) -> Classifier:
-    """A head with labels; without names or a number in config.json they are counted from its last tensor.
+    """A head with labels. If config.json has neither their names nor their number, the last tensor's rows are counted.
 
     transformers leaves both out of the file for two labels, its default. The class of a ``converted`` checkpoint is not
     the family's classifier, so its head may be a plain linear.
@@ -210,7 +210,7 @@ def _same_head(head: Classifier) -> Classifier:
 
 
 def _present_head(head: Classifier) -> Classifier:
-    """``head`` if the weights have its tensors, else the one linear that they have, as in vLLM's conversion."""
+    """``head`` if the weights have its tensors, else a head of the single linear that they have, as in vLLM."""
     plain = [replace(head, steps=(Linear(name=name, biased=False),), pool_logits=False) for name in ("score", "v_head")]
     return next((candidate for candidate in (head, *plain) if _has_tensors(candidate)), head)
 

@@ -1,6 +1,6 @@
 """The library of the compiled kernels, loaded with ctypes: it links to no Python, so one build serves all versions.
 
-It is built from the sources beside this file when the package is built or installed, if there is a C++ compiler.
+It is built from the sources in this folder when the package is built or installed, if there is a C++ compiler.
 ``MILLPOND_NATIVE=0`` switches it off.
 """
 
@@ -21,7 +21,7 @@ _int, _float, _pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 
 def source_hash() -> int:
-    """A hash of the sources beside this file; the build writes it into the library."""
+    """A hash of the sources in this folder; the build writes it into the library."""
     digest = hashlib.sha256()
     for path in sorted(path for kind in ("*.cpp", "*.h") for path in LIBRARY.parent.glob(kind)):
         digest.update(path.read_bytes())
@@ -39,14 +39,14 @@ def library() -> ctypes.CDLL | None:
 
 
 def unavailable() -> str | None:
-    """Why :func:`library` gives ``None``; ``None`` if it gives the kernels."""
+    """The reason why :func:`library` returns ``None``; ``None`` if it returns the kernels."""
     loaded = _load()
     return loaded if isinstance(loaded, str) else None
 
 
 @cache
 def _load() -> ctypes.CDLL | str:
-    """The kernels, or why there are none."""
+    """The kernels, or the reason why they are not available."""
     if os.environ.get(_SWITCH, "").strip() == "0":
         return f"switched off by {_SWITCH}=0"
     if not LIBRARY.is_file():

@@ -1,4 +1,4 @@
-"""Operands: what the compiled kernels can read, and do not check themselves."""
+"""Operands: checks of tensors for the compiled kernels, which do not check them themselves."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def _activation(description: Dense) -> nn.Module:
 
 
 def _with_weights(head: nn.Module, folder: Path, weight: str | None = None) -> nn.Module:
-    """``head`` with its tensors: all in ``folder``, or only ``weight``, which lies among a backbone's."""
+    """``head`` with its tensors: all in ``folder``, or only ``weight``, which is stored with a backbone's."""
     try:
         if weight is None:
             head.load_state_dict(read_tensors(folder))

@@ -121,7 +121,7 @@ class Pooler(nn.Module):
 
 
 class Reading:
-    """A batch's hidden states, read once for each different readout; what several readouts need is computed once."""
+    """A batch's hidden states, read once for each different readout; shared intermediate results are computed once."""
 
     def __init__(
         self,

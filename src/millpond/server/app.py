@@ -62,7 +62,7 @@ def create_app(models: ServedModels, config: ServerConfig | None = None) -> Fast
         redoc_url=None,
         static_url="/page/docs",
         favicon_url="page/icon.svg",
-        # FastAPI's own telemetry would report to whatever the process has set up; tracing.py reports where configured.
+        # FastAPI's own telemetry would use any exporter of the process; tracing.py uses only the configured endpoint.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         # Without a default FastAPI documents its own 422 for every route with parameters.
         responses={"default": {"model": ErrorAnswer, "description": "What went wrong."}},

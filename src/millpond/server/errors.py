@@ -163,7 +163,7 @@ def error_response(
 
 
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
-    """The response to a request that failed with ``error``; an unexpected error shows nothing of itself."""
+    """The response to a request that failed with ``error``; the message of an unexpected error is not shown."""
     if isinstance(error, RequestError):
         return error_response(error.status, error.type, str(error), param=error.param, headers=error.headers)
     if isinstance(error, HTTPException):  # from the router: unknown path or method

@@ -28,7 +28,7 @@ _OPEN = frozenset(
 _OPEN_FOLDERS = ("/page/",)
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 _MAX_ID_LENGTH = 128
-# uvloop's message about a closed connection, which uvicorn misses while another request is pipelined behind this one.
+# uvloop's message about a closed connection, which uvicorn misses while another request is pipelined after this one.
 _CLOSED = "the handler is closed"
 
 

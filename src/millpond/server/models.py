@@ -28,7 +28,7 @@ class ServedModel:
     Attributes:
         names: Names that requests may use; responses use the first.
         root: Hub id or folder of the checkpoint.
-        pooling: The engine behind vLLM's interface.
+        pooling: The engine with vLLM's interface.
         chat_template: Jinja source that replaces the tokenizer's own.
         created: Unix time of the load.
     """

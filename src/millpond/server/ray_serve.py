@@ -1,4 +1,4 @@
-"""The server as a Ray Serve deployment: replicas on a cluster behind one address.
+"""The server as a Ray Serve deployment: replicas on a cluster with one address.
 
 From Python::
 

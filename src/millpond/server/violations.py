@@ -34,7 +34,7 @@ def violation(errors: Sequence[Any]) -> RequestError:
 
 
 async def answer_violation(request: Request, error: Exception) -> JSONResponse:
-    """The response to an error in what FastAPI itself validates: a query, or a part of a path."""
+    """The response to a validation error of FastAPI: in the query, or in a part of the path."""
     assert isinstance(error, RequestValidationError)
     return await answer_error(request, violation(error.errors()))
 

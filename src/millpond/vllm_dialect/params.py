@@ -22,7 +22,7 @@ _NAMES_OF_TASK: dict[Task, tuple[Task, ...]] = {
     "score": ("score", "classify", "embed", "token_embed"),
     "classify": ("classify", "score"),
 }
-# Architectures whose rewards vLLM does not activate, whatever the name of the task.
+# Architectures whose rewards vLLM does not activate, for any name of the task.
 _RAW_REWARDS = frozenset({"Qwen2ForRewardModel"})
 
 
@@ -94,7 +94,7 @@ def _vector_options(
 def _logit_options(task: Task, params: PoolingParams, config: PoolerConfig, spec: ModelSpec) -> dict[str, Any]:
     switch = option_of(params, "activation", "use_activation", "normalize")
     if switch is None and (task != "score" or spec.score_type == "cross-encoder"):
-        # A reward is raw unless the request or the configuration asks for an activation.
+        # A reward is raw unless the request or the configuration sets an activation.
         raw = task == "reward" or (task == "token_classify" and spec.architecture in _RAW_REWARDS)
         switch = not raw if config.use_activation is None else config.use_activation
     changes: dict[str, Any] = {"activation": switch, "use_activation": None, "normalize": None}

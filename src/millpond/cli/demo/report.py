@@ -23,7 +23,7 @@ class Stage:
     """A timed part of the run.
 
     Attributes:
-        note: Text to print beside the time when the stage is done.
+        note: Text to print after the time when the stage is done.
     """
 
     def __init__(self) -> None:

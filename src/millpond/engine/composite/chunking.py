@@ -35,7 +35,7 @@ def in_windows(
 ) -> CallFuture[EmbeddingOutput]:
     """Embed ``items``; one with more than ``plan.limit`` tokens is read in windows whose vectors are averaged.
 
-    Each of the text's tokens is in one window, and each window has special tokens and prompt of its own. The windows'
+    Each of the text's tokens is in one window, and each window has its own special tokens and prompt. The windows'
     vectors, with the width and normalization of the plan, are averaged, weighted by their tokens of text; the mean is
     normalized again. The cache holds windows as it holds texts: text added at the end costs only its own windows.
 

@@ -22,7 +22,7 @@ def windows(ids: Ids, prefix: Ids, suffix: Ids, limit: int) -> list[Ids]:
     Args:
         ids: int32 ``[tokens]`` of the text alone.
         prefix: int32 put before each window: special tokens, prompt.
-        suffix: int32 put behind each.
+        suffix: int32 put after each.
         limit: Most tokens of a window, prefix and suffix included.
 
     Returns:

@@ -20,7 +20,7 @@ class DeviceBatch:
 
     Attributes:
         requests: In the order of the row.
-        lead: Sequences in front of theirs.
+        lead: Sequences before theirs.
         input_ids: int64 ``[1, tokens]``.
         position_ids: int64 ``[1, tokens]``, restarting per sequence.
         segments: Where each sequence begins and ends.

@@ -52,7 +52,7 @@ class Cores:
 
 
 def process_cores() -> Cores:
-    """The cores of this process; a forked child has a count of its own, without its parent's claims."""
+    """The cores of this process; a forked child has its own count, without its parent's claims."""
     return _cores_of(os.getpid())
 
 
@@ -68,7 +68,7 @@ def usable(cgroup: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/c
 
 
 def _groups(root: Path, own: Path) -> Iterator[Path]:
-    """The folders of this process's control group and of its parents, whose limits hold too; cgroup 1 and 2."""
+    """The folders of this process's control group and of its parents, whose limits apply too; cgroup 1 and 2."""
     try:
         lines = own.read_text().splitlines()
     except OSError:

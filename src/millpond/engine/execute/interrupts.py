@@ -1,4 +1,4 @@
-"""Interrupts: Ctrl-C deferred while a thread holds what others need."""
+"""Interrupts: Ctrl-C deferred while a thread holds resources that others need."""
 
 from __future__ import annotations
 

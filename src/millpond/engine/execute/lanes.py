@@ -27,7 +27,7 @@ class Lanes(Protocol):
     shared: bool  # whether any thread may run a batch
 
     def enter(self) -> None:
-        """Prepare the calling thread, a worker's; called once."""
+        """Prepare the calling worker thread; called once per thread."""
         ...
 
     def claim(self, *, wait: bool) -> bool:
@@ -39,7 +39,7 @@ class Lanes(Protocol):
         ...
 
     def free(self) -> int:
-        """Number of lanes that could run a batch beside the claimed one."""
+        """Number of free lanes besides the claimed one."""
         ...
 
     @contextmanager

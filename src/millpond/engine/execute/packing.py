@@ -26,7 +26,7 @@ class PackedRequests:
 
     Attributes:
         requests: In the order of the row: by length, so that neighbours of equal length form dense runs.
-        lead: Sequences in front of theirs: prefixes that several of them share.
+        lead: Sequences before theirs: prefixes that several of them share.
         lengths: ``[n]`` tokens of each sequence.
         ids: ``[tokens]``.
         positions: ``[tokens]``, restarting per sequence.
@@ -50,7 +50,7 @@ class PackedRequests:
 
     @classmethod
     def of(cls, requests: Sequence[Request], *, position_offset: int) -> PackedRequests:
-        """Pack requests, shortest first; a prefix that several of them share comes once, in front."""
+        """Pack requests, shortest first; a prefix that several of them share comes first, and only once."""
         leads = _leads(requests)
         ordered = tuple(sorted(requests, key=lambda request: _order(request, leads)))
         skipped = [_skipped(request, leads) for request in ordered]
@@ -63,7 +63,7 @@ class PackedRequests:
         if any(request.attended is not None for request in ordered):
             keys = [request.length if request.attended is None else request.attended for request in ordered]
         adapters = np.array([request.call.plan.adapter for request in ordered], dtype=np.int64)
-        # A text without tokens behind its prompt still has one row to pool.
+        # A text without tokens after its prompt still has one row to pool.
         skips = [min(request.skip, request.length - 1) for request in ordered]
         return cls(
             requests=ordered,

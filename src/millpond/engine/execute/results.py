@@ -1,4 +1,4 @@
-"""Results: what was read for a batch, split by request."""
+"""Results: a batch's results, split by request."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ RequestResult = tuple[Request, Matrix]  # the matrix is [d], or [tokens, d] for 
 def split_results(
     requests: Sequence[Request], lead: int, read: Mapping[Readout, Sequence[Matrix]]
 ) -> list[RequestResult]:
-    """Pair each request with its part of what was read.
+    """Pair each request with its part of the batch's results.
 
     Args:
         requests: In the order of the batch.
-        lead: Sequences in front of theirs, which belong to no request.
+        lead: Sequences before theirs, which belong to no request.
         read: By readout, the rows of each sequence.
     """
     results = []

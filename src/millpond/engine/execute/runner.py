@@ -106,8 +106,8 @@ class Runner:
         elif batch.skip is None:
             rows = ends[:-1].long()
         else:
-            return None  # the first token behind the prompt is not the first row
-        if self._rounded and len(rows) > _ROW_STEP:  # the last one repeated; nobody reads the copies
+            return None  # the first token after the prompt is not the first row
+        if self._rounded and len(rows) > _ROW_STEP:  # pad with the last row; the copies are not read
             rows = torch.cat((rows, rows[-1:].expand(-len(rows) % _ROW_STEP)))
         return Reading(
             self.pooler,

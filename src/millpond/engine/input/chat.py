@@ -31,7 +31,7 @@ def render_chat(
     try:
         plain = [dict(message) for message in messages]
         return str(tokenizer.apply_chat_template(plain, tokenize=False, **(options or {})))
-    except Exception as error:  # Jinja's own, and whatever the template raises
+    except Exception as error:  # Jinja's errors, and any error that the template raises
         raise InvalidRequestError(
             f"the conversation at index {index} does not fit the chat template of {model}: {error}"
         ) from error

@@ -1,4 +1,4 @@
-"""InputEncoder: every kind of item, tokenized as the plan of its call says."""
+"""InputEncoder: tokenizes items of every kind by the plan of their call."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class InputEncoder:
             ) from None
 
     def _may_reduce(self, item: Item, plan: Plan) -> bool:
-        """Whether ``item`` is oversize and a part of it may stand for it.
+        """Whether ``item`` is oversize and a part of it can be tokenized instead.
 
         The end of a text may not, if there is a prompt before it or offsets are counted from its beginning.
         """

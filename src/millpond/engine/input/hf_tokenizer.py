@@ -1,4 +1,4 @@
-"""transformers' tokenizer class of a checkpoint: read for what ``tokenizer.json`` alone does not say."""
+"""transformers' tokenizer class of a checkpoint: used for settings that ``tokenizer.json`` lacks."""
 
 from __future__ import annotations
 

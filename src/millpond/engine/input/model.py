@@ -1,4 +1,4 @@
-"""LoadedModel: what a loaded checkpoint says about itself and how it reads its inputs; no weights."""
+"""LoadedModel: description of a loaded checkpoint and of its inputs; no weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LoadedModel:
     """A checkpoint, as far as checking, planning and tokenizing its inputs go.
 
     Attributes:
-        spec: What the checkpoint is.
+        spec: Its public description.
         encoder: How it reads texts, pairs, queries and documents.
         include_prompt: Whether pooling counts the prompt's tokens.
         vocabulary: Number of token ids; they run from 0 to one less.

@@ -34,7 +34,7 @@ def part_of(text: str, tokenizer: TextTokenizer, *, limit: int, truncate: Trunca
     """A part of an oversize text that has more than twice ``limit`` tokens; the whole text if no part has.
 
     It is the part that truncation keeps: the beginning, or for ``start`` the end. If the part is cut or refused, so is
-    the whole text: more text behind a part changes its last tokens at most.
+    the whole text: text after a part changes at most its last tokens.
     """
     size = _FIRST_PER_TOKEN * (limit + _MARGIN)
     while is_oversize(text, limit) and size < len(text):

@@ -169,8 +169,8 @@ class TemplateTokenizer:
         added = np.array(encoding.special_tokens_mask, dtype=np.bool_)
         length = len(self._tokenizer.fold(text))
         tokens = []
-        for before, behind in self._template.around(pair.query, pair.document, text, instruction=instruction):
-            begin, end = len(self._tokenizer.fold(before)), length - len(self._tokenizer.fold(behind))
+        for before, after in self._template.around(pair.query, pair.document, text, instruction=instruction):
+            begin, end = len(self._tokenizer.fold(before)), length - len(self._tokenizer.fold(after))
             inside = (offsets[:, 0] >= begin) & (offsets[:, 1] <= end) & (offsets[:, 1] > begin) & ~added
             tokens.append(np.flatnonzero(inside))
         return tokens[0], tokens[1]

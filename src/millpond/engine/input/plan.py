@@ -36,18 +36,18 @@ class Plan:
 
     Attributes:
         task: The task.
-        readout: What is read from the hidden states.
+        readout: Selects the result to read from the hidden states.
         form: How items become tokens: ``text`` by the tokenizer alone, ``colbert`` as a late-interaction checkpoint
             encodes queries and documents.
         role: Query or document, for ``colbert``.
         prompt: Put before every text.
         skip: Leading tokens that pooling leaves out.
         limit: Most tokens per text.
-        truncate: What happens to longer texts.
+        truncate: How longer texts are handled.
         width: Columns of the result.
         normalize: L2-normalize the rows after the cut.
         output_dtype: Type of the result.
-        activation: What is applied to logits.
+        activation: Applied to logits.
         instruction: Fills a reranker's template slot.
         aggregation: How tokens become entities.
         step_tag_id: Only the rows of this token are returned.

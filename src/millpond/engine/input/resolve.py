@@ -104,7 +104,7 @@ def check_method(method: ScoreMethod, loaded: LoadedModel) -> ScoreType | None:
 
     Raises:
         InvalidRequestError: There is no such method.
-        UnsupportedTaskError: The checkpoint does not have what the method compares.
+        UnsupportedTaskError: The checkpoint does not have the vectors that the method compares.
     """
     if method == "auto":
         return loaded.spec.score_type
@@ -171,7 +171,7 @@ def plan(
 
 
 def _readout(task: Task, params: PoolingParams, loaded: LoadedModel) -> Readout:
-    """What to read from the hidden states."""
+    """The readout of the task: the result to read from the hidden states."""
     tokens = params.returned_token_ids
     if tokens is not None and not loaded.language_head and loaded.spec.labels:
         if max(tokens) >= len(loaded.spec.labels):
@@ -200,7 +200,7 @@ def _readout(task: Task, params: PoolingParams, loaded: LoadedModel) -> Readout:
 
 
 def _activation(task: Task, params: PoolingParams, loaded: LoadedModel, readout: Readout) -> Activation:
-    """The activation of logits; by default rewards are raw, and all others as the checkpoint says."""
+    """The activation of logits; by default, rewards are raw and other tasks use the checkpoint's activation."""
     if task in ("embed", "token_embed", "sparse_embed"):
         return "identity"
     activation: bool | Activation | None = option_of(params, "activation", "use_activation")
@@ -271,7 +271,7 @@ def _prompt(params: PoolingParams, spec: ModelSpec, task: Task) -> str:
             raise InvalidRequestError(f"prompt_name={params.prompt_name!r} is no prompt of {spec.name}; it has {known}")
         return spec.prompts[params.prompt_name]
     if params.role is not None:
-        # A role without a prompt of its own gets no prompt: the default prompt may be for the other role.
+        # A role without a prompt gets none: the default prompt may be for the other role.
         return next((spec.prompts[name] for name in _ROLE_PROMPTS[params.role] if name in spec.prompts), "")
     if params.adapter is not None:
         return spec.prompts.get(params.adapter, "")

@@ -112,7 +112,7 @@ class TextTokenizer:
 
     @cached_property
     def transformers(self) -> Any:
-        """transformers' own tokenizer, for its chat template; ``None`` where there is none."""
+        """transformers' own tokenizer, for its chat template; ``None`` if it has none."""
         return None if self._chat is None else self._chat()
 
     @cached_property
@@ -160,7 +160,7 @@ class TextTokenizer:
     def read_whole(
         self, texts: Sequence[str], *, prompt: str
     ) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]]:
-        """Token ids of each text, uncut: ``(ids of the text, ids in front of it, ids behind it)``."""
+        """Token ids of each text, uncut: ``(ids of the text, ids before it, ids after it)``."""
         whole = []
         before = len(self.fold(prompt))
         for encoding in self._encode([prompt + text for text in texts], offsets=bool(prompt)):
@@ -386,7 +386,7 @@ def _identity(tokenizer: Any) -> Any:
 def _tokens_before(offsets: Sequence[tuple[int, int]], end: int) -> int:
     """How many tokens at the front end at or before character ``end``.
 
-    A token that reaches over ``end`` does not count: many tokenizers put the space behind a prompt into the text's
+    A token that reaches over ``end`` does not count: many tokenizers put the space after a prompt into the text's
     first token.
     """
     return next((i for i, (_, stop) in enumerate(offsets) if stop > end), len(offsets))

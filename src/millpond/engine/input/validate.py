@@ -17,7 +17,7 @@ def check_items(inputs: Any, method: str, loaded: LoadedModel, *, first: int = 0
     """The inputs of a call as a list of items.
 
     Args:
-        inputs: What the caller passed.
+        inputs: The caller's argument.
         method: The task, or the method that takes texts, for errors.
         loaded: The model.
         first: Index of the first input in the caller's list, for errors.

@@ -27,7 +27,7 @@ def word_numbers(
 
     Args:
         offsets: int32 ``[tokens, 2]`` each token's character span, half open.
-        special: bool ``[tokens]`` tokens without text of their own.
+        special: bool ``[tokens]`` tokens that stand for no text.
         unknown: bool ``[tokens]`` unknown tokens.
         text: The text that the offsets refer to.
         tokens: The tokens as spelled in the vocabulary, if the tokenizer marks continuing ones; else ``None``.
@@ -40,7 +40,7 @@ def word_numbers(
         lengths = np.fromiter((len(token) for token in tokens), dtype=np.int32, count=len(tokens))
         continues = lengths != stops - starts
     else:
-        # A space in front lets a token at the first character begin a word; the 0 behind is for the index only.
+        # With a leading space, a token at the first character begins a word; the trailing 0 only avoids an index error.
         padded = np.array([_SPACE, *map(ord, text), 0], dtype=np.int32)
         starts = starts.clip(max=len(text))
         continues = (padded[starts] != _SPACE) & (padded[starts + 1] != _SPACE)

@@ -1,1 +1,1 @@
-"""Output: rows of a finished call assembled into what its caller gets."""
+"""Output: rows of a finished call, assembled into the caller's output."""

@@ -25,7 +25,7 @@ class _Units:
         best: int64 ``[u]`` column of the label.
         scores: float32 ``[u]``.
         starts: int64 ``[u]`` first character.
-        stops: int64 ``[u]`` the character behind the last.
+        stops: int64 ``[u]`` the character after the last.
     """
 
     best: IntArray
@@ -54,7 +54,7 @@ def entities(
     Args:
         probs: float32 ``[tokens, labels]``.
         offsets: int32 ``[tokens, 2]`` each token's character span (code points), half open.
-        special: bool ``[tokens]`` tokens without text of their own.
+        special: bool ``[tokens]`` tokens that stand for no text.
         words: int32 ``[tokens]`` number of each token's word; a token with -1 is a word by itself.
         text: The text that the offsets refer to.
         labels: Names of the columns.

@@ -32,7 +32,7 @@ def span_rows(
     Args:
         matrix: float32 ``[tokens, d]``.
         offsets: int32 ``[tokens, 2]`` each token's character span (code points), half open.
-        special: bool ``[tokens]`` tokens without text of their own.
+        special: bool ``[tokens]`` tokens that stand for no text.
         spans: ``(start, end)`` half open, in any order; they may overlap.
         index: Index of the text in the caller's list, for errors.
 
@@ -54,7 +54,7 @@ def span_rows(
 
 
 def _no_token_message(i: int, span: tuple[int, int], offsets: npt.NDArray[np.int32], index: int | None) -> str:
-    """Why a span has no token: it lies behind where the text was cut, or holds whitespace only."""
+    """Why a span has no token: it lies in the truncated part, or contains only whitespace."""
     whose = "" if index is None else f" of the text at index {index}"
     if len(offsets) == 0:
         return f"span {i}, {span},{whose} has no token, and neither has the text; leave it out"

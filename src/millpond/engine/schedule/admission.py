@@ -77,7 +77,7 @@ class Admission:
         return owner
 
     def stats(self) -> EngineStats:
-        """The counters, and what is waiting."""
+        """The counters, with the numbers of waiting calls and texts."""
         with self._changed:
             return self._counters.read(waiting_texts=self._texts, running_calls=len(self._owners))
 

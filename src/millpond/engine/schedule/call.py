@@ -32,7 +32,7 @@ class Call:
         timer: Measures the call.
         size: Number of items, duplicates included.
         items: The distinct items, by slot.
-        plan: What to do with them.
+        plan: How to compute them.
         labels: Names of the columns of its logits.
         future: The call's result.
         native_width: Columns of a row before the Matryoshka cut.
@@ -66,7 +66,7 @@ class Call:
 
         Args:
             items: The items, which may have duplicates.
-            plan: What to do with them.
+            plan: How to compute them.
             native_width: Columns of a row before the Matryoshka cut.
             labels: Names of the columns of its logits.
             assemble: Makes the output of the finished call.
@@ -110,7 +110,7 @@ class Call:
 
     @property
     def done(self) -> bool:
-        """Whether it is finished, failed or cancelled: nobody waits any more."""
+        """Whether it is finished, failed or cancelled, so that no caller waits."""
         return self.future.done()
 
     @property
@@ -127,7 +127,7 @@ class Call:
         self._refill(self, queued)
 
     def note(self, slots: Sequence[int], items: Sequence[Tokenized]) -> None:
-        """Remember what tokenization found out about ``slots``."""
+        """Store the results of tokenization for ``slots``."""
         self.tokens[slots] = [len(item.ids) for item in items]
         self.truncated[slots] = [item.truncated for item in items]
         if self.per_token:
@@ -160,7 +160,7 @@ class Call:
         if not all(finite):
             return self.fail(_not_finite(self.index_of(slots[finite.index(False)])))
         group: list[int] = []
-        over = self.done  # cancelled: nobody waits, but a computed row is still worth a commit
+        over = self.done  # cancelled: no caller waits, but a computed row is still worth a commit
         with self._lock:  # several threads deliver, never the same slot
             self._missing -= len(slots)
             last = self._missing == 0

@@ -1,4 +1,4 @@
-"""Counters: what an engine has done so far, and the observers that are called for each batch."""
+"""Counters: totals of an engine's work, and the observers that are called for each batch."""
 
 from __future__ import annotations
 

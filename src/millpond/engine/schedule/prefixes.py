@@ -11,7 +11,7 @@ from millpond.engine.input.tokenized import Tokenized
 from millpond.engine.schedule.request import Prefix
 from millpond.inputs import Item, Pair
 
-# Fewer common tokens are not worth an attention call of their own.
+# Fewer common tokens are not worth a separate attention call.
 _MIN_TOKENS = 16
 
 

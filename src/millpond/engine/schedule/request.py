@@ -35,7 +35,7 @@ class Request:
         types: int8 ``[tokens]`` token types; ``None``: all 0.
         attended: Only the first ``attended`` tokens may be attended to; ``None``: all.
         kept: bool ``[tokens]`` rows that a per-token result contains; ``None``: all.
-        prefix: What it begins with; requests with one prefix may compute it once.
+        prefix: Its common prefix; requests with the same prefix may compute it once.
     """
 
     call: Call

@@ -1,8 +1,8 @@
 """Scheduler: which requests are in the next batch.
 
 Every running call has its own queue. A batch visits the queues, the one served longest ago first, and takes an
-equal share of the token budget from each; what is left of the budget goes to the queues in the same order. So a single
-text that arrives behind a million others is in the next batch, and no call waits for ever.
+equal share of the token budget from each; the rest of the budget goes to the queues in the same order. So a single
+text that arrives after a million others is in the next batch, and no call waits forever.
 
 A batch takes as long as everything in it, so light calls do not share one with heavy calls: while both kinds wait,
 every second batch is of light calls only. A light call still waits for the batch that runs when it arrives, so batches
@@ -37,7 +37,7 @@ _EMA_WEIGHT = 0.8
 _LIGHT_SHARE = 8
 
 # For this many batches after light calls met heavy ones, a batch of heavy ones has at most one over _BULK_SHARE of the
-# budget: on a CPU with 4,096 tokens, bulk loses a tenth, and short texts beside it wait less than a third as long.
+# budget: on a CPU with 4,096 tokens, bulk loses a tenth, and concurrent short texts wait less than a third as long.
 _SMALL_BATCHES = 32
 _BULK_SHARE = 4
 
@@ -197,7 +197,7 @@ class Scheduler:
     def _pick(self, lanes: int) -> tuple[list[Request], list[tuple[Call, int]]]:
         """The next batch, and its calls with the number of requests still queued for each."""
         for call in [call for call in self._queues if call.done]:
-            # Cancelled or failed: nobody waits for the rest.
+            # Cancelled or failed: no caller waits for the rest.
             self._tokens -= sum(request.length for request in self._queues.pop(call))
         batch: list[Request] = []
         served: dict[Call, int] = {}

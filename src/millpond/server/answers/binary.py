@@ -79,7 +79,7 @@ def _table(rows: RowsOrMatrices, stride: int, number_format: Mapping[str, str]) 
 def _short_description(
     rows: RowsOrMatrices, table: list[dict[str, Any]], body: bytes, number_format: Mapping[str, str]
 ) -> tuple[dict[str, Any], bytes]:
-    """What replaces a long table in the header, and the bytes that follow the numbers."""
+    """The header entry that replaces a long table, and the bytes after the numbers."""
     if not isinstance(rows, Ragged):
         return {**number_format, "shape": list(rows.shape), "stride": len(body) // len(rows)}, b""
     trailer = json.dumps(table).encode()

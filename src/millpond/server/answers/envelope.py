@@ -15,7 +15,7 @@ def envelope(request: Request, prefix: str, model: ServedModel, *, request_id: s
 
     Args:
         request: The request; its id, which is also in the log and the headers, is part of the response's.
-        prefix: What the id starts with: ``embd``.
+        prefix: Prefix of the id, such as ``embd``.
         model: The model that answered.
         request_id: The body's own ``request_id``.
     """

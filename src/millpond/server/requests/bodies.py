@@ -89,7 +89,7 @@ async def _within_time(request: Request) -> bytearray:
 
 
 async def _whole(request: Request, max_bytes: int) -> bytearray:
-    """Every byte of the body, whatever its Content-Length says."""
+    """All bytes of the body; its Content-Length is not trusted."""
     length = request.headers.get("content-length", "")
     data, budget = bytearray(), body_budget_of(request)
     received = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millpond.server.errors import RequestError
 
-# Most characters of a text that is tokenized in full: the larger of these two, the second per token of the model.
+# A longer text is not tokenized in full. The limit is the larger of these two; the second is per token of the model.
 _MAX_CHARACTERS = 1 << 21
 _MAX_CHARACTERS_PER_TOKEN = 64
 

@@ -23,7 +23,7 @@ from millpond.tasks import Activation, ScoreType
 from millpond.vllm_dialect.model import Pending
 from millpond.vllm_dialect.prompts import Tokenization
 
-# An embedder can score pairs too, but beside a reranker it is not the model that a rerank request means.
+# An embedder can score pairs too, but if there is a reranker, a rerank request means that one.
 _PREFERENCE: tuple[tuple[ScoreType, ...], ...] = (("cross-encoder", "late-interaction"), ("bi-encoder",))
 
 

@@ -86,5 +86,5 @@ def _activation(body: TeiPredictRequest, labels: int) -> bool | Activation | Non
         return False
     if body.parameters is not None and body.parameters.function_to_apply is not None:
         return _NAMED[body.parameters.function_to_apply]
-    # As in /rerank: TEI's scores are between 0 and 1, whatever the checkpoint's default.
+    # As in /rerank: TEI's scores are between 0 and 1, even if the checkpoint's default differs.
     return "sigmoid" if labels == 1 else None

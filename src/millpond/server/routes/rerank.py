@@ -82,7 +82,7 @@ async def _cohere(request: Request, body: RerankRequest, *, version: str) -> Res
 
 async def _tei(request: Request, body: TeiRerankRequest) -> Response:
     model = find_scorer(request, named_model(request, body.model), api=_API)
-    # TEI's scores are sigmoids, whatever the checkpoint's default.
+    # TEI's scores are sigmoids, even if the checkpoint's default differs.
     scoring = Scoring(tokenization=body.tokenization(), activation=False if body.raw_scores else "sigmoid")
     output = await scoring.run(request, model, [body.query], body.texts)
     ranked = []

@@ -32,7 +32,7 @@ def params_of(input_type: str | None, spec: ModelSpec) -> PoolingParams:
         return PoolingParams()
     if input_type in spec.adapters:
         return PoolingParams(adapter=input_type)
-    if input_type in ROLES:  # late-interaction checkpoints need the role, whatever the names of their prompts
+    if input_type in ROLES:  # late-interaction checkpoints need the role, even without prompts of these names
         return PoolingParams(role=_ROLES[input_type])
     if input_type in spec.prompts:
         return PoolingParams(prompt_name=input_type)

@@ -28,7 +28,7 @@ def access(scope: Scope, *, status: int | None, seconds: float) -> None:
         "request_id": state.get("request_id"),
         "client": client_address(scope),
         "method": scope["method"],
-        # An unknown path is not logged: it may hold anything.
+        # An unknown path is not logged, because it may contain anything.
         "route": declared_path(scope),
         "model": state.get("model"),
         "status": status,

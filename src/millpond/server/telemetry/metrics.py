@@ -58,7 +58,7 @@ _OUTCOMES: tuple[tuple[str, Callable[[EngineStats], float]], ...] = (
 
 
 class Metrics:
-    """The metrics of one application, in a registry of its own, so that several can live in one process.
+    """The metrics of one application, in a separate registry, so that a process can have several.
 
     Args:
         models: The served models.
@@ -104,7 +104,7 @@ class Metrics:
         return encode(self.registry), content_type
 
     def stats(self) -> dict[str, Any]:
-        """What the page at ``/`` shows: queues, and the throughput of the last seconds."""
+        """The figures of the page at ``/``: queues, and the throughput of the last seconds."""
         return {
             "models": [self._model_stats(model) for model in self._models],
             "requests_per_second": self._throughput.rate("requests"),
@@ -161,7 +161,7 @@ class Metrics:
 
 
 class MetricsMiddleware:
-    """ASGI middleware: counts every request, whatever responds to it."""
+    """ASGI middleware: counts every request, no matter which route or middleware responds."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self._app = app
@@ -187,7 +187,7 @@ class _EngineCollector(Collector):
         self._models = models
 
     def describe(self) -> list[Metric]:
-        """Nothing: no other collector uses these names."""
+        """Empty: no other collector uses these names."""
         return []
 
     def collect(self) -> Iterator[Metric]:

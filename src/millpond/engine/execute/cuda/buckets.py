@@ -31,7 +31,7 @@ class Bucket:
     longest: int
 
     def tail(self, tokens: int) -> list[int]:
-        """Lengths of the dummy sequences behind ``tokens`` real ones."""
+        """Lengths of the dummy sequences after ``tokens`` real ones."""
         full, rest = divmod(self.tokens - tokens, self.longest)
         return [self.longest] * full + ([rest] if rest else [])
 
@@ -45,7 +45,7 @@ class Buckets:
         self._tokens = tokens
 
     def fit(self, lengths: Sequence[int]) -> Bucket | None:
-        """The smallest shape for sequences of these lengths; ``None`` if they fit into none.
+        """The smallest shape for sequences of these lengths; ``None`` if no shape is large enough.
 
         Fewer than a third of a shape's tokens are dummies; from 513 tokens on fewer than a fifth, from 4,097 on fewer
         than a ninth. Up to 64 tokens there is one shape.

@@ -20,7 +20,7 @@ Buffer = TypeVar("Buffer", npt.NDArray[Any], torch.Tensor)
 
 @dataclass(frozen=True, kw_only=True)
 class BufferLayout:
-    """Where each input lies in an int32 buffer; layouts of one shape are equal.
+    """Positions of the inputs in an int32 buffer; layouts of the same shape are equal.
 
     Attributes:
         tokens: Rows of the packed row.
@@ -53,7 +53,7 @@ class BufferLayout:
         return sum(length for _, length in self._parts())
 
     def fill(self, buffer: torch.Tensor, packed: PackedRequests, bucket: Bucket | None = None) -> None:
-        """Write a batch, and behind it the bucket's dummy and empty sequences, into a buffer on the host."""
+        """Write a batch, and after it the bucket's dummy and empty sequences, into a buffer on the host."""
         parts = self._split(buffer.numpy())
         total, n = len(packed.ids), len(packed.lengths)
         tail = [] if bucket is None else bucket.tail(total)
@@ -82,7 +82,7 @@ class BufferLayout:
         return self._batch(views, replace(segments, cu_seqlens=views["cu_seqlens"]), packed)
 
     def static(self, buffer: torch.Tensor, bucket: Bucket) -> DeviceBatch:
-        """The input of a captured forward, which reads what the buffer holds when it is replayed."""
+        """The input of a captured forward, which reads the buffer's content at the time of the replay."""
         views = self._split(buffer)
         segments = Fixed(cu_seqlens=views["cu_seqlens"], max_seqlen=bucket.longest, total=self.tokens)
         return self._batch(views, segments, None)

@@ -44,7 +44,7 @@ class Pipeline:
         self._offset = position_offset
 
     def start(self, requests: Sequence[Request]) -> PendingBatch:
-        """Launch a batch behind those launched before.
+        """Launch a batch after the earlier ones.
 
         Raises:
             Exception: It could not be launched, for lack of memory, for example.
@@ -62,7 +62,7 @@ class Pipeline:
         return _Launched(packed=packed, rows=rows, hosts=hosts, done=done)
 
     def _rows(self, packed: PackedRequests, readouts: frozenset[Readout]) -> dict[Readout, ReadoutRows]:
-        """The rows of each readout, on the device; a graph, if there is one, computes some or all of them."""
+        """The rows of each readout, on the device; a graph computes some or all of them, if there is one."""
         replayed = None if self._graphs is None else self._graphs.run(packed, readouts)
         rows: dict[Readout, ReadoutRows] = {}
         if replayed is not None:

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 # Most launched batches: one that runs, and one that begins the moment it ends.
 _DEPTH = 2
-# A second batch is launched behind the first if this many tokens wait. Fewer are better off in one batch with those
+# A second batch is launched after the first if this many tokens wait. Fewer are better off in one batch with those
 # that arrive while the first one runs: the device has no gap that a small batch could fill.
 _AHEAD_TOKENS = 2048
 
