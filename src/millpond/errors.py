@@ -143,7 +143,7 @@ class CacheError(MillpondError):
 
 
 class SinkError(MillpondError):
-    """A database refused a request or did not answer."""
+    """A database refused a request, did not answer, or holds a row that cannot be read."""
 
 
 class FingerprintMismatchError(MillpondError, ValueError):

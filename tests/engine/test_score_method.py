@@ -201,7 +201,19 @@ def test_a_submitted_score_takes_the_method_or_its_older_spelling(embedder: Engi
     assert np.abs(scores["maxsim"] - scores["cosine"]).max() > 0.1
     with pytest.raises(InvalidRequestError, match="maxsim=True and method='cosine' contradict each other"):
         embedder.submit_score(pairs, params, maxsim=True, method="cosine")
-    with pytest.raises(InvalidRequestError, match="scores by late-interaction, which reads no template"):
+    with pytest.raises(InvalidRequestError, match="method='maxsim' reads no template; pass one of them only"):
         embedder.submit_score(pairs, params, method="maxsim", template="{{ query }}")
     with pytest.raises(UnsupportedTaskError, match="method='maxsim'"):
         cross.submit_score(pairs, params, maxsim=True)
+
+
+@pytest.mark.parametrize("method", ["auto", "cosine", "maxsim"])
+def test_params_of_another_task_are_refused(embedder: Engine, method: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"params\.task='embed' contradicts the task 'score'"):
+        embedder.submit_score([("a", "b")], PoolingParams(task="embed"), method=method)
+    assert embedder.submit_score([("a", "b")], PoolingParams(task="score"), method=method).result(timeout=30)
+
+
+def test_the_blocking_rerank_takes_no_async_engine(embedder: Engine) -> None:
+    with pytest.raises(TypeError, match=r"not an AsyncEngine; write await arerank"):
+        rerank(AsyncEngine(embedder), "a", ["b"])

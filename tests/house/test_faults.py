@@ -110,35 +110,40 @@ def test_the_line_and_its_test_exist(name: str):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_caught(name: str, tmp_path: Path):
+def test_a_fault_is_caught(name: str, source: Path):
     fault = FAULTS[name]
-    source = tmp_path / "src"
-    shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
     path = source / "millpond" / fault.file
     code = path.read_text(encoding="utf-8")
     path.write_text(code.replace(fault.line, fault.replacement), encoding="utf-8")
-    run = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "pytest",
-                "--exitfirst",
-                "-q",
-                "--no-header",
-                "-p",
-                "no:randomly",
-                "-p",
-                "no:cacheprovider",
-            ),
-            *("-m", "not slow and not gpu and not network and not service", f"tests/{fault.test}"),
-        ],
+    run = run_tests(source, fault.test)
+    assert run.returncode == 1, run.stdout[-2000:]  # 1: a test failed; 2 and more: pytest could not run
+    assert "1 failed" in run.stdout.splitlines()[-1]
+    print(f"{name}: {[line for line in run.stdout.splitlines() if line.startswith('FAILED')]}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_without_a_fault_no_test_fails(source: Path):
+    """Otherwise a test that fails anyway, for example because of the copy, would look like a fault that is caught."""
+    run = run_tests(source, *dict.fromkeys(fault.test for fault in FAULTS.values()))
+    assert run.returncode == 0, run.stdout[-2000:]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A copy of the code."""
+    return shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def run_tests(source: Path, *tests: str) -> subprocess.CompletedProcess[str]:
+    """Some tests of the fast set, on the code in ``source``."""
+    options = ("--exitfirst", "-q", "--no-header", "-p", "no:randomly", "-p", "no:cacheprovider")
+    fast = "not slow and not gpu and not network and not service"
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "-m", fast, *(f"tests/{test}" for test in tests)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(source)},
         capture_output=True,
         text=True,
         timeout=500,
     )
-    assert run.returncode == 1, run.stdout[-2000:]  # 1: a test failed; 2 and more: pytest could not run
-    assert "1 failed" in run.stdout.splitlines()[-1]
-    print(f"{name}: {[line for line in run.stdout.splitlines() if line.startswith('FAILED')]}")

@@ -22,11 +22,15 @@ LIGHT = [
     "quantization",
     "config",
     "params",
+    "inputs",
     "outputs",
     "cache",
     "engine",
     "engine.shared",
     "ingest",
+    "ingest.batch",
+    "ingest.collection",
+    "ingest.manifest",
     "ingest.record",
     "ingest.sources",
     "ingest.sink",
@@ -41,13 +45,18 @@ _LOAD = f"""
 import importlib, sys
 
 for module in sys.argv[1:]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "millpond"]:
+        del sys.modules[name]
     importlib.import_module(module)
     print(module, *(name for name in {HEAVY} if name in sys.modules))
 """
 
 
 def loaded_by(*modules: str) -> dict[str, set[str]]:
-    """The modules of ``HEAVY`` loaded after importing each of ``modules`` in turn in a new interpreter."""
+    """The modules of ``HEAVY`` loaded after importing each of ``modules`` in turn in a new interpreter.
+
+    Each is imported as the first module of millpond, so that no earlier import hides an import circle.
+    """
     command = [sys.executable, "-c", _LOAD, *modules]
     run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     return {module: set(heavy) for module, *heavy in map(str.split, run.stdout.splitlines())}

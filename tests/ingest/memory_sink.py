@@ -19,7 +19,7 @@ class MemorySink(CollectionSink):
 
     def __init__(self, location, collection, *, dimensions=None, payload="plain"):
         passed = isinstance(location, MemoryClient)
-        super().__init__(None if passed else location, collection, dimensions=dimensions, payload=payload)
+        super().__init__(location, collection, dimensions=dimensions, payload=payload, owned=not passed)
         self._client = location if passed else MemoryClient()
 
     def _exists(self):

@@ -3,7 +3,8 @@
 The reference is numpy on the engine's own vectors.
 """
 
-import functools
+import gc
+import weakref
 
 import pytest
 from tests.ingest.memory_sink import MemorySink
@@ -72,10 +73,15 @@ def fill(engine, sink, rows=None):
     return ingest(records() if rows is None else rows, engine=engine, sink=sink, show_progress=False)
 
 
-@functools.cache  # many tests ask for the same texts
+VECTORS = {}  # many tests need those of the same texts; the key has no engine, so that a closed one is freed
+
+
 def vectors(engine, texts, role, width):
     """``[n, width]``, normalized."""
-    return engine.embed(list(texts), role=role, dimensions=width, normalize=True).embeddings
+    key = engine.spec.fingerprint, texts, role, width
+    if key not in VECTORS:
+        VECTORS[key] = engine.embed(list(texts), role=role, dimensions=width, normalize=True).embeddings
+    return VECTORS[key]
 
 
 def cosines(engine, question, width, rows=None):
@@ -160,6 +166,10 @@ def test_a_model_that_cuts_its_vectors_by_default_fills_that_width_or_any(place,
             wanted = cosines(engine, QUESTIONS[0], width)
             assert {hit.id: hit.score for hit in hits} == pytest.approx(wanted, abs=1e-5)
             sink.close()  # a folder can be open only once
+    freed = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert freed() is None
 
 
 def test_a_search_for_more_rows_than_exist_finds_all(engine, place):
@@ -534,6 +544,15 @@ def test_invalid_locations_are_refused(tmp_path):
     for uri in ("", "ftp://host", "folder", tmp_path / "nowhere" / "x.db"):
         with pytest.raises(InvalidRequestError, match="uri="):
             MilvusSink(uri, "docs")
+
+
+@pytest.mark.parametrize("kind", [QdrantSink, MilvusSink, MemorySink])
+@pytest.mark.parametrize("location", [None, b"docs.db", 5])
+def test_a_location_that_is_no_path_opens_nothing(kind, location, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidRequestError, match=f"location of .* is of type {type(location).__name__}; pass a str"):
+        kind(location, "docs")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", [QdrantSink, MilvusSink])

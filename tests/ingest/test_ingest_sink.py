@@ -1,5 +1,6 @@
 """The parts that sinks share: batches, request sizes, manifests and URLs."""
 
+import json
 import textwrap
 from itertools import pairwise
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from millpond.errors import FingerprintMismatchError, InvalidDimensionsError, InvalidRequestError, MissingExtraError
 from millpond.ingest import Batch, CollectionManifest, CollectionMark, Record, WriteBatch, open_sink
 from millpond.ingest.batch import record_bytes, slices, storable
+from millpond.ingest.manifest import MANIFEST_KEY
 from millpond.ingest.payload import check_payload
 from millpond.ingest.search import check_filter, plan_search
 from millpond.ingest.sink import check_widths
@@ -147,6 +149,25 @@ def test_a_manifest_survives_its_storage():
     assert CollectionManifest.from_dict(manifest.to_dict(), collection="docs") == manifest
     assert CollectionManifest.of(spec(), dimensions=None, payload="plain").dimensions == (384,)
     assert CollectionManifest.of(spec(default_dimensions=64), dimensions=None, payload="plain").dimensions == (64,)
+
+
+def test_a_manifest_is_stored_as_these_five_fields():
+    # Collections on disk hold this: a change needs another schema number, and a reader of this one.
+    stored = {
+        "schema": 1,
+        "fingerprint": "f" * 64,
+        "model": "org/model",
+        "dimensions": [128, 384],
+        "payload": "langchain",
+    }
+    manifest = CollectionManifest(fingerprint="f" * 64, model="org/model", dimensions=(128, 384), payload="langchain")
+    assert MANIFEST_KEY == "millpond"
+    assert manifest.to_dict() == stored
+    assert json.dumps(manifest.to_dict()) == json.dumps(stored)  # the order too, as Milvus stores a string
+    assert CollectionManifest.from_dict(stored, collection="docs") == manifest
+    for field in stored:
+        with pytest.raises(FingerprintMismatchError, match="cannot read"):
+            CollectionManifest.from_dict({k: v for k, v in stored.items() if k != field}, collection="docs")
 
 
 def test_a_manifest_names_a_folder_without_its_path(tmp_path):

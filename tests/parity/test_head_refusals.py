@@ -137,6 +137,12 @@ def test_an_unknown_pooling(family, key, known, tmp_path):
     refused(folder, ModelLoadError, f"pooling 'median' of config.json is unknown; {known} are")
 
 
+def test_a_pooling_of_null_is_unknown_to_llama(tmp_path):
+    folder = write_checkpoint(tmp_path / "model", "llama-bidirectional", head="SequenceClassification")
+    edit_json(folder / "config.json", pooling=None)
+    refused(folder, ModelLoadError, "pooling None of config.json is unknown")
+
+
 @pytest.mark.parametrize(
     ("fields", "match"),
     [({"classifier_pooling": "median"}, "classifier_pooling"), ({"hidden_size": "wide"}, "hidden_size")],

@@ -6,13 +6,15 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from tests.tiny import SENTENCES, write_checkpoint
 
-from millpond.attention import dense, sdpa
+from millpond.attention import dense, flex, sdpa, varlen
+from millpond.attention.kernels import select
 from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
 from millpond.engine.engine import Engine
@@ -121,3 +123,19 @@ def test_attention_over_a_shared_prefix(softcap, window):
         alone = sdpa.attend(*rows, Segments.of((prefix + length,)), replace(masking))
         torch.testing.assert_close(out[start : start + length], alone[prefix:], atol=1e-5, rtol=1e-5)
         start += length
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_no_kernel_that_knows_no_prefixes_is_chosen(dtype, softcap, window, monkeypatch):
+    """On a GPU too, which this machine may not have: the table reads device, dtype and shape of the query."""
+    monkeypatch.setattr(varlen, "parameters", lambda: frozenset({"scale", "window_size", "enable_gqa", "seqused_k"}))
+    masking = Masking(scale=0.25, causal=True, window=window, softcap=softcap)
+    lengths = (6, 4, 4, 9)
+    states = [torch.zeros(sum(lengths), heads, 16, dtype=dtype) for heads in (4, 2, 2)]
+    on_cuda = SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=states[0].shape)
+    for query in (states[0], on_cuda):
+        assert select(query, *states[1:], Segments.of(lengths, prefixes=(-1, 0, 0, 0)), masking) not in (varlen, flex)
+    if softcap or dtype != torch.float32:
+        assert select(on_cuda, *states[1:], Segments.of(lengths), masking) in (varlen, flex)  # without prefixes

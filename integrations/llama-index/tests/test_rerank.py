@@ -7,7 +7,6 @@ import copy
 import pickle
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,13 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, Te
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from pydantic import Field, ValidationError
 from qdrant_client import QdrantClient
+from tests.gates import LoopGate, batches_through
 from tests.tiny_late import write_stanford
 
 from llama_index.embeddings.millpond import MillpondEmbedding
 from llama_index.postprocessor.millpond_rerank import MillpondRerank
 from millpond import Engine
+from millpond.engine.composite import scoring
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
 from millpond.late_interaction import rerank
 
@@ -317,23 +318,19 @@ async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
 
     monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", refuse)
 
-    async def longest_turn(call: Any) -> float:
-        """The longest time that the event loop was blocked, as a share of the whole."""
-        task = asyncio.ensure_future(call)
-        started = last = time.perf_counter()
-        longest = 0.0
-        while not task.done():
-            await asyncio.sleep(0)
-            now = time.perf_counter()
-            longest, last = max(longest, now - last), now
-        assert len(task.result()) == count
-        return longest / (last - started)
-
     async def blocks() -> list[NodeWithScore]:
         return reranker.postprocess_nodes(many, query_str=QUESTION)
 
-    assert await longest_turn(reranker.apostprocess_nodes(many, query_str=QUESTION)) < 0.9
-    assert await longest_turn(blocks()) > 0.9  # the measure detects a blocked loop
+    for call, gate in (
+        (reranker.apostprocess_nodes(many, query_str=QUESTION), LoopGate()),
+        (blocks(), LoopGate(seconds=0.2)),
+    ):
+        with batches_through(gate, reranker._engine()), monkeypatch.context() as patch:
+            patch.setattr(scoring, "maxsim", gate.hold(scoring.maxsim))
+            assert len(await gate.run(call)) == count
+        assert {"run", "start"} & set(gate.calls)
+        assert ("maxsim" in gate.calls) is (model == "minilm")
+        assert gate.blocked is (call.__name__ == "blocks")  # the gate detects a blocked loop
 
 
 @pytest.mark.filterwarnings("ignore:Payload indexes have no effect in the local Qdrant")

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.storage.kvstore import SimpleKVStore
+from tests.gates import LoopGate, batches_held, batches_through
 
 from llama_index.embeddings.millpond import MillpondEmbedding
 from millpond import Engine
+from millpond.engine import engine as engine_module
 from millpond.errors import EngineOverloadedError, InputTooLongError, InvalidRequestError
 
-T = TypeVar("T")
 PROMPTS = {"query": "search_query: ", "document": "search_document: "}
-
-
-async def turns_until(done: Awaitable[T]) -> tuple[T, int]:
-    """The result, and how many turns the event loop had meanwhile."""
-    task = asyncio.ensure_future(done)
-    turns = 0
-    while not task.done():
-        turns += 1
-        await asyncio.sleep(0.001)
-    return task.result(), turns
 
 
 def many(count: int) -> list[str]:
@@ -119,26 +108,26 @@ async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
 
     monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", refuse)
     embedding = MillpondEmbedding(engine=engine)
-    vectors, turns = await turns_until(embedding.aget_text_embedding_batch(many(400)))
-    assert len(vectors) == 400
-    assert turns > 5
-    # As the base class does, to show that the count detects it.
-    _, turns = await turns_until(BaseEmbedding._aget_text_embedding(embedding, " ".join(many(40))))
-    assert turns <= 2
+    gate = LoopGate()
+    with batches_through(gate, engine):
+        assert len(await gate.run(embedding.aget_text_embedding_batch(many(400)))) == 400
+    assert gate.calls
+    assert not gate.blocked
+    gate = LoopGate(seconds=0.2)
+    with batches_through(gate, engine):
+        await gate.run(BaseEmbedding._aget_text_embedding(embedding, "tides"))
+    assert gate.blocked  # as the base class does; the gate detects it
 
 
-async def test_the_loop_goes_on_while_a_model_loads(minilm: str) -> None:
+async def test_the_loop_goes_on_while_a_model_loads(minilm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     embedding = MillpondEmbedding(
         model_name=minilm, dtype="float32", max_batch_tokens=1112
     )  # an engine that no other test shares
-    task = asyncio.ensure_future(embedding.aget_query_embedding("tides"))
-    started = last = time.perf_counter()
-    longest = 0.0
-    while not task.done():
-        await asyncio.sleep(0.001)
-        now = time.perf_counter()
-        longest, last = max(longest, now - last), now
-    assert longest < 0.9 * (last - started)  # a blocked loop would have one turn, at the end
+    gate = LoopGate()
+    monkeypatch.setattr(engine_module, "load", gate.hold(engine_module.load))
+    await gate.run(embedding.aget_query_embedding("tides"))
+    assert gate.calls == ["load"]
+    assert not gate.blocked
 
 
 async def test_a_corpus_larger_than_the_queue_waits_for_its_turn(minilm: str) -> None:
@@ -147,7 +136,8 @@ async def test_a_corpus_larger_than_the_queue_waits_for_its_turn(minilm: str) ->
         embedding = MillpondEmbedding(engine=engine, embed_batch_size=8)
         vectors = await embedding.aget_text_embedding_batch(texts)
         np.testing.assert_allclose(vectors, engine.embed(texts).embeddings, atol=1e-6)
-        with pytest.raises(EngineOverloadedError):  # a query raises, so that its caller can react
+        # A query raises, so that its caller can react.
+        with batches_held(engine), pytest.raises(EngineOverloadedError):
             await asyncio.gather(*(embedding.aget_query_embedding(text) for text in texts))
 
 

@@ -68,13 +68,13 @@ class MilvusSink(CollectionSink[str]):
         timeout: float = 60,
     ) -> None:
         client = uri if isinstance(uri, MilvusClient) else None
-        place = None if isinstance(uri, MilvusClient) else uri
-        super().__init__(place, collection, dimensions=dimensions, payload=payload)
+        path = None if isinstance(uri, MilvusClient) else uri
+        super().__init__(path, collection, dimensions=dimensions, payload=payload, owned=client is None)
         self._schema = SCHEMAS[self._payload]
         self._timeout = timeout
         self._lite = False
         with self._request("the connection"):
-            self._client = client or connect(self._where, timeout)
+            self._client = connect(self._where, timeout) if client is None else client
 
     def check(self, record: Record) -> None:
         """Raise InvalidRequestError for a record that Milvus cannot store, such as a text of over 65,535 bytes."""
@@ -128,7 +128,7 @@ class MilvusSink(CollectionSink[str]):
         with self._request("loading the collection"):
             self._client.load_collection(self._collection, timeout=self._timeout)
 
-    def _upsert(self, batch: WriteBatch) -> None:
+    def _encode(self, batch: WriteBatch) -> list[dict[str, Any]]:
         names = frozenset(map(vector_name, batch.vectors))
         rows = [
             self._schema.row(record, point, vectors=names)
@@ -137,12 +137,15 @@ class MilvusSink(CollectionSink[str]):
         for width, values in batch.vectors.items():
             for row, vector in zip(rows, values, strict=True):
                 row[vector_name(width)] = vector
+        return rows
+
+    def _upsert(self, rows: list[dict[str, Any]]) -> None:
         # A server's upsert replaces a row, and its insert may duplicate it; Lite's insert replaces a row, and its
         # upsert merges the old metadata into the new.
         send = self._client.insert if self._lite else self._client.upsert
         send(self._collection, rows, timeout=self._timeout)
 
-    def _query(self, plan: SearchPlan, native: str | None, payload: Payload) -> list[Hit]:
+    def _query(self, plan: SearchPlan, native: str | None, payload: Payload) -> list[Any]:
         schema = SCHEMAS[payload]
         if plan.coarse is not None:
             candidates = self._nearest(
@@ -151,11 +154,14 @@ class MilvusSink(CollectionSink[str]):
             if not candidates:
                 return []
             native = one_of(schema.primary, [str(row[schema.primary]) for row in candidates])
-        hits = []
-        for row in self._nearest(plan, plan.full, plan.k, native, schema.output_fields()):
-            record_id, text, metadata = schema.record_fields(row["entity"], str(row[schema.primary]))
-            hits.append(Hit(id=record_id, score=float(row["distance"]), text=text, metadata=metadata))
-        return hits
+        return self._nearest(plan, plan.full, plan.k, native, schema.output_fields())
+
+    def _decode(self, row: Mapping[str, Any], payload: Payload) -> Hit:
+        schema = SCHEMAS[payload]
+        point = str(row[schema.primary])
+        with self._reading(point, payload):
+            record_id, text, metadata = schema.record_fields(row["entity"], point)
+        return Hit(id=record_id, score=float(row["distance"]), text=text, metadata=metadata)
 
     def _nearest(
         self, plan: SearchPlan, width: int, limit: int, expression: str | None, fields: list[str]

@@ -163,6 +163,29 @@ def test_negative_numbers_match(engine: Engine, uri: str, form: str) -> None:
 # ----------------------------------------------------------------------------------------------- foreign and absent
 
 
+def test_the_manifest_is_stored_as_this_json(engine: Engine, uri: str) -> None:
+    written = (
+        f'{{"schema": 1, "fingerprint": "{engine.spec.fingerprint}", "model": "model", '
+        '"dimensions": [64, 384], "payload": "langchain"}'
+    )
+    with MilvusSink(uri, "docs", dimensions=[384, 64], payload="langchain") as sink:
+        sink.prepare(engine.spec)
+        assert sink._client.describe_collection("docs")["properties"]["millpond"] == written
+        sink._client.alter_collection_properties("docs", properties={"millpond": written})
+        assert len(MilvusSink(sink._client, "docs").search(engine, "anything")) == 0
+
+
+def test_a_foreign_row_that_cannot_be_read_is_not_blamed_on_the_database(engine: Engine, uri: str) -> None:
+    with MilvusSink(uri, "docs", dimensions=[384], payload="llama_index") as sink:
+        sink.prepare(engine.spec)
+        row = engine.embed(["x"], role="document", normalize=True).embeddings[0]
+        foreign = {"id": "p", "doc_id": "d", "text": "x", "d384": row, "_node_content": "{broken"}
+        sink._client.insert("docs", [foreign])
+        with pytest.raises(SinkError, match="'docs' holds the row 'p', which is no payload of the form") as caught:
+            sink.search(engine, "x", k=1)
+        assert "Milvus at" not in str(caught.value) and isinstance(caught.value.__cause__, ValueError)
+
+
 def test_a_foreign_collection_is_left_alone_whatever_its_widths(
     engine: Engine, uri: str, records: list[Record]
 ) -> None:

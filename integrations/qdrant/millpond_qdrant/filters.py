@@ -36,6 +36,27 @@ def to_filter(filter: Mapping[str, object] | models.Filter | None, form: Payload
     return models.Filter(must=must) if must else None
 
 
+def has_condition(filter: models.Filter) -> bool:
+    """Whether a filter has a condition; one without matches every point.
+
+    Filters inside it are conditions only if they have one themselves. An alternative without a condition makes the
+    whole ``should`` match every point.
+    """
+    alternatives = _conditions(filter.should)
+    if any(_conditions(filter.must)) or any(_conditions(filter.must_not)) or (alternatives and all(alternatives)):
+        return True
+    if filter.min_should is None:
+        return False
+    choices = _conditions(filter.min_should.conditions)
+    return any(choices) and choices.count(False) < filter.min_should.min_count
+
+
+def _conditions(clause: list[models.Condition] | models.Condition | None) -> list[bool]:
+    """For each condition of a clause: ``False`` if it is a filter without a condition."""
+    members = [] if clause is None else clause if isinstance(clause, list) else [clause]
+    return [not isinstance(member, models.Filter) or has_condition(member) for member in members]
+
+
 def _path(key: str, form: Payload) -> str:
     if '"' in key:
         raise InvalidRequestError(f"filter key {key!r} holds a quote, which no path of Qdrant can; rename the key")

@@ -16,7 +16,7 @@ from millpond.ingest.payload import Payload
 from millpond.ingest.search import Hit, SearchPlan
 from millpond.ingest.sink import vector_name
 from millpond_qdrant.client import connect, describe_error, is_folder
-from millpond_qdrant.filters import to_filter
+from millpond_qdrant.filters import has_condition, to_filter
 from millpond_qdrant.folder import settle, use_write_ahead_log
 from millpond_qdrant.points import payload_of, record_fields
 
@@ -63,9 +63,9 @@ class QdrantSink(CollectionSink[models.Filter]):
         timeout: int = 60,
     ) -> None:
         client = location if isinstance(location, QdrantClient) else None
-        place = None if isinstance(location, QdrantClient) else location
-        super().__init__(place, collection, dimensions=dimensions, payload=payload)
-        self._client = client or connect(self._where, timeout)
+        path = None if isinstance(location, QdrantClient) else location
+        super().__init__(path, collection, dimensions=dimensions, payload=payload, owned=client is None)
+        self._client = connect(self._where, timeout) if client is None else client
         self._log: sqlite3.Connection | None = None  # of a folder, once it is prepared
 
     def _exists(self) -> bool:
@@ -88,22 +88,24 @@ class QdrantSink(CollectionSink[models.Filter]):
         if self._owned and is_folder(self._where):
             self._log = use_write_ahead_log(self._client, self._collection)
 
-    def _upsert(self, batch: WriteBatch) -> None:
-        points = models.Batch(
+    def _encode(self, batch: WriteBatch) -> models.Batch:
+        return models.Batch(
             ids=list(batch.ids),
             vectors={vector_name(width): rows.tolist() for width, rows in batch.vectors.items()},
             payloads=[
                 payload_of(record, point, self._payload) for record, point in zip(batch.records, batch.ids, strict=True)
             ],
         )
-        self._client.upsert(self._collection, points=points, wait=True)
+
+    def _upsert(self, rows: models.Batch) -> None:
+        self._client.upsert(self._collection, points=rows, wait=True)
 
     def _flush(self) -> None:
         if self._log is not None:
             with self._request("a checkpoint"):
                 settle(self._log)
 
-    def _query(self, plan: SearchPlan, native: models.Filter | None, payload: Payload) -> list[Hit]:
+    def _query(self, plan: SearchPlan, native: models.Filter | None, payload: Payload) -> list[models.ScoredPoint]:
         prefetch = None
         if plan.coarse is not None:
             prefetch = models.Prefetch(
@@ -112,7 +114,7 @@ class QdrantSink(CollectionSink[models.Filter]):
                 filter=native,
                 limit=plan.candidates,
             )
-        points = self._client.query_points(
+        return self._client.query_points(
             self._collection,
             prefetch=prefetch,
             query=plan.vectors[plan.full].tolist(),
@@ -121,11 +123,11 @@ class QdrantSink(CollectionSink[models.Filter]):
             limit=plan.k,
             with_payload=True,
         ).points
-        hits = []
-        for point in points:
-            record_id, text, metadata = record_fields(point.payload or {}, str(point.id), payload)
-            hits.append(Hit(id=record_id, score=point.score, text=text, metadata=metadata))
-        return hits
+
+    def _decode(self, row: models.ScoredPoint, payload: Payload) -> Hit:
+        with self._reading(str(row.id), payload):
+            record_id, text, metadata = record_fields(row.payload or {}, str(row.id), payload)
+        return Hit(id=record_id, score=row.score, text=text, metadata=metadata)
 
     def _delete(self, which: Sequence[str] | models.Filter, payload: Payload) -> None:
         selector = which if isinstance(which, models.Filter) else models.PointIdsList(points=list(which))
@@ -136,6 +138,9 @@ class QdrantSink(CollectionSink[models.Filter]):
 
     def _to_native(self, filter: Mapping[str, object] | models.Filter | None, payload: Payload) -> models.Filter | None:
         return to_filter(filter, payload)
+
+    def _has_condition(self, native: models.Filter) -> bool:
+        return has_condition(native)
 
     def _describe_error(self, error: Exception, request: str) -> str | None:
         return describe_error(error, request)

@@ -9,7 +9,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError
-from millpond.ingest import Record, SinkError, ingest, open_sink
+from millpond.ingest import Record, SinkError, ingest, open_sink, point_id
 from millpond_qdrant import QdrantSink, sink_from_url
 from millpond_qdrant.filters import to_filter
 from millpond_qdrant.folder import use_write_ahead_log
@@ -32,6 +32,22 @@ def test_vectors_are_named_by_width_and_the_collection_marked(engine: Engine, re
     assert config.metadata["millpond"]["fingerprint"] == engine.spec.fingerprint
     (point, *_), _ = client.scroll("docs")
     assert point.payload is not None and sorted(point.payload) == ["content_hash", "id", "metadata", "text"]
+
+
+def test_the_manifest_is_stored_as_this_metadata(engine: Engine) -> None:
+    client = QdrantClient(":memory:")
+    QdrantSink(client, "docs", dimensions=[384, 64], payload="langchain").prepare(engine.spec)
+    stored = {
+        "schema": 1,
+        "fingerprint": engine.spec.fingerprint,
+        "model": "model",
+        "dimensions": [64, 384],
+        "payload": "langchain",
+    }
+    assert client.get_collection("docs").config.metadata == {"millpond": stored}
+    widths = {f"d{n}": models.VectorParams(size=n, distance=models.Distance.COSINE) for n in (64, 384)}
+    client.create_collection("earlier", widths, metadata={"millpond": stored})
+    assert QdrantSink(client, "earlier").search(engine, "anything") == []
 
 
 @pytest.mark.parametrize("width", [384, 7])
@@ -88,6 +104,97 @@ def test_a_native_filter_is_passed_on(engine: Engine, records: list[Record]) -> 
     wrong = models.Filter(must=[models.FieldCondition(key='"', match=models.MatchValue(value=1))])
     with pytest.raises(SinkError, match="refused a search"):
         sink.search(engine, "anything", filter=wrong)
+
+
+N_BELOW_3 = models.FieldCondition(key="metadata.n", range=models.Range(lt=3))
+
+
+@pytest.mark.parametrize(
+    "filter",
+    [
+        models.Filter(),
+        models.Filter(must=[]),
+        models.Filter(should=[]),
+        models.Filter(must_not=[]),
+        models.Filter(must=[models.Filter()]),
+        models.Filter(must=models.Filter(should=[models.Filter(must=[])])),
+        models.Filter(must_not=[models.Filter(must_not=[models.Filter()])]),
+        models.Filter(should=[N_BELOW_3, models.Filter()]),
+        models.Filter(min_should=models.MinShould(conditions=[models.Filter()], min_count=1)),
+        models.Filter(min_should=models.MinShould(conditions=[models.Filter(), N_BELOW_3], min_count=1)),
+    ],
+    ids=lambda filter: filter.model_dump_json(exclude_none=True),
+)
+def test_a_native_filter_without_a_condition_deletes_nothing(
+    engine: Engine, records: list[Record], filter: models.Filter
+) -> None:
+    sink = QdrantSink(":memory:", "docs", dimensions=[64])
+    fill(engine, sink, records)
+    assert len(sink.search(engine, "anything", k=20, filter=filter)) in (0, 12)  # so it would have deleted all or none
+    with pytest.raises(InvalidRequestError, match="has no condition and would delete every record"):
+        sink.delete(filter=filter)
+    assert sink.count() == 12
+
+
+@pytest.mark.parametrize(
+    ("filter", "left"),
+    [
+        (models.Filter(must=[N_BELOW_3]), 9),
+        (models.Filter(must=N_BELOW_3), 9),
+        (models.Filter(should=[N_BELOW_3]), 9),
+        (models.Filter(must_not=[N_BELOW_3]), 3),
+        (models.Filter(must=[models.Filter(), models.Filter(must_not=[N_BELOW_3])]), 3),
+        (models.Filter(should=[models.Filter(must=[N_BELOW_3])], must=[]), 9),
+        (models.Filter(min_should=models.MinShould(conditions=[N_BELOW_3], min_count=1)), 9),
+        (models.Filter(min_should=models.MinShould(conditions=[models.Filter(), N_BELOW_3], min_count=2)), 9),
+        (models.Filter(must=[models.HasIdCondition(has_id=[])]), 12),
+    ],
+    ids=lambda value: value.model_dump_json(exclude_none=True) if isinstance(value, models.Filter) else str(value),
+)
+def test_a_native_filter_with_a_condition_deletes_what_it_matches(
+    engine: Engine, records: list[Record], filter: models.Filter, left: int
+) -> None:
+    sink = QdrantSink(":memory:", "docs", dimensions=[64])
+    fill(engine, sink, records)
+    sink.delete(filter=filter)
+    assert sink.count() == left
+
+
+@pytest.mark.parametrize(
+    ("form", "payload"),
+    [
+        ("llama_index", {"_node_content": "{broken", "doc_id": "x"}),
+        ("llama_index", {"_node_content": "[]", "doc_id": "x"}),
+        ("llama_index", {"other": 1}),
+        ("langchain", {"metadata": {}}),
+        ("langchain", {"page_content": "x", "metadata": "no dict"}),
+    ],
+)
+def test_a_foreign_point_that_cannot_be_read_is_not_blamed_on_the_database(
+    engine: Engine, records: list[Record], form: str, payload: dict[str, object]
+) -> None:
+    client = QdrantClient(":memory:")
+    sink = QdrantSink(client, "docs", dimensions=[384], payload=form)
+    fill(engine, sink, records)
+    point = point_id("foreign")
+    row = engine.embed(["a stray text"], role="document", normalize=True).embeddings[0]
+    client.upsert("docs", points=[models.PointStruct(id=point, vector={"d384": row.tolist()}, payload=payload)])
+    with pytest.raises(SinkError, match=f"'docs' holds the point '{point}', which is no payload of the form") as caught:
+        sink.search(engine, "a stray text", k=1)
+    assert "Qdrant at" not in str(caught.value) and caught.value.__cause__ is not None
+    assert len(sink.search(engine, "a stray text", k=12, filter={"lang": "en"})) == 12
+
+
+def test_an_error_in_making_a_payload_is_not_blamed_on_the_database(
+    engine: Engine, records: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("millpond_qdrant.sink.payload_of", fails)
+    sink = QdrantSink(":memory:", "docs")
+    with pytest.raises(ValueError, match="^a bug$"):
+        fill(engine, sink, records)
 
 
 def test_a_key_with_a_quote_is_refused() -> None:

@@ -236,10 +236,10 @@ class Architecture:
         """Modules and tensors of its heads, which a backbone leaves alone."""
         steps = (*self.classifiers.sequence, *self.classifiers.tokens, *self.reward_head)
         names = [step.name for step in steps if isinstance(step, Linear | Norm)]
-        if self.mlm is not None:
-            names += [self.mlm.dense, self.mlm.norm, self.mlm.decoder, *self.mlm.biases]
         if self.encoder is not None:  # a pooler is saved with the layers, with the same prefix
             names += [f"{self.encoder.prefix}.{name}" for name in names]
+        if self.mlm is not None:
+            names += [self.mlm.dense, self.mlm.norm, self.mlm.decoder, *self.mlm.biases]
         return tuple(names)
 
     def position_offset(self, config: Mapping[str, Any]) -> int:

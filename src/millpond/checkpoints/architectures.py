@@ -89,7 +89,10 @@ _MODERNBERT_STEPS = (
 # transformers' name, then the one in EuroBERT's own code and in the files that it saved.
 _CLASSIFIER_POOLING = ("classifier_pooling", "clf_pooling")
 _LLAMA_POOLING = PoolingField(
-    names=("pooling",), default="avg", modes={"avg": "mean", "mean": "mean", "cls": "cls", "last": "lasttoken"}
+    names=("pooling",),
+    default="avg",
+    modes={"avg": "mean", "mean": "mean", "cls": "cls", "last": "lasttoken"},
+    empty_is_absent=False,
 )
 _MODERNBERT_HEAD = FamilyHead(
     sequence=_MODERNBERT_STEPS,

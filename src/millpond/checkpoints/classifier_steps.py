@@ -78,16 +78,19 @@ class PoolingField:
         default: The value where none has one.
         modes: The pooling of each known value.
         of_logits: Values that pool the logits rather than the hidden states.
+        empty_is_absent: An empty value stands for the default; otherwise it is a value, and an unknown one.
     """
 
     names: tuple[str, ...]
     default: str
     modes: Mapping[str, PoolingMode] = field(hash=False)
     of_logits: frozenset[str] = frozenset()
+    empty_is_absent: bool = True
 
     def read(self, config: Mapping[str, Any]) -> Any:
         """The value for a checkpoint, known or not."""
-        return next((config[name] for name in self.names if config.get(name)), self.default)
+        present = [config[name] for name in self.names if name in config]
+        return next((value for value in present if value or not self.empty_is_absent), self.default)
 
 
 CLASSIFIER = (Linear(name="classifier"),)

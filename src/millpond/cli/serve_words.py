@@ -11,7 +11,7 @@ from typing import Any
 from typer.core import TyperCommand
 
 from millpond.errors import InvalidRequestError
-from millpond.vllm_dialect.arguments import SERVER_KNOBS, SWITCHES
+from millpond.vllm_dialect.arguments import SERVER_IGNORED_ARGS, SWITCHES
 
 IGNORED_ARGS = "millpond.ignored_args"  # key in a context's meta for vLLM's arguments that have no effect
 
@@ -80,11 +80,11 @@ def read(args: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str
         name = flag[2:].replace("-", "_")
         if path and flag in _OBJECTS:
             _put(objects.setdefault(flag, {}), path, value if equals else _next(waiting, typed), typed)
-        elif path or (flag not in takes_value and name.removeprefix("no_") not in SERVER_KNOBS):
+        elif path or (flag not in takes_value and name.removeprefix("no_") not in SERVER_IGNORED_ARGS):
             raise _no_such_flag(typed, takes_value)
         elif flag == _NAMES and not equals:
             words += _several(waiting, words)
-        elif takes_value.get(flag, name in SERVER_KNOBS - SWITCHES):
+        elif takes_value.get(flag, name in SERVER_IGNORED_ARGS - SWITCHES):
             value = value if equals else _next(waiting, typed)
             if flag in takes_value:
                 words += [flag, value]

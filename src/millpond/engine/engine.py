@@ -210,6 +210,8 @@ class Engine(TaskMethods):
         tokenizer = None
         if template is not None:
             score_type = resolve.check_method(method, self._loaded)
+            if method != "auto":
+                raise InvalidRequestError(f"method={method!r} reads no template; pass one of them only")
             if score_type != "cross-encoder":
                 raise InvalidRequestError(
                     f"{self.spec.name} scores by {score_type}, which reads no template; leave it out"

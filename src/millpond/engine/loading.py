@@ -77,7 +77,7 @@ class _Description:
     checkpoint: Checkpoint
     architecture: Architecture
     layout: PipelineLayout
-    purpose: DetectedTasks
+    detected: DetectedTasks
     tokenizer: TextTokenizer
     spec: ModelSpec
 
@@ -94,7 +94,7 @@ def load(config: EngineConfig) -> Replicas:
         bound_compiled_products()
     description = _read(config)
     pooling = description.layout.pooling
-    assert pooling is not None  # complete() fills it in
+    assert pooling is not None  # complete_layout() fills it in
     encoder = _encoder(description, config)
     quantization = cast("Quantization | None", config.quantization)  # checked by the config
     requested = "bfloat16" if quantization == "fp8" and config.dtype == "auto" else config.dtype
@@ -111,7 +111,7 @@ def load(config: EngineConfig) -> Replicas:
         encoder=encoder,
         include_prompt=pooling.include_prompt,
         vocabulary=int(description.checkpoint.config.get("vocab_size", 1 << 30)),
-        readouts=_readouts(description.purpose),
+        readouts=_readouts(description.detected),
         language_head=_has_language_head(description),
         first_kept=0 if vectors is None else 1,  # BGE-M3's code drops the first token's vector
         mean_maxsim=late is not None and late.similarity == "meanmaxsim",
@@ -133,7 +133,7 @@ def _runner(
     compiled: bool,
 ) -> Runner:
     """A replica on one device; its weights are read here."""
-    architecture, layout, head = description.architecture, description.layout, description.purpose.classifier
+    architecture, layout, head = description.architecture, description.layout, description.detected.classifier
     config = description.checkpoint.config
     width = backbone_width(config)
     sparse, vectors = layout.sparse, layout.token_vectors
@@ -181,18 +181,18 @@ def _has_language_head(description: _Description) -> bool:
 
 def _encoder(description: _Description, config: EngineConfig) -> InputEncoder:
     """How the checkpoint reads; raises for a template that cannot be used."""
-    tokenizer, late, purpose = description.tokenizer, description.layout.late_interaction, description.purpose
+    tokenizer, late, detected = description.tokenizer, description.layout.late_interaction, description.detected
     pairs: EncodesPairs | None = None
-    if purpose.score_type == "cross-encoder":
+    if detected.score_type == "cross-encoder":
         pairs = _pair_reader(description, config.score_template)
-    elif "classify" in purpose.tasks and config.score_template is None:
+    elif "classify" in detected.tasks and config.score_template is None:
         pairs = _pair_reader(description, None)  # classes of two texts, such as entailment
     elif config.score_template is not None:
         raise InvalidRequestError(
             f"score_template means nothing to {description.spec.name}, which is no cross-encoder; leave it out"
         )
     colbert = None
-    if purpose.score_type == "late-interaction" and late is not None:
+    if detected.score_type == "late-interaction" and late is not None:
         if config.max_length is not None:  # the user's max_length replaces the checkpoint's document length
             late = replace(late, document_length=config.max_length)
         colbert = tokenizer.colbert(late)
@@ -201,14 +201,14 @@ def _encoder(description: _Description, config: EngineConfig) -> InputEncoder:
 
 def _pair_reader(description: _Description, template: str | None) -> EncodesPairs:
     """Reads pairs by the user's template, else the checkpoint's, else the tokenizer's own pair format."""
-    tokenizer, purpose = description.tokenizer, description.purpose
+    tokenizer, detected = description.tokenizer, description.detected
     if template is not None:
         return TemplateTokenizer(tokenizer, read_template(template))
-    if purpose.template is not None:
-        return TemplateTokenizer(tokenizer, purpose.template)
+    if detected.template is not None:
+        return TemplateTokenizer(tokenizer, detected.template)
     if description.architecture.decoder:
         return TemplateTokenizer(tokenizer, plain_template())
-    return PairTokenizer(tokenizer, prompt=purpose.prompt)
+    return PairTokenizer(tokenizer, prompt=detected.prompt)
 
 
 def _shares_prefixes(description: _Description, device: torch.device) -> bool:
@@ -216,18 +216,18 @@ def _shares_prefixes(description: _Description, device: torch.device) -> bool:
 
     On a CPU only, where it was measured: the packed CUDA kernels would need separate keys for it.
     """
-    head, config = description.purpose.classifier, description.checkpoint.config
+    head, config = description.detected.classifier, description.checkpoint.config
     causal = description.architecture.decoder and config.get("is_causal", True) is not False
     bidirectional = bool(config.get("use_bidirectional_attention"))
     last = head is not None and head.pooling == "lasttoken"
     return device.type == "cpu" and causal and not description.architecture.recurrent and last and not bidirectional
 
 
-def _readouts(purpose: DetectedTasks) -> dict[Task, Readout]:
+def _readouts(detected: DetectedTasks) -> dict[Task, Readout]:
     """The readout of each task; ``ModelSpec.tasks`` lists the tasks that are served."""
-    head = purpose.classifier
+    head = detected.classifier
     pooled, token_logits = Readout(kind="pooled"), Readout(kind="token_logits")
-    text_logits = pooled if purpose.pooled_logits else Readout(kind="logits")
+    text_logits = pooled if detected.pooled_logits else Readout(kind="logits")
     by_token = head is not None and (head.per_token or head.pooling is None)
     return {
         "embed": pooled,
@@ -256,14 +256,14 @@ def _read(config: EngineConfig) -> _Description:
     tokenizer = TextTokenizer.load(
         layout.transformer, lower=layout.do_lower_case, reward_token=_reward_token(checkpoint, architecture)
     )
-    purpose = detect_tasks(checkpoint, architecture, convert=config.convert, token_id=tokenizer.token_id)
-    purpose = override_head(purpose, options)
+    detected = detect_tasks(checkpoint, architecture, convert=config.convert, token_id=tokenizer.token_id)
+    detected = override_head(detected, options)
     spec = build_spec(
         checkpoint,
         architecture,
         layout,
         options,
-        purpose,
+        detected,
         tokenizer_limit=tokenizer.limit,
         token_id=tokenizer.token_id,
     )
@@ -271,7 +271,7 @@ def _read(config: EngineConfig) -> _Description:
         checkpoint=checkpoint,
         architecture=architecture,
         layout=layout,
-        purpose=purpose,
+        detected=detected,
         tokenizer=tokenizer,
         spec=spec,
     )

@@ -109,6 +109,8 @@ class Submission:
         score_type = resolve.check_method(method, self.loaded)
         if method == "auto":
             task = resolve.check_task(task, params, self.loaded)
+        else:  # check_method has refused what the checkpoint does not serve
+            resolve.check_params_task(task, params)
         if task == "reward":
             inputs = validate.rendered_conversations(inputs, self.loaded.encoder.texts)
         items = validate.check_items(inputs, task, self.loaded, first=first)

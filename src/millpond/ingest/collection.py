@@ -30,17 +30,19 @@ class CollectionSink(ABC, Generic[NativeFilter]):
 
     A subclass names the database, its limits and its client, and implements the requests: ``_exists``, ``_create``,
     ``_read_manifest``, ``_upsert``, ``_query``, ``_delete``, ``_count``, with ``_to_native`` for filters and
-    ``_describe_error`` for the client's errors. It may also override ``_prepare``, ``_load``, ``_flush`` and ``check``.
+    ``_describe_error`` for the client's errors. It may also override ``_encode``, ``_decode``, ``_has_condition``,
+    ``_prepare``, ``_load``, ``_flush`` and ``check``.
 
     Args:
-        location: Where the database is; ``None`` if the caller passed a client, which :meth:`close` then leaves open.
+        location: Where the database is; not read if the caller passed a client.
         collection: Name of the collection.
         dimensions: The widths to store and search; ``None`` stores the width that ``embed`` returns, and searches
             every width that the collection has.
         payload: The form of the payload.
+        owned: Whether this object opens the client, so that :meth:`close` closes it; ``False`` if the caller passed it.
 
     Raises:
-        InvalidRequestError: A name, width or payload form that is not valid.
+        InvalidRequestError: A name, location, width or payload form that is not valid.
     """
 
     database: ClassVar[str]  # as error messages name it
@@ -61,14 +63,15 @@ class CollectionSink(ABC, Generic[NativeFilter]):
         *,
         dimensions: Sequence[int] | None,
         payload: str,
+        owned: bool = True,
     ) -> None:
         if not isinstance(collection, str) or not self.name_pattern.fullmatch(collection):
             raise InvalidRequestError(f"collection={collection!r} is no name for {self.database}; use {self.name_rule}")
         self._collection = collection
         self._dimensions = check_widths(dimensions)
         self._payload = check_payload(payload)
-        self._owned = location is not None
-        self._where = "the client passed in" if location is None else os.path.expanduser(os.fspath(location))
+        self._owned = owned
+        self._where = self._check_location(location) if owned else "the client passed in"
         self._manifest: CollectionManifest | None = None
 
     @property
@@ -124,8 +127,9 @@ class CollectionSink(ABC, Generic[NativeFilter]):
         sizes = [vector_bytes + record_bytes(record) for record in batch.records]
         for rows in slices(sizes, max_rows=self.max_rows, max_bytes=self.max_bytes):
             part = batch.part(rows)
+            encoded = self._encode(part)
             with self._request(f"an upsert of {len(part)} {self.row}s"):
-                self._upsert(part)
+                self._upsert(encoded)
         self._flush()
 
     def delete(
@@ -149,7 +153,7 @@ class CollectionSink(ABC, Generic[NativeFilter]):
         manifest = self._opened()
         if ids is None:
             native = self._to_native(filter, manifest.payload)
-            if not native:
+            if native is None or not self._has_condition(native):
                 raise InvalidRequestError(f"filter={filter!r} has no condition and would delete every record")
             with self._request("a delete by filter"):
                 self._delete(native, manifest.payload)
@@ -196,7 +200,8 @@ class CollectionSink(ABC, Generic[NativeFilter]):
         Raises:
             FingerprintMismatchError: Another model filled the collection.
             InvalidRequestError: No such collection, or an argument out of range.
-            SinkError: The database does not answer, or refuses.
+            SinkError: The database does not answer, or refuses, or a row that is found was not written in the
+                collection's payload form.
         """
         if self.max_results is not None:
             for name, value in (("k", k), ("candidates", candidates)):
@@ -210,7 +215,8 @@ class CollectionSink(ABC, Generic[NativeFilter]):
         native = self._to_native(filter, manifest.payload)
         plan = plan_search(engine, question, widths=widths, k=k, funnel=funnel, candidates=candidates)
         with self._request("a search"):
-            return self._query(plan, native, manifest.payload)
+            rows = self._query(plan, native, manifest.payload)
+        return [self._decode(row, manifest.payload) for row in rows]
 
     def close(self) -> None:
         """Close the client, unless it was passed in."""
@@ -246,12 +252,16 @@ class CollectionSink(ABC, Generic[NativeFilter]):
         """The manifest's JSON as stored, not validated; ``None`` if the collection has none."""
 
     @abstractmethod
-    def _upsert(self, batch: WriteBatch) -> None:
-        """Store the rows of one request, replacing those whose id exists, and wait for the acknowledgement."""
+    def _upsert(self, rows: Any) -> None:
+        """Store what :meth:`_encode` returned, replacing rows whose id exists, and wait for the acknowledgement."""
 
     @abstractmethod
-    def _query(self, plan: SearchPlan, native: NativeFilter | None, payload: Payload) -> list[Hit]:
-        """Run the stages of a search: ``plan.coarse``, unless it is ``None``, selects rows that ``plan.full`` ranks."""
+    def _query(self, plan: SearchPlan, native: NativeFilter | None, payload: Payload) -> Sequence[Any]:
+        """Run the stages of a search: ``plan.coarse``, unless it is ``None``, selects rows that ``plan.full`` ranks.
+
+        Returns:
+            The rows for :meth:`_decode`, best first.
+        """
 
     @abstractmethod
     def _delete(self, which: Sequence[str] | NativeFilter, payload: Payload) -> None:
@@ -263,11 +273,24 @@ class CollectionSink(ABC, Generic[NativeFilter]):
 
     @abstractmethod
     def _to_native(self, filter: Mapping[str, object] | NativeFilter | None, payload: Payload) -> NativeFilter | None:
-        """The database's own filter; a falsy value for no condition. Raises InvalidRequestError for other types."""
+        """The database's own filter; ``None`` or an empty one for no condition. InvalidRequestError for other types."""
 
     @abstractmethod
     def _describe_error(self, error: Exception, request: str) -> str | None:
         """An error of the client as the end of "Database at location ..."; ``None`` lets the error through."""
+
+    def _has_condition(self, native: NativeFilter) -> bool:
+        """Whether a filter has a condition; one without would match every row. By default, whether it is truthy."""
+        return bool(native)
+
+    def _encode(self, batch: WriteBatch) -> Any:
+        """The rows of one request as the client takes them; by default the batch itself."""
+        return batch
+
+    def _decode(self, row: Any, payload: Payload) -> Hit:
+        """A row that :meth:`_query` found as a hit, read inside :meth:`_reading`; by default the row is the hit."""
+        hit: Hit = row
+        return hit
 
     def _prepare(self, manifest: CollectionManifest) -> None:
         """Make the collection ready to be written to, once it exists and its manifest is checked."""
@@ -292,6 +315,25 @@ class CollectionSink(ABC, Generic[NativeFilter]):
             if description is None:
                 raise
             raise SinkError(f"{self.database} at {self._where} {description}") from error
+
+    @contextmanager
+    def _reading(self, row_id: str, payload: Payload) -> Iterator[None]:
+        """Turn an error from reading a stored row into a SinkError that names the row, not the database."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError) as error:
+            raise SinkError(
+                f"collection {self._collection!r} holds the {self.row} {row_id!r}, which is no payload of the form "
+                f"{payload!r} ({type(error).__name__}: {error}); delete it in {self.database}, or write it again"
+            ) from error
+
+    def _check_location(self, location: object) -> str:
+        path = os.fspath(location) if isinstance(location, str | os.PathLike) else None
+        if not isinstance(path, str):
+            raise InvalidRequestError(
+                f"the location of {self.database} is of type {type(location).__name__}; pass a str, a path or a client"
+            )
+        return os.path.expanduser(path)
 
     def _found(self) -> bool:
         with self._request("a look for the collection"):

@@ -70,12 +70,14 @@ def rerank(
         A sequence of :class:`~millpond.RerankResult`; of equal scores the earlier document comes first.
 
     Raises:
-        TypeError: ``query`` is not a str, or ``documents`` is a bare str.
+        TypeError: ``query`` is not a str, ``documents`` is a bare str, or ``engine`` is an ``AsyncEngine``.
         UnsupportedTaskError: The checkpoint has no token vectors.
         InvalidRequestError: A text or an option that cannot be served; nothing was queued.
         EngineOverloadedError: Too many texts are waiting.
         EngineClosedError: The engine was closed.
     """
+    if hasattr(engine, "engine"):  # an AsyncEngine, whose rerank would return a coroutine
+        raise TypeError(f"rerank takes an Engine, not an {type(engine).__name__}; write await arerank(engine, ...)")
     return engine.rerank(query, documents, top_n=top_n, method="maxsim", truncate=truncate)
 
 

@@ -31,9 +31,11 @@ def apply_rotary(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> 
 
 
 def _suits(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
-    """Whether the shapes fit each other, and half a head fills whole vector registers."""
+    """Whether the kernel is for them, their shapes fit each other, and half a head fills whole vector registers."""
     return (
-        states.dim() == 3
+        states.dtype is torch.bfloat16  # first what most calls fail
+        and states.device.type == "cpu"
+        and states.dim() == 3
         and cos.shape == sin.shape == (states.shape[0], 1, states.shape[2])
         and states.shape[2] % (2 * LANES) == 0
     )

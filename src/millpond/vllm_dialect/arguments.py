@@ -17,7 +17,7 @@ IGNORED_ARGS = frozenset(
     "pipeline_parallel_size seed swap_space tensor_parallel_size tokenizer_mode".split()
 )
 # The same for its server.
-SERVER_KNOBS = IGNORED_ARGS | frozenset(
+SERVER_IGNORED_ARGS = IGNORED_ARGS | frozenset(
     "api_server_count data_parallel_size disable_uvicorn_access_log generation_config max_log_len "
     "uvicorn_log_level".split()
 )

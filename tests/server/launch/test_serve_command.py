@@ -37,11 +37,25 @@ import millpond
 from millpond.cli.app import app, main
 from millpond.cli.serve_words import read
 from millpond.errors import InvalidRequestError, MissingExtraError, ModelLoadError
-from millpond.server.launch import run, sockets
+from millpond.server.launch import malloc, run, sockets
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
 DOCKERFILE = Path(__file__).parents[3] / "Dockerfile"
 SECONDS = 120  # how long anything may take before the test gives up
+SETTINGS = ("MILLPOND_", "VLLM_")  # how the variables begin that a server reads
+
+
+@pytest.fixture(autouse=True)
+def arena_limits(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """A server in this process reads no settings of the developer's shell, and leaves malloc as it is.
+
+    Contains an item for each time that a server limited the arenas.
+    """
+    for name in [name for name in os.environ if name.startswith(SETTINGS)]:
+        monkeypatch.delenv(name)
+    limits: list[None] = []
+    monkeypatch.setattr(malloc, "limit_arenas", lambda: limits.append(None))
+    return limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +74,7 @@ class Process:
 @contextmanager
 def served(*words: object, environ: dict[str, str] | None = None) -> Iterator[Process]:
     """``millpond serve`` in its own process."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MILLPOND_", "VLLM_"))}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
     process = subprocess.Popen(
         [sys.executable, "-m", "millpond", "serve", *map(str, words)],
         stdout=subprocess.PIPE,
@@ -97,34 +111,44 @@ Serve = Callable[..., Ended]
 
 
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unlogged: None) -> Serve:
-    """Runs ``millpond serve`` in this thread, while ``client`` runs in another one and ends it by a signal."""
+def serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unlogged: None) -> Iterator[Serve]:
+    """Runs ``millpond serve`` in this thread, while ``client`` runs in another one and ends it by a signal.
+
+    A SIGTERM that comes while the server does not handle it yet, or after its end, does not end the tests.
+    """
+    running = threading.Event()
+
+    def end(number: int, _: object) -> None:
+        if running.is_set():
+            raise SystemExit(128 + number)
 
     def serve(*words: object, client: Callable[[], Any]) -> Ended:
         monkeypatch.setattr(sys, "argv", ["millpond", "serve", *map(str, words)])
-        ended = threading.Event()
 
         def call() -> Any:
+            running.wait(SECONDS)
             try:
                 return client()
             except BaseException:
-                if not ended.is_set():
-                    send_signal(signal.SIGTERM)
+                send_signal(signal.SIGTERM)
                 raise
 
         code: object = 0
         with ThreadPoolExecutor(1) as threads:
             called = threads.submit(call)
             try:
+                running.set()
                 main()
-            except SystemExit as end:
-                code = end.code
+            except SystemExit as ended:
+                code = ended.code
             finally:
-                ended.set()
+                running.clear()
             out, log = capsys.readouterr()
             return Ended(code=code or 0, out=out, log=log, result=called.result(timeout=SECONDS))
 
-    return serve
+    previous = signal.signal(signal.SIGTERM, end)
+    yield serve
+    signal.signal(signal.SIGTERM, previous)
 
 
 def send_signal(number: int) -> None:
@@ -272,6 +296,18 @@ def test_a_running_request_is_finished_while_new_ones_are_refused(serve: Serve, 
     assert b'"embedding":[' in ended.result
     assert ended.code == 0, ended.log
     assert "stopping: requests that run have 120 s" in ended.log
+
+
+def test_a_client_that_fails_ends_the_server_and_not_the_tests(serve: Serve, embedder: Path, reserved: int):
+    def client() -> None:
+        wait_for(reserved)
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        serve(embedder, "--port", reserved, client=client)
+    with pytest.raises(ConnectionError):
+        socket.create_connection(("127.0.0.1", reserved), timeout=SECONDS)
+    send_signal(signal.SIGTERM)  # as a client that fails when the server has ended
 
 
 def test_a_request_that_does_not_end_is_given_up(serve: Serve, embedder: Path, reserved: int):
@@ -498,6 +534,12 @@ def test_an_open_server_beyond_this_machine_is_warned_of(
     with pytest.raises(ModelLoadError):
         run.serve([ModelConfig(model=str(tmp_path))], config, ready=lambda *_: None)
     assert ("asks for no API key" in caplog.text) is warned
+
+
+def test_a_server_limits_the_arenas_of_malloc(arena_limits: list[None], tmp_path: Path):
+    with pytest.raises(ModelLoadError):
+        run.serve([ModelConfig(model=str(tmp_path))], ServerConfig(port=0), ready=lambda *_: None)
+    assert arena_limits == [None]
 
 
 def test_a_name_of_several_addresses_gets_one_port_on_all():

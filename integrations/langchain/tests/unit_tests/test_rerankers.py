@@ -7,7 +7,6 @@ import copy
 import pickle
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,13 @@ import pytest
 from langchain_core.cross_encoders import BaseCrossEncoder
 from langchain_core.documents import BaseDocumentCompressor, Document
 from pydantic import ValidationError
+from tests.gates import LoopGate, batches_held, batches_through, until_set
 from tests.tiny import Layout, write_checkpoint
 from tests.tiny_late import write_stanford
 
 from langchain_millpond import MillpondCrossEncoder, MillpondReranker
 from millpond import Engine
+from millpond.engine.composite import scoring
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError, UnsupportedTaskError
 from millpond.late_interaction import rerank
 
@@ -316,32 +317,26 @@ async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
 
     monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", refuse)
 
-    async def longest_turn(call: Any) -> float:
-        """The longest time that the event loop was blocked, as a share of the whole."""
-        task = asyncio.ensure_future(call)
-        started = last = time.perf_counter()
-        longest = 0.0
-        while not task.done():
-            await asyncio.sleep(0)
-            now = time.perf_counter()
-            longest, last = max(longest, now - last), now
-        assert len(task.result()) == count
-        return longest / (last - started)
-
     async def blocks() -> list[Document]:
         return reranker.compress_documents(many, QUESTION)
 
-    assert await longest_turn(reranker.acompress_documents(many, QUESTION)) < 0.9
-    assert await longest_turn(blocks()) > 0.9  # the measure detects a blocked loop
+    for call, gate in ((reranker.acompress_documents(many, QUESTION), LoopGate()), (blocks(), LoopGate(seconds=0.2))):
+        with batches_through(gate, reranker._engine()), monkeypatch.context() as patch:
+            patch.setattr(scoring, "maxsim", gate.hold(scoring.maxsim))
+            assert len(await gate.run(call)) == count
+        assert {"run", "start"} & set(gate.calls)
+        assert ("maxsim" in gate.calls) is (model == "minilm")
+        assert gate.blocked is (call.__name__ == "blocks")  # the gate detects a blocked loop
 
 
 async def test_a_cancelled_call_leaves_the_engine_working(engine: Engine, documents: list[Document]) -> None:
     reranker = MillpondReranker(engine=engine)
     many = [Document(page_content=f"the {i}th passage, about {i * i} things") for i in range(1000)]
-    call = asyncio.ensure_future(reranker.acompress_documents(many, QUESTION))
-    await asyncio.sleep(0.01)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
+    with batches_held(engine) as due:
+        call = asyncio.ensure_future(reranker.acompress_documents(many, QUESTION))
+        await until_set(due)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
     found = await reranker.acompress_documents(documents, QUESTION)
     assert found[0].page_content.startswith("Bread rises")

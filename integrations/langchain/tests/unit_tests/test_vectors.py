@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.gates import LoopGate, batches_held, batches_through, until_set
 
 from langchain_millpond import MillpondEmbeddings
 from millpond import Engine
+from millpond.engine import engine as engine_module
 from millpond.errors import InputTooLongError, InvalidRequestError
 
-T = TypeVar("T")
 PROMPTS = {"query": "search_query: ", "document": "search_document: "}
-
-
-async def turns_until(done: Awaitable[T]) -> tuple[T, int]:
-    """The result, and how many turns the event loop had meanwhile."""
-    task = asyncio.ensure_future(done)
-    turns = 0
-    while not task.done():
-        turns += 1
-        await asyncio.sleep(0.001)
-    return task.result(), turns
 
 
 def many(count: int) -> list[str]:
@@ -132,37 +121,39 @@ async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
 
     monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", refuse)
     embeddings = MillpondEmbeddings(engine=engine)
-    vectors, turns = await turns_until(embeddings.aembed_documents(many(400)))
-    assert len(vectors) == 400
-    assert turns > 5
+    gate = LoopGate()
+    with batches_through(gate, engine):
+        assert len(await gate.run(embeddings.aembed_documents(many(400)))) == 400
+    assert gate.calls
+    assert not gate.blocked
 
     async def blocks() -> list[list[float]]:
-        return embeddings.embed_documents(many(400))
+        return embeddings.embed_documents(many(40))
 
-    _, turns = await turns_until(blocks())
-    assert turns <= 2  # the count detects a blocked loop
+    gate = LoopGate(seconds=0.2)
+    with batches_through(gate, engine):
+        await gate.run(blocks())
+    assert gate.blocked  # the gate detects a blocked loop
 
 
-async def test_the_loop_goes_on_while_a_model_loads(minilm: str) -> None:
+async def test_the_loop_goes_on_while_a_model_loads(minilm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     embeddings = MillpondEmbeddings(
         model=minilm, dtype="float32", max_batch_tokens=1111
     )  # an engine that no other test shares
-    task = asyncio.ensure_future(embeddings.aembed_query("tides"))
-    started = last = time.perf_counter()
-    longest = 0.0
-    while not task.done():
-        await asyncio.sleep(0.001)
-        now = time.perf_counter()
-        longest, last = max(longest, now - last), now
-    assert longest < 0.9 * (last - started)  # a blocked loop would have one turn, at the end
+    gate = LoopGate()
+    monkeypatch.setattr(engine_module, "load", gate.hold(engine_module.load))
+    await gate.run(embeddings.aembed_query("tides"))
+    assert gate.calls == ["load"]
+    assert not gate.blocked
 
 
 async def test_a_cancelled_call_leaves_the_engine_working(engine: Engine) -> None:
     embeddings = MillpondEmbeddings(engine=engine)
-    call = asyncio.ensure_future(embeddings.aembed_documents(many(2000)))
-    await asyncio.sleep(0.01)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
+    with batches_held(engine) as due:
+        call = asyncio.ensure_future(embeddings.aembed_documents(many(2000)))
+        await until_set(due)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
     query = await embeddings.aembed_query("tides")
     np.testing.assert_allclose(query, engine.embed(["tides"]).embeddings[0], atol=1e-6)

@@ -75,10 +75,15 @@ def check_task(task: Any, params: PoolingParams, loaded: LoadedModel) -> Task:
             f"{spec.name} ({spec.architecture}) serves {', '.join(sorted(spec.tasks))}, not {task}; "
             f"load another model{_way_out(task, loaded)}"
         )
-    if params.task is not None and params.task != task:
-        raise InvalidRequestError(f"params.task={params.task!r} contradicts the task {task!r} of this call")
+    check_params_task(task, params)
     checked: Task = task
     return checked
+
+
+def check_params_task(task: Any, params: PoolingParams) -> None:
+    """Raises InvalidRequestError if ``params`` names another task than that of the call."""
+    if params.task is not None and params.task != task:
+        raise InvalidRequestError(f"params.task={params.task!r} contradicts the task {task!r} of this call")
 
 
 def _way_out(task: Task, loaded: LoadedModel) -> str:

@@ -65,7 +65,8 @@ class Admission:
     def release(self, call: Call) -> object:
         """Stop counting a call that is over; returns its owner.
 
-        The caller drops the owner outside the lock: it may be the last reference to the engine, which then stops.
+        The caller drops the owner outside the lock: it may be the last reference to the Submission, whose end stops the
+        threads.
         """
         with self._changed:
             owner = self._owners.pop(call, None)

@@ -168,7 +168,7 @@ def _chosen(models: Sequence[str], entries: Sequence[ModelEntry]) -> Sequence[Mo
 
 def _without_ignored(options: Mapping[str, Any], ignored: dict[str, Any]) -> dict[str, Any]:
     """The options, without vLLM's arguments that have no effect, which are added to ``ignored``."""
-    ignored_args = {name: value for name, value in options.items() if name in arguments.SERVER_KNOBS - NAMES}
+    ignored_args = {name: value for name, value in options.items() if name in arguments.SERVER_IGNORED_ARGS - NAMES}
     ignored.update(ignored_args)
     return {name: value for name, value in options.items() if name not in ignored_args}
 
