@@ -72,7 +72,7 @@ def _overload(results: Record) -> str:
         for key in ("p50", "p99", "p100"):
             label = f"/health {state.replace('_', ' ')}, {'slowest' if key == 'p100' else key} ms"
             rows.append(row(label, "health_ms", state, key))
-    note = f"millpond queues at most {results['max_queue']} texts; the queue of vLLM has no limit."
+    note = f"In millpond at most {results['max_queue']} texts wait; the queue of vLLM has no limit."
     return f"{_markdown(head, rows)}\n\n{note}"
 
 
