@@ -101,7 +101,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> measure.Bench:
     shapes = Shapes(folder / "models" if options.smoke else root / "models")
     data = Path(options.data) if options.data else None
     return measure.Bench(
-        environments=Environments(root / "environments", given=interpreters, torch_args=options.torch_args),
+        environments=Environments(root / "environments", interpreters=interpreters, torch_args=options.torch_args),
         shapes=shapes,
         texts=Texts(shapes.folder("minilm") / "tokenizer.json", data=data),
         folder=folder,

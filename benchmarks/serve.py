@@ -71,7 +71,9 @@ class Bench:
         texts = Texts(self.model / "tokenizer.json", data=Path(options.data) if options.data else None)
         self.docs = texts.workload("docs", limit=512, count=64 if options.smoke else options.texts)
         self.shorts = texts.workload("short", limit=512, count=64 if options.smoke else 2048)
-        self.environments = Environments(root / "environments", given=options.python, torch_args=options.torch_args)
+        self.environments = Environments(
+            root / "environments", interpreters=options.python, torch_args=options.torch_args
+        )
         self.servers: dict[str, Server] = {}
         # Our two processes start at once; vLLM would use every core, so it starts after them.
         queue = ("--max-queue", str(self.queue))

@@ -81,13 +81,13 @@ class Environments:
 
     Args:
         root: The folder that holds the environments.
-        given: Existing interpreters, by name.
+        interpreters: Existing interpreters, by name; these environments are not created.
         torch_args: More arguments of pip for torch, such as an index with builds for the CPU.
     """
 
-    def __init__(self, root: Path, *, given: Mapping[str, str], torch_args: str = "") -> None:
+    def __init__(self, root: Path, *, interpreters: Mapping[str, str], torch_args: str = "") -> None:
         self.root = root
-        self.given = {HERE: sys.executable, **given}
+        self.interpreters = {HERE: sys.executable, **interpreters}
         self.torch_args = shlex.split(torch_args)
 
     def python(self, name: str) -> str:
@@ -96,8 +96,8 @@ class Environments:
         Raises:
             UnavailableError: It cannot be created; an incomplete one is removed.
         """
-        if name in self.given:
-            return self.given[name]
+        if name in self.interpreters:
+            return self.interpreters[name]
         folder, recipe = self.root / name, RECIPES[name]
         python, stamp = folder / "bin" / "python", folder / ".complete"
         contents = json.dumps([_torch(), recipe.packages, recipe.options])
@@ -114,12 +114,12 @@ class Environments:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
             stamp.write_text(contents, encoding="utf-8")
-        self.given[name] = str(python)
+        self.interpreters[name] = str(python)
         return str(python)
 
     def versions(self) -> dict[str, dict[str, str]]:
         """Package versions by environment, of those used so far."""
-        return {name: json.loads(_output(python, _LIST)) for name, python in self.given.items()}
+        return {name: json.loads(_output(python, _LIST)) for name, python in self.interpreters.items()}
 
     def _pip(self, python: str, arguments: list[str]) -> None:
         _call([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments])

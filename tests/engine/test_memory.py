@@ -77,18 +77,18 @@ def rows(count=6):
 
 def test_rows_that_nobody_else_reads_are_normalized_in_place():
     expected = cut(rows(), 8, normalize=True)
-    given = rows()
-    result = cut(given, 8, normalize=True, own=True)
-    assert np.shares_memory(result, given)
+    matrix = rows()
+    result = cut(matrix, 8, normalize=True, own=True)
+    assert np.shares_memory(result, matrix)
     np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize(("dimensions", "own"), [(8, False), (4, True), (4, False)])
 def test_other_rows_stay_as_they_are(dimensions, own):
-    given = rows()
-    result = cut(given, dimensions, normalize=True, own=own)
-    assert not np.shares_memory(result, given)
-    np.testing.assert_array_equal(given, rows())
+    matrix = rows()
+    result = cut(matrix, dimensions, normalize=True, own=own)
+    assert not np.shares_memory(result, matrix)
+    np.testing.assert_array_equal(matrix, rows())
     np.testing.assert_allclose(np.linalg.norm(result, axis=1), 1, rtol=1e-6)
 
 

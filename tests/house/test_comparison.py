@@ -260,7 +260,7 @@ def test_labels_do_not_overlap(heights: list[float], placed: list[float]):
 
 
 def test_an_engine_that_fails_is_left_out_with_its_error(tmp_path: Path):
-    environments = Environments(tmp_path / "environments", given={"gone": str(tmp_path / "python")})
+    environments = Environments(tmp_path / "environments", interpreters={"gone": str(tmp_path / "python")})
     left_out: dict[str, str] = {}
     competitors = [
         Competitor(name="unknown", title="unknown", family="nothing"),
@@ -275,7 +275,7 @@ def test_an_engine_that_fails_is_left_out_with_its_error(tmp_path: Path):
 def test_a_process_that_ends_is_left_out_with_its_last_words(tmp_path: Path):
     left_out: dict[str, str] = {}
     with Fleet(
-        [COMPETITORS["millpond"]], Environments(tmp_path, given={"here": sys.executable}), tmp_path, left_out
+        [COMPETITORS["millpond"]], Environments(tmp_path, interpreters={"here": sys.executable}), tmp_path, left_out
     ) as fleet:
         peer = fleet.start(COMPETITORS["millpond"])
         fleet.peers["millpond"] = peer
@@ -285,7 +285,7 @@ def test_a_process_that_ends_is_left_out_with_its_last_words(tmp_path: Path):
 
 
 def test_an_environment_that_cannot_be_made_leaves_nothing(tmp_path: Path):
-    environments = Environments(tmp_path, given={}, torch_args="--no-such-option")
+    environments = Environments(tmp_path, interpreters={}, torch_args="--no-such-option")
     with pytest.raises(UnavailableError, match="no such option: --no-such-option"):
         environments.python("openvino")
     assert list(tmp_path.iterdir()) == []

@@ -55,7 +55,7 @@ for module in sys.argv[1:]:
 def loaded_by(*modules: str) -> dict[str, set[str]]:
     """The modules of ``HEAVY`` loaded after importing each of ``modules`` in turn in a new interpreter.
 
-    Each is imported as the first module of millpond, so that no import circle is hidden by a module before it.
+    Each is imported as the first module of millpond, so that no earlier import hides an import circle.
     """
     command = [sys.executable, "-c", _LOAD, *modules]
     run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)

@@ -175,8 +175,8 @@ BREACHES = (
 )
 
 
-def test_every_breach_in_the_packages_is_found(copy: Path):
-    """Imports for type checking are no exception."""
+def test_every_forbidden_import_in_the_packages_is_found(copy: Path):
+    """Imports for type checking count too."""
     for _, file, line, _ in BREACHES:
         with (copy / "src/millpond" / file).open("a", encoding="utf-8") as module:
             module.write(f"\nfrom typing import TYPE_CHECKING\n{line}\n")
@@ -185,10 +185,10 @@ def test_every_breach_in_the_packages_is_found(copy: Path):
     assert result.returncode == 1
     assert f"0 kept, {len(contracts)} broken" in result.stdout, result.stdout + result.stderr
     report = " ".join(result.stdout.split())  # the lines are wrapped
-    for _, _, _, named in BREACHES:
-        assert named in report, named
+    for _, _, _, reported in BREACHES:
+        assert reported in report, reported
 
 
 def test_every_contract_has_a_breach():
-    single = {"layers", "vocabulary", "core", "adapters"}  # of `test_a_breach_is_found`
+    single = {"layers", "vocabulary", "core", "adapters"}  # of `test_a_forbidden_import_is_found`
     assert set(CONTRACTS) == single | {contract for contract, *_ in BREACHES}

@@ -106,12 +106,12 @@ def test_hits_are_the_records_and_scores_the_cosines(engine, place, form):
     assert report.written == report.embedded == sink.count() == 48
     known = {record.id: record for record in records()}
     for question in QUESTIONS:
-        wanted = cosines(engine, question, 384)
+        expected = cosines(engine, question, 384)
         hits = sink.search(engine, question, k=10)
-        assert [hit.id for hit in hits] == best(wanted, 10)
+        assert [hit.id for hit in hits] == best(expected, 10)
         for hit in hits:
             assert isinstance(hit, Hit) and type(hit.score) is float
-            assert hit.score == pytest.approx(wanted[hit.id], abs=1e-5)
+            assert hit.score == pytest.approx(expected[hit.id], abs=1e-5)
             assert (hit.text, hit.metadata) == (known[hit.id].text, known[hit.id].metadata)
 
 
@@ -142,18 +142,18 @@ def test_with_enough_candidates_the_funnel_misses_nothing(engine, place):
 def test_one_width_is_searched_alone(engine, place):
     sink = place(dimensions=[64])
     fill(engine, sink)
-    wanted = cosines(engine, QUESTIONS[0], 64)
+    expected = cosines(engine, QUESTIONS[0], 64)
     hits = sink.search(engine, QUESTIONS[0], k=3)
-    assert [hit.id for hit in hits] == best(wanted, 3)
-    assert hits[0].score == pytest.approx(wanted[hits[0].id], abs=1e-5)
+    assert [hit.id for hit in hits] == best(expected, 3)
+    assert hits[0].score == pytest.approx(expected[hits[0].id], abs=1e-5)
 
 
 def test_three_widths_go_from_the_smallest_to_the_largest(engine, place):
     sink = place(dimensions=[384, 16, 64])
     fill(engine, sink)
-    wanted = cosines(engine, QUESTIONS[0], 384)
+    expected = cosines(engine, QUESTIONS[0], 384)
     hits = sink.search(engine, QUESTIONS[0], k=3)
-    assert [hit.score for hit in hits] == pytest.approx([wanted[name] for name in best(wanted, 3)], abs=1e-5)
+    assert [hit.score for hit in hits] == pytest.approx([expected[name] for name in best(expected, 3)], abs=1e-5)
 
 
 def test_a_model_that_cuts_its_vectors_by_default_fills_that_width_or_any(place, tmp_path):
@@ -163,8 +163,8 @@ def test_a_model_that_cuts_its_vectors_by_default_fills_that_width_or_any(place,
             sink = place(collection, dimensions=dimensions)
             fill(engine, sink)
             hits = sink.search(engine, QUESTIONS[0], k=48)
-            wanted = cosines(engine, QUESTIONS[0], width)
-            assert {hit.id: hit.score for hit in hits} == pytest.approx(wanted, abs=1e-5)
+            expected = cosines(engine, QUESTIONS[0], width)
+            assert {hit.id: hit.score for hit in hits} == pytest.approx(expected, abs=1e-5)
             sink.close()  # a folder can be open only once
     freed = weakref.ref(engine)
     del engine
@@ -236,7 +236,7 @@ FACETED = [
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("condition", "found"),
     [
         ({}, "01234"),
         ({"lang": "de"}, "0"),
@@ -264,10 +264,10 @@ FACETED = [
     ],
     ids=str,
 )
-def test_a_filter_on_metadata_means_the_same_everywhere(filled, wanted, found):
+def test_a_filter_on_metadata_means_the_same_everywhere(filled, condition, found):
     engine, sink = filled
     for funnel in (True, False):
-        hits = sink.search(engine, "water", filter=wanted, funnel=funnel)
+        hits = sink.search(engine, "water", filter=condition, funnel=funnel)
         assert "".join(sorted(hit.id for hit in hits)) == found
 
 

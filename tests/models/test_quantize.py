@@ -168,10 +168,10 @@ def test_torchao_takes_the_same_layers(family, tmp_path):
     assert len(quantized) == 2 * 4
     assert {type(layer.weight).__name__ for layer in quantized} == {"Int8Tensor"}
     ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
-    given = {"input_ids": ids, "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]]), "segments": Segments.of([3, 3])}
-    given |= {"token_type_ids": torch.zeros_like(ids)} if family == "bert" else {"use_cache": False}
+    inputs = {"input_ids": ids, "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]]), "segments": Segments.of([3, 3])}
+    inputs |= {"token_type_ids": torch.zeros_like(ids)} if family == "bert" else {"use_cache": False}
     with torch.inference_mode():
-        found, expected = (backbone(**given).last_hidden_state[0] for backbone in (small, plain))
+        found, expected = (backbone(**inputs).last_hidden_state[0] for backbone in (small, plain))
     assert torch.nn.functional.cosine_similarity(found, expected).min() >= 0.99
     assert (found - expected).abs().max() > 1e-4
 

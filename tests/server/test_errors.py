@@ -142,10 +142,10 @@ LONG = "a " * 100
 
 
 @pytest.mark.parametrize(
-    ("given", "where"), [(LONG, ""), ([LONG], ""), (["a", "b", LONG, "c"], " It is the one at index 2.")]
+    ("value", "where"), [(LONG, ""), ([LONG], ""), (["a", "b", LONG, "c"], " It is the one at index 2.")]
 )
-def test_an_over_long_input(ask: Ask, given: Any, where: str) -> None:
-    error = ask("POST", PATH, json={"input": given}).json()["error"]
+def test_an_over_long_input(ask: Ask, value: Any, where: str) -> None:
+    error = ask("POST", PATH, json={"input": value}).json()["error"]
     assert error["message"] == (
         "This model's maximum context length is 64 tokens. However, your prompt contains 102 input tokens, which "
         "exceeds this limit even without any output tokens. Please reduce the length of the input prompt." + where

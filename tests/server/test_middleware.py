@@ -127,21 +127,21 @@ def test_keys_are_checked_for_the_path_that_the_router_sees(ask: Ask, root: str,
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("header", "expected"),
     [
         ("abc-123_X.y:z/+=@", "abc-123_X.y:z/+=@"),
         ("a\nb\r{c}\x1b[0m <d>", "abc0md"),
         ("x" * 500, "x" * 128),
     ],
 )
-def test_a_request_id_is_kept_as_far_as_it_is_harmless(given: str, expected: str) -> None:
-    assert request_id(given) == expected
+def test_a_request_id_is_kept_as_far_as_it_is_harmless(header: str, expected: str) -> None:
+    assert request_id(header) == expected
 
 
-@pytest.mark.parametrize("given", [None, "", "\n\t", "§"])
-def test_without_an_id_there_is_a_new_one(given: str | None) -> None:
-    assert len(request_id(given)) == 32
-    assert request_id(given) != request_id(given)
+@pytest.mark.parametrize("header", [None, "", "\n\t", "§"])
+def test_without_an_id_there_is_a_new_one(header: str | None) -> None:
+    assert len(request_id(header)) == 32
+    assert request_id(header) != request_id(header)
 
 
 @pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/nowhere", 404), ("/v1/models", 401)])

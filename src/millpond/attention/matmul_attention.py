@@ -98,10 +98,10 @@ def _attend_joined(
     out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, part: Joined, masking: Masking
 ) -> bool:
     """Fill the rows of ``out`` of runs laid out as one; False if a sum of weights is out of bounds."""
-    whole = Run(start=0, count=part.count, length=part.length)
-    q, k, v = (_split(states.index_select(0, part.rows), whole, key.shape[1]) for states in (query, key, value))
+    joined = Run(start=0, count=part.count, length=part.length)
+    q, k, v = (_split(states.index_select(0, part.rows), joined, key.shape[1]) for states in (query, key, value))
     mixed = out.new_empty(len(part.rows), *out.shape[1:])
-    if not _attend_batch(_split(mixed, whole, key.shape[1]), q, k, v, masking, keys=part.length, valid=part.valid):
+    if not _attend_batch(_split(mixed, joined, key.shape[1]), q, k, v, masking, keys=part.length, valid=part.valid):
         return False
     # The rows of a repeated token are equal, so it does not matter which of them is kept.
     out.index_copy_(0, part.rows, mixed)

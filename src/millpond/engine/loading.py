@@ -226,17 +226,17 @@ def _shares_prefixes(description: _Description, device: torch.device) -> bool:
 def _readouts(detected: DetectedTasks) -> dict[Task, Readout]:
     """The readout of each task; ``ModelSpec.tasks`` lists the tasks that are served."""
     head = detected.classifier
-    pooled, each = Readout(kind="pooled"), Readout(kind="token_logits")
-    whole = pooled if detected.pooled_logits else Readout(kind="logits")
+    pooled, token_logits = Readout(kind="pooled"), Readout(kind="token_logits")
+    text_logits = pooled if detected.pooled_logits else Readout(kind="logits")
     by_token = head is not None and (head.per_token or head.pooling is None)
     return {
         "embed": pooled,
         "token_embed": Readout(kind="tokens"),
         "sparse_embed": Readout(kind="sparse"),
-        "classify": whole,
-        "token_classify": each,
-        "score": whole,
-        "reward": each if by_token else whole,
+        "classify": text_logits,
+        "token_classify": token_logits,
+        "score": text_logits,
+        "reward": token_logits if by_token else text_logits,
     }
 
 

@@ -163,8 +163,8 @@ class PackedLayer(nn.Module):
 
 def _block(hidden: torch.Tensor) -> int:
     """Rows that a layer computes at a time."""
-    whole = hidden.device.type != "cpu" or torch.compiler.is_compiling()
-    return len(hidden) if whole else _ROWS
+    unblocked = hidden.device.type != "cpu" or torch.compiler.is_compiling()
+    return len(hidden) if unblocked else _ROWS
 
 
 def _masking(attention: Any, config: Any, traits: DecoderTraits) -> Masking:

@@ -101,8 +101,8 @@ def _shape(config: Mapping[str, Any], fields: EncoderFields) -> _Shape | None:
         return None
     if sizes["hidden"] % sizes["heads"] or not isinstance(activation, str) or not isinstance(epsilon, float):
         return None
-    whole = {"types": 0, "buckets": 0, "embedding": sizes["hidden"], **sizes}
-    return _Shape(epsilon=epsilon, activation=activation, **whole)
+    all_sizes = {"types": 0, "buckets": 0, "embedding": sizes["hidden"], **sizes}
+    return _Shape(epsilon=epsilon, activation=activation, **all_sizes)
 
 
 def _expected(names: EncoderNames, shape: _Shape) -> dict[str, tuple[int, ...]]:

@@ -39,13 +39,13 @@ class Renaming:
         renamed: dict[str, torch.Tensor] = {}
         for original, tensor in state.items():
             name = parts.sub(lambda match: self.parts[match[0]], lead.sub("", original))
-            whole = fused.search(name)
-            if whole is None:
+            match = fused.search(name)
+            if match is None:
                 renamed[name] = tensor
                 continue
-            targets = self.fused[whole[0]]
+            targets = self.fused[match[0]]
             for target, piece in zip(targets, tensor.chunk(len(targets)), strict=True):
-                renamed[name.replace(whole[0], target)] = piece
+                renamed[name.replace(match[0], target)] = piece
         return renamed
 
 

@@ -89,17 +89,17 @@ class TokenWeightHead(nn.Module):
     def read(self, hidden: torch.Tensor, segments: Segments, input_ids: torch.Tensor) -> Weights:
         """Weights of the tokens in each text."""
         assert isinstance(self.unused, torch.Tensor)
-        each = self.linear(hidden.float())[:, 0].relu()  # [tokens]
+        token_weights = self.linear(hidden.float())[:, 0].relu()  # [tokens]
         texts = torch.repeat_interleave(
-            torch.arange(len(segments.lengths), device=each.device),
+            torch.arange(len(segments.lengths), device=token_weights.device),
             segments.cu_seqlens.diff().long(),
             output_size=segments.total,
         )
-        used = (each > 0) & ~torch.isin(input_ids, self.unused)
+        used = (token_weights > 0) & ~torch.isin(input_ids, self.unused)
         # Text and token id as one number: equal pairs become one entry, in ascending order.
         span = int(input_ids.max()) + 1
         entries, slots = torch.unique(texts[used] * span + input_ids[used], return_inverse=True)
-        weights = each.new_zeros(len(entries)).scatter_reduce_(0, slots, each[used], "amax")
+        weights = token_weights.new_zeros(len(entries)).scatter_reduce_(0, slots, token_weights[used], "amax")
         counts = torch.bincount(entries // span, minlength=len(segments.lengths))
         return (entries % span).int(), weights, counts.tolist()
 

@@ -16,7 +16,7 @@ FAMILIES = ["bert", "mpnet", "electra", "modernbert", "nomic", "gte", "qwen3", "
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def row_reads(monkeypatch):
     """Of each forward, whether it computed some rows only."""
     seen = []
     states = Runner.states
@@ -31,35 +31,35 @@ def asked(monkeypatch):
 
 @pytest.mark.parametrize("pooling", ["cls", "lasttoken"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_row_read_alone_is_the_same(family, pooling, tmp_path, asked, monkeypatch):
+def test_a_row_read_alone_is_the_same(family, pooling, tmp_path, row_reads, monkeypatch):
     folder = write_checkpoint(tmp_path / family, family)
     with Engine(folder, pooling=pooling, convert="embed", dtype="float32", device="cpu") as engine:
         alone = engine.embed(list(TEXTS), normalize=False).embeddings
-        assert asked
-        assert all(asked)
+        assert row_reads
+        assert all(row_reads)
         monkeypatch.setattr(Runner, "_reading_of_rows", lambda self, batch, readouts: None)
         whole = engine.embed(list(TEXTS), normalize=False).embeddings
-        assert not asked[-1]
+        assert not row_reads[-1]
     np.testing.assert_allclose(alone, whole, atol=1e-5 * np.abs(whole).max())
     with Engine(folder, pooling="mean", convert="embed", dtype="float32", device="cpu") as engine:
         assert np.abs(engine.embed(list(TEXTS), normalize=False).embeddings - whole).max() > 1e-3
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls+mean", "max"])
-def test_other_poolings_compute_all_rows(pooling, tmp_path, asked):
+def test_other_poolings_compute_all_rows(pooling, tmp_path, row_reads):
     with Engine(write_checkpoint(tmp_path / "bert"), pooling=pooling, dtype="float32", device="cpu") as engine:
         engine.embed(list(TEXTS))
-    assert asked
-    assert not any(asked)
+    assert row_reads
+    assert not any(row_reads)
 
 
-def test_a_per_token_call_in_the_batch_gets_its_rows(tmp_path, asked):
+def test_a_per_token_call_in_the_batch_gets_its_rows(tmp_path, row_reads):
     with Engine(write_checkpoint(tmp_path / "bert"), pooling="cls", dtype="float32", device="cpu") as engine:
         expected = engine.embed(["a river"]).embeddings[0], engine.token_embed(["a river"]).embeddings[0]
-        asked.clear()
+        row_reads.clear()
         requests = [a_request(engine, task) for task in ("embed", "token_embed")]
         rows = {request.call.plan.task: found for request, found in engine._replicas.runner.run(requests)}
-    assert asked == [False]
+    assert row_reads == [False]
     np.testing.assert_allclose(unit(rows["embed"]), unit(expected[0]), atol=1e-6)
     np.testing.assert_allclose(unit(rows["token_embed"]), unit(expected[1]), atol=1e-6)
 

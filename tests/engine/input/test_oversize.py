@@ -94,8 +94,8 @@ def test_pairs_of_oversize_texts(encoder, truncate):
     giant = TEXTS["prose"]
     pairs = [Pair("Who?", giant), Pair(giant, "Nobody."), Pair(giant, giant)]
     whole = encoder.pairs.encode(pairs, limit=LIMIT, truncate=truncate, index_of=index_of)
-    for found, wanted in zip(encoder.encode(pairs, plan(truncate), index_of=index_of), whole, strict=True):
-        assert np.array_equal(found.ids, wanted.ids) and found.truncated
+    for found, expected in zip(encoder.encode(pairs, plan(truncate), index_of=index_of), whole, strict=True):
+        assert np.array_equal(found.ids, expected.ids) and found.truncated
 
 
 @pytest.mark.parametrize("name", ["prose", "lines", "spaced", "marks"])

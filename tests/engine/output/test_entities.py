@@ -244,7 +244,7 @@ def by_hand(
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("tag_line", "expected"),
     [
         ("O B-PER I-PER O", [("PER", "b c")]),
         ("B-PER B-PER I-PER", [("PER", "a"), ("PER", "b c")]),
@@ -254,8 +254,8 @@ def by_hand(
         ("O O", []),
     ],
 )
-def test_prefixes_begin_and_continue(given: str, expected: list[tuple[str, str]]):
-    tokens = [("abcd"[i], label, 0.75) for i, label in enumerate(given.split())]
+def test_prefixes_begin_and_continue(tag_line: str, expected: list[tuple[str, str]]):
+    tokens = [("abcd"[i], label, 0.75) for i, label in enumerate(tag_line.split())]
     assert by_hand(tokens, "simple") == [(label, 0.75, text) for label, text in expected]
     each = [(label, 0.75, text) for text, label, _ in tokens]
     assert by_hand(tokens, "none") == each

@@ -141,17 +141,17 @@ def test_shrinking_bounds_later_batches():
 )
 def test_everything_is_served_once_within_the_budget(budget, calls):
     scheduler = Scheduler(budget)
-    wanted = []
+    queued = []
     for lengths in calls:
         call, requests = a_call(lengths)
         scheduler.put(call, requests)
-        wanted += requests
+        queued += requests
     scheduler.close()
     served = []
     while (batch := schedule(scheduler)) is not None:
         assert tokens(batch) <= budget or len(batch) == 1
         served += batch
-    assert len(served) == len(wanted) and set(map(id, served)) == set(map(id, wanted))
+    assert len(served) == len(queued) and set(map(id, served)) == set(map(id, queued))
 
 
 @pytest.mark.parametrize("budget", [16, 64])

@@ -88,8 +88,8 @@ def test_the_encodings_that_it_may_name(client: openai.OpenAI, engine: Engine, e
 
 def test_a_text_and_token_ids(client: openai.OpenAI, engine: Engine) -> None:
     ids, expected = engine.tokenize(TEXTS), engine.embed(TEXTS).embeddings
-    for given, rows in ((TEXTS[0], expected[:1]), (ids[1], expected[1:2]), (ids, expected)):
-        answer = client.embeddings.create(model="mill/plain", input=given)
+    for inputs, rows in ((TEXTS[0], expected[:1]), (ids[1], expected[1:2]), (ids, expected)):
+        answer = client.embeddings.create(model="mill/plain", input=inputs)
         np.testing.assert_allclose(vectors(answer), rows, atol=1e-6)
 
 
@@ -132,7 +132,7 @@ async def test_many_at_once(address: str, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "kind", "status", "message", "param"),
+    ("options", "kind", "status", "message", "param"),
     [
         ({"input": LONG}, openai.BadRequestError, 400, "maximum context length is 64 tokens", "input_tokens"),
         ({"input": ["a", LONG]}, openai.BadRequestError, 400, "one at index 1", "input_tokens"),
@@ -146,10 +146,10 @@ async def test_many_at_once(address: str, engine: Engine) -> None:
     ],
 )
 def test_refusals_are_the_clients_own_exceptions(
-    client: openai.OpenAI, asked: dict[str, Any], kind: type[Exception], status: int, message: str, param: str | None
+    client: openai.OpenAI, options: dict[str, Any], kind: type[Exception], status: int, message: str, param: str | None
 ) -> None:
     with pytest.raises(kind) as caught:
-        client.embeddings.create(**{"model": "mill/plain", "input": "a", **asked})
+        client.embeddings.create(**{"model": "mill/plain", "input": "a", **options})
     error = caught.value
     assert isinstance(error, openai.APIStatusError)
     assert type(error) is kind

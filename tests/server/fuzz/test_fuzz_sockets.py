@@ -101,7 +101,7 @@ def chunked(*chunks: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("parts", "wanted"),
+    ("parts", "expected_statuses"),
     [
         pytest.param([sized(BODY)], [200], id="as it should be"),
         pytest.param([bytes([byte]) for byte in sized(BODY)], [200], id="byte by byte"),
@@ -131,9 +131,11 @@ def chunked(*chunks: bytes) -> bytes:
         ),
     ],
 )
-def test_what_is_odd_and_allowed(address: str, engine: Engine, parts: list[bytes], wanted: list[int]) -> None:
+def test_what_is_odd_and_allowed(
+    address: str, engine: Engine, parts: list[bytes], expected_statuses: list[int]
+) -> None:
     reply = talk(address, *parts, LAST)
-    assert statuses(reply) == [*wanted, 200], reply
+    assert statuses(reply) == [*expected_statuses, 200], reply
     still_well(address, engine)
 
 

@@ -115,8 +115,8 @@ def test_a_large_body_is_no_part_of_the_head_behind_it(server: uvicorn.Server) -
     assert [status for status, _ in answers(server, many + last[:30], last[30:])] == [200] * 4
 
 
-@pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nHost:"], ids=["nothing", "half a head"])
-def test_who_does_not_come_to_the_point_is_not_waited_for(embedder: Path, said: bytes) -> None:
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost:"], ids=["nothing", "half a head"])
+def test_who_does_not_come_to_the_point_is_not_waited_for(embedder: Path, sent: bytes) -> None:
     app = create_app(ServedModels.load([ModelConfig(model=str(embedder))]))
     with serving(app, keep_alive=1) as server:
-        assert answers(server, said) == []
+        assert answers(server, sent) == []

@@ -262,7 +262,7 @@ class TestVectors:
         assert np.abs(engine.embed(TEXTS).embeddings - bare).max() > 0.01
 
     @pytest.mark.parametrize(
-        ("asked", "role"),
+        ("prompt_options", "role"),
         [
             ({"role": "query"}, "query"),
             ({"role": "document"}, "document"),
@@ -274,9 +274,9 @@ class TestVectors:
             ({"input_type": "passage"}, "document"),
         ],
     )
-    def test_prompts(self, ask, models, asked, role):
+    def test_prompts(self, ask, models, prompt_options, role):
         expected = models["prompted"].embed(TEXTS, role=role).embeddings
-        np.testing.assert_allclose(vectors(ask("prompted", input=TEXTS, **asked)), expected, atol=1e-6)
+        np.testing.assert_allclose(vectors(ask("prompted", input=TEXTS, **prompt_options)), expected, atol=1e-6)
 
     def test_token_ids_take_no_prompt(self, ask):
         assert "index 0" in error(ask("prompted", status=400, input=[[5, 6]], role="query"))["message"]
@@ -373,8 +373,8 @@ class TestConversations:
         with TestClient(create_app(served, ServerConfig(trust_request_chat_template=True))) as client:
             plain = client.post("/v1/embeddings", json={"messages": TALK})
             options = client.post("/v1/embeddings", json={"messages": TALK, "chat_template": own})
-            told = {"chat_template": "{{ mood }}", "chat_template_kwargs": {"mood": "calm"}}
-            filled = client.post("/v1/embeddings", json={"messages": TALK, **told})
+            chat_options = {"chat_template": "{{ mood }}", "chat_template_kwargs": {"mood": "calm"}}
+            filled = client.post("/v1/embeddings", json={"messages": TALK, **chat_options})
         expected = bare(models["llm"], ["How deep is it?", "[How deep is it?]", "calm"])
         for response, vector in zip((plain, options, filled), expected, strict=True):
             np.testing.assert_allclose(vectors(response)[0], vector, atol=1e-6)

@@ -44,18 +44,18 @@ def same(found, expected):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-def told(response):
+def error_of(response):
     return response.json()["error"]
 
 
 class TestTasks:
-    @pytest.mark.parametrize("asked", [{"task": "embed"}, {"task": "embedding"}, {}])
-    def test_embed(self, ask, models, asked):
-        same(data(ask("embedder", input=TEXTS, **asked)), models["embedder"].embed(TEXTS).embeddings)
+    @pytest.mark.parametrize("task_options", [{"task": "embed"}, {"task": "embedding"}, {}])
+    def test_embed(self, ask, models, task_options):
+        same(data(ask("embedder", input=TEXTS, **task_options)), models["embedder"].embed(TEXTS).embeddings)
 
-    @pytest.mark.parametrize("asked", [{"task": "classify"}, {"task": "score"}, {}])
-    def test_classify(self, ask, models, asked):
-        same(data(ask("classifier", input=TEXTS, **asked)), models["classifier"].classify(TEXTS).probs)
+    @pytest.mark.parametrize("task_options", [{"task": "classify"}, {"task": "score"}, {}])
+    def test_classify(self, ask, models, task_options):
+        same(data(ask("classifier", input=TEXTS, **task_options)), models["classifier"].classify(TEXTS).probs)
 
     @pytest.mark.parametrize("model", ["embedder", "colbert", "llm"])
     def test_token_embed(self, ask, models, model):
@@ -68,10 +68,11 @@ class TestTasks:
         same(actual, models["colbert"].token_embed(TEXTS, role="query").embeddings)
         assert {len(matrix) for matrix in actual} == {12}
 
-    @pytest.mark.parametrize("asked", [{"task": "token_classify"}, {"task": "encode"}, {}])
-    def test_token_classify(self, ask, models, asked):
+    @pytest.mark.parametrize("task_options", [{"task": "token_classify"}, {"task": "encode"}, {}])
+    def test_token_classify(self, ask, models, task_options):
         same(
-            data(ask("token_classifier", input=TEXTS, **asked)), models["token_classifier"].token_classify(TEXTS).probs
+            data(ask("token_classifier", input=TEXTS, **task_options)),
+            models["token_classifier"].token_classify(TEXTS).probs,
         )
 
     def test_rewards_are_raw(self, ask, models):
@@ -94,7 +95,7 @@ class TestTasks:
         with TestClient(create_app(ServedModels.load(configs))) as client:
             assert client.post("/pooling", json={"input": "a", "task": "classify"}).json()["model"] == "classifier"
             unclear = client.post("/pooling", json={"input": "a"})
-        assert unclear.status_code == 400 and "embedder, classifier" in told(unclear)["message"]
+        assert unclear.status_code == 400 and "embedder, classifier" in error_of(unclear)["message"]
 
     @pytest.mark.parametrize(
         ("model", "body", "part", "param"),
@@ -114,7 +115,7 @@ class TestTasks:
         ],
     )
     def test_refused(self, ask, model, body, part, param):
-        actual = told(ask(model, status=404 if model == "nobody" else 400, input="a", **body))
+        actual = error_of(ask(model, status=404 if model == "nobody" else 400, input="a", **body))
         assert part in actual["message"] and actual["param"] == param
         assert "/tmp" not in actual["message"]
 
@@ -233,7 +234,7 @@ class TestClassify:
         ],
     )
     def test_refused(self, ask, model, status, body, part):
-        assert part in told(ask(model, path="/classify", status=status, **body))["message"]
+        assert part in error_of(ask(model, path="/classify", status=status, **body))["message"]
 
     def test_cut(self, ask, models):
         answer = ask("classifier", path="/classify", input=" ".join(SENTENCES), truncate_prompt_tokens=-1).json()

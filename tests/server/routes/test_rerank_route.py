@@ -81,11 +81,11 @@ async def test_top_n(models: ServedModels, top_n: int | None, count: int) -> Non
     assert [each["index"] for each in best] == [each["index"] for each in every][:count]
 
 
-@pytest.mark.parametrize(("wanted", "repeated"), [(None, True), (True, True), (False, False)])
+@pytest.mark.parametrize(("requested", "repeated"), [(None, True), (True, True), (False, False)])
 async def test_documents_are_repeated_unless_they_are_not_wanted(
-    models: ServedModels, wanted: bool | None, repeated: bool
+    models: ServedModels, requested: bool | None, repeated: bool
 ) -> None:
-    body = {"model": "reranker", "query": QUERY, "documents": DOCUMENTS, "return_documents": wanted}
+    body = {"model": "reranker", "query": QUERY, "documents": DOCUMENTS, "return_documents": requested}
     assert ["document" in each for each in results_of(await post(models, "/v2/rerank", body))] == [repeated] * 5
 
 

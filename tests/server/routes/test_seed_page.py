@@ -86,14 +86,14 @@ def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, C
         folder = tmp_path / words[1]
         folder.parent.mkdir(exist_ok=True)
         write(folder)
-        asked: list[Any] = []
+        served: list[Any] = []
         with monkeypatch.context() as patch:
-            patch.setattr(run, "serve", lambda models, config, ready: asked.extend((models, config)))
+            patch.setattr(run, "serve", lambda models, config, ready: served.extend((models, config)))
             patch.setattr(sys, "argv", ["millpond", *words])
             with pytest.raises(SystemExit) as ended:
                 main()
         assert ended.value.code in (0, None)
-        models, config = asked
+        models, config = served
         assert (config.host, config.port) == ("127.0.0.1", 8000)
         with running(ServedModels.load(models), config) as address:
             yield address

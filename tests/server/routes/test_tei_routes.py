@@ -133,7 +133,7 @@ async def test_similarity(models: ServedModels) -> None:
     np.testing.assert_allclose((await send(models, "/similarity", prompted)).json(), [rows[0] @ rows[1], 1], atol=1e-6)
 
 
-def told(answer: list[dict[str, Any]]) -> dict[str, float]:
+def by_label(answer: list[dict[str, Any]]) -> dict[str, float]:
     scores = [each["score"] for each in answer]
     assert scores == sorted(scores, reverse=True)
     return {each["label"]: each["score"] for each in answer}
@@ -144,12 +144,12 @@ async def test_predict(models: ServedModels) -> None:
     probs = [dict(zip(engine.spec.labels, row.tolist(), strict=True)) for row in engine.classify(TEXTS).probs]
     for inputs in (TEXTS[0], [TEXTS[0]]):
         alone = await send(some, "/predict", {"inputs": inputs})
-        assert told(alone.json()) == pytest.approx(probs[0], abs=1e-6)
+        assert by_label(alone.json()) == pytest.approx(probs[0], abs=1e-6)
     batch = await send(some, "/predict", {"inputs": [[TEXTS[0]], [TEXTS[1]]]})
-    assert [told(each) for each in batch.json()] == [pytest.approx(each, abs=1e-6) for each in probs]
+    assert [by_label(each) for each in batch.json()] == [pytest.approx(each, abs=1e-6) for each in probs]
     raw = await send(some, "/predict", {"inputs": TEXTS[0], "raw_scores": True})
     logits = engine.classify(TEXTS[:1], activation=False).probs[0]
-    assert told(raw.json()) == pytest.approx(dict(zip(engine.spec.labels, logits.tolist(), strict=True)), abs=1e-6)
+    assert by_label(raw.json()) == pytest.approx(dict(zip(engine.spec.labels, logits.tolist(), strict=True)), abs=1e-6)
 
 
 async def test_predict_reads_pairs(models: ServedModels) -> None:
@@ -160,7 +160,7 @@ async def test_predict_reads_pairs(models: ServedModels) -> None:
     several = await send(models, "/predict", {"inputs": [pair, ["alone"]], "model": "classifier"})
     assert several.status_code == 200, several.text
     engine = engine_of(models, "classifier")
-    as_one, alone = (told(each) for each in several.json())
+    as_one, alone = (by_label(each) for each in several.json())
     ids = engine.tokenizer(*pair)
     assert 0 < sum(ids["token_type_ids"]) < len(ids["input_ids"])
     whole = engine.classify([" ".join(pair), "alone"]).probs

@@ -42,7 +42,7 @@ class TestTokenize:
         ]
 
     @pytest.mark.parametrize(
-        ("asked", "text"),
+        ("chat_options", "text"),
         [
             ({}, RENDERED + "<|im_start|>assistant\n"),
             ({"add_generation_prompt": False}, RENDERED),
@@ -50,11 +50,11 @@ class TestTokenize:
             ({"add_generation_prompt": False, "tools": [{"name": "sonar"}]}, "sonar\n" + RENDERED),
         ],
     )
-    def test_a_conversation(self, ask, llm, asked, text):
+    def test_a_conversation(self, ask, llm, chat_options, text):
         tokenizer = AutoTokenizer.from_pretrained(llm)
         expected = tokenizer(text, add_special_tokens=False)["input_ids"]
-        assert ask("/tokenize", "llm", messages=TALK, **asked)["tokens"] == expected
-        around = ask("/tokenize", "llm", messages=TALK, add_special_tokens=True, **asked)["tokens"]
+        assert ask("/tokenize", "llm", messages=TALK, **chat_options)["tokens"] == expected
+        around = ask("/tokenize", "llm", messages=TALK, add_special_tokens=True, **chat_options)["tokens"]
         assert around == tokenizer(text)["input_ids"] != expected
 
     @pytest.mark.parametrize(

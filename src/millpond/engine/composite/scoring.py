@@ -100,9 +100,9 @@ def late_interaction(
     for slot in np.unique(slots):
         indices = np.flatnonzero(slots == slot)
         query = queries.embeddings[int(slot)]
-        one = Ragged.from_matrices([query], width=width)
-        many = Ragged.from_matrices([documents.embeddings[int(i)] for i in indices], width=width)
-        scores[indices] = maxsim(one, many)[0] / (len(query) if mean else 1)
+        query_rows = Ragged.from_matrices([query], width=width)
+        document_rows = Ragged.from_matrices([documents.embeddings[int(i)] for i in indices], width=width)
+        scores[indices] = maxsim(query_rows, document_rows)[0] / (len(query) if mean else 1)
     return scores
 
 

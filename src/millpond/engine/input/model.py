@@ -1,4 +1,4 @@
-"""LoadedModel: description of a loaded checkpoint and of its inputs; no weights."""
+"""LoadedModel: description of a loaded checkpoint and of its inputs, without weights."""
 
 from __future__ import annotations
 

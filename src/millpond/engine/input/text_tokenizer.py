@@ -161,15 +161,15 @@ class TextTokenizer:
         self, texts: Sequence[str], *, prompt: str
     ) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]]:
         """Token ids of each text, uncut: ``(ids of the text, ids before it, ids after it)``."""
-        whole = []
+        parts = []
         before = len(self.fold(prompt))
         for encoding in self._encode([prompt + text for text in texts], offsets=bool(prompt)):
             ids = np.array(encoding.ids, dtype=np.int32)
             front, end = self._prefix, len(ids) - self._suffix
             if prompt:
                 front += _tokens_before(encoding.offsets[front:end], before)
-            whole.append((ids[front:end], ids[:front], ids[end:]))
-        return whole
+            parts.append((ids[front:end], ids[:front], ids[end:]))
+        return parts
 
     def converse(self, conversation: Sequence[Mapping[str, str]], index: int) -> tuple[list[int], int]:
         """Render a conversation by the checkpoint's chat template.

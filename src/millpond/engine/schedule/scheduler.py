@@ -236,12 +236,12 @@ class Scheduler:
         running = [max(0.0, count - self._rate * (now - began)) for count, began in self._running.values()]
         # Tokens that each lane has to run until the end; a lane with more than that still to run takes no share.
         while True:
-            each = (tokens + sum(running)) / (lanes + len(running))
-            busy = [remaining for remaining in running if remaining < each]
+            share = (tokens + sum(running)) / (lanes + len(running))
+            busy = [remaining for remaining in running if remaining < share]
             if len(busy) == len(running):
                 break
             running = busy
-        part = math.ceil(each / max(1, math.ceil(each / most)))
+        part = math.ceil(share / max(1, math.ceil(share / most)))
         return tokens if tokens - part < part // _LEFTOVER_SHARE else part
 
     def _turn(self) -> tuple[list[Call], int, int]:

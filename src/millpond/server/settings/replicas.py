@@ -117,11 +117,11 @@ def _numbers(kind: type, values: Mapping[str, Any], where: str) -> dict[str, Any
 
 def _check(config: Any, **minimums: float) -> None:
     """Check that every number has its field's type and is large enough."""
-    whole = {field.name for field in dataclasses.fields(config) if field.type == "int"}
+    int_fields = {field.name for field in dataclasses.fields(config) if field.type == "int"}
     for name, limit in minimums.items():
         value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int if name in whole else int | float):
-            raise InvalidRequestError(f"{name}={value!r} must be {'a whole' if name in whole else 'a'} number")
+        if isinstance(value, bool) or not isinstance(value, int if name in int_fields else int | float):
+            raise InvalidRequestError(f"{name}={value!r} must be {'a whole' if name in int_fields else 'a'} number")
         if not limit <= value < math.inf:
             raise InvalidRequestError(f"{name}={value} must be {limit} or more")
 

@@ -89,8 +89,8 @@ def read(engine: Engine, texts: Sequence[str], task: Task = "embed", **options: 
     return engine.score(list(texts), list(texts)[::-1], activation=False).scores[:, None]
 
 
-def worst(found: Rows, wanted: Rows) -> float:
-    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+def worst(found: Rows, reference: Rows) -> float:
+    return float(np.abs(found - reference).max() / np.abs(reference).max())
 
 
 def captures(backend: Recording) -> int:
@@ -155,8 +155,8 @@ def test_lengths_of_the_capture_in_a_replay_are_noticed(backends, expected, plai
 def test_rows_of_tokens_are_read_from_a_graphs_states(family, backends, plain, expected):
     with Engine(plain(family), dtype="float32", device="cpu") as engine:
         for texts in (TEXTS, SHORT):
-            wanted = expected(plain(family), texts, "token_embed")
-            assert worst(read(engine, texts, "token_embed"), wanted) <= 1e-5
+            reference = expected(plain(family), texts, "token_embed")
+            assert worst(read(engine, texts, "token_embed"), reference) <= 1e-5
     assert backends[0].log.count("replay") == 2
 
 
@@ -197,13 +197,13 @@ def test_the_least_recent_graphs_make_room(bound, backends, expected, plain, mon
 
 
 @pytest.mark.parametrize(
-    ("error", "attempts", "told"),
+    ("error", "attempts", "levels"),
     [
         (RuntimeError("operation not permitted"), 1, ["WARNING"]),
         (torch.OutOfMemoryError("no"), 2, []),  # perhaps for the moment only: it is tried again
     ],
 )
-def test_a_failed_capture_runs_the_batch_without_a_graph(error, attempts, told, backends, expected, plain, caplog):
+def test_a_failed_capture_runs_the_batch_without_a_graph(error, attempts, levels, backends, expected, plain, caplog):
     def refuse() -> None:
         raise error
 
@@ -212,7 +212,7 @@ def test_a_failed_capture_runs_the_batch_without_a_graph(error, attempts, told, 
         for _ in range(2):
             assert worst(read(engine, SHORT), expected(plain("bert"), SHORT)) <= 1e-5
     assert backends[0].forgotten == attempts and "replay" not in backends[0].log
-    assert [record.levelname for record in caplog.records] == told
+    assert [record.levelname for record in caplog.records] == levels
 
 
 def test_a_variable_switches_graphs_off(backends, expected, plain, monkeypatch):

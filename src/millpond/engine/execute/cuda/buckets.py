@@ -1,8 +1,8 @@
 """Buckets: the few shapes that CUDA graphs are captured for, and the dummy sequences that fill a batch up to one.
 
 A captured graph has a fixed number of tokens, number of sequences and longest sequence. A batch runs in the smallest
-shape that holds it: behind its own sequences come dummy ones over the missing tokens (rows that no sequence covers
-would be left unwritten), and behind these, empty ones up to the shape's number of sequences.
+shape that holds it. Its own sequences are followed by dummy sequences of the missing tokens (rows that belong to no
+sequence would not be written), and these by empty ones up to the shape's number of sequences.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Streams: what the GPU path needs of a device, behind one small protocol: streams, pinned copies, captured graphs.
+"""Streams: a small protocol with the device operations of the GPU path: streams, pinned copies, captured graphs.
 
 There are two streams. Uploads, forwards and readouts run on the first, in the order of the batches, so that they need
-no events between them; downloads run on the second, each after an event of the first. (An upload is about 100 KB: on a
-stream of its own it would need two of every buffer to save microseconds.)
+no events between them; downloads run on the second, each after an event of the first. (An upload is about 100 KB; a
+separate stream for uploads would need two of every buffer to save microseconds.)
 """
 
 from __future__ import annotations
