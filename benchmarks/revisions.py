@@ -106,7 +106,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                         )
                     ),
                 )
-                results[f"short texts of {CALLERS} callers, texts/s"] = take_turns(
+                results[f"all short texts by {CALLERS} callers, passes/s"] = take_turns(
                     peers,
                     options.rounds,
                     lambda peer, at=short: 1 / peer.ask("crowd", inputs=at, size=1, callers=CALLERS)["seconds"],
