@@ -8,6 +8,7 @@ import transformers
 
 from millpond.attention import interface
 from millpond.attention.segments import Segments
+from millpond.checkpoints.architectures import row_of
 from millpond.errors import ModelLoadError
 from millpond.models.encoder import PackedEncoder
 from millpond.models.quantize import check_quantization, quantize
@@ -57,8 +58,10 @@ def test_eight_bits_are_close(kind, lengths, backbone):
         check_quantization(kind, DEVICE, torch.bfloat16)
     except ModelLoadError as error:
         pytest.skip(str(error))
-    plain = PackedEncoder(copy.deepcopy(backbone).to(DEVICE, torch.bfloat16), "bert").eval()
-    small = quantize(PackedEncoder(copy.deepcopy(backbone).to(DEVICE, torch.bfloat16), "bert").eval(), kind, DEVICE)
+    plain = PackedEncoder(copy.deepcopy(backbone).to(DEVICE, torch.bfloat16), row_of("bert")).eval()
+    small = quantize(
+        PackedEncoder(copy.deepcopy(backbone).to(DEVICE, torch.bfloat16), row_of("bert")).eval(), kind, DEVICE
+    )
     found, expected = run(small, lengths), run(plain, lengths)
     assert torch.nn.functional.cosine_similarity(found, expected).min() >= 0.98
     assert (found - expected).abs().max() > 1e-3  # control: the quantized layers ran
