@@ -96,6 +96,26 @@ def test_cosine_and_maxsim_of_an_embedder(embedder: Engine, call: Call) -> None:
         np.testing.assert_allclose([result.relevance_score for result in ranked], np.sort(expected)[::-1], rtol=1e-5)
 
 
+def test_an_embedder_scores_by_cosine_and_reranks_by_maxsim(embedder: Engine, call: Call) -> None:
+    assert (embedder.spec.score_type, embedder.spec.rerank_type) == ("bi-encoder", "late-interaction")
+    scores = call(embedder, "score", QUERY, DOCUMENTS).scores
+    np.testing.assert_allclose(scores, cosine(embedder), atol=1e-5)
+    ranked = call(embedder, "rerank", QUERY, DOCUMENTS)
+    assert_same(ranked, call(embedder, "rerank", QUERY, DOCUMENTS, method="maxsim"))
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+    ranking = embedder.submit_score(pairs, PoolingParams(), ranking=True).result().scores
+    np.testing.assert_allclose(ranking, maxsim(embedder), atol=1e-4)
+
+
+def test_other_checkpoints_rerank_by_what_they_score(cross: Engine, colbert: Engine, call: Call) -> None:
+    for engine in (cross, colbert):
+        assert engine.spec.rerank_type == engine.spec.score_type != "bi-encoder"
+        scores = call(engine, "score", QUERY, DOCUMENTS).scores
+        ranked = call(engine, "rerank", QUERY, DOCUMENTS)
+        assert [result.index for result in ranked] == np.argsort(-scores, kind="stable").tolist()
+        np.testing.assert_allclose([result.relevance_score for result in ranked], np.sort(scores)[::-1], rtol=1e-4)
+
+
 def test_maxsim_is_what_late_interaction_ranks_by(embedder: Engine, colbert: Engine, call: Call) -> None:
     for engine in (embedder, colbert):
         ranked = call(engine, "rerank", QUERY, DOCUMENTS, method="maxsim", top_n=4)
