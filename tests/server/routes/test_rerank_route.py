@@ -101,6 +101,13 @@ async def test_an_unknown_method_is_named_with_those_there_are(models: ServedMod
     assert str(method) in error["message"] or isinstance(method, list)
 
 
+def test_the_schema_lists_the_methods(models: ServedModels) -> None:
+    schemas = create_app(models).openapi()["components"]["schemas"]
+    for name in ("RerankRequest", "TeiRerankRequest", "ScoreRequest"):
+        (choices,) = [each["enum"] for each in schemas[name]["properties"]["method"]["anyOf"] if "enum" in each]
+        assert choices == ["auto", "cosine", "maxsim"]
+
+
 @pytest.mark.parametrize("field", ["documents", "texts"])
 @pytest.mark.parametrize(("name", "method"), [("reranker", "cosine"), ("reranker", "maxsim"), ("colbert", "cosine")])
 async def test_a_method_that_the_model_does_not_have(models: ServedModels, field: str, name: str, method: str) -> None:
