@@ -237,3 +237,11 @@ def test_params_of_another_task_are_refused(embedder: Engine, method: Any) -> No
 def test_the_blocking_rerank_takes_no_async_engine(embedder: Engine) -> None:
     with pytest.raises(TypeError, match=r"not an AsyncEngine; write await arerank"):
         rerank(AsyncEngine(embedder), "a", ["b"])
+
+
+@pytest.mark.parametrize("method", ["auto", "cosine", "maxsim"])
+def test_a_progress_bar_counts_the_documents(embedder: Engine, method: Any) -> None:
+    pairs = [(QUERY, document) for document in [*DOCUMENTS, *DOCUMENTS[:3], "one more wheel"]]
+    done: list[int] = []
+    embedder._submission.start("score", pairs, PoolingParams(), method=method, progress=done.append).result()
+    assert sum(done) == len(pairs)

@@ -131,8 +131,7 @@ def rerank(
             method=method,
             instruction=instruction,
             truncate=truncate,
-            # Other kinds need two calls, and would show two bars.
-            show_progress=engine.spec.score_type == "cross-encoder",
+            show_progress=True,
         )
         spec = engine.spec
     best = [replace(result, index=ranked[result.index]) for result in results]  # the index among all texts

@@ -124,7 +124,7 @@ class Submission:
             inputs = validate.rendered_conversations(inputs, self.loaded.encoder.texts)
         items = validate.check_items(inputs, task, self.loaded, first=first)
         if task == "score" and score_type != "cross-encoder":
-            return self._score_apart(items, params, score_type)
+            return self._score_apart(items, params, score_type, progress)
         plan = self.plan(task, params, len(items), pairs)
         resolve.check_spans(items, task, plan)
         if params.chunking is not None:
@@ -216,9 +216,13 @@ class Submission:
         )
 
     def _score_apart(
-        self, items: Sequence[Item], params: PoolingParams, score_type: ScoreType | None
+        self,
+        items: Sequence[Item],
+        params: PoolingParams,
+        score_type: ScoreType | None,
+        progress: Callable[[int], object] | None,
     ) -> CallFuture[Any]:
-        """A score from two calls: token matrices for late interaction, else vectors."""
+        """A score from two calls: token matrices for late interaction, else vectors; the documents are the progress."""
         pairs = validate.check_pairs(items, self.loaded)
         late = score_type == "late-interaction"
         task: Task = "token_embed" if late else "embed"
@@ -232,7 +236,15 @@ class Submission:
         def embed(texts: Sequence[str], role: Role, admit: int, timer: CallTimer) -> CallFuture[Any]:
             side_params = scoring.vector_params(params, role, normalize=normalize)
             take = None if comparison is None else partial(comparison.take, role)
-            return self.start(task, texts, side_params, admit=admit, timer=timer, take=take)
+            return self.start(
+                task,
+                texts,
+                side_params,
+                progress=progress if role == "document" else None,
+                admit=admit,
+                timer=timer,
+                take=take,
+            )
 
         if comparison is None:
             return scoring.apart(pairs, embed, scoring.cosine, self.dispatcher.threads)
