@@ -34,8 +34,8 @@ class ModelSpec:
         default_prompt_name: The prompt used if the caller names none.
         labels: Class names by index; empty for an embedder.
         activation: Activation that the checkpoint applies to its logits.
-        score_type: What ``score`` and ``rerank`` compute: a cross-encoder's score, MaxSim (``late-interaction``) or
-            the cosine of two vectors (``bi-encoder``); ``None`` if a pair does not have a single score.
+        score_type: What ``score`` computes by default: a cross-encoder's score, MaxSim (``late-interaction``) or the
+            cosine of two vectors (``bi-encoder``); ``None`` if a pair does not have a single score.
         step_tag_id: Of process reward models: the token whose rows are rewards.
         adapters: Names of the adapters that a request may choose.
         max_length: Most tokens per text, special tokens and prompt included.
@@ -63,6 +63,14 @@ class ModelSpec:
     max_length: int
     tasks: frozenset[Task]
     digest: Callable[[], str] = field(repr=False, compare=False)  # picklable, like the rest of the spec
+
+    @property
+    def rerank_type(self) -> ScoreType | None:
+        """What ``rerank`` computes by default: ``score_type``, but for an embedder MaxSim over its token states.
+
+        The cosine of its vectors would sort documents as the search that found them did.
+        """
+        return "late-interaction" if self.score_type == "bi-encoder" else self.score_type
 
     @cached_property
     def fingerprint(self) -> str:

@@ -277,7 +277,7 @@ class TestRerank:
         np.testing.assert_allclose([row["relevance_score"] for row in result.rows], scores, atol=1e-5)
         assert len(set(scores)) == len(DOCUMENTS)
 
-    @pytest.mark.parametrize(("method", "measure"), [("maxsim", "MaxSim"), ("cosine", "cosine"), ("auto", "cosine")])
+    @pytest.mark.parametrize(("method", "measure"), [("maxsim", "MaxSim"), ("cosine", "cosine"), ("auto", "MaxSim")])
     def test_the_method_is_the_engines(
         self, run: Run, model: Path, monkeypatch: pytest.MonkeyPatch, method: str, measure: str
     ):
@@ -285,7 +285,7 @@ class TestRerank:
         rows = run(*words, "--output", "jsonl", stdin="\n".join(DOCUMENTS)).rows
         with Engine(model, dtype="float32", device="cpu") as engine:
             expected = engine.rerank(QUERY, DOCUMENTS, method=method)
-            other = engine.rerank(QUERY, DOCUMENTS, method="cosine" if method == "maxsim" else "maxsim")
+            other = engine.rerank(QUERY, DOCUMENTS, method="maxsim" if method == "cosine" else "cosine")
         scores = [row["relevance_score"] for row in rows]
         np.testing.assert_allclose(scores, [result.relevance_score for result in expected], atol=1e-4)
         assert abs(scores[0] - other[0].relevance_score) > 0.1
@@ -323,7 +323,8 @@ class TestRerank:
         monkeypatch.setenv("TERM", "xterm")
         rows = [{"id": f"a rather long name for a document, {i}", "text": text} for i, text in enumerate(DOCUMENTS)]
         long = {"id": "far", "text": "water " * 60}
-        result = run("rerank", QUERY, "-m", model, "--top-n", "4", stdin="\n".join(map(json.dumps, [*rows, long])))
+        words = ["rerank", QUERY, "-m", model, "--top-n", "4", "--method", "cosine"]
+        result = run(*words, stdin="\n".join(map(json.dumps, [*rows, long])))
         title, *lines = re.sub(r"\x1b\[[0-9;]*m", "", result.out).splitlines()
         assert "\x1b[" in result.out
         assert title.startswith("4 of 5 documents by cosine (")
@@ -376,6 +377,40 @@ class TestRerank:
     def test_lines_may_begin_with_a_brace(self, run: Run, cross: Path):
         result = run("rerank", QUERY, "-m", cross, "--lines", "--output", "jsonl", stdin='{"id": "b"}\n{\n')
         assert sorted(str(row["text"]) for row in result.rows) == ["{", '{"id": "b"}']
+
+    @pytest.mark.parametrize("blank", ["", " \n\t ", "\u00a0\u3000"])
+    def test_empty_texts_are_left_out_and_counted(
+        self, run: Run, model: Path, caplog: pytest.LogCaptureFixture, blank: str
+    ):
+        rows = [{"id": str(i), "text": text} for i, text in enumerate([blank, DOCUMENTS[0], blank, DOCUMENTS[1]])]
+        words = ["rerank", QUERY, "-m", model, "--dtype", "float32", "--device", "cpu", "--output", "jsonl"]
+        result = run(*words, stdin="\n".join(map(json.dumps, rows)))
+        assert result.code == 0
+        assert {(row["id"], row["index"], row["text"]) for row in result.rows} == {
+            ("1", 1, DOCUMENTS[0]),
+            ("3", 3, DOCUMENTS[1]),
+        }
+        assert "2 of 4 texts are empty or blank and left out; --keep-empty ranks them too" in caplog.text
+        caplog.clear()
+        kept = run(*words, "--keep-empty", stdin="\n".join(map(json.dumps, rows))).rows
+        assert sorted(row["index"] for row in kept) == [0, 1, 2, 3]
+        assert "left out" not in caplog.text
+        scores = {row["index"]: row["relevance_score"] for row in kept}
+        np.testing.assert_allclose(
+            [scores[row["index"]] for row in result.rows], [row["relevance_score"] for row in result.rows], atol=1e-4
+        )
+
+    def test_only_empty_texts_leave_nothing_to_rank(self, run: Run, model: Path, caplog: pytest.LogCaptureFixture):
+        result = run("rerank", QUERY, "-m", model, "--output", "jsonl", stdin='{"id": "a", "text": ""}')
+        assert result[:2] == (0, "")
+        assert "1 of 1 texts is empty or blank and left out" in caplog.text
+
+    @pytest.mark.parametrize("query", ["", "  ", "\u3000\n"])
+    def test_a_blank_query_is_exit_2(self, run: Run, query: str):
+        result = run("rerank", query, "-m", "nobody/nothing", stdin="mill")  # noticed before the model is looked for
+        assert result.code == 2
+        assert "QUERY" in result.err
+        assert "it is blank" in result.err
 
     def test_a_bad_line_is_reported_and_the_rest_ranked(self, run: Run, cross: Path, caplog: pytest.LogCaptureFixture):
         result = run("rerank", QUERY, "-m", cross, "--output", "jsonl", stdin=b"mill\n\xff\xfe\npond\n")

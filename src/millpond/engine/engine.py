@@ -190,6 +190,7 @@ class Engine(TaskMethods):
         template: str | None = None,
         maxsim: bool = False,
         method: ScoreMethod = "auto",
+        ranking: bool = False,
     ) -> CallFuture[ScoreOutput]:
         """As :meth:`submit` for ``score``, with a score template for this call, or a method.
 
@@ -199,6 +200,7 @@ class Engine(TaskMethods):
             template: Jinja source, for a cross-encoder.
             maxsim: The older spelling of ``method="maxsim"``.
             method: As :meth:`score`.
+            ranking: ``method="auto"`` is that of :meth:`rerank`.
 
         Raises:
             InvalidRequestError: The template cannot be used, or the checkpoint reads no pairs.
@@ -217,7 +219,7 @@ class Engine(TaskMethods):
                     f"{self.spec.name} scores by {score_type}, which reads no template; leave it out"
                 )
             tokenizer = self._loaded.pairs_by(template)
-        return self._submission.start("score", pairs, params, pairs=tokenizer, method=method)
+        return self._submission.start("score", pairs, params, pairs=tokenizer, method=method, ranking=ranking)
 
     def tokenize(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[list[int]]:
         """Token ids of each text, uncut, without any prompt.
@@ -331,7 +333,8 @@ class Engine(TaskMethods):
         show_progress: bool,
         *,
         method: ScoreMethod = "auto",
+        ranking: bool = False,
         finish: Callable[[Any], Any] | None = None,
     ) -> Any:
-        output = self._submission.run(task, inputs, params, show_progress, method)
+        output = self._submission.run(task, inputs, params, show_progress, method, ranking)
         return output if finish is None else finish(output)
