@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from millpond.blob_store import KEYS_PER_SELECT, SMALLEST_LIMIT, BlobStore
+from millpond.blob_store import KEYS_PER_SELECT, SMALLEST_LIMIT, Blobs, BlobStore
 from millpond.errors import CacheError, InvalidRequestError
 
 logger = logging.getLogger(__name__)
@@ -143,16 +143,14 @@ class VectorCache:
         for start in range(0, len(distinct), KEYS_PER_SELECT):
             part = self._file.read(distinct[start : start + KEYS_PER_SELECT])
             damaged += part.damaged
-            stored_keys, stored_metas, values = part.keys, part.metas, part.values
-            fits = [len(value) == width * 4 for value in values]
+            fits = [len(value) == width * 4 for value in part.values]
             if not all(fits):
                 damaged += fits.count(False)
-                stored_keys, stored_metas, values = (
-                    tuple(compress(column, fits)) for column in (stored_keys, stored_metas, values)
-                )
-            targets = [row_of[key] for key in stored_keys]
-            rows[targets] = np.frombuffer(b"".join(values), dtype="<f4").reshape(len(targets), width)
-            metas[targets] = stored_metas
+                keys_that_fit = tuple(compress(part.keys, fits))
+                part = Blobs(keys_that_fit, tuple(compress(part.metas, fits)), tuple(compress(part.values, fits)))
+            targets = [row_of[key] for key in part.keys]
+            rows[targets] = np.frombuffer(b"".join(part.values), dtype="<f4").reshape(len(targets), width)
+            metas[targets] = part.metas
             found[targets] = True
         if damaged:
             self._report_damage(damaged, len(distinct))

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import InvalidStateError
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 # Vectors are committed to the cache in groups of this many: the most that a crash can cost.
 COMMIT_GROUP = 256
+
+reports_truncation: ContextVar[bool] = ContextVar("reports_truncation", default=True)
+"""Whether calls made here warn that texts were cut; a caller of many calls reports them once."""
 
 
 class Call:
@@ -107,6 +111,7 @@ class Call:
         self._progress = progress
         self._refill = refill
         self._lock = threading.Lock()
+        self._reports_truncation = reports_truncation.get()
 
     @property
     def done(self) -> bool:
@@ -198,7 +203,7 @@ class Call:
             return self.fail(error)
         if self._progress is not None and self._slot_of is not None:
             self._progress(self.size - len(self.items))  # the bar counts duplicates too, deliveries do not
-        if self.truncated.any():
+        if self._reports_truncation and self.truncated.any():
             cut = int(self.per_item(self.truncated).sum())
             logger.warning("%d of %d texts were cut to %d tokens", cut, self.size, self.plan.limit)
         self.future.timings = self.timer.read()
