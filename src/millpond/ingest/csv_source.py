@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,9 +31,9 @@ def _int(cell: str) -> int:
 
 
 def _float(cell: str) -> float:
-    if not _FLOAT.fullmatch(cell):
+    if not _FLOAT.fullmatch(cell) or not math.isfinite(value := float(cell)):
         raise ValueError
-    return float(cell)
+    return value
 
 
 def _bool(cell: str) -> bool:

@@ -19,6 +19,7 @@ BOM = b"\xef\xbb\xbf"
 _CHUNK_CHARS = 1 << 16
 _MAX_OBJECT_CHARS = 1 << 28
 _LONGEST_WORD = 16  # more than -Infinity and an escaped pair of surrogates
+_AFTER_NUMBER = tuple(" \t\r\n,]")
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 
@@ -138,7 +139,8 @@ class _Window:
                     raise
             else:
                 # A number might go on in what was not read yet.
-                if end < len(self._chars) or isinstance(value, dict | list | str) or not self._more(chunk):
+                ends = isinstance(value, dict | list | str) or self._chars[end : end + 1] in _AFTER_NUMBER
+                if ends or not self._more(chunk):
                     self._position = end
                     return value
             chunk *= 2
