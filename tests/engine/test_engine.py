@@ -260,6 +260,18 @@ def test_embed_iter_is_in_order_and_lazy(engine):
     assert engine.embed(["still here"]).embeddings.shape == (1, 384)
 
 
+def test_embed_iter_names_the_texts_that_it_cut_once(engine, caplog):
+    texts = ("word " * (300 if index % 500 == 7 else 2) for index in range(2_500))
+    with caplog.at_level(logging.WARNING):
+        assert len(list(engine.embed_iter(texts))) == 2_500
+    assert [record.message for record in caplog.records] == [
+        "5 of 2500 texts were cut to 256 tokens: those at index 7, 507, 1007, 1507, 2007 (from 0)"
+    ]
+    caplog.clear()
+    engine.embed(["word " * 300])  # other calls report their own
+    assert len(caplog.records) == 1
+
+
 def test_embed_iter_checks_before_reading(engine):
     def never():
         raise AssertionError("read")

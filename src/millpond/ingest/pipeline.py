@@ -20,7 +20,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from millpond import matryoshka
-from millpond.engine.schedule.call import reports_truncation
+from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import (
     CacheError,
     EngineClosedError,
@@ -268,15 +268,13 @@ class _Run:
         # Full width, not normalized: every other width is cut from it.
         params = PoolingParams(role="document", dimensions=self._engine.spec.dimensions, normalize=False)
         while True:
-            quiet = reports_truncation.set(False)  # the run reports the texts of all its calls
             try:
-                call: Future[EmbeddingOutput] = self._engine.submit("embed", texts, params)
+                with TruncatedTexts.quiet():  # the run reports the texts of all its calls
+                    call: Future[EmbeddingOutput] = self._engine.submit("embed", texts, params)
                 return call
             except EngineOverloadedError as error:  # other callers fill the queue; retry when they are served
                 self._writer.check()
                 time.sleep(error.retry_after)
-            finally:
-                reports_truncation.reset(quiet)
 
     def _finish(self, records: list[Record], call: Future[EmbeddingOutput]) -> None:
         try:

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import InvalidStateError
-from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from millpond.engine.input.plan import Plan
 from millpond.engine.input.tokenized import TokenAlignment, Tokenized
 from millpond.engine.schedule.timing import CallFuture, CallTimer
+from millpond.engine.schedule.truncation import reports_truncation
 from millpond.errors import MillpondError
 from millpond.inputs import Item
 
@@ -22,9 +22,6 @@ logger = logging.getLogger(__name__)
 
 # Vectors are committed to the cache in groups of this many: the most that a crash can cost.
 COMMIT_GROUP = 256
-
-reports_truncation: ContextVar[bool] = ContextVar("reports_truncation", default=True)
-"""Whether calls made here warn that texts were cut; a caller of many calls reports them once."""
 
 
 class Call:

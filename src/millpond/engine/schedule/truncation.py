@@ -1,0 +1,61 @@
+"""TruncatedTexts: the texts that several calls cut, reported once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import numpy as np
+import numpy.typing as npt
+
+logger = logging.getLogger(__name__)
+
+reports_truncation: ContextVar[bool] = ContextVar("reports_truncation", default=True)
+"""Whether calls made here warn that they cut texts."""
+
+_NAMED_TEXTS = 10
+
+
+class TruncatedTexts:
+    """Collects the texts that consecutive calls cut, for one warning after the last.
+
+    Args:
+        limit: Most tokens per text.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._seen = self._count = 0
+        self._first: list[int] = []  # indices
+
+    @staticmethod
+    @contextmanager
+    def quiet() -> Iterator[None]:
+        """Calls made inside do not warn themselves."""
+        token = reports_truncation.set(False)
+        try:
+            yield
+        finally:
+            reports_truncation.reset(token)
+
+    def note(self, truncated: npt.NDArray[np.bool_]) -> None:
+        """Collect the next call's ``truncated [n]``."""
+        indices = np.flatnonzero(truncated) + self._seen
+        self._seen += len(truncated)
+        self._count += len(indices)
+        self._first += indices[: _NAMED_TEXTS - len(self._first)].tolist()
+
+    def log(self) -> None:
+        """Warn, if texts were cut."""
+        if self._count:
+            more = self._count - len(self._first)
+            logger.warning(
+                "%d of %d texts were cut to %d tokens: those at index %s%s (from 0)",
+                self._count,
+                self._seen,
+                self._limit,
+                ", ".join(map(str, self._first)),
+                f" and {more} more" if more else "",
+            )
