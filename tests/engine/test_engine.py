@@ -265,7 +265,7 @@ def test_embed_iter_names_the_texts_that_it_cut_once(engine, caplog):
     with caplog.at_level(logging.WARNING):
         assert len(list(engine.embed_iter(texts))) == 2_500
     assert [record.message for record in caplog.records] == [
-        "5 of 2500 texts were cut to 256 tokens: those at index 7, 507, 1007, 1507, 2007 (from 0)"
+        "5 of 2500 texts were cut to 256 tokens: index 7, index 507, index 1007, index 1507, index 2007"
     ]
     caplog.clear()
     engine.embed(["word " * 300])  # other calls report their own

@@ -223,7 +223,7 @@ def test_a_source_of_blank_texts_alone_computes_nothing(engine, caplog):
     assert not calls and not sink.writes
     (message,) = [record.getMessage() for record in caplog.records]
     assert message == (
-        "30 of 30 records have no text and were left out (keep_empty=True keeps them): "
+        "left out 30 of 30 records, whose text is blank (keep_empty=True keeps them): "
         "r0, r1, r2, r3, r4, r5, r6, r7, r8, r9 and 20 more"
     )
 

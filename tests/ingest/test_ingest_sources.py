@@ -474,14 +474,14 @@ def test_other_files_of_a_folder_are_counted_and_named(tmp_path, caplog):
     assert skipped == [SkippedFiles(count=4, names=("b.pdf", "e", "link", "sub/d.jsonl"))]
     assert ids(items) == ["a.txt", "sub/c.md"]
     (message,) = [record.getMessage() for record in caplog.records]
-    assert message == f"{tmp_path}: 4 files are no .txt or .md and were not read: b.pdf, e, link, sub/d.jsonl"
+    assert message == f"{tmp_path}: not read, because neither .txt nor .md: 4 (b.pdf, e, link, sub/d.jsonl)"
 
 
 def test_a_folder_with_many_other_files_names_the_first(tmp_path, caplog):
     for number in range(15):
         write(tmp_path / f"{number:02}.bin", "")
     assert list(read(tmp_path)) == []
-    assert "15 files are no .txt or .md" in caplog.text and "09.bin and 5 more" in caplog.text
+    assert "not read, because neither .txt nor .md: 15 (" in caplog.text and "09.bin and 5 more)" in caplog.text
 
 
 def test_a_pipe_or_folder_named_like_a_text_is_left_out(tmp_path):

@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from millpond.engine.schedule.truncation import warn_truncated
 from millpond.ingest.report import IngestReport
 
 logger = logging.getLogger(__name__)
 
 _MAX_WARNINGS = 1000
 _NAMED_IDS = 10
+_SHOWN_CHARS = 80
 
 
 class RunCounts:
@@ -55,20 +57,15 @@ class RunCounts:
 
     def log_summary(self, max_length: int) -> None:
         """Log once which texts were cut, and which records are blank."""
-        if truncated := self._counts["truncated"]:
-            logger.warning(
-                "%d of %d texts were cut to %d tokens: %s",
-                truncated,
-                self._counts["cached"] + self._counts["embedded"],
-                max_length,
-                _listed(self._truncated_ids, truncated),
-            )
+        texts = self._counts["cached"] + self._counts["embedded"]
+        warn_truncated(self._counts["truncated"], texts, max_length, list(map(_shown, self._truncated_ids)))
         if empty := self._counts["empty"]:
+            more = empty - len(self._empty_ids)
             logger.warning(
-                "%d of %d records have no text and were left out (keep_empty=True keeps them): %s",
+                "left out %d of %d records, whose text is blank (keep_empty=True keeps them): %s",
                 empty,
                 self._counts["read"],
-                _listed(self._empty_ids, empty),
+                ", ".join(map(_shown, self._empty_ids)) + (f" and {more} more" if more else ""),
             )
 
     def report(self, skipped: int = 0, skipped_files: tuple[str, ...] = ()) -> IngestReport:
@@ -92,6 +89,5 @@ def _note(first: list[str], ids: Iterable[str]) -> int:
     return count
 
 
-def _listed(first: list[str], count: int) -> str:
-    shown = ", ".join(record_id if len(record_id) <= 80 else f"{record_id[:80]}..." for record_id in first)
-    return shown if count == len(first) else f"{shown} and {count - len(first)} more"
+def _shown(record_id: str) -> str:
+    return record_id if len(record_id) <= _SHOWN_CHARS else f"{record_id[:_SHOWN_CHARS]}..."

@@ -61,9 +61,7 @@ def read_folder(folder: Path) -> Generator[Record | Rejected, None, SkippedFiles
         logger.warning("%s holds no .txt or .md file", folder)
     if skipped:
         more = f" and {skipped - len(names)} more" if skipped > len(names) else ""
-        logger.warning(
-            "%s: %d files are no .txt or .md and were not read: %s%s", folder, skipped, ", ".join(names), more
-        )
+        logger.warning("%s: not read, because neither .txt nor .md: %d (%s%s)", folder, skipped, ", ".join(names), more)
     return SkippedFiles(count=skipped, names=tuple(names))
 
 

@@ -87,7 +87,8 @@ def _list(name: str, value: Sequence[Any], depth: int) -> list[Any]:
 
 def _value(name: str, value: Any, depth: int) -> Any:
     """``value`` as JSON. The order matters: subclasses (of str, int, date) come before what they derive from."""
-    if value is None or value is True or value is False:
+    kind = type(value)
+    if (kind is str and value.isascii()) or value is None or kind is bool:  # nearly all values
         return value
     match value:
         case Enum():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -16,6 +16,13 @@ reports_truncation: ContextVar[bool] = ContextVar("reports_truncation", default=
 """Whether calls made here warn that they cut texts."""
 
 _NAMED_TEXTS = 10
+
+
+def warn_truncated(count: int, texts: int, limit: int, first: Sequence[str]) -> None:
+    """Warn that ``count`` of so many texts were cut to ``limit`` tokens, if any were; ``first`` names some of them."""
+    if count:
+        more = f" and {count - len(first)} more" if count > len(first) else ""
+        logger.warning("%d of %d texts were cut to %d tokens: %s%s", count, texts, limit, ", ".join(first), more)
 
 
 class TruncatedTexts:
@@ -49,13 +56,4 @@ class TruncatedTexts:
 
     def log(self) -> None:
         """Warn, if texts were cut."""
-        if self._count:
-            more = self._count - len(self._first)
-            logger.warning(
-                "%d of %d texts were cut to %d tokens: those at index %s%s (from 0)",
-                self._count,
-                self._seen,
-                self._limit,
-                ", ".join(map(str, self._first)),
-                f" and {more} more" if more else "",
-            )
+        warn_truncated(self._count, self._seen, self._limit, [f"index {index}" for index in self._first])
