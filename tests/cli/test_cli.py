@@ -123,6 +123,25 @@ class TestEmbed:
         assert len(str(result.rows[2]["id"])) == 64
         assert result.rows[0]["embedding"] == result.rows[2]["embedding"] != result.rows[1]["embedding"]
 
+    @pytest.mark.parametrize("name", ["x.json", "x.ndjson", "x.txt", "x"])
+    @pytest.mark.parametrize("compression", ["", ".gz"])
+    def test_files_of_every_form(self, run: Run, model: Path, tmp_path: Path, name: str, compression: str):
+        rows = [{"id": "1", "text": "mill pond"}, {"id": "2", "text": "wheel"}]
+        lines = "\n".join(row["text"] for row in rows) if name in ("x.txt", "x") else "\n".join(map(json.dumps, rows))
+        data = (json.dumps(rows) if name == "x.json" else lines).encode()
+        source = tmp_path / (name + compression)
+        source.write_bytes(gzip.compress(data) if compression else data)
+        result = run("embed", source, "-m", model)
+        assert (result.code, [row["id"] for row in result.rows]) == (0, ["1", "2"]), result.err
+        ranked = run("rerank", "wheel", source, "-m", model, "--output", "jsonl")
+        assert sorted(str(row["text"]) for row in ranked.rows) == ["mill pond", "wheel"]
+
+    @pytest.mark.parametrize("name", ["x.txt.gz", "x.jsonl.gz", "x.csv.gz"])
+    def test_a_file_that_is_no_gz_is_exit_2(self, run: Run, model: Path, tmp_path: Path, name: str):
+        (tmp_path / name).write_text("mill pond")
+        result = run("embed", tmp_path / name, "-m", model)
+        assert result.code == 2 and f"{str(tmp_path / name)!r} is damaged, or not a .gz file" in result.err
+
     def test_lines_may_begin_with_a_brace(self, run: Run, model: Path):
         result = run("embed", "-m", model, "--lines", stdin='{"id": "b", "text": "mill"}\n{\n')
         assert result.code == 0
@@ -373,6 +392,25 @@ class TestRerank:
             for more in ([], ["--instruction", "wheel"], ["--instruction", "miller"])
         ]
         assert scores[0] == scores[1] != scores[2]
+
+    @pytest.mark.parametrize("name", ["x.json", "x.ndjson", "x.txt", "x"])
+    @pytest.mark.parametrize("compression", ["", ".gz"])
+    def test_files_of_every_form(self, run: Run, model: Path, tmp_path: Path, name: str, compression: str):
+        rows = [{"id": "1", "text": "mill pond"}, {"id": "2", "text": "wheel"}]
+        lines = "\n".join(row["text"] for row in rows) if name in ("x.txt", "x") else "\n".join(map(json.dumps, rows))
+        data = (json.dumps(rows) if name == "x.json" else lines).encode()
+        source = tmp_path / (name + compression)
+        source.write_bytes(gzip.compress(data) if compression else data)
+        result = run("embed", source, "-m", model)
+        assert (result.code, [row["id"] for row in result.rows]) == (0, ["1", "2"]), result.err
+        ranked = run("rerank", "wheel", source, "-m", model, "--output", "jsonl")
+        assert sorted(str(row["text"]) for row in ranked.rows) == ["mill pond", "wheel"]
+
+    @pytest.mark.parametrize("name", ["x.txt.gz", "x.jsonl.gz", "x.csv.gz"])
+    def test_a_file_that_is_no_gz_is_exit_2(self, run: Run, model: Path, tmp_path: Path, name: str):
+        (tmp_path / name).write_text("mill pond")
+        result = run("embed", tmp_path / name, "-m", model)
+        assert result.code == 2 and f"{str(tmp_path / name)!r} is damaged, or not a .gz file" in result.err
 
     def test_lines_may_begin_with_a_brace(self, run: Run, cross: Path):
         result = run("rerank", QUERY, "-m", cross, "--lines", "--output", "jsonl", stdin='{"id": "b"}\n{\n')

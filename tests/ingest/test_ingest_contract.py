@@ -15,6 +15,7 @@ import pytest
 from tests.ingest.memory_sink import MemorySink
 from tests.tiny import Layout, write_checkpoint
 
+from millpond.engine.async_engine import AsyncEngine
 from millpond.engine.engine import Engine
 from millpond.errors import FingerprintMismatchError, InvalidDimensionsError, InvalidRequestError
 from millpond.ingest import CollectionSink, Hit, Record, Sink, SinkError, WriteBatch, content_hash, ingest, point_id
@@ -507,6 +508,13 @@ def test_invalid_deletes_are_refused(engine, place, arguments, message):
 
 
 # ---------------------------------------------------------------------------------------------------- fingerprints
+
+
+def test_a_search_with_an_asynchronous_engine_says_what_to_pass(engine, place):
+    sink = place(dimensions=[128, 384])
+    fill(engine, sink, records()[:3])
+    with pytest.raises(TypeError, match=r"AsyncEngine.*engine=engine\.engine"):
+        sink.search(AsyncEngine(engine), "anything")
 
 
 def test_another_model_is_refused_before_anything_is_written(engine, another, place):

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 from millpond.errors import InvalidRequestError, MissingExtraError, SourceNotFoundError
 
 COMPRESSIONS = (".gz", ".zst")
-_READ_BYTES = 1 << 18
+_READ_BYTES = 1 << 15  # of compressed data, which may be ten thousand times as many
 
 
 def kind_of(path: Path) -> str:
