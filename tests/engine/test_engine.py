@@ -150,7 +150,7 @@ def test_truncation_is_reported_and_logged_once(engine, caplog):
     with caplog.at_level(logging.WARNING, logger="millpond"):
         output = engine.embed([long, "short", long + "other"])
     assert output.truncated.tolist() == [True, False, True]
-    assert [record.message for record in caplog.records] == ["2 of 3 texts were cut to 256 tokens"]
+    assert [record.message for record in caplog.records] == ["2 of 3 texts were cut to 256 tokens: index 0, index 2"]
 
 
 def test_which_end_is_cut(engine):

@@ -270,7 +270,7 @@ def test_the_sources_own_calls_still_report_what_they_cut(engine, caplog):
 
     with caplog.at_level(logging.WARNING):
         run(source(), engine, DictSink())
-    assert "1 of 1 texts were cut to 256 tokens" in caplog.text
+    assert "1 of 1 texts were cut to 256 tokens: index 0" in caplog.text
 
 
 def test_texts_that_were_cut_are_named_when_they_come_from_the_cache(tmp_path, caplog):

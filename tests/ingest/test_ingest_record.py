@@ -107,7 +107,7 @@ class Name(StrEnum):
         (np.array(["2024-01-01"], dtype="datetime64[D]"), ["2024-01-01"]),
         (np.array([date(2024, 1, 1), None], dtype=object), ["2024-01-01", None]),
         ({"b", "a", "c"}, ["a", "b", "c"]),
-        (frozenset([3, 1, 2]), [1, 2, 3]),
+        (frozenset([10, 9, 1]), [1, 9, 10]),
         ({1, "1", None}, ["1", 1, None]),
         ((1, (2, [3])), [1, [2, [3]]]),
         (deque([1, 2]), [1, 2]),

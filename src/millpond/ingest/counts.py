@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from millpond.engine.schedule.truncation import warn_truncated
+from millpond.engine.schedule.truncation import log_truncated
 from millpond.ingest.report import IngestReport
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class RunCounts:
     def log_summary(self, max_length: int) -> None:
         """Log once which texts were cut, and which records are blank."""
         texts = self._counts["cached"] + self._counts["embedded"]
-        warn_truncated(self._counts["truncated"], texts, max_length, list(map(_shown, self._truncated_ids)))
+        log_truncated(self._counts["truncated"], texts, max_length, list(map(_shown, self._truncated_ids)))
         if empty := self._counts["empty"]:
             more = empty - len(self._empty_ids)
             logger.warning(

@@ -124,7 +124,7 @@ def _value(name: str, value: Any, depth: int) -> Any:
         case Mapping():
             return _object(name, value, depth)
         case Set():
-            return sorted(_list(name, list(value), depth), key=lambda item: json.dumps(item, sort_keys=True))
+            return _sorted(_list(name, list(value), depth))
         case Sequence():
             return _list(name, value, depth)
     if hasattr(value, "dtype") and hasattr(value, "tolist"):  # numpy is not imported for it
@@ -133,6 +133,13 @@ def _value(name: str, value: Any, depth: int) -> Any:
         f"{name} is {describe(value)}; metadata takes str, bool, int, float, None, list and dict, "
         "and dates, Decimal, UUID, paths, sets and numpy's values, which are stored as these"
     )
+
+
+def _sorted(items: list[Any]) -> list[Any]:
+    try:
+        return sorted(items)
+    except TypeError:  # of several types
+        return sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
 
 
 def _array(name: str, value: Any, depth: int) -> Any:

@@ -70,7 +70,8 @@ def read(
     path = Path(os.path.expanduser(source))
     kind = "" if from_stdin or path.is_dir() else kind_of(path)
     if types and kind != ".csv":
-        raise InvalidRequestError(f"types={dict(types)!r} are those of a CSV's columns, and {str(source)!r} is none")
+        named = ",".join(f"{column}={name}" for column, name in types.items())
+        raise InvalidRequestError(f"types={named} are those of a CSV's columns, and {str(source)!r} is none")
     rows = RowReader("stdin" if from_stdin else str(path), id_column=id_column, text_column=text_column)
     if from_stdin:
         return _from_stdin(rows)

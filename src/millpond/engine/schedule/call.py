@@ -14,7 +14,7 @@ import numpy.typing as npt
 from millpond.engine.input.plan import Plan
 from millpond.engine.input.tokenized import TokenAlignment, Tokenized
 from millpond.engine.schedule.timing import CallFuture, CallTimer
-from millpond.engine.schedule.truncation import reports_truncation
+from millpond.engine.schedule.truncation import reports_truncation, warn_truncated
 from millpond.errors import MillpondError
 from millpond.inputs import Item
 
@@ -201,8 +201,7 @@ class Call:
         if self._progress is not None and self._slot_of is not None:
             self._progress(self.size - len(self.items))  # the bar counts duplicates too, deliveries do not
         if self._reports_truncation and self.truncated.any():
-            cut = int(self.per_item(self.truncated).sum())
-            logger.warning("%d of %d texts were cut to %d tokens", cut, self.size, self.plan.limit)
+            warn_truncated(self.per_item(self.truncated), self.plan.limit, first_index=self._first_index)
         self.future.timings = self.timer.read()
         try:
             self.future.set_result(output)

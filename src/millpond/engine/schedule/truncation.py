@@ -18,7 +18,14 @@ reports_truncation: ContextVar[bool] = ContextVar("reports_truncation", default=
 _NAMED_TEXTS = 10
 
 
-def warn_truncated(count: int, texts: int, limit: int, first: Sequence[str]) -> None:
+def warn_truncated(truncated: npt.NDArray[np.bool_], limit: int, *, first_index: int = 0) -> None:
+    """Warn of the texts that one call cut: ``truncated [n]``, the first at ``first_index`` in the caller's list."""
+    texts = TruncatedTexts(limit, first_index=first_index)
+    texts.note(truncated)
+    texts.log()
+
+
+def log_truncated(count: int, texts: int, limit: int, first: Sequence[str]) -> None:
     """Warn that ``count`` of so many texts were cut to ``limit`` tokens, if any were; ``first`` names some of them."""
     if count:
         more = f" and {count - len(first)} more" if count > len(first) else ""
@@ -30,10 +37,12 @@ class TruncatedTexts:
 
     Args:
         limit: Most tokens per text.
+        first_index: Index of the first text in the caller's list.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, first_index: int = 0) -> None:
         self._limit = limit
+        self._first_index = first_index
         self._seen = self._count = 0
         self._first: list[int] = []  # indices
 
@@ -49,11 +58,11 @@ class TruncatedTexts:
 
     def note(self, truncated: npt.NDArray[np.bool_]) -> None:
         """Collect the next call's ``truncated [n]``."""
-        indices = np.flatnonzero(truncated) + self._seen
+        indices = np.flatnonzero(truncated) + self._first_index + self._seen
         self._seen += len(truncated)
         self._count += len(indices)
         self._first += indices[: _NAMED_TEXTS - len(self._first)].tolist()
 
     def log(self) -> None:
         """Warn, if texts were cut."""
-        warn_truncated(self._count, self._seen, self._limit, [f"index {index}" for index in self._first])
+        log_truncated(self._count, self._seen, self._limit, [f"index {index}" for index in self._first])
