@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from millpond import matryoshka
 from millpond.tasks import Activation, ScoreType, Task
@@ -40,6 +40,8 @@ class ModelSpec:
         adapters: Names of the adapters that a request may choose.
         max_length: Most tokens per text, special tokens and prompt included.
         tasks: Tasks that the checkpoint serves.
+        settings: What besides the files is part of the fingerprint, as JSON: the hub revision and the engine's options
+            (``max_length``, ``pooling``, ``quantization``, ...) with the values in effect, to name those that differ.
     """
 
     name: str
@@ -62,6 +64,7 @@ class ModelSpec:
     adapters: tuple[str, ...] = ()
     max_length: int
     tasks: frozenset[Task]
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False, compare=False)
     digest: Callable[[], str] = field(repr=False, compare=False)  # picklable, like the rest of the spec
 
     @property

@@ -151,7 +151,7 @@ def test_a_manifest_survives_its_storage():
     assert CollectionManifest.of(spec(default_dimensions=64), dimensions=None, payload="plain").dimensions == (64,)
 
 
-def test_a_manifest_is_stored_as_these_five_fields():
+def test_a_manifest_without_settings_is_stored_as_these_five_fields():
     # Collections on disk hold this: a change needs another schema number, and a reader of this one.
     stored = {
         "schema": 1,
@@ -168,6 +168,68 @@ def test_a_manifest_is_stored_as_these_five_fields():
     for field in stored:
         with pytest.raises(FingerprintMismatchError, match="cannot read"):
             CollectionManifest.from_dict({k: v for k, v in stored.items() if k != field}, collection="docs")
+
+
+SETTINGS = {
+    "revision": None,
+    "max_length": 256,
+    "pooling": "mean",
+    "include_prompt": True,
+    "quantization": None,
+    "convert": "auto",
+    "default_prompt_name": None,
+    "prompts": {"query": "query: ", "long": "x" * 500},
+    "hf_overrides": {},
+}
+
+
+def test_settings_are_stored_beside_the_five_fields_and_an_earlier_version_ignores_them():
+    manifest = CollectionManifest.of(spec(settings=SETTINGS), dimensions=None, payload="plain")
+    stored = manifest.to_dict()
+    assert stored["schema"] == 1 and list(stored)[-1] == "settings"
+    assert {**stored["settings"], "prompts": None} == {**SETTINGS, "prompts": None}
+    assert stored["settings"]["prompts"]["query"] == "query: "
+    assert stored["settings"]["prompts"]["long"].startswith("x" * 200 + "... (sha256 ")
+    assert CollectionManifest.from_dict(json.loads(json.dumps(stored)), collection="docs") == manifest
+    hash(manifest)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"max_length": 64}, ["256 (", "max_length=64 (", "engine with max_length=256,"]),
+        (
+            {"pooling": "cls"},
+            ["pooling='mean' (", "pooling='cls' (", "Open the engine with pooling='mean', or another"],
+        ),
+        ({"quantization": "int8"}, ["quantization=None", "='int8'", "Open the engine with quantization=None"]),
+        ({"revision": "abc"}, ["revision=None", "revision='abc'"]),
+        ({"max_length": 64, "hf_overrides": {"x": 1}}, [" max_length=64, hf_overrides={'x': 1} ("]),
+        ({"max_length": 64, "hf_overrides": {"x": 1}}, ["engine with max_length=256, hf_overrides={}, or"]),
+        ({"prompts": {"query": "Q: "}}, ["prompts['query']='query: '", "prompts['query']='Q: '", "Use the checkpoint"]),
+        ({"prompts": {"query": "Q: "}}, ["prompts['long']='xxx", "prompts['long']=None"]),
+        ({"default_prompt_name": "q"}, ["default_prompt_name=None", "default_prompt_name='q'", "Use the checkpoint"]),
+        ({}, ["their files differ (weights, tokenizer or configuration)", "Use the files that it was built from"]),
+    ],
+)
+def test_the_settings_that_differ_are_named_with_both_values_and_the_way_out(changes, parts):
+    manifest = CollectionManifest.of(spec(settings=SETTINGS), dimensions=None, payload="plain")
+    other = spec(fingerprint="e" * 64, settings=SETTINGS | changes)
+    with pytest.raises(FingerprintMismatchError, match="vectors of two models do not compare") as caught:
+        manifest.check_model(other, collection="docs")
+    assert [part for part in parts if part not in str(caught.value)] == []
+
+
+def test_a_manifest_of_an_earlier_version_says_that_it_does_not_name_settings():
+    stored = CollectionManifest.of(spec(), dimensions=None, payload="plain").to_dict()
+    assert "settings" not in stored
+    manifest = CollectionManifest.from_dict(stored, collection="docs")
+    with pytest.raises(FingerprintMismatchError, match="or settings, which the collection of an older"):
+        manifest.check_model(spec(fingerprint="e" * 64, settings=SETTINGS), collection="docs")
+    for settings in (None, "text", [], {"max_length": 256}, {"later": 1}):
+        manifest = CollectionManifest.from_dict({**stored, "settings": settings}, collection="docs")
+        with pytest.raises(FingerprintMismatchError):
+            manifest.check_model(spec(fingerprint="e" * 64, settings=SETTINGS), collection="docs")
 
 
 def test_a_manifest_names_a_folder_without_its_path(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -164,14 +165,16 @@ def test_negative_numbers_match(engine: Engine, uri: str, form: str) -> None:
 
 
 def test_the_manifest_is_stored_as_this_json(engine: Engine, uri: str) -> None:
-    written = (
+    earlier = (
         f'{{"schema": 1, "fingerprint": "{engine.spec.fingerprint}", "model": "model", '
         '"dimensions": [64, 384], "payload": "langchain"}'
     )
+    written = f'{earlier[:-1]}, "settings": {json.dumps(dict(engine.spec.settings))}}}'
     with MilvusSink(uri, "docs", dimensions=[384, 64], payload="langchain") as sink:
         sink.prepare(engine.spec)
         assert sink._client.describe_collection("docs")["properties"]["millpond"] == written
-        sink._client.alter_collection_properties("docs", properties={"millpond": written})
+        assert len(MilvusSink(sink._client, "docs").search(engine, "anything")) == 0
+        sink._client.alter_collection_properties("docs", properties={"millpond": earlier})
         assert len(MilvusSink(sink._client, "docs").search(engine, "anything")) == 0
 
 

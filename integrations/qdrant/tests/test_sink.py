@@ -44,7 +44,8 @@ def test_the_manifest_is_stored_as_this_metadata(engine: Engine) -> None:
         "dimensions": [64, 384],
         "payload": "langchain",
     }
-    assert client.get_collection("docs").config.metadata == {"millpond": stored}
+    settings = {"settings": dict(engine.spec.settings)}
+    assert client.get_collection("docs").config.metadata == {"millpond": stored | settings}
     widths = {f"d{n}": models.VectorParams(size=n, distance=models.Distance.COSINE) for n in (64, 384)}
     client.create_collection("earlier", widths, metadata={"millpond": stored})
     assert QdrantSink(client, "earlier").search(engine, "anything") == []

@@ -110,12 +110,18 @@ class Engine(TaskMethods):
             trust_remote_code=trust_remote_code,
             score_template=score_template,
         )
-        self._replicas = load(self.config)
+        self._owns_cache = cache is not None and not isinstance(cache, VectorCache)
+        # Before the model, which takes longer: a path that cannot be used is refused at once.
+        self._cache = cache if cache is None or isinstance(cache, VectorCache) else VectorCache(cache)
+        try:
+            self._replicas = load(self.config)
+        except BaseException:
+            if self._owns_cache and self._cache is not None:
+                self._cache.close()
+            raise
         self._loaded = self._replicas.model
         self.dtype = self._replicas.dtype
         self.device = self._replicas.device
-        self._owns_cache = cache is not None and not isinstance(cache, VectorCache)
-        self._cache = cache if cache is None or isinstance(cache, VectorCache) else VectorCache(cache)
         default = _CPU_BATCH_TOKENS if self._replicas.runner.device.type == "cpu" else _GPU_BATCH_TOKENS
         self._budget = max_batch_tokens or default
         self._dispatcher = Dispatcher(self._replicas, budget=self._budget, max_queue=max_queue, cache=self._cache)

@@ -25,6 +25,7 @@ from millpond.engine.progress import Bar, progress_bar
 from millpond.engine.schedule.call import TakeMatrices
 from millpond.engine.schedule.intake import INLINE_TEXTS
 from millpond.engine.schedule.timing import CallFuture, CallTimer
+from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import EngineOverloadedError, InvalidRequestError
 from millpond.inputs import Item
 from millpond.outputs import EmbeddingOutput
@@ -160,36 +161,46 @@ class Submission:
                 f"output_dtype={params.output_dtype!r} finds its range over a whole call, which a stream does not "
                 "have; choose float16 or binary, or call embed"
             )
-        resolve.plan(resolve.check_task("embed", params, self.loaded), params, self.loaded, count=2)
-        return self._vectors(iter(texts), params, show_progress)
+        plan = resolve.plan(resolve.check_task("embed", params, self.loaded), params, self.loaded, count=2)
+        return self._vectors(iter(texts), params, show_progress, TruncatedTexts(plan.limit))
 
-    def _vectors(self, texts: Iterator[str], params: PoolingParams, show_progress: bool) -> Iterator[npt.NDArray[Any]]:
+    def _vectors(
+        self, texts: Iterator[str], params: PoolingParams, show_progress: bool, truncated: TruncatedTexts
+    ) -> Iterator[npt.NDArray[Any]]:
         ahead: deque[Future[EmbeddingOutput]] = deque()
         read = 0
+
+        def oldest() -> Iterator[npt.NDArray[Any]]:
+            output = ahead.popleft().result()
+            truncated.note(output.truncated)
+            return _each_row(output, bar)
+
         try:
             with progress_bar(texts, show=show_progress) as bar:
                 while window := list(islice(texts, _STREAM_WINDOW)):
                     while True:
                         try:
-                            ahead.append(self.start("embed", window, params, first=read))
+                            with truncated.quiet():
+                                ahead.append(self.start("embed", window, params, first=read))
                             break
                         except EngineOverloadedError as error:  # our own texts wait, too: hand some vectors out first
                             if ahead:
-                                yield from _each_row(ahead.popleft().result(), bar)
+                                yield from oldest()
                             else:
                                 time.sleep(error.retry_after)
                         except InvalidRequestError:
                             while ahead:  # the texts before the bad one are good
-                                yield from _each_row(ahead.popleft().result(), bar)
+                                yield from oldest()
                             raise
                     read += len(window)
                     if len(ahead) == _STREAM_CALLS:
-                        yield from _each_row(ahead.popleft().result(), bar)
+                        yield from oldest()
                 while ahead:
-                    yield from _each_row(ahead.popleft().result(), bar)
+                    yield from oldest()
         finally:
             for future in ahead:
                 future.cancel()
+            truncated.log()
 
     def _submit(
         self,

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from millpond.errors import InvalidRequestError, MillpondError, SinkError
+from millpond.ingest.arguments import check_engine
 from millpond.ingest.batch import WriteBatch, record_bytes, slices
 from millpond.ingest.manifest import CollectionManifest
 from millpond.ingest.payload import Payload, check_payload
@@ -203,6 +204,7 @@ class CollectionSink(ABC, Generic[NativeFilter]):
             SinkError: The database does not answer, or refuses, or a row that is found was not written in the
                 collection's payload form.
         """
+        check_engine(engine)
         if self.max_results is not None:
             for name, value in (("k", k), ("candidates", candidates)):
                 if isinstance(value, int) and value > self.max_results:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from millpond import matryoshka
 from millpond.errors import InvalidRequestError
 from millpond.ingest.batch import storable
+from millpond.ingest.metadata import json_value
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
@@ -99,7 +100,7 @@ def plan_search(
 
 
 def check_filter(conditions: Mapping[str, object]) -> dict[str, tuple[Scalar, ...]]:
-    """Check a filter on metadata: every key must have its value, or one of a list of values.
+    """Check a filter on metadata: every key must have its value, or one of a list of values, converted as metadata is.
 
     Returns:
         For each key, the accepted values: str, int, bool or finite float.
@@ -108,7 +109,9 @@ def check_filter(conditions: Mapping[str, object]) -> dict[str, tuple[Scalar, ..
     for key, condition in conditions.items():
         if not isinstance(key, str):
             raise InvalidRequestError(f"filter key {key!r} is not a str")
-        values = tuple(condition) if isinstance(condition, list | tuple | set | frozenset) else (condition,)
+        # As the metadata was stored: dates as ISO 8601, numpy's numbers as Python's.
+        value = json_value(f"filter[{key!r}]", condition)
+        values = tuple(value) if isinstance(value, list) else (value,)
         if not values:
             raise InvalidRequestError(f"filter[{key!r}] is an empty list, which nothing matches; leave the key out")
         result[key] = tuple(_scalar(key, value) for value in values)
