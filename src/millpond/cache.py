@@ -8,7 +8,6 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import compress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,7 +15,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from millpond.blob_store import KEYS_PER_SELECT, SMALLEST_LIMIT, Blobs, BlobStore
+from millpond.blob_store import KEYS_PER_SELECT, SMALLEST_LIMIT, BlobStore
 from millpond.errors import CacheError, InvalidRequestError
 
 logger = logging.getLogger(__name__)
@@ -128,10 +127,10 @@ class VectorCache:
     def get(self, keys: Sequence[bytes], *, width: int) -> CacheHits:
         """Look up ``n`` keys, which may repeat, as vectors of ``width`` floats.
 
-        A row that is damaged, or of another width, is not found.
+        A row that does not match its checksum is not found.
 
         Raises:
-            CacheError: The file cannot be read.
+            CacheError: An intact row is of another width, or the file cannot be read.
         """
         count = len(keys)
         found = np.zeros(count, dtype=np.bool_)
@@ -143,11 +142,12 @@ class VectorCache:
         for start in range(0, len(distinct), KEYS_PER_SELECT):
             part = self._file.read(distinct[start : start + KEYS_PER_SELECT])
             damaged += part.damaged
-            fits = [len(value) == width * 4 for value in part.values]
-            if not all(fits):
-                damaged += fits.count(False)
-                keys_that_fit = tuple(compress(part.keys, fits))
-                part = Blobs(keys_that_fit, tuple(compress(part.metas, fits)), tuple(compress(part.values, fits)))
+            lengths = set(map(len, part.values)) - {width * 4}
+            if lengths:
+                raise CacheError(
+                    f"{self.path} holds {min(lengths)} bytes for a key and width={width} needs {width * 4}; "
+                    "keys of one namespace must have one width: fix the namespace, or delete the file"
+                )
             targets = [row_of[key] for key in part.keys]
             rows[targets] = np.frombuffer(b"".join(part.values), dtype="<f4").reshape(len(targets), width)
             metas[targets] = part.metas
