@@ -14,6 +14,7 @@ import typer
 
 from millpond.cli import options
 from millpond.cli.texts import read_texts
+from millpond.ingest.blank import is_blank
 from millpond.ingest.record import Record
 from millpond.tasks import ScoreMethod, Truncate
 
@@ -40,7 +41,7 @@ def rerank(
     file: Annotated[
         str,
         typer.Argument(
-            help="A .jsonl or .csv file, a folder of .txt and .md, any other file with one text per line, or - (stdin)."
+            help="A .jsonl, .ndjson, .json or .csv file, a folder of .txt and .md, any other file with one text per line, or - (stdin)."
         ),
     ] = "-",
     *,
@@ -91,7 +92,7 @@ def rerank(
     lines only separate texts. An empty or blank text of another source is left out and counted, unless --keep-empty.
     An invalid line is reported, the others are ranked, and the exit code is 1.
     """
-    if not query.strip():
+    if is_blank(query):
         raise typer.BadParameter("it is blank; write what the documents are to be ranked for", param_hint="QUERY")
     if file == "-" and sys.stdin.isatty():
         raise typer.BadParameter("name a file, or pipe texts in", param_hint="FILE")
@@ -104,7 +105,7 @@ def rerank(
             failed += 1
             logger.error("%s: %s", item.where, item.reason)
     # Special tokens alone have vectors too, which would rank an empty text above some real ones.
-    ranked = [index for index, record in enumerate(records) if keep_empty or record.text.strip()]
+    ranked = [index for index, record in enumerate(records) if keep_empty or not is_blank(record.text)]
     if left_out := len(records) - len(ranked):
         logger.warning(
             "%d of %d texts %s empty or blank and left out; --keep-empty ranks them too",
