@@ -81,7 +81,7 @@ class PayloadSchema:
         if self.form == "plain":
             return str(entity["id"]), text, dict(entity["metadata"] or {})
         if self.form == "llama_index":
-            identity, _, metadata = read_llama_index(entity)
+            identity, _, metadata = read_llama_index(entity, point)
             return identity, text, metadata
         hidden = self.reserved | {"record_id", "content_hash"}
         metadata = {key: value for key, value in entity.items() if key not in hidden}

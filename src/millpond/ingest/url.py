@@ -38,6 +38,7 @@ def open_sink(url: str, *, dimensions: Sequence[int] | None = None, payload: str
     location, hash_sign, collection = rest.rpartition("#")
     if not (colon and plus and kind and scheme and hash_sign and collection):
         raise InvalidRequestError(f"{head + colon!r}... is no URL of a collection; write one like {_EXAMPLE}")
+    kind, scheme = kind.lower(), scheme.lower()  # as in any URL
     factories = {point.name: point for point in entry_points(group=GROUP)}
     if kind not in factories:
         if kind in _PACKAGES:
