@@ -200,7 +200,8 @@ class MilvusSink(CollectionSink[str]):
         return int(rows[0]["count(*)"])
 
     def _to_native(self, filter: Mapping[str, object] | str | None, payload: Payload) -> str:
-        return to_expression(filter, SCHEMAS[payload])
+        widths = () if self._manifest is None else self._manifest.dimensions
+        return to_expression(filter, SCHEMAS[payload], vectors=frozenset(map(vector_name, widths)))
 
     def _describe_error(self, error: Exception, request: str) -> str | None:
         return describe_error(error, request)

@@ -68,7 +68,7 @@ def test_metadata_that_is_too_large_is_left_out(
     assert "bytes as JSON; Milvus stores at most 65536" in caplog.text
 
 
-@pytest.mark.parametrize("key", ["pk", "text", "record_id", "content_hash", "d384", "$meta"])
+@pytest.mark.parametrize("key", ["pk", "text", "record_id", "content_hash", "d384", "$meta", "_seq", "_partition"])
 def test_langchains_layout_refuses_metadata_named_like_its_fields(
     engine: Engine, uri: str, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -143,8 +143,10 @@ def test_expressions_quote_what_they_hold() -> None:
         ' and ($meta["in"] == 0.5)'
     )
     assert to_expression({"a": -1}, plain) == ('(metadata["a"] == -1 or json_contains_any(metadata["a"], [-1]))')
-    with pytest.raises(InvalidRequestError, match="'doc_id' is a field of the collection"):
-        to_expression({"doc_id": "x"}, llama)
+    for key in ("doc_id", "d384"):
+        with pytest.raises(InvalidRequestError, match=f"'{key}' is a field of the collection.* rename the key"):
+            to_expression({key: "x"}, llama, vectors={"d384"})
+    assert to_expression({"d384": "x"}, plain, vectors={"d384"}).startswith('(metadata["d384"] == "x"')
 
 
 @pytest.mark.parametrize("form", ["plain", "langchain", "llama_index"])

@@ -190,9 +190,10 @@ def test_an_error_in_making_a_payload_is_not_blamed_on_the_database(
         fill(engine, sink, records)
 
 
-def test_a_key_with_a_quote_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="holds a quote"):
-        to_filter({'a"b': 1}, "plain")
+def test_a_key_with_a_quote_or_backslash_is_refused() -> None:
+    for key, sign in (('a"b', "quote"), ("a\\b", "backslash")):
+        with pytest.raises(InvalidRequestError, match=f"holds a {sign}"):
+            to_filter({key: 1}, "plain")
 
 
 @pytest.mark.parametrize("value", [2**53, -(2**53), 2**63 - 1])

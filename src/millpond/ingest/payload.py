@@ -12,6 +12,9 @@ from millpond.ingest.record import Record, content_hash, point_id
 Payload = Literal["plain", "langchain", "llama_index"]
 PAYLOADS: tuple[Payload, ...] = get_args(Payload)
 
+LLAMA_INDEX_KEYS = frozenset(["_node_content", "_node_type", "document_id", "doc_id", "ref_doc_id", "content_hash"])
+"""The store's own fields: metadata of the same name is in the node alone, where no filter looks."""
+
 _SOURCE = "1"  # LlamaIndex's NodeRelationship.SOURCE: the document that a node was cut from
 
 
@@ -27,7 +30,7 @@ def llama_index_fields(record: Record, node_id: str, *, text_inside: bool) -> di
     """A record in the format of a TextNode in LlamaIndex's vector stores: flat metadata, and the node itself as JSON.
 
     The record is the node's source document, so that deleting by document id finds it. If a metadata key is also a
-    field of the store, the flat key (for filters) has the store's value, and the node has the record's.
+    field of the store (:data:`LLAMA_INDEX_KEYS`), the flat key has the store's value, and the node has the record's.
 
     Args:
         record: The record.
