@@ -297,5 +297,5 @@ def test_an_unknown_kind_is_not_a_package_to_install(installed):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr("millpond.ingest.url.entry_points", lambda group: ())
-    with pytest.raises(MissingExtraError, match="pip install millpond-qdrant"):
+    with pytest.raises(MissingExtraError, match="millpond-qdrant: .* pip install ./integrations/qdrant$"):
         open_sink("qdrant+memory:#docs")

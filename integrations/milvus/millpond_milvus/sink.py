@@ -189,6 +189,11 @@ class MilvusSink(CollectionSink[str]):
         expression = which if isinstance(which, str) else one_of(SCHEMAS[payload].primary, which)
         self._client.delete(self._collection, filter=expression, timeout=self._timeout)
 
+    def _row_ids(self, record_id: str) -> list[str]:
+        written = [point_id(record_id)]
+        # A row that a framework wrote has its own id, which its hit shows.
+        return written if self._manifest is None or self._manifest.payload == "plain" else [*written, record_id]
+
     def _count(self) -> int:
         rows = self._client.query(
             self._collection,

@@ -42,7 +42,10 @@ def open_sink(url: str, *, dimensions: Sequence[int] | None = None, payload: str
     factories = {point.name: point for point in entry_points(group=GROUP)}
     if kind not in factories:
         if kind in _PACKAGES:
-            raise MissingExtraError(f"writing to {kind} needs another package: pip install {_PACKAGES[kind]}")
+            raise MissingExtraError(
+                f"writing to {kind} needs the package {_PACKAGES[kind]}: in a checkout of millpond, "
+                f"pip install ./integrations/{kind}"
+            )
         known = ", ".join(sorted({*factories, *_PACKAGES}))
         raise InvalidRequestError(f"no installed package writes to {kind!r}; choose one of {known}")
     factory = cast(SinkFactory, factories[kind].load())
