@@ -258,10 +258,14 @@ def test_an_address_is_not_taken_for_a_file(
     place: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for through in (MilvusSink, lambda place, name: sink_from_url("file", place, name)):
-        with pytest.raises(InvalidRequestError, match=r"looks like the address of a server; .* './NAME.db'") as caught:
-            through(place, "docs")
-        assert f"write {url!r}" in str(caught.value) and "hunter2" not in str(caught.value)
+    with pytest.raises(InvalidRequestError, match=r"looks like the address of a server; .* './NAME.db'") as caught:
+        MilvusSink(place, "docs")
+    assert f"write {url!r}" in str(caught.value) and "hunter2" not in str(caught.value)
+    with pytest.raises(
+        InvalidRequestError, match=r"'milvus.file:' takes a file, .* milvus.file:./NAME.db#docs"
+    ) as caught:
+        open_sink(f"milvus+file:{place}#docs")
+    assert f"write milvus+{url}#docs" in str(caught.value) and "hunter2" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

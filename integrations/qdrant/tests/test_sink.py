@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -255,16 +254,19 @@ def test_invalid_places_are_refused(place: str) -> None:
         ("qdrant+path:vectors", None),
     ],
 )
-@pytest.mark.parametrize("through", [QdrantSink, lambda place, name: sink_from_url("path", place, name)])
 def test_an_address_is_not_taken_for_a_folder(
-    place: str, url: str | None, through: Callable[..., QdrantSink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, url: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidRequestError, match="looks like the address of a server") as caught:
-        through(place, "docs")
+        QdrantSink(place, "docs")
     assert repr(url or "http://host:6333") in str(caught.value) and repr(f"./{place}") in str(caught.value)
+    with pytest.raises(InvalidRequestError, match="'qdrant.path:' takes a folder, and this looks like") as caught:
+        open_sink(f"qdrant+path:{place}#docs")
+    assert f" qdrant+{url or 'http://host:6333'}#docs " in str(caught.value)
+    assert f" qdrant+path:./{place}#docs " in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-    with QdrantSink(f"./{place}", "docs"):  # the way out that it names
+    with open_sink(f"qdrant+path:./{place}#docs"):  # the way out that it names
         assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -272,6 +274,11 @@ def test_the_error_of_an_address_with_a_password_hides_it(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidRequestError, match="'http://host:6333'") as caught:
         QdrantSink("user:hunter2@host:6333", "docs")
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(
+        InvalidRequestError, match=r"write qdrant\+http://host:6333#docs for it, .*:./NAME#docs"
+    ) as caught:
+        open_sink("qdrant+path:user:hunter2@host:6333#docs")
     assert "hunter2" not in str(caught.value) and list(tmp_path.iterdir()) == []
 
 
