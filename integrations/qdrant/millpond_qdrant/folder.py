@@ -13,6 +13,7 @@ import logging
 import os
 import sqlite3
 import threading
+from pathlib import Path
 from weakref import WeakSet
 
 from qdrant_client import QdrantClient
@@ -53,8 +54,7 @@ class FolderLease:
 
 class _OpenFolder:
     def __init__(self, folder: str) -> None:
-        # Any thread may use the SQLite connection, since requests are serialized.
-        self.client = QdrantClient(path=folder, force_disable_check_same_thread=True)
+        self.client = _read_and_locked(folder)
         self.leases: WeakSet[FolderLease] = WeakSet()
         self._identity = _identity(folder)
         self._process = os.getpid()
@@ -62,6 +62,29 @@ class _OpenFolder:
     def serves(self, folder: str) -> bool:
         """Whether this is that folder: by any path, unless it was deleted meanwhile or this is a forked child."""
         return self._process == os.getpid() and self._identity is not None and self._identity == _identity(folder)
+
+
+def _read_and_locked(folder: str) -> QdrantClient:
+    """A client that holds what the folder holds.
+
+    qdrant-client reads a folder before it locks it. What another process wrote in between would be missing in this one,
+    and a collection made in between would be lost with the next one made here, so it reads again.
+    """
+    for _ in range(5):
+        state = _state(folder)
+        # Any thread may use the SQLite connection, since requests are serialized.
+        client = QdrantClient(path=folder, force_disable_check_same_thread=True)
+        if _state(folder) == state:
+            return client
+        client.close()
+    raise RuntimeError("other processes change the folder all the time")
+
+
+def _state(folder: str) -> dict[Path, tuple[int, int, int]]:
+    """Inode, size and time of the last change of the files that hold the collections."""
+    files = [Path(folder, "meta.json"), *Path(folder, "collection").glob("*/storage.sqlite")]
+    stats = {file: file.stat() for file in files if file.exists()}
+    return {file: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for file, stat in stats.items()}
 
 
 _open: WeakSet[_OpenFolder] = WeakSet()

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import portalocker
 import pytest
 from qdrant_client import QdrantClient
 
@@ -154,3 +155,33 @@ def _open_in_child(place: Path, answers: multiprocessing.Queue[str]) -> None:
         answers.put(str(error))
     else:
         answers.put("opened")
+
+
+def test_what_another_process_wrote_while_the_folder_was_read_is_there(
+    engine: Engine, records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "db"
+    with QdrantSink(place, "docs", dimensions=[4]) as sink:
+        ingest(records, engine=engine, sink=sink, show_progress=False)
+    program = """if True:
+        import sys
+        from qdrant_client import QdrantClient, models
+        client = QdrantClient(path=sys.argv[1])
+        client.upsert("docs", [models.PointStruct(id=1, vector={"d4": [1.0] * 4}, payload={"text": "late"})])
+        client.create_collection("more", {"d4": models.VectorParams(size=4, distance=models.Distance.COSINE)})
+        client.close()
+    """
+    lock = portalocker.lock
+    others: list[subprocess.CompletedProcess[bytes]] = []
+
+    def late(*arguments: object) -> object:
+        if not others:  # the client has read the folder, and has not locked it yet
+            others.append(subprocess.run([sys.executable, "-c", program, str(place)], timeout=60, check=True))
+        return lock(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(portalocker, "lock", late)
+    with QdrantSink(place, "docs", dimensions=[4]) as sink:
+        assert others and sink.count() == 13
+        ingest(records, engine=engine, sink=QdrantSink(place, "new", dimensions=[4]), show_progress=False)
+    with QdrantSink(place, "more") as sink:  # creating a collection has not dropped it
+        assert sink.count() == 0 and sink._client.collection_exists("more")
