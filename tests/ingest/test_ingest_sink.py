@@ -3,15 +3,18 @@
 import json
 import textwrap
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.ingest.memory_sink import MemorySink
 
 from millpond.errors import FingerprintMismatchError, InvalidDimensionsError, InvalidRequestError, MissingExtraError
 from millpond.ingest import Batch, CollectionManifest, CollectionMark, Record, WriteBatch, open_sink
 from millpond.ingest.batch import record_bytes, slices, storable
+from millpond.ingest.location import is_address, url_of
 from millpond.ingest.manifest import MANIFEST_KEY
 from millpond.ingest.payload import check_payload
 from millpond.ingest.search import check_filter, plan_search
@@ -293,10 +296,46 @@ def installed(tmp_path, monkeypatch):
         ("shelf+path:a#b:c#docs", ("path", "a#b:c", "docs")),
         ("shelf+http://host:6333#docs", ("http", "//host:6333", "docs")),
         (r"shelf+file:C:\x.db#docs", ("file", r"C:\x.db", "docs")),
+        ("SHELF+HTTP://Host:6333#Docs", ("http", "//Host:6333", "Docs")),
     ],
 )
 def test_a_url_is_split_for_the_package_of_its_kind(installed, url, parts):
     assert open_sink(url, dimensions=[128], payload="langchain") == (*parts, [128], "langchain")
+
+
+@pytest.mark.parametrize(
+    ("location", "url"),
+    [
+        ("localhost:6333", "http://localhost:6333"),
+        ("Host:1/prefix", "http://Host:1/prefix"),
+        ("fe80::1", "http://[fe80::1]:6333"),
+        ("a.b.example.com.", "http://a.b.example.com.:6333"),
+        ("https:/a.example.com", "https://a.example.com:6333"),
+        ("user:secret@host:99", "http://host:99"),
+        ("user:secret@host", "http://host:6333"),
+        ("a b:1", "http://a b:1"),
+        ("localhost/x", "http://host:6333"),
+        ("x:y", "http://host:6333"),
+    ],
+)
+def test_an_address_without_a_scheme_is_told_from_a_path(location, url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert is_address(location) and url_of(location, port=6333) == url
+    assert not is_address(f"./{location}") and not is_address(f"../{location}") and not is_address(f"/{location}")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["db", "x.db", "a.b", "v1.2", "1.2", "my_data.v.1", "C:/x", "c:\\x", "~/localhost:1", "a/localhost:1", ".", ".."],
+)
+def test_a_path_is_no_address(path):
+    assert not is_address(path)
+
+
+def test_a_path_object_is_no_address(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for location, where in ((Path("localhost:6333"), "./localhost:6333"), (Path("db"), "db"), ("localhost:6333",) * 2):
+        assert repr(MemorySink(location, "docs")).startswith(f"MemorySink({where!r}")
 
 
 @pytest.mark.parametrize(
@@ -320,5 +359,5 @@ def test_an_unknown_kind_is_not_a_package_to_install(installed):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr("millpond.ingest.url.entry_points", lambda group: ())
-    with pytest.raises(MissingExtraError, match="pip install millpond-qdrant"):
+    with pytest.raises(MissingExtraError, match="millpond-qdrant: .* pip install ./integrations/qdrant$"):
         open_sink("qdrant+memory:#docs")

@@ -26,7 +26,7 @@ class Hit:
 
     Attributes:
         id: The record's own id.
-        score: Cosine at the largest width searched, higher is closer.
+        score: Cosine at the largest width searched that the row has, higher is closer.
         text: The record's text.
         metadata: The record's metadata.
     """
@@ -46,7 +46,8 @@ class SearchPlan:
         candidates: How many rows the first stage selects.
         coarse: Width of the first stage; ``None`` if there is only one stage.
         full: Width of the stage that scores.
-        vectors: For each of these widths, ``[width]`` float32 of length 1.
+        vectors: For each width of the search, ``[width]`` float32 of length 1; of the widths between these two, those
+            at which the question has a direction.
     """
 
     k: int
@@ -93,8 +94,9 @@ def plan_search(
     row = engine.embed(  # at full width; every other width is cut from it
         [question], role="query", dimensions=engine.spec.dimensions, normalize=False
     ).embeddings  # [1, d]
-    vectors = {width: matryoshka.cut(row, width, normalize=True)[0] for width in (coarse, full) if width is not None}
-    if not all(storable(vector[None]).all() for vector in vectors.values()):
+    cuts = {width: matryoshka.cut(row, width, normalize=True) for width in widths}  # each [1, width]
+    vectors = {width: cut[0] for width, cut in cuts.items() if storable(cut).all()}
+    if not {full, full if coarse is None else coarse} <= vectors.keys():
         raise InvalidRequestError("the question's vector is not finite, or all zero, so nothing is nearest to it")
     return SearchPlan(k=k, candidates=candidates, coarse=coarse, full=full, vectors=vectors)
 
