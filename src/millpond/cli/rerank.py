@@ -41,7 +41,8 @@ def rerank(
     file: Annotated[
         str,
         typer.Argument(
-            help="A .jsonl, .ndjson, .json or .csv file, a folder of .txt and .md, any other file with one text per line, or - (stdin)."
+            help="A .jsonl, .ndjson, .json or .csv file, a folder of .txt and .md, any other file with one text per "
+            "line, or - (stdin)."
         ),
     ] = "-",
     *,
