@@ -76,7 +76,12 @@ class Submission:
                 raise
 
     async def in_thread(self, work: Callable[[], Future[Any]]) -> Future[Any]:
-        """Call ``work`` in a thread of the engine instead of the event loop's pool, and return what it returns."""
+        """Call ``work`` in a thread of the engine instead of the event loop's pool, and return what it returns.
+
+        Raises:
+            EngineClosedError: In a forked process, which does not have the thread.
+        """
+        self.dispatcher.check_process()
         try:
             running = self.dispatcher.threads.submit(work)
         except RuntimeError:  # the engine was closed; ``work`` raises the error that says so

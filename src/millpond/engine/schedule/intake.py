@@ -99,6 +99,8 @@ class Intake:
             self._threads.submit(self._feed, call, backlog)
 
     def _begin(self, call: Call, caches: bool, quiet: bool = False) -> None:
+        if call.done:  # cancelled while it waited for this thread
+            return
         try:
             if not call.items:
                 return call.finish()
@@ -120,6 +122,8 @@ class Intake:
         keys = self._cache.keys(self._namespace(call), [key_of(item) for item in call.items])
         missing: list[int] = []
         for start in range(0, len(keys), _STRETCH * 8):
+            if call.done:
+                break
             hits = self._cache.get(keys[start : start + _STRETCH * 8], width=call.native_width)
             found = np.flatnonzero(hits.found)
             missing.extend((np.flatnonzero(~hits.found) + start).tolist())
@@ -154,6 +158,8 @@ class Intake:
         """Tokenize all of a call, then queue it."""
         requests: list[Request] = []
         for start in range(0, len(slots), _STRETCH):
+            if call.done:
+                return
             requests += self._tokenize(call, slots[start : start + _STRETCH])
         if requests:
             self._scheduler.put(call, requests, quiet=quiet)
