@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
 from http import HTTPStatus
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from millpond.server.errors import error_response
@@ -53,7 +54,6 @@ class HttpProtocol(HttpToolsProtocol):
     _content_in_data = 0  # content in the latest data
     _ended_in_data = False  # a head or a body, in the latest data
     _keep_alive = False  # after the answer, if the request is complete by then
-    _unanswered = 0  # requests whose heads are complete
     _stopping = False  # the server is
     _refusal: Refusal | None = None
     _dropped: int | None = None  # bytes, from when nothing more is parsed
@@ -67,6 +67,7 @@ class HttpProtocol(HttpToolsProtocol):
         outer = ConnectionTransport(transport, close=self._close, resumed=self._settle)
         super().connection_made(outer)
         self._outer = outer
+        self._unanswered: deque[RequestResponseCycle] = deque()  # requests whose heads are complete
         self._watchdog = watchdog_of(self.server_state, self.loop, self.timeout_keep_alive)
         self._watchdog.wait(self)
         if self.max_connections is not None:
@@ -76,6 +77,8 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called when the connection is closed."""
         super().connection_lost(exc)
+        for cycle in self._unanswered:  # uvicorn tells the latest one only
+            self._drop(cycle)
         self._watchdog.stop(self)
 
     def data_received(self, data: bytes) -> None:
@@ -126,6 +129,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._stop(_LONG_HEAD if self._in_head else _LONG_TRAILERS)
         if self._in_head:
             super().on_header(name, value.strip(b" \t"))
+        elif name.lower() == b"connection":  # after close in it the parser takes no other request
+            self._keep_alive = False
 
     def on_headers_complete(self) -> None:
         """Called at the end of a head."""
@@ -142,7 +147,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.expect_100_continue = False  # which a client of 1.0 does not understand
         super().on_headers_complete()
         self._receiving = True
-        self._unanswered += 1
+        self._unanswered.append(self.cycle)
         self._head_size = self._framing = self._framing_tail = self._content = 0
         # Until the body is complete, an answer closes the connection.
         self._keep_alive, self.cycle.keep_alive = self.cycle.keep_alive and not self._stopping, False
@@ -170,7 +175,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Called at the end of an answer."""
-        self._unanswered -= 1
+        self._unanswered.popleft()
         super().on_response_complete()
         self._unset_keepalive_if_required()  # the watchdog counts instead of uvicorn's timer
         if self._refusal is not None and not self._unanswered and not self.transport.is_closing():
@@ -206,7 +211,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Let the watchdog count from now if it is the client's turn."""
         if self._outer.closing:  # it counts from then on
             return
-        answer_due = self._unanswered > self._receiving
+        answer_due = len(self._unanswered) > self._receiving
         full = self._receiving and self.flow.read_paused  # the application has not taken what is here
         if self.flow.write_paused or not (answer_due or full):
             self._watchdog.wait(self)
@@ -243,16 +248,20 @@ class HttpProtocol(HttpToolsProtocol):
         self._refusal, self._dropped = refusal, 0
         if self._receiving:
             self._receiving = False
-            self._unanswered -= 1
+            self._unanswered.pop()
             if self.pipeline and self.pipeline[0][0] is self.cycle:
                 self.pipeline.popleft()
             self.cycle.scope["state"]["refusal"] = (refusal.status.value, refusal.status.phrase, refusal.message)
-            self.cycle.disconnected = True  # so that the application gives up, and its answer is dropped
-            self.cycle.message_event.set()
+            self._drop(self.cycle)
             if self.cycle.response_started:
                 return self._close()
         if not self._unanswered:
             self._send_refusal(refusal)
+
+    def _drop(self, cycle: RequestResponseCycle) -> None:
+        """Let the application give up; what it still answers goes nowhere."""
+        cycle.disconnected = True
+        cycle.message_event.set()
 
     def _send_refusal(self, refusal: Refusal) -> None:
         headers = {"Connection": "close"}
