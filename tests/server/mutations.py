@@ -162,9 +162,7 @@ def wrecks(path: str, count: int, *, seed: int = 0) -> Iterator[bytes]:
         chance = random.Random(f"wreck {seed} {path} {number}")
         lines = [f"POST {path} HTTP/1.1", "Host: pond", *(f"{name}: {value}" for name, value in mutant.headers.items())]
         length = chance.choice((0, 0, 0, 0, -1, 1, 1 << 40)) + len(mutant.body)
-        lines += chance.choice(
-            ([], [], [], ["Host: pond"], ["Transfer-Encoding: gzip, chunked"], ["Expect: 100-continue"])
-        )
+        lines += chance.choice(([], [], [], ["Host: pond"], ["Transfer-Encoding: gzip, chunked"]))
         head = "\r\n".join(lines).encode()
         if chance.random() < 0.2:
             trailers = chance.choice((b"", b"A: b\r\n", b"Authorization: a\r\n" * 9, b"A: b\r\n" * 20_000))
