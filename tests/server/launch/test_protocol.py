@@ -506,6 +506,40 @@ def test_a_connection_without_progress_is_closed(
     assert [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", received)] == expected
 
 
+def test_the_metrics_know_what_the_protocol_answered(embedder: Path) -> None:
+    app = create_app(ServedModels.load([ModelConfig(model=str(embedder), names=("pond",))]))
+    with serving(app, keep_alive=1) as server:
+        assert [status for status, _ in answers(server, POST + b"Content-Length: 9\r\n\r\n{")] == [408]
+        assert [status for status, _ in answers(server, CHUNKED + b"\r\n1\r\n{\r\n", b"zz\r\n")] == [400]
+        ((_, metrics),) = answers(server, b"GET /metrics HTTP/1.1\r\nHost: pond\r\n" + CLOSE + b"\r\n")
+    counts = re.findall(rb'millpond_requests_total\{.*route="/v1/embeddings",status="(\d+)"\} (\S+)', metrics)
+    assert sorted(counts) == [(b"400", b"1.0"), (b"408", b"1.0")]
+
+
+def test_a_pipelined_request_of_a_client_that_leaves_is_given_up(embedder: Path) -> None:
+    """Also the earlier one, whose work would be in vain."""
+    app = create_app(ServedModels.load([ModelConfig(model=str(embedder))]))
+    ended: list[str] = []
+
+    async def listening(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return await app(scope, receive, send)
+        message = {"type": "http.request"}
+        while message["type"] != "http.disconnect":
+            message = await receive()
+        ended.append(scope["path"])
+
+    listening.state = app.state  # type: ignore[attr-defined]
+    with serving(listening) as server:  # type: ignore[arg-type]
+        with connect(server) as connection:
+            connection.sendall(GET + b"\r\n" + GET.replace(b"health", b"second") + b"\r\n")
+            time.sleep(0.2)
+        end = time.monotonic() + 20
+        while "/health" not in ended:
+            assert time.monotonic() < end, "it is still waited for"
+            time.sleep(0.05)
+
+
 def test_a_slow_upload_that_gets_on_is_read(hasty: Server) -> None:
     with connect(hasty) as connection:
         connection.sendall(with_key(POST) + CLOSE + b"Content-Length: %d\r\n\r\n" % len(BODY))

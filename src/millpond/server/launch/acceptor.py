@@ -31,10 +31,17 @@ _QUIET_SECONDS = 60.0  # a shortage is over, and logged anew, when it was not se
 
 
 class _Handshake:
-    """A connection that is not open yet, since its client has to begin TLS."""
+    """A connection that is not open yet, since its client has to begin TLS.
 
-    def __init__(self, connection: socket.socket) -> None:
+    Args:
+        connection: The accepted socket.
+        counted: The handshakes that count as connections.
+    """
+
+    def __init__(self, connection: socket.socket, counted: set[_Handshake]) -> None:
         self._connection = connection
+        self._counted = counted
+        counted.add(self)
 
     def give_up(self) -> None:
         """Called by the watchdog."""
@@ -42,6 +49,7 @@ class _Handshake:
 
     def abort(self) -> None:
         """End the handshake, which closes the connection."""
+        self._counted.discard(self)
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
@@ -82,7 +90,8 @@ class Acceptor:
             {} if context is None else {"ssl": context, "ssl_handshake_timeout": handshake_seconds}
         )
         self._loop = asyncio.get_running_loop()
-        self._handshakes: dict[asyncio.Task[None], _Handshake] = {}
+        self._handshakes: set[_Handshake] = set()
+        self._opening: set[asyncio.Task[None]] = set()
         self._shortages: dict[str, float] = {}  # when each was last seen
         for listener in sockets:
             listener.listen(_BACKLOG)
@@ -93,7 +102,7 @@ class Acceptor:
         """Accept no more connections."""
         for task in self._tasks:
             task.cancel()
-        for handshake in self._handshakes.values():
+        for handshake in tuple(self._handshakes):
             handshake.abort()
 
     async def wait_closed(self) -> None:
@@ -110,13 +119,15 @@ class Acceptor:
                     await asyncio.sleep(_RETRY_SECONDS)
                 continue
             protocol = self._admit()
-            if self._tls:  # takes as long as the client wants
-                task = self._loop.create_task(self._open(connection, protocol))
-                self._handshakes[task] = _Handshake(connection)
-                self._watchdog.wait(self._handshakes[task])
-                task.add_done_callback(self._end_handshake)
-            else:
+            if not self._tls:
                 await self._open(connection, protocol)
+                continue
+            handshake = _Handshake(connection, self._handshakes)
+            self._watchdog.wait(handshake)
+            task = self._loop.create_task(self._shake(connection, protocol, handshake))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+            await asyncio.sleep(0)  # let it begin, and requests run between the connections of a burst
 
     def _make_room(self, error: OSError) -> None:
         reason = error.strerror or str(error)
@@ -134,14 +145,16 @@ class Acceptor:
     def _admit(self) -> HttpProtocol:
         """The protocol of a new connection, for which another one may have to be closed."""
         protocol = self._connect()
-        if self._count() + len(self._handshakes) >= self._max:
-            closed = self._watchdog.abort_longest()
+        if self._full():
+            while self._full() and self._watchdog.abort_longest():
+                pass
+            full = self._full()
             self._warn(
-                "connections",
+                "full" if full else "connections",
                 f"{self._max} connections are open, which is the most (--max-connections, and ulimit -n): "
-                + ("for a new one, the one that waited longest is closed" if closed else "a new one is answered 503"),
+                + ("a new one is answered 503" if full else "for a new one, the one that waited longest is closed"),
             )
-            if not closed:
+            if full:
                 protocol.max_connections = self._max
         return protocol
 
@@ -149,8 +162,15 @@ class Acceptor:
         with suppress(OSError):  # the client is gone, or does not speak TLS
             await self._loop.connect_accepted_socket(lambda: protocol, connection, **self._tls)
 
-    def _end_handshake(self, task: asyncio.Task[None]) -> None:
-        self._watchdog.stop(self._handshakes.pop(task))
+    async def _shake(self, connection: socket.socket, protocol: HttpProtocol, handshake: _Handshake) -> None:
+        try:
+            await self._open(connection, protocol)
+        finally:
+            self._handshakes.discard(handshake)
+            self._watchdog.stop(handshake)
+
+    def _full(self) -> bool:
+        return self._count() + len(self._handshakes) >= self._max
 
     def _warn(self, kind: str, message: str) -> None:
         """A warning, once for as long as it stays the same."""
