@@ -8,6 +8,7 @@ import hmac
 import re
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Request
@@ -51,12 +52,16 @@ class ApiKeys:
             return path != "/ping"
         return path not in _OPEN and not path.startswith(_OPEN_FOLDERS)
 
-    def accept(self, authorization: str | None) -> bool:
+    def accept_one(self, authorizations: Sequence[str]) -> bool:
+        """Whether there is one Authorization header and it holds a key."""
+        return len(authorizations) == 1 and self.accept(authorizations[0])
+
+    def accept(self, authorization: str) -> bool:
         """Whether an Authorization header holds a key; every key is compared, so that the time is constant.
 
         RFC 9110, section 11.4: the scheme, one or more spaces, the key. A tab may only stand around the whole value.
         """
-        scheme, _, token = (authorization or "").strip(" \t").partition(" ")
+        scheme, _, token = authorization.strip(" \t").partition(" ")
         digest = hashlib.sha256(token.lstrip(" ").encode("latin-1")).digest()
         matched = False
         for known in self._digests:
@@ -109,8 +114,7 @@ class RequestMiddleware:
 
         try:
             key_required = self._keys.required(scope["method"], route_path(scope))
-            credentials = headers.getlist("authorization")
-            if key_required and not (len(credentials) == 1 and self._keys.accept(credentials[0])):
+            if key_required and not self._keys.accept_one(headers.getlist("authorization")):
                 await _unauthorized(headers)(scope, receive, respond)
             else:
                 _check_length(headers, self._config.max_body_bytes)

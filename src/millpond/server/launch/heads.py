@@ -34,15 +34,19 @@ def refusal(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Refusal | N
     if version not in ("1.0", "1.1"):
         status = HTTPStatus.BAD_REQUEST if version == "0.9" else HTTPStatus.HTTP_VERSION_NOT_SUPPORTED
         return Refusal(status=status, message=f"HTTP/{version} is not spoken here; send HTTP/1.1")
-    hosts = [value for name, value in headers if name == b"host"]
+    hosts, codings = [], []
+    for name, value in headers:
+        if name == b"host":
+            hosts.append(value)
+        elif name == b"transfer-encoding":
+            codings.append(value)
     if len(hosts) > 1:
         return _bad(f"The request has {len(hosts)} Host headers; send one")
     if not hosts and version == "1.1":
         return _bad("The request has no Host header, which HTTP/1.1 demands; send one")
     if hosts and _HOST.fullmatch(hosts[0]) is None:
         return _bad("The Host header is no host with an optional port; send one such as localhost:8000")
-    fields = [value for name, value in headers if name == b"transfer-encoding"]
-    return None if not fields else _coding_refusal(version, b",".join(fields))
+    return _coding_refusal(version, b",".join(codings)) if codings else None
 
 
 def _coding_refusal(version: str, field: bytes) -> Refusal | None:

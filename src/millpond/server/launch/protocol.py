@@ -127,10 +127,15 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_size += len(name) + len(value) + _SEPARATORS
         if self._head_size > _MAX_HEAD:
             self._stop(_LONG_HEAD if self._in_head else _LONG_TRAILERS)
-        if self._in_head:
-            super().on_header(name, value.strip(b" \t"))
-        elif name.lower() == b"connection":  # after close in it the parser takes no other request
-            self._keep_alive = False
+        name = name.lower()
+        if not self._in_head:
+            if name == b"connection":  # after close in it the parser takes no other request
+                self._keep_alive = False
+            return
+        value = value.strip(b" \t")
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Called at the end of a head."""
