@@ -150,7 +150,10 @@ def request_id(header: str | None) -> str:
 def _check_length(headers: Headers, max_bytes: int) -> None:
     """Refuse a body that would not be read to its end, also on routes that read none."""
     length = headers.get("content-length", "")
-    if length.isascii() and length.isdigit() and (len(length) > 19 or int(length) > LARGEST_DROPPED * max_bytes):
+    if not (length.isascii() and length.isdigit()) or (len(length) < 20 and int(length) <= max_bytes):
+        return
+    asks_first = headers.get("expect", "").lower() == "100-continue"  # and has not sent any of it
+    if asks_first or len(length) > 19 or int(length) > LARGEST_DROPPED * max_bytes:
         raise BodyTooLargeError(max_bytes, unread=True)
 
 

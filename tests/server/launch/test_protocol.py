@@ -376,7 +376,7 @@ def connect(server: Server) -> socket.socket:
         (b"POST /none HTTP/1.1\r\nHost: pond\r\nContent-Length: 90000\r\n" + KEY, 404),
         (b"POST /v1/embeddings HTTP/1.1\r\nHost: pond\r\nContent-Length: 90000\r\n" + KEY, 400),  # its content type
         (
-            b"POST /v1/embeddings HTTP/1.1\r\nHost: pond\r\nExpect: 100-continue\r\nContent-Length: 900000\r\n" + KEY,
+            b"POST /v1/embeddings HTTP/1.1\r\nHost: pond\r\nExpect: 100-continue\r\nContent-Length: 100001\r\n" + KEY,
             413,
         ),
         (b"GET /health HTTP/1.1\r\nHost: pond\r\nContent-Length: 5\r\n", 200),
