@@ -26,18 +26,18 @@ def serialized(client: QdrantClient) -> AbstractContextManager[object]:
         return _locks.setdefault(client, threading.RLock())
 
 
-def lacked(client: QdrantClient, collection: str, names: Sequence[str]) -> frozenset[str]:
-    """Of these vectors, those that some points of the collection may lack: of a server, all.
+def lacked(client: QdrantClient, collection: str, names: Sequence[str]) -> frozenset[str] | None:
+    """Of these vectors, those that some points of a collection in local mode may lack; ``None`` of a server's.
 
-    A server is not asked first: its approximate count forgets points after deletes, and its exact one costs as much as
-    the search for them, some 12 ns per point. Local mode evaluates a filter point by point in Python, and holds marks
-    of absent vectors, which cost nothing to read.
+    Local mode evaluates a filter point by point in Python, and holds marks of absent vectors, which cost nothing to
+    read.
     """
     local = getattr(client, "_client", None)
-    if isinstance(local, QdrantLocal):
-        stored = local.collections.get(local.aliases.get(collection, collection))
-        absent = getattr(stored, "deleted_per_vector", None)  # of each name, for each point, whether it has no vector
-        deleted = getattr(stored, "deleted", None)
-        if absent is not None and deleted is not None:
-            return frozenset(name for name in names if name in absent and bool(np.any(absent[name] & ~deleted)))
-    return frozenset(names)
+    if not isinstance(local, QdrantLocal):
+        return None
+    stored = local.collections.get(local.aliases.get(collection, collection))
+    absent = getattr(stored, "deleted_per_vector", None)  # of each name, for each point, whether it has no vector
+    deleted = getattr(stored, "deleted", None)
+    if absent is None or deleted is None:
+        return frozenset(names)
+    return frozenset(name for name in names if name in absent and bool(np.any(absent[name] & ~deleted)))

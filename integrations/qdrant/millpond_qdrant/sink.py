@@ -21,8 +21,9 @@ from millpond.ingest.sink import vector_name
 from millpond_qdrant.client import connect, describe_error
 from millpond_qdrant.filters import has_condition, to_filter
 from millpond_qdrant.folder import FolderLease, settle, use_write_ahead_log
-from millpond_qdrant.local import lacked, serialized
+from millpond_qdrant.local import serialized
 from millpond_qdrant.points import payload_of, record_fields
+from millpond_qdrant.probe import PartialPoints
 from millpond_qdrant.queries import queries_of
 
 
@@ -30,8 +31,9 @@ class QdrantSink(CollectionSink[models.Filter]):
     """Writes to one collection of Qdrant, and searches it.
 
     The first write creates the collection: a vector ``d{width}`` for every width, cosine distance, and the model's
-    fingerprint in the collection's metadata (Qdrant 1.16 or newer). A search is one request; it finds the points that a
-    framework wrote with one of the vectors, too. The sinks of a process share a folder, and any thread may use them.
+    fingerprint in the collection's metadata (Qdrant 1.16 or newer). A search is one request. It finds the points that a
+    framework wrote with one of the vectors, too; a sink that has searched a server may miss new ones for up to a
+    minute. The sinks of a process share a folder, and any thread may use them.
 
     Args:
         location: ``":memory:"``, an http(s) URL, a folder for a database inside this process, or a ``QdrantClient``
@@ -75,6 +77,7 @@ class QdrantSink(CollectionSink[models.Filter]):
         opened = connect(self._where, timeout) if client is None else client
         self._lease = opened if isinstance(opened, FolderLease) else None  # of a folder that this sink opened
         self._client = opened.client if isinstance(opened, FolderLease) else opened
+        self._partial_points = PartialPoints()
         self._log: sqlite3.Connection | None = None  # of a folder, once it is prepared
 
     def _exists(self) -> bool:
@@ -116,8 +119,9 @@ class QdrantSink(CollectionSink[models.Filter]):
                 settle(self._log)
 
     def _query(self, plan: SearchPlan, native: models.Filter | None, payload: Payload) -> list[models.ScoredPoint]:
-        names = [vector_name(width) for width in plan.vectors]
-        queries = queries_of(plan, native, lacked=lacked(self._client, self._collection, names))
+        names = [vector_name(width) for width in sorted(plan.vectors)]
+        probe = self._partial_points.begin(self._client, self._collection, names)
+        queries = [*probe.requests, *queries_of(plan, native, lacked=probe.lacked)]
         if len(queries) == 1:
             (query,) = queries
             return self._client.query_points(
@@ -130,7 +134,9 @@ class QdrantSink(CollectionSink[models.Filter]):
                 with_payload=True,
             ).points
         answers = self._client.query_batch_points(self._collection, queries)
-        points = [point for answer in answers for point in answer.points]
+        asked = len(probe.asked)
+        self._partial_points.end(probe, answers[:asked])
+        points = [point for answer in answers[asked:] for point in answer.points]
         return sorted(points, key=lambda point: point.score, reverse=True)[: plan.k]
 
     def _decode(self, row: models.ScoredPoint, payload: Payload) -> Hit:

@@ -20,6 +20,7 @@ from millpond.ingest import Record, ingest, point_id
 from millpond.ingest.search import SearchPlan
 from millpond_qdrant import QdrantSink
 from millpond_qdrant.local import lacked
+from millpond_qdrant.probe import Probe
 from millpond_qdrant.queries import queries_of
 
 QUESTION = "what moves blood around the body?"
@@ -131,9 +132,8 @@ def test_nothing_else_is_asked_for_where_every_point_is_whole(engine: Engine, re
     assert lacked(client, "docs", names) == {"d16"}
     sink.delete([hit.id for hit in sink.search(engine, QUESTION, k=14) if hit.text == "stray"])
     assert sink.count() == 13 and lacked(client, "docs", names) == frozenset()
-    # A server is asked for all of them, since a framework may write to it at any time.
     with QdrantSink("http://127.0.0.1:1", "docs") as remote:
-        assert lacked(remote._client, "docs", names) == {"d16", "d384"}
+        assert lacked(remote._client, "docs", names) is None  # a server has to be asked
 
 
 def test_one_width_is_asked_for_alone(engine: Engine, sink: QdrantSink, points: list[Point]) -> None:
@@ -186,6 +186,29 @@ def test_the_real_engine_answers_the_same_requests_with_the_same_points(
     shard.close()
 
 
+@pytest.mark.parametrize("strays", [[], [(384,)], [(16,)], [(64, 384), (16, 64)], [(16, 64, 384), (64,)]])
+@pytest.mark.parametrize("whole", [0, 5])
+def test_the_real_engine_answers_a_probe_as_local_mode_does(
+    engine: Engine, tmp_path: Path, whole: int, strays: list[tuple[int, ...]]
+) -> None:
+    edge = pytest.importorskip("qdrant_edge")
+    config = {f"d{width}": edge.EdgeVectorParams(size=width, distance=edge.Distance.Cosine) for width in WIDTHS}
+    shard = edge.EdgeShard.create(str(tmp_path), edge.EdgeConfig(vectors=config))
+    client = QdrantClient(":memory:")
+    QdrantSink(client, "docs", dimensions=WIDTHS).prepare(engine.spec)
+    for id, widths in enumerate([WIDTHS] * whole + strays):
+        vector = {f"d{width}": [1.0] * width for width in widths}
+        shard.update(edge.UpdateOperation.upsert_points([edge.Point(id=id, vector=vector, payload={})]))
+        client.upsert("docs", [models.PointStruct(id=id, vector=vector, payload={})])
+    probe = Probe(lacked=frozenset(), asked=("d16", "d384"))
+    found = [answer.points for answer in client.query_batch_points("docs", probe.requests)]
+    assert [bool(points) for points in found] == [any(w not in widths for widths in strays) for w in (16, 384)]
+    assert [[p.id for p in points] for points in found] == [
+        [p.id for p in shard.query(translated(edge, request))] for request in probe.requests
+    ]
+    shard.close()
+
+
 def translated(edge: Any, request: models.QueryRequest) -> Any:
     """A request of qdrant-client as one of the real engine's."""
 
@@ -207,7 +230,7 @@ def translated(edge: Any, request: models.QueryRequest) -> Any:
         return edge.Filter(**clauses)
 
     def nearest(one: Any) -> Any:
-        return edge.Query.Nearest(one.query, using=one.using)
+        return None if one.query is None else edge.Query.Nearest(one.query, using=one.using)
 
     prefetches = [
         edge.Prefetch(query=nearest(stage), limit=stage.limit, filter=filter(stage.filter))

@@ -17,6 +17,7 @@ from millpond import Engine
 from millpond.ingest import Batch, Record, SinkError, ingest, point_id
 from millpond.ingest.manifest import CollectionManifest
 from millpond_qdrant import QdrantSink
+from millpond_qdrant.probe import PartialPoints
 
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -34,7 +35,10 @@ class Fake(ThreadingHTTPServer):
         self.queries: list[str] = []
         self.deletes: list[tuple[str, dict[str, Any]]] = []  # path and body
         self.searches: list[str] = []  # paths
+        self.bodies: list[list[dict[str, Any]]] = []  # of each search, its requests
         self.points = QdrantClient(":memory:")  # answers the searches
+        self.lock = threading.Lock()  # local mode is for one thread at a time
+        self.before_search: Callable[[], None] = lambda: None
         self.keys: set[str | None] = set()
         self.free = threading.Event()  # releases the hanging requests
 
@@ -87,8 +91,11 @@ class Handler(BaseHTTPRequestHandler):
     def _search(self, body: dict[str, Any]) -> None:
         self.server.searches.append(self.path)
         batch = self.path.endswith("/batch")
-        requests = [models.QueryRequest(**request) for request in (body["searches"] if batch else [body])]
-        answers = self.server.points.query_batch_points("docs", requests)
+        self.server.bodies.append(body["searches"] if batch else [body])
+        requests = [models.QueryRequest(**request) for request in self.server.bodies[-1]]
+        self.server.before_search()
+        with self.server.lock:
+            answers = self.server.points.query_batch_points("docs", requests)
         results = [answer.model_dump(mode="json") for answer in answers]
         self._send(ok(results if batch else results[0]))
 
@@ -237,3 +244,149 @@ def test_a_search_is_one_request_and_finds_what_lacks_a_vector(
         server.searches.clear()
         assert sink.search(engine, "tides", k=1)[0].text == "tides 384"
         assert server.searches == ["/collections/docs/points/query"]
+
+
+# ---------------------------------------------------------------------------- looking for what lacks a vector, or not
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def shape(requests: list[dict[str, Any]]) -> tuple[int, int, int]:
+    """Of the requests of one search: probes, searches, and stages before the first search."""
+    searches = [request for request in requests if "query" in request]
+    return len(requests) - len(searches), len(searches), len(searches[0].get("prefetch", []))
+
+
+# Of a collection of two widths: asked, and all is looked for; no point lacks a vector; some lack d64; some lack d384.
+ASKED, WHOLE, LACK_64, LACK_384 = (2, 2, 2), (0, 1, 1), (0, 1, 2), (0, 2, 1)
+
+
+def add_point(engine: Engine, server: Fake, id: int, width: int, lang: str = "en") -> None:
+    """Add a point as a framework does, with one vector."""
+    vector = engine.embed(["tides"], dimensions=width, normalize=True).embeddings[0].tolist()
+    payload = {"text": f"tides {width}", "metadata": {"lang": lang}}
+    with server.lock:
+        server.points.upsert("docs", [models.PointStruct(id=id, vector={f"d{width}": vector}, payload=payload)])
+
+
+@pytest.fixture
+def whole(engine: Engine, server: Fake, records: list[Record]) -> Fake:
+    """A server whose points all have every vector."""
+    local = QdrantSink(server.points, "docs", dimensions=[64, 384])
+    ingest(records, engine=engine, sink=local, show_progress=False)
+    return server
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def sink(whole: Fake, clock: Clock) -> Iterator[QdrantSink]:
+    with QdrantSink(whole.url, "docs") as sink:
+        sink._partial_points = PartialPoints(clock=clock)
+        yield sink
+
+
+@pytest.mark.parametrize(("width", "lacking"), [(384, LACK_64), (64, LACK_384)])
+def test_what_lacks_a_vector_is_looked_for_until_there_is_none_and_again_when_due(
+    engine: Engine, whole: Fake, sink: QdrantSink, clock: Clock, width: int, lacking: tuple[int, int, int]
+) -> None:
+    def search() -> tuple[bool, tuple[int, int, int]]:
+        """Whether the point is found, and what was sent."""
+        whole.bodies.clear()
+        hits = sink.search(engine, "tides", k=3)
+        (requests,) = whole.bodies  # never more than one round trip
+        return hits[0].text == f"tides {width}", shape(requests)
+
+    assert [search() for _ in range(3)] == [(False, ASKED), (False, WHOLE), (False, WHOLE)]
+    add_point(engine, whole, 1, width)
+    assert search() == (False, WHOLE)
+    clock.now += 0.5
+    assert [search() for _ in range(3)] == [(True, ASKED), (True, lacking), (True, lacking)]
+    clock.now += 0.5
+    assert [search() for _ in range(2)] == [(True, ASKED), (True, lacking)]
+    whole.points.delete("docs", [1])
+    assert search() == (False, lacking)
+    clock.now += 0.5
+    assert [search() for _ in range(2)] == [(False, ASKED), (False, WHOLE)]
+
+
+def test_a_new_sink_finds_at_once_what_another_does_not_look_for_yet(
+    engine: Engine, whole: Fake, sink: QdrantSink
+) -> None:
+    sink.search(engine, "tides")
+    add_point(engine, whole, 1, 384)
+    assert sink.search(engine, "tides")[0].text == "Tides follow the moon."
+    with QdrantSink(whole.url, "docs") as fresh:
+        assert fresh.search(engine, "tides")[0].text == "tides 384"
+
+
+def test_a_probe_does_not_depend_on_the_filter_or_the_stages_of_its_search(
+    engine: Engine, whole: Fake, sink: QdrantSink
+) -> None:
+    add_point(engine, whole, 1, 384, lang="nl")
+    assert sink.search(engine, "tides", funnel=False, filter={"lang": "fr"}) == []
+    assert sink.search(engine, "tides", filter={"lang": "nl"})[0].text == "tides 384"
+    first, second = whole.bodies
+    assert shape(first) == (2, 2, 0) and shape(second) == LACK_64
+    assert [request["filter"] for request in first[:2]] == [
+        {"must_not": [{"has_vector": "d64"}]},
+        {"must_not": [{"has_vector": "d384"}]},
+    ]
+    assert [request["limit"] for request in first[:2]] == [1, 1]
+
+
+def test_the_pace_of_the_probes_is_that_of_the_server(
+    engine: Engine, whole: Fake, sink: QdrantSink, clock: Clock
+) -> None:
+    def take() -> None:
+        clock.now += 0.25
+
+    whole.before_search = take
+    for _ in range(202):  # 50.5 s of searches
+        sink.search(engine, "tides", k=1)
+    assert [n for n, body in enumerate(whole.bodies) if shape(body) == ASKED] == [0, 100, 200]
+    assert {shape(body) for body in whole.bodies} == {ASKED, WHOLE}
+
+
+def test_a_search_that_fails_has_asked_nothing(engine: Engine, whole: Fake, sink: QdrantSink) -> None:
+    def fail() -> None:
+        raise ConnectionAbortedError
+
+    whole.before_search, whole.handle_error = fail, lambda *of: None  # type: ignore[method-assign]
+    with pytest.raises(SinkError, match="did not answer a search"):
+        sink.search(engine, "tides")
+    whole.before_search = lambda: None
+    add_point(engine, whole, 1, 384)
+    assert sink.search(engine, "tides")[0].text == "tides 384"
+    assert [shape(body) for body in whole.bodies] == [ASKED, ASKED]
+
+
+def test_threads_that_search_before_the_first_answer_look_for_everything(
+    engine: Engine, whole: Fake, sink: QdrantSink, clock: Clock
+) -> None:
+    add_point(engine, whole, 1, 384)
+    whole.before_search = threading.Barrier(6, timeout=60).wait  # type: ignore[assignment]
+    found: list[str] = []
+
+    def search() -> None:
+        for _ in range(4):
+            found.append(sink.search(engine, "tides", k=1)[0].text)
+
+    threads = [threading.Thread(target=search) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["tides 384"] * 24
+    shapes = [shape(body) for body in whole.bodies]
+    assert shapes[:6] == [ASKED] * 6 and set(shapes[6:]) <= {ASKED, LACK_64} and shapes[-1] == LACK_64
