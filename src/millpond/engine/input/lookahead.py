@@ -29,8 +29,10 @@ _TAIL = 16
 _GAP = 64
 _SPACE_MARKS = "\u2581\u0120 "  # of SentencePiece and of byte-level tokenizers
 _SPACE_INSIDE = re.compile(f"[^{_SPACE_MARKS}][{_SPACE_MARKS}]")
-_BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z0-9])")
-_WORDS = "ab cd 12 ef 3 gh"
+# Characters for each of the tokens after a stretch of places to resume from.
+_RESUME_PER_TOKEN = 8
+# Types of normalizers that look at more than one character.
+_COMPOSING = ("NFC", "NFD", "NFKC", "NFKD", "Precompiled", "StripAccents", "BertNormalizer")
 
 
 class Lookahead:
@@ -65,7 +67,7 @@ class Lookahead:
         """
         if self._short_words:
             return True
-        if all(_combines(character) for character in part[-_TAIL:]):
+        if self._composes and all(_combines(character) for character in part[-_TAIL:]):
             return False
         (encoding,) = self._backend.encode_batch([self._fold(part)], add_special_tokens=False)
         ids, words = encoding.ids, [-1 if word is None else word for word in encoding.word_ids]
@@ -78,18 +80,35 @@ class Lookahead:
         first = words.index(words[-1])  # the first token of the last word
         return self._word_settles(self._model_word(part), ids[first:], max(tokens - first, 0) + 1)
 
-    def resume(self, text: str, begin: int, end: int) -> tuple[int, int] | None:
-        """Two indices in ``text`` between ``begin`` and ``end`` from which on it can be tokenized by itself.
+    def resume(self, text: str, begin: int) -> int | None:
+        """An index in ``text`` from which on its tokens are those that it has if it is tokenized from ``begin`` on.
 
-        The tokens from the second one on are those of the whole text, if it is tokenized from the first one on.
+        Somewhere in a stretch as long as the longest token one token of the whole text ends and another begins. If
+        tokenizing from each place of the stretch leads to the same tokens, so does the whole text.
         """
         if self._short_words:
-            return begin, begin
-        if not self._resumes_at_spaces:
+            return begin
+        starts = range(begin, begin + max(self._longest, _TAIL))
+        end = starts.stop + _RESUME_PER_TOKEN * _GAP
+        if end + _TAIL > len(text):
             return None
-        first = _BETWEEN_WORDS.search(text, begin, end)
-        second = None if first is None else _BETWEEN_WORDS.search(text, first.end(), end)
-        return None if first is None or second is None else (first.start(), second.start())
+        parts = [self._fold(text[start:end]) for start in starts]
+        if any(len(part) != end - start for part, start in zip(parts, starts, strict=True)):
+            return None
+        tails = [
+            [(token, start + at, start + to) for token, (at, to) in zip(e.ids[-_GAP:], e.offsets[-_GAP:], strict=True)]
+            for e, start in zip(self._backend.encode_batch(parts, add_special_tokens=False), starts, strict=True)
+        ]
+        (first,) = self._backend.encode_batch(parts[:1], add_special_tokens=False)
+        if len(first.ids) <= _GAP or any(tail != tails[0] for tail in tails):
+            return None
+        words = first.word_ids[-_GAP:]
+        for i, (_, place, _) in enumerate(tails[0]):
+            # Unigram adds the scores of a word from its beginning, and rounds.
+            follows = isinstance(self._backend.model, BPE) or (i > 0 and words[i] != words[0])
+            if place >= starts.stop and follows and not (self._composes and _combines(text[place])):
+                return place
+        return None
 
     @cached_property
     def _spaces_begin_tokens(self) -> bool:
@@ -97,14 +116,10 @@ class Lookahead:
         return not any(_SPACE_INSIDE.search(token) for token in self._backend.get_vocab())
 
     @cached_property
-    def _resumes_at_spaces(self) -> bool:
-        """Whether the tokens from a space between two words on never depend on what is before it."""
-        if self.splits_at_spaces:
-            return True
-        pieces = self._pieces(_WORDS)
-        if len(pieces) == 1:  # Unigram adds scores from the beginning of a piece, and rounds
-            return self._spaces_begin_tokens and isinstance(self._backend.model, BPE)
-        return self._spaces_begin_tokens and not any(_SPACE_INSIDE.search(piece.rstrip(" ")) for piece in pieces)
+    def _composes(self) -> bool:
+        """Whether the normalizer may move or combine characters."""
+        normalizer = self._backend.normalizer
+        return normalizer is not None and any(name in normalizer.__getstate__().decode() for name in _COMPOSING)
 
     @cached_property
     def _longest(self) -> int:

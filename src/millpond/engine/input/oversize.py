@@ -57,7 +57,7 @@ def part_of(
     trim_soon()
     enough = max(2 * limit + _MARGIN, more_than)
     size = _FIRST_PER_TOKEN * (limit + _MARGIN)
-    while size < len(text):
+    while 2 * size < len(text):  # more than half of a text costs more than it saves
         if truncate == "start":
             part = _end(text, size, tokenizer, enough)
         else:
@@ -123,11 +123,11 @@ def _beginning(text: str, size: int, tokenizer: TextTokenizer, enough: int, limi
 
 
 def _end(text: str, size: int, tokenizer: TextTokenizer, enough: int) -> Excerpt | None:
-    """About the last ``size`` characters, if they have more than ``enough`` tokens that nothing before them changes."""
+    """The last ``size`` characters, if they have more than ``enough`` tokens that nothing before them changes."""
     begin = len(text) - size
-    places = tokenizer.lookahead.resume(text, begin, begin + size // 2)
-    if places is None or tokenizer.count(text[places[1] :]) <= enough:
+    place = tokenizer.lookahead.resume(text, begin)
+    if place is None or tokenizer.count(text[place:]) <= enough:
         return None
-    part = tokenizer.shorten(text[places[0] :])
+    part = tokenizer.shorten(text[begin:])
     origin = np.arange(len(part.text)) if part.origin is None else part.origin
-    return Excerpt(part.text, len(text), origin + places[0])
+    return Excerpt(part.text, len(text), origin + begin)
