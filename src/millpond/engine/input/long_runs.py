@@ -26,8 +26,8 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 Classes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 
-# Characters that are looked at together: more would only take more memory.
-_CHUNK = 1 << 20
+# Characters that are looked at together: more would take more memory, and hold the GIL for longer.
+_CHUNK = 1 << 17
 _CODE_POINTS = 0x110000
 # Characters of WordPiece's longest word: longer ones are unknown.
 _WORD_CHARACTERS = 100
