@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -47,6 +48,34 @@ time.sleep(0 if sys.argv[1] == "large" else 1.5)
 print(kept - resident())
 """
 
+FORK = """
+import os, signal
+from millpond.engine.input import large_texts
+
+LARGE = "w" * (large_texts.LARGE_CHARACTERS + 1)
+with large_texts.turn([LARGE]):
+    pass  # its timer is of the parent
+for _ in range(large_texts._TURNS):
+    large_texts._turns.free.acquire()
+large_texts._turns.lock.acquire()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    assert large_texts._turns.trim is None
+    with large_texts.turn([LARGE]):
+        pass
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+EXIT = """
+from millpond.engine.input import large_texts
+
+large_texts._TRIM_SECONDS = 1e6
+with large_texts.turn(["w" * (large_texts.LARGE_CHARACTERS + 1)]):
+    pass
+print("ended")
+"""
+
 
 @pytest.fixture
 def taken():
@@ -81,9 +110,10 @@ def test_a_large_text_waits_for_its_turn_and_a_small_one_does_not(taken):
         assert large.result(WAIT)
 
 
-def test_what_is_large():
-    assert is_large(LARGE) and is_large(Pair("a", LARGE)) and is_large(SpannedText(LARGE, ((0, 1),)))
-    assert not any(map(is_large, ["a", Pair("a", "b"), SpannedText("a", ((0, 1),)), TokenIds((1,) * 200_000)]))
+def test_what_a_prompt_or_a_template_may_make_large_is_large():
+    half = LARGE[: LARGE_CHARACTERS // 2 + 1]
+    assert all(map(is_large, [LARGE, half, Pair("a", half), Pair(half[1:], "ab"), SpannedText(half, ((0, 1),))]))
+    assert not any(map(is_large, [half[1:], Pair("a", "b"), SpannedText("a", ((0, 1),)), TokenIds((1,) * 200_000)]))
 
 
 @pytest.mark.parametrize("count", [1, 40])
@@ -107,6 +137,24 @@ def test_a_small_text_beside_a_large_one_is_not_lost(tmp_path):
         output = engine.submit("embed", texts).result(WAIT)
         assert output.embeddings[: len(SENTENCES)] == pytest.approx(engine.embed(SENTENCES).embeddings, abs=1e-5)
         assert output.truncated.sum() == 30
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_has_its_own_turns_and_timer():
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, timeout=WAIT)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_the_timer_does_not_keep_a_program_alive():
+    run = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=WAIT)
+    assert (run.returncode, run.stdout.strip(), run.stderr) == (0, "ended", "")
+
+
+def test_without_malloc_trim_nothing_is_started(monkeypatch):
+    monkeypatch.setattr(large_texts, "_malloc_trim", lambda: None)
+    monkeypatch.setattr(large_texts, "_turns", large_texts._Turns())
+    assert enter([LARGE])
+    assert large_texts._turns.trim is None
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")

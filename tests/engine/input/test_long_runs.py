@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, normalizers
 from millpond.engine.input import long_runs
 from millpond.engine.input.casefold import fold
 from millpond.engine.input.long_runs import LongRuns
+from millpond.engine.input.text_tokenizer import TextTokenizer
 
 SIZE = 3000
 # Stretches of which BERT makes one token or none, however long they are.
@@ -121,3 +122,21 @@ def test_spans_of_an_excerpt_are_spans_of_the_whole(tmp_path):
     offsets = np.array(backend.encode(excerpt.text).offsets, dtype=np.int32)[1:-1]
     assert len(excerpt.text) < 700
     assert excerpt.offsets_in_whole(offsets).tolist() == [list(span) for span in backend.encode(text).offsets[1:-1]]
+
+
+@pytest.mark.parametrize("prompt", ["", "Find it: "])
+def test_windows_are_cut_from_the_shortened_text(tmp_path, monkeypatch, prompt):
+    write_tokenizer(tmp_path, "bert", limit=None)
+    tokenizer, sizes = TextTokenizer.load(tmp_path, lower=False), []
+    text = "The pond " + "w" * 100_000 + " stands."
+    encode = TextTokenizer._encode
+
+    def spied(self, texts, *, offsets=False):
+        sizes.extend(map(len, texts))
+        return encode(self, texts, offsets=offsets)
+
+    monkeypatch.setattr(TextTokenizer, "_encode", spied)
+    ((ids, front, back),) = tokenizer.read_whole([text], prompt=prompt)
+    whole = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(prompt + text).ids
+    assert [*front, *ids, *back] == whole
+    assert sum(sizes) < 1000

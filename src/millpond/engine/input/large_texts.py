@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from millpond.inputs import Item, Pair, text_of
+from millpond.inputs import Item, TokenIds, size_of
 
 # A longer text takes tens of milliseconds, and a hundred megabytes.
 LARGE_CHARACTERS = 1 << 17
@@ -22,10 +22,8 @@ _TRIM_SECONDS = 1.0
 
 
 def is_large(item: Item) -> bool:
-    """Whether an item has a text that is tokenized in its turn."""
-    if isinstance(item, Pair):
-        return max(map(len, item)) > LARGE_CHARACTERS
-    return len(text_of(item)) > LARGE_CHARACTERS
+    """Whether an item may be tokenized in its turn: half of a large text may become one by a prompt or a template."""
+    return not isinstance(item, TokenIds) and size_of(item) > LARGE_CHARACTERS // 2
 
 
 class _Turns:

@@ -168,7 +168,8 @@ class TextTokenizer:
         """Token ids of each text, uncut: ``(ids of the text, ids before it, ids after it)``."""
         parts = []
         before = len(self.fold(prompt))
-        for encoding in self._encode([prompt + text for text in texts], offsets=bool(prompt)):
+        texts = [prompt + text for text in self._shortened(texts)]
+        for encoding in self._encode(texts, offsets=bool(prompt)):
             ids = np.array(encoding.ids, dtype=np.int32)
             front, end = self._prefix, len(ids) - self._suffix
             if prompt:

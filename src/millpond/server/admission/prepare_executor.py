@@ -15,7 +15,7 @@ Prepared = TypeVar("Prepared")
 THREADS = 16
 # Large requests have threads of their own: most of their time they wait for their turn at the tokenizer.
 _LARGE_THREADS = 4
-_LARGE_BYTES = 1 << 17
+_LARGE_BYTES = 1 << 16
 # Calls in a thread or waiting for one; more of them would only wait for each other.
 _MAX_PREPARING = 1024
 
