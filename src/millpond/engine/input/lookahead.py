@@ -19,6 +19,7 @@ from tokenizers.models import BPE, Unigram
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
+from millpond.engine.input.large_texts import turn
 from millpond.engine.input.long_runs import LongRuns, WordpieceRuns
 
 # What follows a part may change its last words: the last one itself, and those that a pattern or an accent reaches.
@@ -60,15 +61,33 @@ class Lookahead:
             and not any(" " in token.content for token in backend.get_added_tokens_decoder().values())
         )
 
-    def settles(self, part: str, tokens: int) -> bool:
-        """Whether the first ``tokens`` tokens of ``part`` are those of every text that begins with it.
+    def settles(self, part: str, tokens: int, normalized: Callable[[], str]) -> bool:
+        """Whether the first ``tokens`` tokens of ``part`` are those of the whole text, whatever follows it there.
 
-        ``part`` has at least 128 more than twice as many. Special tokens that the tokenizer adds are not counted.
+        Special tokens that the tokenizer adds are not counted.
+
+        Args:
+            part: The beginning of the text, with at least 128 tokens more than twice as many.
+            tokens: How many are to be kept.
+            normalized: Returns :meth:`normalize` of the whole text; called only if accents may move from far behind.
         """
         if self._short_words:
             return True
-        if self._composes and all(_combines(character) for character in part[-_TAIL:]):
+        if not self._settles_normalized(part, tokens):
             return False
+        if not self._composes or not all(_combines(character) for character in part[-_TAIL:]):
+            return True
+        return not self._adds_combining and normalized().startswith(self.normalize(part))
+
+    def normalize(self, text: str) -> str:
+        """``text`` as the pre-tokenizer gets it."""
+        normalizer = self._backend.normalizer
+        with turn([text]):
+            text = self._fold(text)
+            return text if normalizer is None else str(normalizer.normalize_str(text))
+
+    def _settles_normalized(self, part: str, tokens: int) -> bool:
+        """As :meth:`settles`, if what follows ``part`` changes its normalized form in the last few characters only."""
         (encoding,) = self._backend.encode_batch([self._fold(part)], add_special_tokens=False)
         ids, words = encoding.ids, [-1 if word is None else word for word in encoding.word_ids]
         if len(ids) <= tokens + _GAP:
@@ -122,14 +141,19 @@ class Lookahead:
         return normalizer is not None and any(name in normalizer.__getstate__().decode() for name in _COMPOSING)
 
     @cached_property
+    def _adds_combining(self) -> bool:
+        """Whether an added token begins with a character that a normalizer may combine with one before it."""
+        added = self._backend.get_added_tokens_decoder().values()
+        return any(_combines(token.content[0]) for token in added if token.content)
+
+    @cached_property
     def _longest(self) -> int:
         return max(map(len, self._backend.get_vocab(with_added_tokens=False)), default=1)
 
     def _pieces(self, text: str) -> list[str]:
         """What the model gets of ``text``: its words, normalized."""
-        normalizer, splitter = self._backend.normalizer, self._backend.pre_tokenizer
-        text = self._fold(text)
-        text = text if normalizer is None else normalizer.normalize_str(text)
+        splitter = self._backend.pre_tokenizer
+        text = self.normalize(text)
         return [text] if splitter is None else [piece for piece, _ in splitter.pre_tokenize_str(text)]
 
     def _model_word(self, part: str) -> str:

@@ -7,8 +7,9 @@ the whole: where no part is proven to have the same tokens, the whole text is to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
@@ -56,12 +57,13 @@ def part_of(
         return Excerpt.of(text)
     trim_soon()
     enough = max(2 * limit + _MARGIN, more_than)
+    normalized = cache(lambda: tokenizer.lookahead.normalize(prompt + text))
     size = _FIRST_PER_TOKEN * (limit + _MARGIN)
     while 2 * size < len(text):  # more than half of a text costs more than it saves
         if truncate == "start":
             part = _end(text, size, tokenizer, enough)
         else:
-            part = _beginning(text, size, tokenizer, enough, limit, prompt)
+            part = _beginning(text, size, tokenizer, enough, limit, prompt, normalized)
         if part is not None:
             return part
         size *= _GROWTH
@@ -115,11 +117,20 @@ def bunches(items: Sequence[Item]) -> Iterator[range]:
         yield range(first, len(items))
 
 
-def _beginning(text: str, size: int, tokenizer: TextTokenizer, enough: int, limit: int, prompt: str) -> Excerpt | None:
+def _beginning(
+    text: str,
+    size: int,
+    tokenizer: TextTokenizer,
+    enough: int,
+    limit: int,
+    prompt: str,
+    normalized: Callable[[], str],
+) -> Excerpt | None:
     """The first ``size`` characters, if they have more than ``enough`` tokens, and the first ``limit`` are settled."""
     part = tokenizer.shorten(text[:size])
-    settled = tokenizer.count(part.text) > enough and tokenizer.lookahead.settles(prompt + part.text, limit)
-    return part if settled else None
+    if tokenizer.count(part.text) <= enough:
+        return None
+    return part if tokenizer.lookahead.settles(prompt + part.text, limit, normalized) else None
 
 
 def _end(text: str, size: int, tokenizer: TextTokenizer, enough: int) -> Excerpt | None:
