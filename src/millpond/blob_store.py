@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from millpond.errors import CacheError
-from millpond.sqlitefile import WAY_OUT, SqliteFile
+from millpond.sqlitefile import SqliteFile, is_damage
 
 APPLICATION_ID = 0x4D504E44  # "MPND"
 KEYS_PER_SELECT = 128  # a few hundred KB of rows, which are still in the processor's cache when they are copied
@@ -35,9 +35,10 @@ _MAX_PENDING_USES = 1 << 15  # uses held in memory before they are written
 class Blobs(NamedTuple):
     """Stored rows, as columns: at a hundred thousand rows a second an object per row would cost too much."""
 
-    keys: tuple[bytes, ...]
-    metas: tuple[int, ...]  # a number of the writer's choice, 0 to 2**32 - 1
-    values: tuple[bytes, ...]
+    keys: tuple[bytes, ...] = ()
+    metas: tuple[int, ...] = ()  # a number of the writer's choice, 0 to 2**32 - 1
+    values: tuple[bytes, ...] = ()
+    damaged: int = 0  # rows that are stored for other keys and could not be read whole
 
 
 def checksum(key: bytes, meta: int, value: bytes | memoryview) -> int:
@@ -65,29 +66,29 @@ class BlobStore:
         self._pending_uses: set[int] = set()  # ids
 
     def read(self, keys: Sequence[bytes]) -> Blobs:
-        """The rows stored for ``keys`` (distinct), their checksums verified, in any order.
+        """The rows stored for ``keys`` (distinct), in any order, without those that do not match their checksum.
 
-        Raises:
-            CacheError: A row does not match its checksum.
+        If a page of the file cannot be read, none of the rows is returned, and every key counts as damaged.
         """
-        with self._file.connection() as connection:
-            rows = _select(connection, "key, id, meta, checksum, value", keys)
-        if not rows:
-            return Blobs((), (), ())
-        stored_keys, ids, metas, checksums, values = zip(*rows, strict=True)
         try:
-            intact = 0 <= min(metas) <= max(metas) < 1 << 32
-            intact = intact and tuple(map(checksum, stored_keys, metas, values)) == checksums
-        except TypeError:  # damage can change a column's type
-            intact = False
-        if not intact:
-            raise CacheError(f"{self.path} is damaged: a row does not match its checksum; {WAY_OUT}")
+            with self._file.connection() as connection:
+                rows = _select(connection, "key, id, meta, checksum, value", keys)
+        except CacheError as error:
+            if not is_damage(error):
+                raise
+            return Blobs(damaged=len(keys))
+        found = len(rows)
+        if not _all_intact(rows):
+            rows = [row for row in rows if _all_intact([row])]
+        if not rows:
+            return Blobs(damaged=found)
+        stored_keys, ids, metas, _, values = zip(*rows, strict=True)
         if self._max_bytes is not None:
             with self._uses_lock:
                 self._pending_uses.update(ids)
             if len(self._pending_uses) >= _MAX_PENDING_USES:
                 self._flush_uses()
-        return Blobs(stored_keys, metas, values)
+        return Blobs(stored_keys, metas, values, damaged=found - len(rows))
 
     def write(self, values: Mapping[bytes, tuple[int, bytes | memoryview]]) -> None:
         """Store ``{key: (meta, value)}`` in one transaction, committed on return; existing keys are replaced.
@@ -169,6 +170,17 @@ class BlobStore:
         if self._pending_uses:
             with suppress(CacheError), self._file.transaction(wait=False) as connection:
                 self._write_uses(connection)
+
+
+def _all_intact(rows: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether every row (key, id, meta, checksum, value) matches its checksum."""
+    if not rows:
+        return True
+    keys, _, metas, checksums, values = zip(*rows, strict=True)
+    try:
+        return 0 <= min(metas) <= max(metas) < 1 << 32 and tuple(map(checksum, keys, metas, values)) == checksums
+    except TypeError:  # damage can change a column's type
+        return False
 
 
 def _select(connection: sqlite3.Connection, columns: str, keys: Sequence[bytes]) -> list[Any]:

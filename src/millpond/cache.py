@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ import numpy.typing as npt
 
 from millpond.blob_store import KEYS_PER_SELECT, SMALLEST_LIMIT, BlobStore
 from millpond.errors import CacheError, InvalidRequestError
+
+logger = logging.getLogger(__name__)
 
 KEY_BYTES = 32
 
@@ -49,6 +52,7 @@ class CacheStats:
         misses: Keys that ``get`` did not find.
         written: Vectors passed to ``put``; a repeated key counts once.
         evicted: Vectors removed, or not stored, because of ``max_bytes``.
+        damaged: Vectors in the file that ``get`` could not read whole, and counted as misses.
     """
 
     rows: int
@@ -57,13 +61,15 @@ class CacheStats:
     misses: int
     written: int
     evicted: int
+    damaged: int = 0
 
 
 class VectorCache:
     """Vectors by key, in one file that threads and processes may share.
 
     Rows are float32 at full width with a checksum over key, vector and metadata. A row that does not match its checksum
-    raises :class:`~millpond.errors.CacheError` and is never returned. No text is stored, and a new file is readable by
+    is never returned: its key counts as not found, the next ``put`` of the key replaces it, and the first one is
+    reported by a warning. No text is stored, and a new file is readable by
     its owner only (0600). ``put`` is one transaction, committed on return: a crash of the process loses none of them, a
     power cut may lose the last ones.
 
@@ -76,14 +82,15 @@ class VectorCache:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, max_bytes: int | None = None) -> None:
-        """Open the cache at ``path``; create the file and its folders if they do not exist.
+        """Open the cache at ``path``; create the file if it does not exist.
 
         Args:
             path: The file, on a local disk; sqlite keeps ``-wal`` and ``-shm`` files next to it while it is open.
             max_bytes: Limit for the bytes of the file in use; None: no limit.
 
         Raises:
-            CacheError: ``path`` is no cache, is damaged, has a newer schema, or cannot be opened.
+            CacheError: ``path`` is no cache, is damaged, has a newer schema, cannot be opened, or its folder does not
+                exist.
             InvalidRequestError: ``max_bytes`` is too small to hold anything.
         """
         if max_bytes is not None and max_bytes < SMALLEST_LIMIT:
@@ -97,7 +104,7 @@ class VectorCache:
             raise CacheError(f"{os.fspath(path)!r} is no path here ({error}); write it out") from error
         self._file = BlobStore(absolute, max_bytes=max_bytes)
         self._counters_lock = threading.Lock()
-        self._hits = self._misses = self._written = 0
+        self._hits = self._misses = self._written = self._damaged = 0
 
     @staticmethod
     def key(namespace: str, text: str) -> bytes:
@@ -120,8 +127,10 @@ class VectorCache:
     def get(self, keys: Sequence[bytes], *, width: int) -> CacheHits:
         """Look up ``n`` keys, which may repeat, as vectors of ``width`` floats.
 
+        A row that does not match its checksum is not found.
+
         Raises:
-            CacheError: A row is damaged or of another width, or the file cannot be read.
+            CacheError: An intact row is of another width, or the file cannot be read.
         """
         count = len(keys)
         found = np.zeros(count, dtype=np.bool_)
@@ -129,8 +138,10 @@ class VectorCache:
         metas = np.zeros(count, dtype=np.int64)
         row_of = {key: row for row, key in enumerate(keys)}
         distinct = sorted(row_of)  # neighbours in sqlite's index share pages
+        damaged = 0
         for start in range(0, len(distinct), KEYS_PER_SELECT):
             part = self._file.read(distinct[start : start + KEYS_PER_SELECT])
+            damaged += part.damaged
             lengths = set(map(len, part.values)) - {width * 4}
             if lengths:
                 raise CacheError(
@@ -141,6 +152,8 @@ class VectorCache:
             rows[targets] = np.frombuffer(b"".join(part.values), dtype="<f4").reshape(len(targets), width)
             metas[targets] = part.metas
             found[targets] = True
+        if damaged:
+            self._report_damage(damaged, len(distinct))
         if len(row_of) < count:
             source = np.fromiter(map(row_of.__getitem__, keys), dtype=np.intp, count=count)
             found, rows, metas = found[source], rows[source], metas[source]
@@ -150,6 +163,19 @@ class VectorCache:
             self._misses += count - hits
         return CacheHits(
             found=found, rows=rows, tokens=(metas >> 1).astype(np.int32), truncated=(metas & 1).astype(np.bool_)
+        )
+
+    def _report_damage(self, damaged: int, looked_up: int) -> None:
+        with self._counters_lock:
+            first = not self._damaged
+            self._damaged += damaged
+        logger.log(
+            logging.WARNING if first else logging.DEBUG,
+            "%s is damaged: %d of %d vectors could not be read whole, and count as not found; the vectors that are "
+            "computed instead replace them. If this happens again, delete the file",
+            self.path,
+            damaged,
+            looked_up,
         )
 
     def put(
@@ -212,6 +238,7 @@ class VectorCache:
                 misses=self._misses,
                 written=self._written,
                 evicted=self._file.evicted,
+                damaged=self._damaged,
             )
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from millpond import matryoshka
 from millpond.tasks import Activation, ScoreType, Task
@@ -34,12 +34,14 @@ class ModelSpec:
         default_prompt_name: The prompt used if the caller names none.
         labels: Class names by index; empty for an embedder.
         activation: Activation that the checkpoint applies to its logits.
-        score_type: What ``score`` and ``rerank`` compute: a cross-encoder's score, MaxSim (``late-interaction``) or
-            the cosine of two vectors (``bi-encoder``); ``None`` if a pair does not have a single score.
+        score_type: What ``score`` computes by default: a cross-encoder's score, MaxSim (``late-interaction``) or the
+            cosine of two vectors (``bi-encoder``); ``None`` if a pair does not have a single score.
         step_tag_id: Of process reward models: the token whose rows are rewards.
         adapters: Names of the adapters that a request may choose.
         max_length: Most tokens per text, special tokens and prompt included.
         tasks: Tasks that the checkpoint serves.
+        settings: What besides the files is part of the fingerprint, as JSON: the hub revision and the engine's options
+            (``max_length``, ``pooling``, ``quantization``, ...) with the values in effect, to name those that differ.
     """
 
     name: str
@@ -62,7 +64,16 @@ class ModelSpec:
     adapters: tuple[str, ...] = ()
     max_length: int
     tasks: frozenset[Task]
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False, compare=False)
     digest: Callable[[], str] = field(repr=False, compare=False)  # picklable, like the rest of the spec
+
+    @property
+    def rerank_type(self) -> ScoreType | None:
+        """What ``rerank`` computes by default: ``score_type``, but for an embedder MaxSim over its token states.
+
+        The cosine of its vectors would sort documents as the search that found them did.
+        """
+        return "late-interaction" if self.score_type == "bi-encoder" else self.score_type
 
     @cached_property
     def fingerprint(self) -> str:

@@ -169,6 +169,15 @@ def _hook_fork(file: SqliteFile) -> None:
         os.register_at_fork(before=hook(SqliteFile._before_fork), after_in_parent=hook(SqliteFile._after_fork))
 
 
+def is_damage(error: CacheError) -> bool:
+    """Whether an error inside :meth:`SqliteFile.connection` comes from the file's content, not from its use."""
+    cause = error.__cause__
+    if isinstance(cause, sqlite3.Error):
+        code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+        return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or code not in _REASONS
+    return isinstance(cause, UnicodeDecodeError)
+
+
 @contextmanager
 def _as_cache_errors(path: Path) -> Iterator[None]:
     """Raise errors of sqlite and the system as CacheError, with the path, the problem and the way out."""
@@ -212,7 +221,10 @@ def _create(path: Path) -> None:
         elif size < 512:  # sqlite's smallest page; sqlite itself accepts a file of one byte as empty
             raise CacheError(f"{path} {_REASONS[sqlite3.SQLITE_NOTADB]}")
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.is_dir():  # not created: the path may be misspelt
+        raise CacheError(
+            f"cache={str(path)!r}: there is no folder {str(path.parent)!r}; create it first, or choose another path"
+        )
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
     os.close(descriptor)
     try:

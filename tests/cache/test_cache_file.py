@@ -1,8 +1,9 @@
-"""The cache's file: private, identified, migrated; foreign or damaged files are errors, never vectors."""
+"""The cache's file: private, identified, migrated; a foreign file is an error, a damaged row is not found."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random
 import re
@@ -14,11 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cached import WIDTH, kept, names, store, vector
+from tests.cached import kept, store, vector
+from tests.tiny import write_checkpoint
 
 from millpond import blob_store
 from millpond.cache import VectorCache
-from millpond.errors import CacheError, MillpondError
+from millpond.engine.engine import Engine
+from millpond.errors import CacheError, MillpondError, ModelLoadError
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_file_is_private_and_holds_no_text(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "folders" / "cache.db"
+    path = tmp_path / "cache.db"
     with VectorCache(path) as cache:
         cache.put(
             VectorCache.keys("a secret namespace", ["a secret text"]), np.ones((1, 8)), tokens=[3], truncated=[False]
@@ -110,10 +113,28 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
     assert tmp_path.stat().st_mode == before
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["missing/cache.db", "missing/folders/cache.db", "file/cache.db", "dangling/cache.db"])
+def test_a_folder_that_does_not_exist_is_named_and_not_made(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CacheError, match=r"cannot be opened.*choose another path"):
-        VectorCache(tmp_path / "file" / "cache.db")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    path = tmp_path / name
+    with pytest.raises(CacheError, match=r"there is no folder .* create it first, or choose another path") as caught:
+        VectorCache(path)
+    assert str(path) in str(caught.value)
+    assert repr(str(path.parent)) in str(caught.value)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["dangling", "file"]
+
+
+def test_an_engine_refuses_its_cache_before_it_loads_the_model(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "cache.db"
+    with pytest.raises(CacheError, match="there is no folder"):
+        Engine(tmp_path / "no model", cache=path)
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_cache_open(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError):
+        Engine(tmp_path / "no model", cache=path)
+    assert [file.name for file in path.parent.iterdir()] == ["cache.db"]  # no write-ahead log
 
 
 def test_a_newer_schema_is_refused(path: Path) -> None:
@@ -224,8 +245,12 @@ def offsets(data: bytes, part: bytes) -> list[int]:
     return [match.start() for match in re.finditer(re.escape(part), data)]
 
 
+def damages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
 @pytest.mark.parametrize("part", ["vector", "metadata"])
-def test_a_damaged_row_is_an_error(path: Path, part: str) -> None:
+def test_a_damaged_row_is_not_found_and_reported_once(path: Path, part: str, caplog: pytest.LogCaptureFixture) -> None:
     number = 58  # meta is 58 << 1 (not truncated): one byte, before at most five of the checksum and the vector
     with VectorCache(path) as cache:
         store(cache, *range(64))
@@ -240,14 +265,21 @@ def test_a_damaged_row_is_an_error(path: Path, part: str) -> None:
             assert meta > 0
             data[meta] ^= 2  # another number of tokens
     path.write_bytes(data)
+    others = [other for other in range(64) if other != number]
     with VectorCache(path) as cache:
-        with pytest.raises(CacheError, match=r"damaged.*delete it") as caught:
-            cache.get(names(*range(64)), width=WIDTH)
-        assert str(path) in str(caught.value)
-        assert kept(cache, *range(20, 30)) == list(range(20, 30))  # the other rows are intact
+        assert kept(cache, *range(64)) == others
+        assert kept(cache, *range(64)) == others
+        (message,) = damages(caplog)
+        assert str(path) in message
+        assert "1 of 64" in message
+        stats = cache.stats()
+        assert (stats.hits, stats.misses, stats.damaged) == (126, 2, 2)
+        store(cache, number)
+        assert kept(cache, *range(64)) == list(range(64))
+        assert cache.stats().damaged == 2
 
 
-def test_swapped_rows_are_an_error(path: Path) -> None:
+def test_swapped_rows_are_not_found(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Intact vectors under the wrong keys: only a checksum that covers the key notices."""
     with VectorCache(path) as cache:
         store(cache, 1, 2)
@@ -258,8 +290,11 @@ def test_swapped_rows_are_an_error(path: Path) -> None:
     connection.execute("UPDATE rows SET key = ? WHERE id = ?", (rows[first], second))
     connection.execute("UPDATE rows SET key = ? WHERE id = ?", (rows[second], first))
     connection.close()
-    with VectorCache(path) as cache, pytest.raises(CacheError, match="damaged"):
-        cache.get(names(1, 2), width=WIDTH)
+    with VectorCache(path) as cache:
+        assert kept(cache, 1, 2) == []
+        assert len(damages(caplog)) == 1
+        store(cache, 1, 2)
+        assert kept(cache, 1, 2) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -274,25 +309,69 @@ def test_swapped_rows_are_an_error(path: Path) -> None:
         "value = 'text'",
         "value = CAST(x'ff' AS TEXT)",
         "value = 1.5",
+        "value = NULL",
+        "value = x''",
+        "value = substr(value, 1, 7)",
     ],
 )
-def test_columns_of_another_type_are_an_error(path: Path, change: str) -> None:
+@pytest.mark.parametrize("max_bytes", [None, 1 << 20])
+def test_columns_of_another_type_are_not_found_and_replaced(
+    path: Path, change: str, max_bytes: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
     with VectorCache(path) as cache:
-        store(cache, 1)
+        store(cache, 1, 2)
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA writable_schema=ON")
     connection.execute("UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '')")
     connection.close()
     connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute(f"UPDATE rows SET {change}")
+    connection.execute(f"UPDATE rows SET {change} WHERE id = 1")
     connection.close()
-    with VectorCache(path) as cache, pytest.raises(CacheError, match="damaged"):
-        cache.get(names(1), width=WIDTH)
+    with VectorCache(path, max_bytes=max_bytes) as cache:
+        assert kept(cache, 1) == []
+        assert len(damages(caplog)) == 1
+        assert kept(cache, 2) == [2]
+        store(cache, 1)
+        assert kept(cache, 1, 2) == [1, 2]
+        assert len(cache) == 2
+
+
+def test_a_page_that_cannot_be_read_is_no_error_of_a_lookup(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """sqlite refuses a whole query for a broken page; the vectors of the others are computed again, too."""
+    with VectorCache(path) as cache:
+        store(cache, *range(600))
+    data = bytearray(path.read_bytes())
+    (start,) = offsets(bytes(data), vector(300).tobytes())[-1:]
+    page = start - start % 4096
+    data[page : page + 8] = b"\xff" * 8  # the header of a leaf of the table
+    path.write_bytes(data)
+    with VectorCache(path) as cache:
+        right = kept(cache, *range(600))
+        assert 300 not in right
+        assert len(damages(caplog)) == 1
+
+
+def test_an_engine_computes_a_damaged_row_again_and_replaces_it(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    texts = [f"text {number}" for number in range(20)]
+    with Engine(folder, cache=path, device="cpu", dtype="float32") as engine:
+        before = engine.embed(texts)
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("UPDATE rows SET checksum = checksum + 1 WHERE id <= 5")
+    connection.close()
+    with Engine(folder, cache=path, device="cpu", dtype="float32") as engine:
+        again = engine.embed(texts)
+        assert np.flatnonzero(~again.cached).size == 5
+        np.testing.assert_allclose(again.embeddings, before.embeddings, atol=1e-6)
+        assert engine.embed(texts).cached.all()
+    assert len(damages(caplog)) == 1
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_damage_never_gives_a_wrong_vector(tmp_path: Path, seed: int) -> None:
-    """Bytes overwritten anywhere: each row is returned right, or missing, or the file is reported as damaged."""
+    """Bytes overwritten anywhere: each row is returned right, or missing; only opening and writing may fail."""
     chance = random.Random(seed)
     path = tmp_path / "cache.db"
     with VectorCache(path) as cache:
@@ -305,8 +384,7 @@ def test_random_damage_never_gives_a_wrong_vector(tmp_path: Path, seed: int) -> 
     path.write_bytes(data)
     with contextlib.suppress(CacheError), VectorCache(path, max_bytes=1 << 20) as cache:
         for number in range(200):
-            with contextlib.suppress(CacheError):
-                kept(cache, number)
+            kept(cache, number)
         store(cache, *range(100, 300))
         kept(cache, *range(300))
         cache.stats()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import re
@@ -122,6 +123,25 @@ class TestEmbed:
         assert len(str(result.rows[2]["id"])) == 64
         assert result.rows[0]["embedding"] == result.rows[2]["embedding"] != result.rows[1]["embedding"]
 
+    @pytest.mark.parametrize("name", ["x.json", "x.ndjson", "x.txt", "x"])
+    @pytest.mark.parametrize("compression", ["", ".gz"])
+    def test_files_of_every_form(self, run: Run, model: Path, tmp_path: Path, name: str, compression: str):
+        rows = [{"id": "1", "text": "mill pond"}, {"id": "2", "text": "wheel"}]
+        lines = "\n".join(row["text"] for row in rows) if name in ("x.txt", "x") else "\n".join(map(json.dumps, rows))
+        data = (json.dumps(rows) if name == "x.json" else lines).encode()
+        source = tmp_path / (name + compression)
+        source.write_bytes(gzip.compress(data) if compression else data)
+        result = run("embed", source, "-m", model)
+        assert (result.code, [row["id"] for row in result.rows]) == (0, ["1", "2"]), result.err
+        ranked = run("rerank", "wheel", source, "-m", model, "--output", "jsonl")
+        assert sorted(str(row["text"]) for row in ranked.rows) == ["mill pond", "wheel"]
+
+    @pytest.mark.parametrize("name", ["x.txt.gz", "x.jsonl.gz", "x.csv.gz"])
+    def test_a_file_that_is_no_gz_is_exit_2(self, run: Run, model: Path, tmp_path: Path, name: str):
+        (tmp_path / name).write_text("mill pond")
+        result = run("embed", tmp_path / name, "-m", model)
+        assert result.code == 2 and f"{str(tmp_path / name)!r} is damaged, or not a .gz file" in result.err
+
     def test_lines_may_begin_with_a_brace(self, run: Run, model: Path):
         result = run("embed", "-m", model, "--lines", stdin='{"id": "b", "text": "mill"}\n{\n')
         assert result.code == 0
@@ -170,7 +190,7 @@ class TestEmbed:
         refused = run(*words, stdin="mill")
         assert refused.code == 2
         assert refused.out == ""
-        assert refused.err.startswith("millpond: dimensions=16 ")
+        assert refused.err.startswith("millpond: --dimensions 16 ")
         assert refused.err.count("\n") == 1
         result = run(*words, "--hf-overrides", '{"is_matryoshka": true}', stdin="mill")
         assert result.code == 0
@@ -277,7 +297,7 @@ class TestRerank:
         np.testing.assert_allclose([row["relevance_score"] for row in result.rows], scores, atol=1e-5)
         assert len(set(scores)) == len(DOCUMENTS)
 
-    @pytest.mark.parametrize(("method", "measure"), [("maxsim", "MaxSim"), ("cosine", "cosine"), ("auto", "cosine")])
+    @pytest.mark.parametrize(("method", "measure"), [("maxsim", "MaxSim"), ("cosine", "cosine"), ("auto", "MaxSim")])
     def test_the_method_is_the_engines(
         self, run: Run, model: Path, monkeypatch: pytest.MonkeyPatch, method: str, measure: str
     ):
@@ -285,7 +305,7 @@ class TestRerank:
         rows = run(*words, "--output", "jsonl", stdin="\n".join(DOCUMENTS)).rows
         with Engine(model, dtype="float32", device="cpu") as engine:
             expected = engine.rerank(QUERY, DOCUMENTS, method=method)
-            other = engine.rerank(QUERY, DOCUMENTS, method="cosine" if method == "maxsim" else "maxsim")
+            other = engine.rerank(QUERY, DOCUMENTS, method="maxsim" if method == "cosine" else "cosine")
         scores = [row["relevance_score"] for row in rows]
         np.testing.assert_allclose(scores, [result.relevance_score for result in expected], atol=1e-4)
         assert abs(scores[0] - other[0].relevance_score) > 0.1
@@ -323,7 +343,8 @@ class TestRerank:
         monkeypatch.setenv("TERM", "xterm")
         rows = [{"id": f"a rather long name for a document, {i}", "text": text} for i, text in enumerate(DOCUMENTS)]
         long = {"id": "far", "text": "water " * 60}
-        result = run("rerank", QUERY, "-m", model, "--top-n", "4", stdin="\n".join(map(json.dumps, [*rows, long])))
+        words = ["rerank", QUERY, "-m", model, "--top-n", "4", "--method", "cosine"]
+        result = run(*words, stdin="\n".join(map(json.dumps, [*rows, long])))
         title, *lines = re.sub(r"\x1b\[[0-9;]*m", "", result.out).splitlines()
         assert "\x1b[" in result.out
         assert title.startswith("4 of 5 documents by cosine (")
@@ -358,7 +379,7 @@ class TestRerank:
         assert ends[0] != ends[1]
         refused = run(*words, "--max-length", "12", "--truncate", "error", stdin=long)
         assert refused.code == 2
-        assert "max_length=12" in refused.err
+        assert "--max-length 12" in refused.err
 
     def test_an_instruction_fills_the_templates_slot(self, run: Run, cross: Path, tmp_path: Path):
         slots = "".join(
@@ -373,9 +394,62 @@ class TestRerank:
         ]
         assert scores[0] == scores[1] != scores[2]
 
+    @pytest.mark.parametrize("name", ["x.json", "x.ndjson", "x.txt", "x"])
+    @pytest.mark.parametrize("compression", ["", ".gz"])
+    def test_files_of_every_form(self, run: Run, model: Path, tmp_path: Path, name: str, compression: str):
+        rows = [{"id": "1", "text": "mill pond"}, {"id": "2", "text": "wheel"}]
+        lines = "\n".join(row["text"] for row in rows) if name in ("x.txt", "x") else "\n".join(map(json.dumps, rows))
+        data = (json.dumps(rows) if name == "x.json" else lines).encode()
+        source = tmp_path / (name + compression)
+        source.write_bytes(gzip.compress(data) if compression else data)
+        result = run("embed", source, "-m", model)
+        assert (result.code, [row["id"] for row in result.rows]) == (0, ["1", "2"]), result.err
+        ranked = run("rerank", "wheel", source, "-m", model, "--output", "jsonl")
+        assert sorted(str(row["text"]) for row in ranked.rows) == ["mill pond", "wheel"]
+
+    @pytest.mark.parametrize("name", ["x.txt.gz", "x.jsonl.gz", "x.csv.gz"])
+    def test_a_file_that_is_no_gz_is_exit_2(self, run: Run, model: Path, tmp_path: Path, name: str):
+        (tmp_path / name).write_text("mill pond")
+        result = run("embed", tmp_path / name, "-m", model)
+        assert result.code == 2 and f"{str(tmp_path / name)!r} is damaged, or not a .gz file" in result.err
+
     def test_lines_may_begin_with_a_brace(self, run: Run, cross: Path):
         result = run("rerank", QUERY, "-m", cross, "--lines", "--output", "jsonl", stdin='{"id": "b"}\n{\n')
         assert sorted(str(row["text"]) for row in result.rows) == ["{", '{"id": "b"}']
+
+    @pytest.mark.parametrize("blank", ["", " \n\t ", "\u00a0\u3000"])
+    def test_empty_texts_are_left_out_and_counted(
+        self, run: Run, model: Path, caplog: pytest.LogCaptureFixture, blank: str
+    ):
+        rows = [{"id": str(i), "text": text} for i, text in enumerate([blank, DOCUMENTS[0], blank, DOCUMENTS[1]])]
+        words = ["rerank", QUERY, "-m", model, "--dtype", "float32", "--device", "cpu", "--output", "jsonl"]
+        result = run(*words, stdin="\n".join(map(json.dumps, rows)))
+        assert result.code == 0
+        assert {(row["id"], row["index"], row["text"]) for row in result.rows} == {
+            ("1", 1, DOCUMENTS[0]),
+            ("3", 3, DOCUMENTS[1]),
+        }
+        assert "2 of 4 texts are empty or blank and left out; --keep-empty ranks them too" in caplog.text
+        caplog.clear()
+        kept = run(*words, "--keep-empty", stdin="\n".join(map(json.dumps, rows))).rows
+        assert sorted(row["index"] for row in kept) == [0, 1, 2, 3]
+        assert "left out" not in caplog.text
+        scores = {row["index"]: row["relevance_score"] for row in kept}
+        np.testing.assert_allclose(
+            [scores[row["index"]] for row in result.rows], [row["relevance_score"] for row in result.rows], atol=1e-4
+        )
+
+    def test_only_empty_texts_leave_nothing_to_rank(self, run: Run, model: Path, caplog: pytest.LogCaptureFixture):
+        result = run("rerank", QUERY, "-m", model, "--output", "jsonl", stdin='{"id": "a", "text": ""}')
+        assert result[:2] == (0, "")
+        assert "1 of 1 texts is empty or blank and left out" in caplog.text
+
+    @pytest.mark.parametrize("query", ["", "  ", "\u3000\n"])
+    def test_a_blank_query_is_exit_2(self, run: Run, query: str):
+        result = run("rerank", query, "-m", "nobody/nothing", stdin="mill")  # noticed before the model is looked for
+        assert result.code == 2
+        assert "QUERY" in result.err
+        assert "it is blank" in result.err
 
     def test_a_bad_line_is_reported_and_the_rest_ranked(self, run: Run, cross: Path, caplog: pytest.LogCaptureFixture):
         result = run("rerank", QUERY, "-m", cross, "--output", "jsonl", stdin=b"mill\n\xff\xfe\npond\n")
@@ -398,9 +472,9 @@ class TestRerank:
             ([QUERY, "--max-length", "0"], "--max-length"),
             ([QUERY, "--output", "xml"], "xml"),
             ([QUERY, "--truncate", "middle"], "middle"),
-            ([QUERY, "--instruction", "be kind"], "instruction='be kind'"),
+            ([QUERY, "--instruction", "be kind"], "--instruction 'be kind'"),
             ([QUERY, "--method", "dot"], "dot"),
-            ([QUERY, "--method", "maxsim"], "method='maxsim' compares token vectors"),
+            ([QUERY, "--method", "maxsim"], "--method maxsim compares token vectors"),
             ([QUERY, "--hf-overrides", "{"], "is not JSON"),
             ([QUERY, "--nothing"], "--nothing"),
         ],
@@ -429,6 +503,7 @@ class TestIngest:
         result = run("ingest", "-", *words, stdin="\n".join(map(json.dumps, rows)))
         assert result.code == 0, result.err
         counts = {"read": 2, "embedded": 2, "cached": 0, "failed": 0, "duplicates": 0, "written": 2, "retried": 0}
+        counts |= {"empty": 0, "truncated": 0, "truncated_ids": [], "skipped": 0, "skipped_files": []}
         assert {name: count for name, count in result.rows[0].items() if name != "seconds"} == counts
         again = run("ingest", "-", *words, stdin="\n".join(map(json.dumps, rows)))
         assert (again.rows[0]["cached"], again.rows[0]["embedded"]) == (2, 0)
@@ -451,7 +526,7 @@ class TestIngest:
         ("words", "message"),
         [
             (["-m", "nobody/nothing"], "nobody/nothing"),
-            (["-m", "{model}", "--dimensions", "16"], "dimensions=16"),
+            (["-m", "{model}", "--dimensions", "16"], "--dimensions 16"),
             (["-m", "{cross}"], "does not embed"),
         ],
     )
@@ -461,6 +536,58 @@ class TestIngest:
         words = [word.format(model=model, cross=cross) for word in words]
         result = run("ingest", "-", *words, "--to", url.format(tmp_path), stdin='{"text": "mill"}')
         assert result.code in (1, 2) and message in result.err and "Traceback" not in result.err
+        assert list(tmp_path.iterdir()) == []
+
+    def test_blank_texts_are_left_out_and_counted(self, run: Run, model: Path, tmp_path: Path):
+        lines = '{"id": "a", "text": "mill"}\n{"id": "b", "text": " \\u200b"}\n'
+        words = ["ingest", "-", "-m", model, "--to", f"qdrant+path:{tmp_path}/q#docs"]
+        result = run(*words, stdin=lines)
+        assert result.code == 0
+        assert (result.rows[0]["written"], result.rows[0]["empty"]) == (1, 1)
+        kept = run(*words, "--keep-empty", stdin=lines)
+        assert (kept.rows[0]["written"], kept.rows[0]["empty"]) == (2, 0)
+        again = run(*words, stdin=lines)
+        assert again.rows[0]["empty"] == 1
+        with millpond.ingest.open_sink(f"qdrant+path:{tmp_path}/q#docs") as sink:  # type: ignore[attr-defined]
+            assert sink.count() == 1
+
+    def test_columns_of_a_csv_have_types(self, run: Run, model: Path, tmp_path: Path):
+        path = tmp_path / "x.csv.gz"
+        path.write_bytes(gzip.compress(b"id,text,year,day\na,mill,2024,2024-05-31\nb,pond,later,\n"))
+        words = ["-m", model, "--to", f"qdrant+path:{tmp_path}/q#docs", "--types", "year=int, day=date"]
+        result = run("ingest", path, *words)
+        assert result.code == 1 and (result.rows[0]["written"], result.rows[0]["failed"]) == (1, 1)
+        with millpond.ingest.open_sink(f"qdrant+path:{tmp_path}/q#docs") as sink, Engine(model) as engine:  # type: ignore[attr-defined]
+            (hit,) = sink.search(engine, "mill", filter={"year": 2024})
+        assert hit.metadata == {"year": 2024, "day": "2024-05-31"}
+
+    def test_settings_that_differ_are_named_as_flags(self, run: Run, model: Path, tmp_path: Path):
+        words = ["ingest", "-", "-m", model, "--to", f"qdrant+path:{tmp_path}/q#docs"]
+        first = '{"id": "a", "text": "mill"}'
+        assert run(*words, "--max-length", "40", "--pooling", "cls", stdin=first).code == 0
+        refused = run(*words, "--max-length", "16", stdin=first)
+        assert refused.code == 1
+        assert "with --max-length 40, --pooling cls (fingerprint" in refused.err
+        assert "with --max-length 16, --pooling mean (" in refused.err
+        assert "Open the engine with --max-length 40, --pooling cls, or another collection name" in refused.err
+
+    def test_a_damaged_source_is_an_error_after_what_it_held(self, run: Run, model: Path, tmp_path: Path):
+        path = tmp_path / "x.json"
+        path.write_text('[{"id": "a", "text": "mill"}, {"id": "b", "text": "pond"}, oops]')
+        result = run("ingest", path, "-m", model, "--to", f"qdrant+path:{tmp_path}/q#docs")
+        assert result.code == 2
+        assert f"{str(path)!r}: element 2 is not JSON" in result.err
+        assert "raised by the source at item 2 (from 0); those before are written" in result.err
+        with millpond.ingest.open_sink(f"qdrant+path:{tmp_path}/q#docs") as sink:  # type: ignore[attr-defined]
+            assert sink.count() == 2
+
+    def test_a_cache_in_a_missing_folder_is_refused_before_a_database_is_made(
+        self, run: Run, model: Path, tmp_path: Path
+    ):
+        cache = tmp_path / "missing" / "cache"
+        result = run("ingest", "-", "-m", model, "--to", f"qdrant+path:{tmp_path}/q#docs", "--cache", cache, stdin="{}")
+        assert result.code == 1
+        assert result.err.startswith(f"millpond: --cache {cache}: there is no folder ")
         assert list(tmp_path.iterdir()) == []
 
     def test_a_record_that_fails_is_exit_1(self, run: Run, model: Path, tmp_path: Path):
@@ -476,8 +603,12 @@ class TestIngest:
             (["-", "--to", "somewhere"], "is no URL of a collection"),
             (["-", "--to", "redis+x:#docs"], "'redis'"),
             (["-", "--to", "qdrant+memory:#docs", "--dimensions", "16,wide"], "is not a list of widths"),
-            (["-", "--to", "qdrant+memory:#docs", "--dimensions", "16"], "dimensions=16"),
-            (["-", "--to", "qdrant+memory:#docs", "--payload", "xml"], "xml"),
+            (["-", "--to", "qdrant+memory:#docs", "--dimensions", "16"], "--dimensions 16"),
+            (["-", "--to", "qdrant+memory:#docs", "--dimensions", "0"], "--dimensions 0: 0 is no width"),
+            (["-", "--to", "qdrant+memory:#docs", "--types", "year=int"], "--types"),
+            (["-", "--to", "qdrant+memory:#docs", "--types", "year"], "write year=int,price=float"),
+            (["-", "--to", "qdrant+memory:#docs", "--id", "x", "--text", "x"], "--id and --text are both 'x'"),
+            (["-", "--to", "qdrant+memory:#docs", "--payload", "xml"], "--payload xml"),
             (["-", "--to", "qdrant+memory:#docs", "--journal", "j"], "not available in this version"),
             (["-"], "--to"),
         ],

@@ -150,7 +150,7 @@ def test_truncation_is_reported_and_logged_once(engine, caplog):
     with caplog.at_level(logging.WARNING, logger="millpond"):
         output = engine.embed([long, "short", long + "other"])
     assert output.truncated.tolist() == [True, False, True]
-    assert [record.message for record in caplog.records] == ["2 of 3 texts were cut to 256 tokens"]
+    assert [record.message for record in caplog.records] == ["2 of 3 texts were cut to 256 tokens: index 0, index 2"]
 
 
 def test_which_end_is_cut(engine):
@@ -258,6 +258,18 @@ def test_embed_iter_is_in_order_and_lazy(engine):
     np.testing.assert_allclose(first, engine.embed(texts[:10]).embeddings, atol=1e-6)
     rows.close()
     assert engine.embed(["still here"]).embeddings.shape == (1, 384)
+
+
+def test_embed_iter_names_the_texts_that_it_cut_once(engine, caplog):
+    texts = ("word " * (300 if index % 500 == 7 else 2) for index in range(2_500))
+    with caplog.at_level(logging.WARNING):
+        assert len(list(engine.embed_iter(texts))) == 2_500
+    assert [record.message for record in caplog.records] == [
+        "5 of 2500 texts were cut to 256 tokens: index 7, index 507, index 1007, index 1507, index 2007"
+    ]
+    caplog.clear()
+    engine.embed(["word " * 300])  # other calls report their own
+    assert len(caplog.records) == 1
 
 
 def test_embed_iter_checks_before_reading(engine):

@@ -386,7 +386,7 @@ def test_one_to_one_one_to_many_and_many_to_many(engines: Any, name: str) -> Non
 @pytest.mark.parametrize("name", ["embedder", "reranker", "colbert"])
 def test_a_ranking(engines: Any, name: str) -> None:
     engine = engines(name)
-    scores = engine.score(QUERY, DOCUMENTS).scores
+    scores = engine.score(QUERY, DOCUMENTS, method="maxsim" if name == "embedder" else "auto").scores
     ranked = engine.rerank(QUERY, DOCUMENTS)
     assert [hit.index for hit in ranked] == np.argsort(-scores, kind="stable").tolist()
     for hit in ranked:

@@ -96,6 +96,26 @@ def test_cosine_and_maxsim_of_an_embedder(embedder: Engine, call: Call) -> None:
         np.testing.assert_allclose([result.relevance_score for result in ranked], np.sort(expected)[::-1], rtol=1e-5)
 
 
+def test_an_embedder_scores_by_cosine_and_reranks_by_maxsim(embedder: Engine, call: Call) -> None:
+    assert (embedder.spec.score_type, embedder.spec.rerank_type) == ("bi-encoder", "late-interaction")
+    scores = call(embedder, "score", QUERY, DOCUMENTS).scores
+    np.testing.assert_allclose(scores, cosine(embedder), atol=1e-5)
+    ranked = call(embedder, "rerank", QUERY, DOCUMENTS)
+    assert_same(ranked, call(embedder, "rerank", QUERY, DOCUMENTS, method="maxsim"))
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+    ranking = embedder.submit_score(pairs, PoolingParams(), ranking=True).result().scores
+    np.testing.assert_allclose(ranking, maxsim(embedder), atol=1e-4)
+
+
+def test_other_checkpoints_rerank_by_what_they_score(cross: Engine, colbert: Engine, call: Call) -> None:
+    for engine in (cross, colbert):
+        assert engine.spec.rerank_type == engine.spec.score_type != "bi-encoder"
+        scores = call(engine, "score", QUERY, DOCUMENTS).scores
+        ranked = call(engine, "rerank", QUERY, DOCUMENTS)
+        assert [result.index for result in ranked] == np.argsort(-scores, kind="stable").tolist()
+        np.testing.assert_allclose([result.relevance_score for result in ranked], np.sort(scores)[::-1], rtol=1e-4)
+
+
 def test_maxsim_is_what_late_interaction_ranks_by(embedder: Engine, colbert: Engine, call: Call) -> None:
     for engine in (embedder, colbert):
         ranked = call(engine, "rerank", QUERY, DOCUMENTS, method="maxsim", top_n=4)
@@ -103,7 +123,7 @@ def test_maxsim_is_what_late_interaction_ranks_by(embedder: Engine, colbert: Eng
         assert_same(ranked, asyncio.run(arerank(engine, QUERY, DOCUMENTS, top_n=4)))
         assert len(ranked) == 4
     with pytest.raises(AssertionError):
-        assert_same(embedder.rerank(QUERY, DOCUMENTS), rerank(embedder, QUERY, DOCUMENTS))
+        assert_same(embedder.rerank(QUERY, DOCUMENTS, method="cosine"), rerank(embedder, QUERY, DOCUMENTS))
 
 
 @pytest.mark.parametrize("mean", [False, True])
@@ -150,7 +170,7 @@ def test_a_cross_encoder_has_neither(cross: Engine, call: Call, method: str, tas
 
 def test_the_way_out_works(folder: Path, cross: Engine) -> None:
     with Engine(folder / "cross", dtype="float32", device="cpu", convert="embed") as engine:
-        assert_same(engine.rerank(QUERY, DOCUMENTS, method="cosine"), engine.rerank(QUERY, DOCUMENTS))
+        assert_same(engine.rerank(QUERY, DOCUMENTS, method="maxsim"), engine.rerank(QUERY, DOCUMENTS))
         np.testing.assert_allclose(engine.score(QUERY, DOCUMENTS, method="maxsim").scores, maxsim(engine), atol=1e-4)
 
 
@@ -217,3 +237,11 @@ def test_params_of_another_task_are_refused(embedder: Engine, method: Any) -> No
 def test_the_blocking_rerank_takes_no_async_engine(embedder: Engine) -> None:
     with pytest.raises(TypeError, match=r"not an AsyncEngine; write await arerank"):
         rerank(AsyncEngine(embedder), "a", ["b"])
+
+
+@pytest.mark.parametrize("method", ["auto", "cosine", "maxsim"])
+def test_a_progress_bar_counts_the_documents(embedder: Engine, method: Any) -> None:
+    pairs = [(QUERY, document) for document in [*DOCUMENTS, *DOCUMENTS[:3], "one more wheel"]]
+    done: list[int] = []
+    embedder._submission.start("score", pairs, PoolingParams(), method=method, progress=done.append).result()
+    assert sum(done) == len(pairs)

@@ -5,11 +5,17 @@ The reference is numpy on the engine's own vectors.
 
 import gc
 import weakref
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from pathlib import Path
+from uuid import UUID
 
+import numpy as np
 import pytest
 from tests.ingest.memory_sink import MemorySink
 from tests.tiny import Layout, write_checkpoint
 
+from millpond.engine.async_engine import AsyncEngine
 from millpond.engine.engine import Engine
 from millpond.errors import FingerprintMismatchError, InvalidDimensionsError, InvalidRequestError
 from millpond.ingest import CollectionSink, Hit, Record, Sink, SinkError, WriteBatch, content_hash, ingest, point_id
@@ -69,8 +75,8 @@ def place(request, tmp_path):
         sink.close()
 
 
-def fill(engine, sink, rows=None):
-    return ingest(records() if rows is None else rows, engine=engine, sink=sink, show_progress=False)
+def fill(engine, sink, rows=None, **options):
+    return ingest(records() if rows is None else rows, engine=engine, sink=sink, show_progress=False, **options)
 
 
 VECTORS = {}  # many tests need those of the same texts; the key has no engine, so that a closed one is freed
@@ -307,6 +313,54 @@ def test_writing_again_replaces(engine, place, form):
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_a_record_whose_text_became_blank_does_not_keep_its_old_row(engine, place, form):
+    sink = place(dimensions=[384], payload=form)
+    fill(engine, sink)
+    report = fill(
+        engine, sink, [Record("measuring/sockets", " \u200b"), Record("never written", ""), Record("new", "x")]
+    )
+    assert (report.empty, report.written) == (2, 1)
+    assert sink.count() == 48
+    ids = {hit.id for hit in sink.search(engine, "measuring sockets", k=48)}
+    assert "new" in ids and "measuring/sockets" not in ids
+
+
+VALUES = {
+    "when": datetime(2024, 5, 31, 12, 30, tzinfo=UTC),
+    "day": date(2024, 5, 31),
+    "price": Decimal("9.99"),
+    "count": np.int64(7),
+    "share": np.float32(0.5),
+    "good": np.bool_(True),
+    "key": UUID(int=5),
+    "tags": {"b", "a"},
+    "nested": {"days": [date(2024, 1, 1), time(9)], "path": Path("a/b")},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_metadata_of_python_is_stored_as_json_and_found_by_its_own_values(engine, place, form):
+    sink = place(dimensions=[384], payload=form)
+    fill(engine, sink, [Record("a", "a river", VALUES), Record("b", "a river", {"day": date(2023, 1, 1), "count": 8})])
+    (hit,) = sink.search(engine, "a river", filter={"when": VALUES["when"]})
+    assert hit.id == "a"
+    assert hit.metadata == {
+        "when": "2024-05-31T12:30:00+00:00",
+        "day": "2024-05-31",
+        "price": 9.99,
+        "count": 7,
+        "share": 0.5,
+        "good": True,
+        "key": "00000000-0000-0000-0000-000000000005",
+        "tags": ["a", "b"],
+        "nested": {"days": ["2024-01-01", "09:00:00"], "path": "a/b"},
+    }
+    for key in ("day", "price", "count", "share", "good", "key"):
+        assert [hit.id for hit in sink.search(engine, "a river", filter={key: VALUES[key]})] == ["a"], key
+    assert len(sink.search(engine, "a river", filter={"day": [date(2024, 5, 31), np.str_("2023-01-01")]})) == 2
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_unusual_records_come_back_unchanged(engine, place, form):
     odd = [
         Record(
@@ -318,7 +372,7 @@ def test_unusual_records_come_back_unchanged(engine, place, form):
         Record("y" * 4096, "the longest id", {}),
     ]
     sink = place(dimensions=[128, 384], payload=form)
-    assert fill(engine, sink, odd).written == 5
+    assert fill(engine, sink, odd, keep_empty=True).written == 5
     hits = {hit.id: hit for hit in sink.search(engine, "anything", k=5)}
     assert set(hits) == {record.id for record in odd}
     for record in odd:
@@ -456,10 +510,18 @@ def test_invalid_deletes_are_refused(engine, place, arguments, message):
 # ---------------------------------------------------------------------------------------------------- fingerprints
 
 
+def test_a_search_with_an_asynchronous_engine_says_what_to_pass(engine, place):
+    sink = place(dimensions=[128, 384])
+    fill(engine, sink, records()[:3])
+    with pytest.raises(TypeError, match=r"AsyncEngine.*engine=engine\.engine"):
+        sink.search(AsyncEngine(engine), "anything")
+
+
 def test_another_model_is_refused_before_anything_is_written(engine, another, place):
     sink = place(dimensions=[128, 384])
     fill(engine, sink, records()[:3])
-    with pytest.raises(FingerprintMismatchError, match="was built by"):
+    named = "was built by model with pooling='mean' .* with pooling='cls' .* Open the engine with pooling='mean'"
+    with pytest.raises(FingerprintMismatchError, match=named):
         fill(another, sink)
     with pytest.raises(FingerprintMismatchError, match="vectors of two models do not compare"):
         sink.search(another, "anything")

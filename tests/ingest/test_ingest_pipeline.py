@@ -3,10 +3,12 @@
 import itertools
 import json
 import logging
+import re
 import threading
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from unittest import mock
 
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from tests.tiny import Layout, write_checkpoint
 
+from millpond.engine.async_engine import AsyncEngine
 from millpond.engine.engine import Engine
 from millpond.errors import (
     CacheError,
@@ -163,9 +166,119 @@ def test_an_empty_source_writes_nothing(engine):
     assert sink.prepared == 1 and sink.writes == []
 
 
-def test_an_empty_text_is_a_text(engine):
+BLANK = [
+    "",
+    " ",
+    "\n\t\r\n",
+    "\u00a0\u3000",
+    "\ufeff",
+    "\u200b\u200d\u2060",
+    "\0\x1f\x7f",
+    "\u3164\u2800\ufe0f",
+    "\u00ad",
+]
+
+
+class DeletingSink(DictSink):
+    """A DictSink that can delete, and has what an earlier run wrote."""
+
+    def __init__(self, *records):
+        super().__init__()
+        self.deleted = []
+        self.rows = {point_id(record.id): (record, {}) for record in records}
+
+    def delete(self, ids):
+        self.deleted.append(list(ids))
+        for record_id in ids:
+            self.rows.pop(point_id(record_id), None)
+
+
+@pytest.mark.parametrize("text", BLANK)
+def test_a_blank_text_is_left_out_and_counted(engine, text):
     sink = DictSink()
-    assert run([Record("a", "")], engine, sink).written == 1
+    report = run([Record("a", text), Record("b", "bread")], engine, sink)
+    assert (report.read, report.empty, report.written, report.failed) == (2, 1, 1, 0)
+    assert sink.texts == {"b": "bread"}
+    sink = DictSink()
+    assert run([Record("a", text), Record("b", "bread")], engine, sink, keep_empty=True).written == 2
+    assert sink.texts == {"a": text, "b": "bread"}
+
+
+@pytest.mark.parametrize("text", ["a", " \u200b.", "\u200b" * 100 + "é", "🙂", "\ue000", "\u0301"])
+def test_a_text_with_one_visible_character_is_kept(engine, text):
+    assert run([Record("a", text)], engine, DictSink()).empty == 0
+
+
+def test_a_source_of_blank_texts_alone_computes_nothing(engine, caplog):
+    calls = []
+
+    def submit(*arguments):
+        calls.append(arguments)
+        return engine.submit(*arguments)
+
+    sink = DictSink()
+    with batches_of(4):
+        report = run([Record(f"r{i}", " " * i) for i in range(30)], Around(engine, submit=submit), sink)
+    assert (report.read, report.empty, report.written) == (30, 30, 0)
+    assert not calls and not sink.writes
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == (
+        "left out 30 of 30 records, whose text is blank (keep_empty=True keeps them): "
+        "r0, r1, r2, r3, r4, r5, r6, r7, r8, r9 and 20 more"
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 10])
+def test_an_id_whose_text_became_blank_loses_its_old_row(engine, size):
+    sink = DeletingSink(Record("a", "old"), Record("b", "old"), Record("c", "old"))
+    source = [Record("a", "new"), Record("a", ""), Record("b", ""), Record("b", "new"), Record("d", "\n")]
+    with batches_of(size):
+        report = run(source, engine, sink)
+    assert sink.texts == {"b": "new", "c": "old"}
+    assert report.empty == 3
+    assert report.read == report.cached + report.embedded + report.duplicates + report.empty == 5
+
+
+def test_nothing_is_deleted_if_blank_texts_are_kept(engine):
+    sink = DeletingSink(Record("a", "old"))
+    assert run([Record("a", "")], engine, sink, keep_empty=True).empty == 0
+    assert sink.deleted == [] and sink.texts == {"a": ""}
+
+
+def test_an_error_of_a_deletion_stops_the_run(engine):
+    sink = DeletingSink()
+    sink.delete = mock.Mock(side_effect=OSError("gone"))
+    with batches_of(1), pytest.raises(OSError, match="gone"):
+        run([Record("a", ""), *some(20)], engine, sink)
+
+
+def test_texts_that_were_cut_are_named_once(engine, caplog):
+    source = [Record(f"r{i}", "word " * (400 if i % 3 == 0 else 4) + str(i)) for i in range(60)]
+    with batches_of(8), caplog.at_level(logging.WARNING):
+        report = run(source, engine, DictSink())
+    assert report.truncated == 20
+    assert report.truncated_ids == tuple(f"r{i}" for i in range(0, 30, 3))
+    assert [record.getMessage() for record in caplog.records] == [
+        "20 of 60 texts were cut to 256 tokens: r0, r3, r6, r9, r12, r15, r18, r21, r24, r27 and 10 more"
+    ]
+
+
+def test_the_sources_own_calls_still_report_what_they_cut(engine, caplog):
+    def source():
+        engine.embed(["word " * 400])
+        yield Record("a", "short")
+
+    with caplog.at_level(logging.WARNING):
+        run(source(), engine, DictSink())
+    assert "1 of 1 texts were cut to 256 tokens: index 0" in caplog.text
+
+
+def test_texts_that_were_cut_are_named_when_they_come_from_the_cache(tmp_path, caplog):
+    with Engine(folder, dtype="float32", device="cpu", cache=tmp_path / "cache") as engine:
+        for _ in range(2):
+            report = run([Record("long", "word " * 400)], engine, DictSink())
+            assert report.truncated_ids == ("long",)
+    assert report.cached == 1
 
 
 def test_of_two_records_with_one_id_the_last_wins(engine):
@@ -337,7 +450,7 @@ def test_a_flood_of_failures_does_not_flood_the_log(engine, caplog):
 
 
 items = st.one_of(
-    st.builds(Record, st.sampled_from("abcde"), st.sampled_from(["one", "two", "three", "refused"])),
+    st.builds(Record, st.sampled_from("abcde"), st.sampled_from(["one", "two", "three", "refused", " "])),
     st.just(Rejected(where="x:1", reason="bad")),
 )
 
@@ -345,14 +458,19 @@ items = st.one_of(
 @settings(max_examples=40, deadline=None)
 @given(source=st.lists(items, max_size=12), size=st.integers(1, 6))
 def test_the_numbers_add_up(engine, source, size):
-    sink = DictSink(refuse={"refused"})
+    sink = DeletingSink()
+    sink.refuse = {"refused"}
     with batches_of(size):
         report = run(iter(source), engine, sink)
-    good = [item for item in source if isinstance(item, Record) and item.text != "refused"]
-    assert report.read == len(source) == report.cached + report.embedded + report.failed + report.duplicates
-    assert report.failed == len(source) - len(good)
+    blank = [item for item in source if isinstance(item, Record) and item.text == " "]
+    good = [item for item in source if isinstance(item, Record) and item.text not in ("refused", " ")]
+    parts = report.cached + report.embedded + report.failed + report.duplicates + report.empty
+    assert report.read == len(source) == parts
+    assert report.failed == len(source) - len(good) - len(blank)
+    assert report.empty == len(blank)
     assert report.written == sum(sink.writes) == len(good) - report.duplicates
-    assert sink.texts == {record.id: record.text for record in good}
+    last = {record.id: record.text for record in source if record in good or record in blank}
+    assert sink.texts == {record_id: text for record_id, text in last.items() if text != " "}
 
 
 def test_a_report_that_does_not_add_up_cannot_be_made():
@@ -568,10 +686,120 @@ def test_a_model_that_does_not_embed_is_refused(engine):
         run(never(), Around(engine, spec=replace(engine.spec, tasks=frozenset({"classify"}))), DictSink())
 
 
-@pytest.mark.parametrize("item", ["a text", {"id": "a", "text": "t"}, None])
-def test_an_item_that_is_no_record_is_a_type_error(engine, item):
-    with pytest.raises(TypeError, match=r"yield Record\(id, text, metadata\)"):
-        run([Record("a", "t"), item], engine, DictSink())
+class Unreadable(date):
+    def isoformat(self):
+        raise RuntimeError("broken")
+
+
+BAD_ITEMS = [
+    ("a text", r"is of type str; yield Record\(id, text, metadata\), or a dict"),
+    (None, "is of type NoneType"),
+    (("a", "t"), "is of type tuple"),
+    ({"id": "a"}, "text is missing"),
+    ({"id": "a", "text": 5}, "text is of type int"),
+    ({"id": "a", "text": b"t"}, "text is of type bytes"),
+    ({"id": ["a"], "text": "t"}, "id is of type list"),
+    ({"id": True, "text": "t"}, "id is of type bool"),
+    ({"id": "", "text": "t"}, "id is empty"),
+    ({"id": "a", "text": "t", "metadata": "x"}, "metadata is a str"),
+    ({"id": "a", "text": "t", "metadata": {"x": object()}}, r"metadata\['x'\] is of type object"),
+    ({"id": "a", "text": "t", "x": float("nan")}, r"metadata\['x'\]=nan"),
+    ({"id": "a", "text": "t", "x": Unreadable(2024, 1, 1)}, "RuntimeError: broken"),
+]
+
+
+@pytest.mark.parametrize(("item", "reason"), BAD_ITEMS, ids=range(len(BAD_ITEMS)))
+def test_an_item_that_holds_no_record_fails_alone(engine, caplog, item, reason):
+    sink = DictSink()
+    report = run(iter([*some(2), item, *some(4)[2:]]), engine, sink)
+    assert (report.read, report.failed, report.written) == (5, 1, 4)
+    assert len(sink.rows) == 4
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("left out item 2: ")
+    assert re.search(reason, message)
+
+
+def test_dicts_are_records_and_may_change_after_they_were_yielded(engine):
+    def source():
+        row = {"metadata": {"tags": []}}
+        for number in range(6):
+            row.update(
+                id=np.int64(number), text=f"text {number}", number=np.int32(number), day=date(2024, 1, number + 1)
+            )
+            row["metadata"]["tags"].append(number)
+            yield row
+
+    sink = DictSink()
+    assert run(source(), engine, sink).written == 6
+    stored = {record.id: record for record, _ in sink.rows.values()}
+    assert stored["3"].text == "text 3"
+    assert stored["3"].metadata == {"number": 3, "day": "2024-01-04", "tags": [0, 1, 2, 3]}
+
+
+@pytest.mark.parametrize("after", [0, 1, 9, 23])
+def test_everything_before_an_exception_of_the_source_is_written(engine, after):
+    def source():
+        yield from some(after)
+        raise ValueError("broken row")
+
+    sink = DictSink()
+    with batches_of(4), pytest.raises(ValueError, match="broken row") as caught:
+        run(source(), engine, sink)
+    assert len(sink.rows) == after
+    assert caught.value.__notes__ == [
+        f"ingest: raised by the source at item {after} (from 0); those before are written"
+    ]
+
+
+def never_read():
+    raise AssertionError("nothing is read")
+    yield
+
+
+@pytest.mark.parametrize(
+    ("wrap", "message"),
+    [
+        (AsyncEngine, r"engine is an AsyncEngine.*pass the Engine inside it \(engine=engine\.engine\)"),
+        (lambda engine: "some/model", r"engine='some/model' is a name.*pass millpond\.Engine\('some/model'\)"),
+        (lambda engine: Path("model"), r"pass millpond\.Engine\('model'\)"),
+        (lambda engine: Engine, "engine is the class Engine; pass a millpond.Engine"),
+        (lambda engine: None, "engine is of type NoneType; pass a millpond.Engine"),
+        (lambda engine: engine.embed, "engine is of type method"),
+    ],
+)
+def test_an_engine_of_another_type_is_refused_before_anything_is_read(engine, wrap, message):
+    sink = DictSink()
+    with pytest.raises(TypeError, match=message):
+        run(never_read(), wrap(engine), sink)
+    assert sink.prepared == 0
+
+
+@pytest.mark.parametrize(
+    ("sink", "message"),
+    [("qdrant+path:x#docs", r"open_sink\(url\)"), (None, "sink is of type NoneType"), (DictSink, "the class DictSink")],
+)
+def test_a_sink_of_another_type_is_refused(engine, sink, message):
+    with pytest.raises(TypeError, match=message):
+        run(never_read(), engine, sink)
+
+
+async def asynchronous():
+    yield Record("a", "t")
+
+
+@pytest.mark.parametrize("source", [Record("a", "t"), {"id": "a", "text": "t"}, None, 5, b"x.jsonl", asynchronous()])
+def test_records_that_are_no_iterable_of_records_are_refused(engine, source):
+    with pytest.raises(TypeError, match="records is "):
+        run(source, engine, DictSink())
+
+
+def test_files_of_a_folder_that_were_not_read_are_in_the_report(engine, tmp_path):
+    (tmp_path / "a.txt").write_text("a text")
+    (tmp_path / "b.pdf").write_bytes(b"%PDF")
+    report = run(tmp_path, engine, DictSink())
+    assert (report.read, report.written, report.skipped, report.skipped_files) == (1, 1, 1, ("b.pdf",))
+    report = run(read(tmp_path), engine, DictSink())
+    assert report.skipped_files == ("b.pdf",)
 
 
 def test_there_is_no_progress_bar_without_a_terminal(engine, capfd):

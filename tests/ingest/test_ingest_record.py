@@ -1,7 +1,17 @@
 """Records, their database ids and content hashes."""
 
+import json
 import uuid
+from collections import deque
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
+from fractions import Fraction
+from pathlib import PurePosixPath
+from types import MappingProxyType
+from uuid import UUID
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +59,139 @@ def test_metadata_takes_every_json_value():
     Record(
         "a", "", {"s": "é😀", "b": True, "i": -(2**63), "f": 1.5, "n": None, "l": [1, ["x"]], "d": {"": {}}, "t": ()}
     )
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+class Name(StrEnum):
+    ANNA = "anna"
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (datetime(2024, 5, 31, 12, 0, 0, 5), "2024-05-31T12:00:00.000005"),
+        (datetime(2024, 5, 31, tzinfo=timezone(timedelta(hours=2))), "2024-05-31T00:00:00+02:00"),
+        (date(2024, 5, 31), "2024-05-31"),
+        (time(9, 30), "09:30:00"),
+        (timedelta(minutes=1, milliseconds=500), 60.5),
+        (Decimal("9.99"), 9.99),
+        (Decimal("5"), 5),
+        (Decimal("5.00"), 5.0),
+        (Decimal("1E3"), 1000),
+        (Fraction(1, 4), 0.25),
+        (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+        (PurePosixPath("a/b.txt"), "a/b.txt"),
+        (Colour.RED, "red"),
+        (Level.HIGH, 3),
+        (Name.ANNA, "anna"),
+        (np.int64(-5), -5),
+        (np.uint8(5), 5),
+        (np.float32(0.1), 0.10000000149011612),
+        (np.float16(0.5), 0.5),
+        (np.longdouble(0.5), 0.5),
+        (np.float64(0.5), 0.5),
+        (np.bool_(False), False),
+        (np.str_("é"), "é"),
+        (np.datetime64("2024-05-31"), "2024-05-31"),
+        (np.datetime64("2024-05-31T12:00:00.000000005"), "2024-05-31T12:00:00.000000005"),
+        (np.timedelta64(1500, "ms"), 1.5),
+        (np.array(7), 7),
+        (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        (np.array(["2024-01-01"], dtype="datetime64[D]"), ["2024-01-01"]),
+        (np.array([date(2024, 1, 1), None], dtype=object), ["2024-01-01", None]),
+        ({"b", "a", "c"}, ["a", "b", "c"]),
+        (frozenset([10, 9, 1]), [1, 9, 10]),
+        ({1, "1", None}, ["1", 1, None]),
+        ((1, (2, [3])), [1, [2, [3]]]),
+        (deque([1, 2]), [1, 2]),
+        (range(3), [0, 1, 2]),
+        ({"a": {"b": [date(2024, 1, 1), {"c": Decimal("0.5")}]}}, {"a": {"b": ["2024-01-01", {"c": 0.5}]}}),
+        (MappingProxyType({Name.ANNA: 1, np.str_("x"): 2}), {"anna": 1, "x": 2}),
+    ],
+    ids=repr,
+)
+def test_values_of_python_are_stored_as_json_has_them(value, stored):
+    record = Record("a", "t", {"x": value})
+    assert record.metadata == {"x": stored}
+    assert json.loads(json.dumps(record.metadata)) == record.metadata
+    assert all(type(key) is str for key in record.metadata)
+    assert type(record.metadata["x"]) is type(stored)
+    assert Record("a", "t", record.metadata) == record
+
+
+class NotATime(datetime):
+    """As pandas.NaT: a datetime that does not equal itself."""
+
+    __hash__ = None
+
+    def __eq__(self, other):
+        return False
+
+    def __ne__(self, other):
+        return True
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        float("inf"),
+        np.float32("nan"),
+        np.array([1.0, np.inf]),
+        Decimal("NaN"),
+        Decimal("sNaN"),
+        Decimal("-Infinity"),
+        Decimal("1E400"),
+        Decimal(2**63),
+        np.uint64(2**64 - 1),
+        np.datetime64("NaT"),
+        np.timedelta64("NaT"),
+        NotATime(2024, 1, 1),
+        1j,
+        np.complex64(1j),
+        b"x",
+        bytearray(b"x"),
+        memoryview(b"x"),
+        np.bytes_(b"x"),
+        object(),
+        object,
+        len,
+        (number for number in range(3)),
+        {1: 2},
+        {("a",): 2},
+    ],
+    ids=repr,
+)
+def test_values_that_json_cannot_hold_are_refused_by_name(value):
+    with pytest.raises(InvalidRequestError, match=r"metadata\['x'\]\['y'\]"):
+        Record("a", "t", {"x": {"y": value}})
+
+
+def test_a_list_that_holds_itself_is_refused():
+    endless = []
+    endless.append(endless)
+    with pytest.raises(InvalidRequestError, match="deeper than 32"):
+        Record("a", "t", {"x": endless})
+
+
+def test_a_record_has_a_copy_of_its_metadata():
+    tags, metadata = ["a"], {}
+    metadata["tags"] = tags
+    record = Record("a", "t", metadata)
+    tags.append("b")
+    metadata["later"] = 1
+    assert record.metadata == {"tags": ["a"]}
+
+
+def test_strings_of_numpy_become_pythons():
+    record = Record(np.str_("a"), np.str_("t"))
+    assert type(record.id) is type(record.text) is str
 
 
 @pytest.mark.parametrize(

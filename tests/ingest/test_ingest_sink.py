@@ -3,15 +3,18 @@
 import json
 import textwrap
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.ingest.memory_sink import MemorySink
 
 from millpond.errors import FingerprintMismatchError, InvalidDimensionsError, InvalidRequestError, MissingExtraError
 from millpond.ingest import Batch, CollectionManifest, CollectionMark, Record, WriteBatch, open_sink
 from millpond.ingest.batch import record_bytes, slices, storable
+from millpond.ingest.location import is_address, url_of
 from millpond.ingest.manifest import MANIFEST_KEY
 from millpond.ingest.payload import check_payload
 from millpond.ingest.search import check_filter, plan_search
@@ -151,7 +154,7 @@ def test_a_manifest_survives_its_storage():
     assert CollectionManifest.of(spec(default_dimensions=64), dimensions=None, payload="plain").dimensions == (64,)
 
 
-def test_a_manifest_is_stored_as_these_five_fields():
+def test_a_manifest_without_settings_is_stored_as_these_five_fields():
     # Collections on disk hold this: a change needs another schema number, and a reader of this one.
     stored = {
         "schema": 1,
@@ -168,6 +171,68 @@ def test_a_manifest_is_stored_as_these_five_fields():
     for field in stored:
         with pytest.raises(FingerprintMismatchError, match="cannot read"):
             CollectionManifest.from_dict({k: v for k, v in stored.items() if k != field}, collection="docs")
+
+
+SETTINGS = {
+    "revision": None,
+    "max_length": 256,
+    "pooling": "mean",
+    "include_prompt": True,
+    "quantization": None,
+    "convert": "auto",
+    "default_prompt_name": None,
+    "prompts": {"query": "query: ", "long": "x" * 500},
+    "hf_overrides": {},
+}
+
+
+def test_settings_are_stored_beside_the_five_fields_and_an_earlier_version_ignores_them():
+    manifest = CollectionManifest.of(spec(settings=SETTINGS), dimensions=None, payload="plain")
+    stored = manifest.to_dict()
+    assert stored["schema"] == 1 and list(stored)[-1] == "settings"
+    assert {**stored["settings"], "prompts": None} == {**SETTINGS, "prompts": None}
+    assert stored["settings"]["prompts"]["query"] == "query: "
+    assert stored["settings"]["prompts"]["long"].startswith("x" * 200 + "... (sha256 ")
+    assert CollectionManifest.from_dict(json.loads(json.dumps(stored)), collection="docs") == manifest
+    hash(manifest)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"max_length": 64}, ["256 (", "max_length=64 (", "engine with max_length=256,"]),
+        (
+            {"pooling": "cls"},
+            ["pooling='mean' (", "pooling='cls' (", "Open the engine with pooling='mean', or another"],
+        ),
+        ({"quantization": "int8"}, ["quantization=None", "='int8'", "Open the engine with quantization=None"]),
+        ({"revision": "abc"}, ["revision=None", "revision='abc'"]),
+        ({"max_length": 64, "hf_overrides": {"x": 1}}, [" max_length=64, hf_overrides={'x': 1} ("]),
+        ({"max_length": 64, "hf_overrides": {"x": 1}}, ["engine with max_length=256, hf_overrides={}, or"]),
+        ({"prompts": {"query": "Q: "}}, ["prompts['query']='query: '", "prompts['query']='Q: '", "Use the checkpoint"]),
+        ({"prompts": {"query": "Q: "}}, ["prompts['long']='xxx", "prompts['long']=None"]),
+        ({"default_prompt_name": "q"}, ["default_prompt_name=None", "default_prompt_name='q'", "Use the checkpoint"]),
+        ({}, ["their files differ (weights, tokenizer or configuration)", "Use the files that it was built from"]),
+    ],
+)
+def test_the_settings_that_differ_are_named_with_both_values_and_the_way_out(changes, parts):
+    manifest = CollectionManifest.of(spec(settings=SETTINGS), dimensions=None, payload="plain")
+    other = spec(fingerprint="e" * 64, settings=SETTINGS | changes)
+    with pytest.raises(FingerprintMismatchError, match="vectors of two models do not compare") as caught:
+        manifest.check_model(other, collection="docs")
+    assert [part for part in parts if part not in str(caught.value)] == []
+
+
+def test_a_manifest_of_an_earlier_version_says_that_it_does_not_name_settings():
+    stored = CollectionManifest.of(spec(), dimensions=None, payload="plain").to_dict()
+    assert "settings" not in stored
+    manifest = CollectionManifest.from_dict(stored, collection="docs")
+    with pytest.raises(FingerprintMismatchError, match="or settings, which the collection of an older"):
+        manifest.check_model(spec(fingerprint="e" * 64, settings=SETTINGS), collection="docs")
+    for settings in (None, "text", [], {"max_length": 256}, {"later": 1}):
+        manifest = CollectionManifest.from_dict({**stored, "settings": settings}, collection="docs")
+        with pytest.raises(FingerprintMismatchError):
+            manifest.check_model(spec(fingerprint="e" * 64, settings=SETTINGS), collection="docs")
 
 
 def test_a_manifest_names_a_folder_without_its_path(tmp_path):
@@ -231,10 +296,46 @@ def installed(tmp_path, monkeypatch):
         ("shelf+path:a#b:c#docs", ("path", "a#b:c", "docs")),
         ("shelf+http://host:6333#docs", ("http", "//host:6333", "docs")),
         (r"shelf+file:C:\x.db#docs", ("file", r"C:\x.db", "docs")),
+        ("SHELF+HTTP://Host:6333#Docs", ("http", "//Host:6333", "Docs")),
     ],
 )
 def test_a_url_is_split_for_the_package_of_its_kind(installed, url, parts):
     assert open_sink(url, dimensions=[128], payload="langchain") == (*parts, [128], "langchain")
+
+
+@pytest.mark.parametrize(
+    ("location", "url"),
+    [
+        ("localhost:6333", "http://localhost:6333"),
+        ("Host:1/prefix", "http://Host:1/prefix"),
+        ("fe80::1", "http://[fe80::1]:6333"),
+        ("a.b.example.com.", "http://a.b.example.com.:6333"),
+        ("https:/a.example.com", "https://a.example.com:6333"),
+        ("user:secret@host:99", "http://host:99"),
+        ("user:secret@host", "http://host:6333"),
+        ("a b:1", "http://a b:1"),
+        ("localhost/x", "http://host:6333"),
+        ("x:y", "http://host:6333"),
+    ],
+)
+def test_an_address_without_a_scheme_is_told_from_a_path(location, url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert is_address(location) and url_of(location, port=6333) == url
+    assert not is_address(f"./{location}") and not is_address(f"../{location}") and not is_address(f"/{location}")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["db", "x.db", "a.b", "v1.2", "1.2", "my_data.v.1", "C:/x", "c:\\x", "~/localhost:1", "a/localhost:1", ".", ".."],
+)
+def test_a_path_is_no_address(path):
+    assert not is_address(path)
+
+
+def test_a_path_object_is_no_address(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for location, where in ((Path("localhost:6333"), "./localhost:6333"), (Path("db"), "db"), ("localhost:6333",) * 2):
+        assert repr(MemorySink(location, "docs")).startswith(f"MemorySink({where!r}")
 
 
 @pytest.mark.parametrize(
@@ -258,5 +359,5 @@ def test_an_unknown_kind_is_not_a_package_to_install(installed):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr("millpond.ingest.url.entry_points", lambda group: ())
-    with pytest.raises(MissingExtraError, match="pip install millpond-qdrant"):
+    with pytest.raises(MissingExtraError, match="millpond-qdrant: .* pip install ./integrations/qdrant$"):
         open_sink("qdrant+memory:#docs")

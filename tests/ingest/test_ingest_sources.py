@@ -1,15 +1,20 @@
 """Files, folders and standard input as streams of records."""
 
+import bz2
+import gzip
+import hashlib
 import io
 import json
 import logging
 import os
+import re
 import sys
 
 import pytest
 
-from millpond.errors import InvalidRequestError, SourceNotFoundError
-from millpond.ingest import Record, Rejected, content_hash, read
+from millpond.errors import InvalidRequestError, MissingExtraError, SourceNotFoundError
+from millpond.ingest import Record, Rejected, compression, content_hash, json_source, read
+from millpond.ingest.sources import SkippedFiles
 
 
 def write(path, data):
@@ -23,6 +28,16 @@ def ids(items):
 
 def rejected(items):
     return {item.where.rpartition(":")[2]: item.reason for item in items if isinstance(item, Rejected)}
+
+
+def until_error(reader):
+    """What a reader yields before it raises, and the error."""
+    items = []
+    while True:
+        try:
+            items.append(next(reader))
+        except InvalidRequestError as error:
+            return items, error
 
 
 # ---------------------------------------------------------------------------------------------------------- JSONL
@@ -74,20 +89,161 @@ def test_a_bad_line_is_rejected_by_number_and_the_rest_is_read(tmp_path, line, r
     assert items[1].where == f"{path}:3"
 
 
-def test_keys_that_mean_nothing_are_named_once(tmp_path, caplog):
-    path = write(tmp_path / "x.jsonl", '{"text": "t", "title": 1}\n{"text": "u", "title": 1, "_id": 2}\n')
-    with caplog.at_level(logging.WARNING):
-        assert len(list(read(path))) == 2
-    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
-        "ignoring the keys 'title'",
-        "ignoring the keys '_id'",
+def test_other_keys_become_metadata(tmp_path, caplog):
+    rows = [
+        {"_id": "a", "title": "T", "text": "t"},
+        {"_id": "b", "text": "t", "metadata": {"n": 1}, "title": {"de": "Ü"}},
+        {"_id": "c", "text": "t", "metadata": None, "id": 5},
     ]
+    path = write(tmp_path / "x.jsonl", "\n".join(map(json.dumps, rows)))
+    assert list(read(path, id_column="_id")) == [
+        Record("a", "t", {"title": "T"}),
+        Record("b", "t", {"n": 1, "title": {"de": "Ü"}}),
+        Record("c", "t", {"id": 5}),
+    ]
+    assert not caplog.records
+
+
+def test_of_a_key_in_and_beside_metadata_the_inner_one_counts_and_is_named_once(tmp_path, caplog):
+    row = {"text": "t", "year": 1, "page": 2, "metadata": {"year": 2024}}
+    path = write(tmp_path / "x.jsonl", "\n".join([json.dumps(row)] * 3))
+    assert [record.metadata for record in read(path)] == [{"year": 2024, "page": 2}] * 3
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == f"{path}: the keys 'year' are both in metadata and beside it; the values in metadata are stored"
 
 
 def test_other_names_for_id_and_text(tmp_path):
     path = write(tmp_path / "x.jsonl", '{"_id": "a", "body": "t"}\n{"_id": "b", "text": "wrong key"}\n')
     items = list(read(path, id_column="_id", text_column="body"))
     assert items[0] == Record("a", "t") and "text is missing" in items[1].reason
+
+
+# ------------------------------------------------------------------------------------------- .json, .ndjson, .gz, .zst
+
+ROWS = [{"id": f"r{i}", "text": f"text {i} é 😀", "n": i, "metadata": {"deep": [i, {"x": None}]}} for i in range(50)]
+RECORDS = [Record(f"r{i}", f"text {i} é 😀", {"n": i, "deep": [i, {"x": None}]}) for i in range(50)]
+FORMS = {
+    "x.jsonl": "\n".join(map(json.dumps, ROWS)),
+    "x.ndjson": "\r\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS),
+    "x.json": json.dumps(ROWS, ensure_ascii=False),
+    "X.JSON": "\ufeff \r\n" + json.dumps(ROWS, indent=2) + "\n\n",
+    "lines.json": "\n".join(json.dumps(row, indent=1) for row in ROWS),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("compression", ["", ".gz", ".GZ"])
+def test_every_form_of_json_gives_the_same_records(tmp_path, name, compression):
+    data = FORMS[name].encode()
+    if compression:
+        # Two members, as of files that were compressed apart and concatenated.
+        data = gzip.compress(data[:500]) + gzip.compress(data[500:])
+    assert list(read(write(tmp_path / (name + compression), data))) == RECORDS
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 64])
+def test_an_array_is_read_in_pieces_of_any_size(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(json_source, "_CHUNK_CHARS", chunk)
+    for name in ("x.json", "X.JSON", "lines.json"):
+        assert list(read(write(tmp_path / name, FORMS[name]))) == RECORDS
+    path = write(tmp_path / "numbers.json", '[123456, "a,b", true, -1.5e10, {"text": "t"}, null]')
+    items = list(read(path))
+    assert [item.where for item in items if isinstance(item, Rejected)] == [f"{path}[{i}]" for i in (0, 1, 2, 3, 5)]
+    assert "a JSON int, not an object" in items[0].reason
+    assert ids(items) == [content_hash("t")]
+
+
+def test_an_array_is_not_read_as_a_whole(tmp_path):
+    """The records before damage come out, and the reader has not read the file to its end before the first."""
+    path = write(tmp_path / "x.json", "[" + ", ".join(map(json.dumps, ROWS * 2000)) + ", nonsense]")
+    reader = read(path)
+    first = next(reader)
+    assert first == RECORDS[0]
+    rest, error = until_error(reader)
+    assert len(rest) == 99_999
+    assert "x.json': element 100000 is not JSON" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[{"text": "t"}, {"text": "u"', "element 1 is not JSON"),
+        ('[{"text": "t"}', "ends within its array, after 1 elements"),
+        ('[{"text": "t"} {"text": "u"}]', "no comma after element 0"),
+        ('[{"text": "t"}] []', "goes on after its array"),
+        ("[" * 100_000, "element 0 is not JSON"),
+        ("text,id", "element 0 is not JSON"),
+        ('[{"text": "' + "x" * 300_000, "element 0 is not JSON"),
+        (b'[{"text": "caf\xe9"}]', "is not UTF-8"),
+    ],
+)
+def test_a_damaged_json_is_an_error_that_names_the_file_and_the_element(tmp_path, text, message):
+    path = write(tmp_path / "x.json", text)
+    with pytest.raises(InvalidRequestError, match=message) as caught:
+        list(read(path))
+    assert str(path) in str(caught.value)
+
+
+def test_empty_files_hold_no_records(tmp_path):
+    for name in ("x.json", "x.jsonl", "x.ndjson", "y.json"):
+        assert list(read(write(tmp_path / name, "[]" if name == "y.json" else ""))) == []
+
+
+@pytest.mark.parametrize("name", ["x.jsonl.gz", "x.csv.gz", "x.json.gz"])
+def test_a_truncated_gz_is_an_error_after_the_records_before_it(tmp_path, name):
+    rows = [{"id": str(i), "text": hashlib.sha256(b"%d" % i).hexdigest()} for i in range(5000)]
+    text = {
+        "x.jsonl.gz": "\n".join(map(json.dumps, rows)),
+        "x.csv.gz": "id,text\n" + "\n".join(f"{row['id']},{row['text']}" for row in rows),
+        "x.json.gz": json.dumps(rows),
+    }[name]
+    whole = gzip.compress(text.encode())
+    path = write(tmp_path / name, whole[: len(whole) * 3 // 4])
+    items, error = until_error(read(path))
+    assert f"{str(path)!r} is damaged, or not a .gz file" in str(error)
+    assert len(items) > 1000 and all(isinstance(item, Record) for item in items)
+
+
+@pytest.mark.parametrize("name", ["x.jsonl.gz", "x.csv.gz", "x.json.gz"])
+def test_a_file_that_is_no_gz_is_an_error_at_once(tmp_path, name):
+    with pytest.raises(InvalidRequestError, match="is damaged, or not a .gz file"):
+        read(write(tmp_path / name, '{"text": "t"}'))
+
+
+def test_zst_without_its_package_names_what_it_needs(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)  # an import of it fails
+    with pytest.raises(MissingExtraError, match=r"pip install 'millpond\[zstd\]'"):
+        read(write(tmp_path / "x.jsonl.zst", b"?"))
+
+
+def test_zst_is_read(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    plain = FORMS["x.jsonl"].encode()
+    compress = zstandard.ZstdCompressor().compress
+    whole = compress(plain[:500]) + compress(plain[500:])
+    assert list(read(write(tmp_path / "x.jsonl.zst", whole))) == RECORDS
+    for damaged in (whole[:-20], b"no zst", whole + b"rest"):
+        with pytest.raises(InvalidRequestError, match="is damaged, or not a .zst file"):
+            list(read(write(tmp_path / "y.jsonl.zst", damaged)))
+
+
+def test_frames_are_decompressed_one_after_another():
+    """bz2's decompressor stands for zstd's, which has the same methods: the class must find every end itself."""
+    data = os.urandom(300_000)
+    whole = b"".join(bz2.compress(data[start : start + 100_000]) for start in range(0, 300_000, 100_000))
+    with io.BufferedReader(compression._Frames(io.BytesIO(whole), bz2.BZ2Decompressor)) as file:
+        assert file.read() == data
+    for damaged in (whole[:-10], whole + b"rest", b"none"):
+        with (
+            io.BufferedReader(compression._Frames(io.BytesIO(damaged), bz2.BZ2Decompressor)) as file,
+            pytest.raises(compression._DamagedError),
+        ):
+            file.read()
+
+
+def test_csv_may_be_compressed(tmp_path):
+    path = write(tmp_path / "x.csv.gz", gzip.compress("\ufeffid,text,n\r\na,é,1\r\n".encode()))
+    assert list(read(path, types={"n": "int"})) == [Record("a", "é", {"n": 1})]
 
 
 def test_a_dash_is_jsonl_on_standard_input(monkeypatch):
@@ -105,6 +261,80 @@ def test_csv_columns_become_metadata(tmp_path):
         Record("a", 'one, "two"\nthree', {"lang": "de", "n": "1"}),
         Record(content_hash("no id"), "no id", {"lang": "", "n": ""}),
     ]
+
+
+TYPED = "id,text,year,price,flag,day,at,note\n"
+TYPES = {"year": "int", "price": "float", "flag": "bool", "day": "date", "at": "datetime", "note": "str"}
+
+
+def test_csv_columns_have_the_types_that_are_named(tmp_path):
+    rows = "a,t,2024,9.5,True,2024-05-31,2024-05-31T12:00:00+02:00,007\n"
+    rows += "b,t,,, ,,,\nc,t, -7 ,1e3,no,20240531,2024-05-31,x\n"
+    assert [record.metadata for record in read(write(tmp_path / "x.csv", TYPED + rows), types=TYPES)] == [
+        {
+            "year": 2024,
+            "price": 9.5,
+            "flag": True,
+            "day": "2024-05-31",
+            "at": "2024-05-31T12:00:00+02:00",
+            "note": "007",
+        },
+        {"year": None, "price": None, "flag": None, "day": None, "at": None, "note": ""},
+        {"year": -7, "price": 1000.0, "flag": False, "day": "2024-05-31", "at": "2024-05-31T00:00:00", "note": "x"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "accepted"),
+    [
+        ("year", "2024.0", "a whole number"),
+        ("year", "1_000", "a whole number"),
+        ("year", "٣", "a whole number"),
+        ("year", "9" * 5000, "a whole number|64 bits"),
+        ("year", "9" * 19, "64 bits"),
+        ("price", "9,99", "a number like"),
+        ("price", "nan", "a number like"),
+        ("price", "inf", "a number like"),
+        ("price", "1e999", "a number like"),
+        ("flag", "2", "true, false"),
+        ("flag", "ja", "true, false"),
+        ("day", "31.05.2024", "a date like 2024-05-31"),
+        ("day", "2024-02-30", "a date like"),
+        ("at", "noon", "a time like"),
+    ],
+)
+def test_a_cell_of_another_type_fails_its_row_alone(tmp_path, column, cell, accepted):
+    row = dict.fromkeys(TYPES, "") | {column: f'"{cell}"'}
+    data = TYPED + f"a,t,,,,,,\nb,t,{','.join(row.values())}\nc,t,,,,,,\n"
+    items = list(read(write(tmp_path / "x.csv", data), types=TYPES))
+    assert ids(items) == ["a", "c"]
+    reason = rejected(items)["3"]
+    assert column in reason and cell[:10] in reason
+    assert re.search(accepted, reason)
+    assert len(reason) < 300
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        ({"when": "date"}, r"types=when=date: .* has the columns 'id', 'text', 'year'"),
+        ({"year": "integer"}, "types=year=integer is unknown; choose str, int, float, bool, date, datetime"),
+        ({"text": "int"}, "the column is the id or the text"),
+        ({"id": "int"}, "the column is the id or the text"),
+    ],
+)
+def test_types_are_checked_before_anything_is_read(tmp_path, types, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        read(write(tmp_path / "x.csv", TYPED), types=types)
+    with pytest.raises(InvalidRequestError, match="are those of a CSV's columns"):
+        read(write(tmp_path / "x.jsonl", ""), types=types)
+
+
+def test_a_csv_column_named_metadata_is_a_column(tmp_path):
+    path = write(tmp_path / "x.csv", "id,text,metadata\na,t,m\n")
+    assert list(read(path)) == [Record("a", "t", {"metadata": "m"})]
+    assert list(read(path, text_column="metadata")) == [Record("a", "m", {"text": "t"})]
+    assert list(read(path, id_column="metadata")) == [Record("m", "t", {"id": "a"})]
 
 
 def test_csv_columns_by_name(tmp_path):
@@ -210,7 +440,13 @@ def test_a_missing_path_is_an_error_at_once(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("x.parquet", "not available in this version"), ("x.json", "not a kind of source"), ("x", "without a suffix")],
+    [
+        ("x.parquet", "not available in this version"),
+        ("x.pdf", "not a kind of source"),
+        ("x", "without a suffix"),
+        ("x.gz", "without a suffix"),
+        ("x.txt.gz", ".txt is not a kind of source"),
+    ],
 )
 def test_other_files_are_refused_at_once(tmp_path, name, message):
     with pytest.raises(InvalidRequestError, match=message):
@@ -222,6 +458,30 @@ def test_no_file_stays_open_when_the_reader_stops_early(tmp_path):
     reader = read(path)
     next(reader)
     reader.close()  # a file left open would be a ResourceWarning, which is an error here
+
+
+def test_other_files_of_a_folder_are_counted_and_named(tmp_path, caplog):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "sub")
+    for name in ("a.txt", "b.pdf", "sub/c.md", "sub/d.jsonl", "sub/.hidden", "e"):
+        write(tmp_path / name, name)
+
+    def through():
+        skipped.append((yield from read(tmp_path)))
+
+    skipped = []
+    items = list(through())
+    assert skipped == [SkippedFiles(count=4, names=("b.pdf", "e", "link", "sub/d.jsonl"))]
+    assert ids(items) == ["a.txt", "sub/c.md"]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == f"{tmp_path}: not read, because neither .txt nor .md: 4 (b.pdf, e, link, sub/d.jsonl)"
+
+
+def test_a_folder_with_many_other_files_names_the_first(tmp_path, caplog):
+    for number in range(15):
+        write(tmp_path / f"{number:02}.bin", "")
+    assert list(read(tmp_path)) == []
+    assert "not read, because neither .txt nor .md: 15 (" in caplog.text and "09.bin and 5 more)" in caplog.text
 
 
 def test_a_pipe_or_folder_named_like_a_text_is_left_out(tmp_path):

@@ -137,6 +137,25 @@ def test_a_maxsim_rerank_is_better_than_the_vectors(float32_results):
     assert float32_results["maxsim"]["dense top 50"] > float32_results["ndcg@10"]["384"]
 
 
+@pytest.mark.timeout(600)
+def test_a_maxsim_rerank_of_adi_is_better_than_the_vectors(engine):
+    adi = retrieval("adi")
+    vectors = [engine.embed(part).embeddings for part in (adi.queries, adi.documents)]
+    indices = search(*vectors, 50)
+    cosine, states = mean_ndcg(adi, ids_of(adi, indices[:, :10])), evaluate_maxsim(engine, adi, indices)
+    assert cosine == pytest.approx(0.497, abs=0.003)
+    assert states["dense top 50"] == pytest.approx(0.511, abs=0.005)
+    assert states["dense top 50"] > cosine
+    # The figures are those of the engine's own method.
+    documents = [adi.documents[index] for index in indices[0]]
+    ranked = engine.rerank(adi.queries[0], documents)
+    assert [hit.index for hit in engine.rerank(adi.queries[0], documents, method="cosine")][:10] == list(range(10))
+    query = engine.token_embed(adi.queries[:1], role="query", normalize=True).embeddings[0]
+    states_of = engine.token_embed(documents, role="document", normalize=True).embeddings
+    scores = np.array([(query @ matrix.T).max(axis=1).sum() for matrix in states_of])
+    assert [hit.index for hit in ranked] == np.argsort(-scores, kind="stable").tolist()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_cranfield_in_the_default_precision(folder, cranfield):

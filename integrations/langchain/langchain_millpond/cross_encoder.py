@@ -10,11 +10,14 @@ from langchain_millpond.scorer import ScorerSource
 class MillpondCrossEncoder(ScorerSource, BaseCrossEncoder):
     """Scores of text pairs by a model that runs in this process, for example for ``CrossEncoderReranker``.
 
-    The scores are those that :class:`MillpondReranker` sorts by, for every kind of checkpoint.
+    The scores are those that :class:`MillpondReranker` sorts by, for every kind of checkpoint. So with
+    ``method="auto"`` an embedding checkpoint scores by MaxSim, as in ``Engine.rerank``; in ``Engine.score`` by cosine.
 
     Attributes:
         model: Hub id or local folder; also accepted as ``model_name``.
         engine: A loaded engine, instead of ``model`` and every option that is read at loading. Never serialized.
+        method: How a pair is scored: ``cosine`` of two vectors, ``maxsim`` of token vectors, or ``auto``, by what the
+            checkpoint is.
         instruction: Text for the instruction slot of an LLM reranker's template; refused by a model without one.
         truncate: Which end of an over-long text is cut, or ``"error"``.
         activation: Replaces the checkpoint's activation of its logits: ``identity``, ``sigmoid`` or ``softmax``.
@@ -41,8 +44,8 @@ class MillpondCrossEncoder(ScorerSource, BaseCrossEncoder):
         engine = self._engine()
         from millpond import PoolingParams
 
-        options = self._options(engine)
+        options = self._options()
         method = options.pop("method")
-        output = engine.submit_score(text_pairs, PoolingParams(**options), method=method).result()
+        output = engine.submit_score(text_pairs, PoolingParams(**options), method=method, ranking=True).result()
         scores: list[float] = output.scores.tolist()
         return scores

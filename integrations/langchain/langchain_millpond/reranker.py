@@ -20,7 +20,7 @@ class MillpondReranker(ScorerSource, BaseDocumentCompressor):
 
     Cross-encoders (LLM rerankers with their own template) and late-interaction checkpoints score as they were trained
     to; an embedding checkpoint scores by MaxSim over its token states, so the model that retrieved can rerank too. The
-    scale of the scores depends on the checkpoint.
+    scale of the scores depends on the checkpoint and on ``method``: docs/engine.md has a table.
 
     Returned documents are copies with ``metadata["relevance_score"]`` added; ids and other metadata are kept, and the
     documents passed in are not changed. With ``model=``, the model is loaded on first use, and all objects of one
@@ -31,6 +31,8 @@ class MillpondReranker(ScorerSource, BaseDocumentCompressor):
         engine: A loaded engine, instead of ``model`` and every option that is read at loading. Never serialized.
         top_n: How many of the best to keep; ``None`` keeps all.
         score_threshold: Keep only documents with at least this score.
+        method: How a pair is scored: ``cosine`` of two vectors, ``maxsim`` of token vectors, or ``auto``, by what the
+            checkpoint is.
         instruction: Text for the instruction slot of an LLM reranker's template; refused by a model without one.
         truncate: Which end of an over-long text is cut, or ``"error"``.
         activation: Replaces the checkpoint's activation of its logits: ``identity``, ``sigmoid`` or ``softmax``.
@@ -67,7 +69,7 @@ class MillpondReranker(ScorerSource, BaseDocumentCompressor):
             return []
         texts = [document.page_content for document in documents]
         engine = self._engine()
-        ranked = engine.rerank(query, texts, top_n=self.top_n, **self._options(engine))
+        ranked = engine.rerank(query, texts, top_n=self.top_n, **self._options())
         return self._best(documents, ranked)
 
     async def acompress_documents(
@@ -80,7 +82,7 @@ class MillpondReranker(ScorerSource, BaseDocumentCompressor):
         engine = await self._aengine()
         from millpond import AsyncEngine  # imports torch, which loading has imported already
 
-        ranked = await AsyncEngine(engine).rerank(query, texts, top_n=self.top_n, **self._options(engine))
+        ranked = await AsyncEngine(engine).rerank(query, texts, top_n=self.top_n, **self._options())
         return self._best(documents, ranked)
 
     def _best(self, documents: Sequence[Document], ranked: RerankOutput) -> list[Document]:

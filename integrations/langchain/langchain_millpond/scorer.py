@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from langchain_millpond.source import EngineSource
-
-if TYPE_CHECKING:
-    from millpond import Engine
 
 
 class ScorerSource(EngineSource):
     """The fields that the adapters over ``score`` and ``rerank`` add to those of every adapter.
 
     Attributes:
+        method: How a pair is scored, as in ``millpond.Engine.rerank``: ``auto``, ``cosine`` or ``maxsim``.
         instruction: Text for the instruction slot of an LLM reranker's template; refused by a model without one.
         truncate: Which end of an over-long text is cut, or ``"error"``.
         activation: Replaces the checkpoint's activation of its logits: ``identity``, ``sigmoid`` or ``softmax``.
@@ -24,6 +22,7 @@ class ScorerSource(EngineSource):
 
     loading = (*EngineSource.loading, "activation", "convert", "score_template", "quantization")
 
+    method: Literal["auto", "cosine", "maxsim"] = "auto"
     instruction: str | None = None
     truncate: Literal["end", "start", "error"] = "end"
     activation: Literal["identity", "sigmoid", "softmax"] | None = None
@@ -31,7 +30,6 @@ class ScorerSource(EngineSource):
     score_template: str | None = None
     quantization: str | None = None
 
-    def _options(self, engine: Engine) -> dict[str, Any]:
-        """The options of ``rerank``: an embedding checkpoint compares token vectors here, not one vector per text."""
-        method = "maxsim" if engine.spec.score_type == "bi-encoder" else "auto"
-        return {"method": method, "instruction": self.instruction, "truncate": self.truncate}
+    def _options(self) -> dict[str, Any]:
+        """The options of ``rerank``."""
+        return {"method": self.method, "instruction": self.instruction, "truncate": self.truncate}

@@ -32,8 +32,8 @@ from tests.tiny_late import write_stanford
 from llama_index.embeddings.millpond import MillpondEmbedding
 from llama_index.postprocessor.millpond_rerank import MillpondRerank
 from millpond import Engine
-from millpond.engine.composite import scoring
-from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
+from millpond.engine.composite import comparison
+from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError, UnsupportedTaskError
 from millpond.late_interaction import rerank
 
 QUESTION = "What makes dough rise?"
@@ -123,6 +123,27 @@ def test_an_embedding_checkpoint_scores_by_its_token_states(
     assert found[0].text.startswith("Bread rises")
     assert {type(hit.score) for hit in found} == {float}
     assert found[0].get_score() > 1.1  # so it is not a cosine
+
+
+@pytest.mark.parametrize("method", ["auto", "cosine", "maxsim"])
+def test_a_method_is_the_engines_method_of_rerank(
+    engine: Engine, process: Process, hits: list[NodeWithScore], method: Any
+) -> None:
+    expected = engine.rerank(QUESTION, read(hits), method=method)
+    reranker = MillpondRerank(engine=engine, top_n=None, method=method)
+    found = process(reranker, hits)
+    assert [hit.node.metadata["n"] for hit in found] == [result.index for result in expected]
+    np.testing.assert_allclose([hit.score for hit in found], [result.relevance_score for result in expected], atol=1e-4)
+    assert (found[0].get_score() > 1.1) is (method != "cosine")  # the two measures differ
+    assert f"method='{method}'" in repr(reranker)
+    assert MillpondRerank.from_dict(reranker.to_dict(), engine=engine).method == method
+
+
+def test_a_method_that_the_checkpoint_does_not_have_is_refused(
+    cross_encoder: str, process: Process, hits: list[NodeWithScore]
+) -> None:
+    with pytest.raises(UnsupportedTaskError, match=r"method='cosine' compares vectors.*choose method='auto'"):
+        process(MillpondRerank(model=cross_encoder, dtype="float32", method="cosine"), hits)
 
 
 def test_a_node_is_read_as_an_embedding_model_reads_it(engine: Engine, process: Process) -> None:
@@ -235,6 +256,8 @@ def test_an_instruction_to_an_embedder_is_refused(engine: Engine, process: Proce
         ({"model": "a", "top_n": 0}, "greater than 0"),
         ({"model": "a", "top_n": True}, "valid integer"),
         ({"model": "a", "truncate": "middle"}, "'end', 'start' or 'error'"),
+        ({"model": "a", "method": "dot"}, "'auto', 'cosine' or 'maxsim'.*input_value='dot'"),
+        ({"model": "a", "method": None}, "'auto', 'cosine' or 'maxsim'"),
         ({"model": "a", "activation": "tanh"}, "'identity', 'sigmoid' or 'softmax'"),
         ({"model": "a", "engine": "b"}, "must be a millpond.Engine"),
     ],
@@ -326,7 +349,7 @@ async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
         (blocks(), LoopGate(seconds=0.2)),
     ):
         with batches_through(gate, reranker._engine()), monkeypatch.context() as patch:
-            patch.setattr(scoring, "maxsim", gate.hold(scoring.maxsim))
+            patch.setattr(comparison, "maxsim", gate.hold(comparison.maxsim))
             assert len(await gate.run(call)) == count
         assert {"run", "start"} & set(gate.calls)
         assert ("maxsim" in gate.calls) is (model == "minilm")

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.search import Scalar, check_filter
 from millpond_milvus.schema import PayloadSchema
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# A key with such a name could be parsed as an operator.
+# A key with such a name could be parsed as an operator, a function or a literal; two are fields of Lite's own.
 _WORDS = frozenset(
-    ["and", "or", "not", "in", "like", "exists", "is", "null", "true", "false", "array_contains", "json_contains"]
+    ["and", "or", "not", "in", "like", "exists", "is", "null", "true", "false", "iso", "interval", "_seq", "_partition"]
+    + [f"{kind}_contains{which}" for kind in ("array", "json") for which in ("", "_all", "_any")]
+    + ["array_length", "text_match", "phrase_match", "random_sample"]
 )
 
 
-def to_expression(filter: Mapping[str, object] | str | None, schema: PayloadSchema) -> str:
+def to_expression(
+    filter: Mapping[str, object] | str | None, schema: PayloadSchema, *, vectors: Collection[str] = ()
+) -> str:
     """Every key must have its value, or one of a list of values.
 
     A list in the metadata matches if it contains the value; without a JSON field (the frameworks' schemas) only under a
     key that is an identifier.
 
+    Args:
+        filter: The conditions, or an expression, which is passed on.
+        schema: The fields of the collection.
+        vectors: Names of its vector fields.
+
     Raises:
-        InvalidRequestError: A filter of another database, or a key that is a field of the schema.
+        InvalidRequestError: A filter of another database, or a key that is a field of the collection.
     """
     if filter is None:
         return ""
@@ -36,9 +45,10 @@ def to_expression(filter: Mapping[str, object] | str | None, schema: PayloadSche
         )
     clauses = []
     for key, values in check_filter(filter).items():
-        if schema.json is None and key in schema.reserved:
+        if schema.json is None and (key in schema.reserved or key in vectors):
             raise InvalidRequestError(
-                f"filter key {key!r} is a field of the collection, not metadata; pass a Milvus expression instead"
+                f"filter key {key!r} is a field of the collection, which hides metadata of this name; rename the key "
+                "in the metadata, or pass a Milvus expression to match the field"
             )
         clauses.append("(" + " or ".join(_matches(key, value, schema) for value in values) + ")")
     return " and ".join(clauses)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.payload import Payload, llama_index_fields, read_llama_index
+from millpond.ingest.payload import LLAMA_INDEX_KEYS, Payload, llama_index_fields, read_llama_index
 from millpond.ingest.record import Record, content_hash
 
 MAX_VARCHAR = 65_535
 MAX_JSON = 65_536
+_HIDDEN = frozenset(["_seq", "_partition"])  # columns of Milvus Lite's own, which it takes out of every row it returns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,17 +25,24 @@ class PayloadSchema:
         primary: Name of the primary field, which holds the row's id.
         strings: The other VARCHAR fields.
         json: The JSON field that holds the metadata; ``None`` if every metadata key is a dynamic field.
+        dynamic: The dynamic fields of the form itself.
     """
 
     form: Payload
     primary: str
     strings: tuple[str, ...]
     json: str | None
+    dynamic: frozenset[str] = frozenset()
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The fields that are not dynamic: names that no dynamic field may have."""
+        return frozenset((self.primary, *self.strings))
 
     @property
     def reserved(self) -> frozenset[str]:
-        """Names that no dynamic field may have."""
-        return frozenset((self.primary, *self.strings))
+        """Names that stand for a field of the form, and for no metadata of that name."""
+        return frozenset() if self.json is not None else self.columns | self.dynamic
 
     def row(self, record: Record, point: str, *, vectors: frozenset[str]) -> dict[str, Any]:
         """The fields of a record, without the vectors.
@@ -49,19 +57,23 @@ class PayloadSchema:
         """
         if (size := len(record.text.encode())) > MAX_VARCHAR:
             raise InvalidRequestError(f"its text has {size} bytes; Milvus stores at most {MAX_VARCHAR}, so split it")
-        taken = self.reserved | vectors
         if self.form == "plain":
             fields: dict[str, Any] = {"metadata": dict(record.metadata)}
             row = {"pk": point, "id": record.id, "text": record.text, "content_hash": content_hash(record.text)}
         elif self.form == "langchain":
-            if clash := sorted((taken | {"record_id", "content_hash"}) & record.metadata.keys()):
+            if clash := sorted((self.reserved | vectors) & record.metadata.keys()):
                 raise InvalidRequestError(
                     f"its metadata has the key {clash[0]!r}, which is a field of the collection; rename the key"
+                )
+            if clash := sorted(_HIDDEN & record.metadata.keys()):
+                raise InvalidRequestError(
+                    f"its metadata has the key {clash[0]!r}, which Milvus Lite stores and never returns; rename the key"
                 )
             fields = {**record.metadata, "record_id": record.id, "content_hash": content_hash(record.text)}
             row = {"pk": point, "text": record.text}
         else:
-            # The node keeps every key; the flat ones only serve filters, so those that clash with a field are left out.
+            # The node keeps every key; the flat ones only serve filters, which refuse those that clash with a field.
+            taken = self.columns | vectors
             flat = llama_index_fields(record, point, text_inside=False)
             fields = {key: value for key, value in flat.items() if key not in taken}
             row = {"id": point, "doc_id": record.id, "text": record.text}
@@ -81,15 +93,22 @@ class PayloadSchema:
         if self.form == "plain":
             return str(entity["id"]), text, dict(entity["metadata"] or {})
         if self.form == "llama_index":
-            identity, _, metadata = read_llama_index(entity)
+            identity, _, metadata = read_llama_index(entity, point)
             return identity, text, metadata
-        hidden = self.reserved | {"record_id", "content_hash"}
-        metadata = {key: value for key, value in entity.items() if key not in hidden}
+        metadata = {key: value for key, value in entity.items() if key not in self.reserved}
         return str(entity.get("record_id", point)), text, metadata
 
 
 SCHEMAS: Mapping[Payload, PayloadSchema] = {
     "plain": PayloadSchema(form="plain", primary="pk", strings=("id", "text", "content_hash"), json="metadata"),
-    "langchain": PayloadSchema(form="langchain", primary="pk", strings=("text",), json=None),
-    "llama_index": PayloadSchema(form="llama_index", primary="id", strings=("doc_id", "text"), json=None),
+    "langchain": PayloadSchema(
+        form="langchain",
+        primary="pk",
+        strings=("text",),
+        json=None,
+        dynamic=frozenset(["record_id", "content_hash"]),
+    ),
+    "llama_index": PayloadSchema(
+        form="llama_index", primary="id", strings=("doc_id", "text"), json=None, dynamic=LLAMA_INDEX_KEYS
+    ),
 }

@@ -6,18 +6,21 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from pymilvus import DataType, MilvusClient
 
 from millpond.ingest.batch import WriteBatch
 from millpond.ingest.collection import CollectionSink
+from millpond.ingest.location import is_url
 from millpond.ingest.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.payload import Payload
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.search import Hit, SearchPlan
 from millpond.ingest.sink import vector_name
-from millpond_milvus.client import connect, describe_error
+from millpond.spec import ModelSpec
+from millpond_milvus.client import URL_SCHEMES, connect, describe_error, lite_lock
 from millpond_milvus.filters import one_of, to_expression
 from millpond_milvus.schema import MAX_VARCHAR, SCHEMAS
 
@@ -75,6 +78,11 @@ class MilvusSink(CollectionSink[str]):
         self._lite = False
         with self._request("the connection"):
             self._client = connect(self._where, timeout) if client is None else client
+
+    def prepare(self, spec: ModelSpec) -> None:
+        """Create the collection and its indexes, or check that they fit: see :meth:`CollectionSink.prepare`."""
+        with nullcontext() if is_url(self._where, URL_SCHEMES) else lite_lock:
+            super().prepare(spec)
 
     def check(self, record: Record) -> None:
         """Raise InvalidRequestError for a record that Milvus cannot store, such as a text of over 65,535 bytes."""
@@ -181,6 +189,11 @@ class MilvusSink(CollectionSink[str]):
         expression = which if isinstance(which, str) else one_of(SCHEMAS[payload].primary, which)
         self._client.delete(self._collection, filter=expression, timeout=self._timeout)
 
+    def _row_ids(self, record_id: str) -> list[str]:
+        written = [point_id(record_id)]
+        # A row that a framework wrote has its own id, which its hit shows.
+        return written if self._manifest is None or self._manifest.payload == "plain" else [*written, record_id]
+
     def _count(self) -> int:
         rows = self._client.query(
             self._collection,
@@ -192,7 +205,8 @@ class MilvusSink(CollectionSink[str]):
         return int(rows[0]["count(*)"])
 
     def _to_native(self, filter: Mapping[str, object] | str | None, payload: Payload) -> str:
-        return to_expression(filter, SCHEMAS[payload])
+        widths = () if self._manifest is None else self._manifest.dimensions
+        return to_expression(filter, SCHEMAS[payload], vectors=frozenset(map(vector_name, widths)))
 
     def _describe_error(self, error: Exception, request: str) -> str | None:
         return describe_error(error, request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from millpond.errors import InvalidRequestError
+from millpond.ingest.location import is_address, url_of
 from millpond_milvus.sink import MilvusSink
 
 
@@ -14,6 +15,12 @@ def sink_from_url(
     """Open ``milvus+file:X.db#docs``, ``milvus+http://host:19530#docs`` or ``milvus+https://...``."""
     match scheme:
         case "file" if location:
+            if is_address(location):
+                raise InvalidRequestError(
+                    "'milvus+file:' takes a file, and this looks like the address of a server; write "
+                    f"milvus+{url_of(location, port=19530)}#{collection} for it, or milvus+file:./NAME.db#{collection} "
+                    "for a file of Milvus Lite"
+                )
             address = location
         case "http" | "https" if location.startswith("//"):
             address = f"{scheme}:{location}"

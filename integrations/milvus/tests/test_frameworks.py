@@ -90,3 +90,59 @@ def test_rows_that_langchain_added_are_found_too(engine: Engine, records: list[R
         hit = sink.search(engine, "a stray document", k=1)[0]
         assert (hit.id, hit.text, hit.metadata) == ("its-own-id", "a stray document", {"lang": "en"})
         assert np.isclose(hit.score, 1, atol=1e-5)
+
+
+def test_langchain_adds_documents_with_every_width_or_is_told_which_is_missing(
+    engine: Engine, records: list[Record], tmp_path: Path
+) -> None:
+    store_of = pytest.importorskip("langchain_milvus").Milvus
+    embeddings = pytest.importorskip("langchain_core.embeddings").Embeddings
+    document = pytest.importorskip("langchain_core.documents").Document
+
+    class Cut(embeddings):  # type: ignore[misc, valid-type]
+        def __init__(self, width: int) -> None:
+            self.width = width
+
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            rows = engine.embed(texts, role="document", dimensions=self.width, normalize=True).embeddings
+            return [[float(value) for value in row] for row in rows]
+
+        def embed_query(self, text: str) -> list[float]:
+            raise AssertionError("nothing is searched")
+
+    uri = str(tmp_path / "x.db")
+    stray = document("a stray document", metadata={"lang": "sv"})
+    options = {"collection_name": "docs", "connection_args": {"uri": uri}, "enable_dynamic_field": True}
+    with MilvusSink(uri, "docs", dimensions=[128, 384], payload="langchain") as sink:
+        ingest(records, engine=engine, sink=sink, show_progress=False)
+        one = store_of(Cut(384), vector_field="d384", auto_id=False, **options)
+        with pytest.raises(Exception, match="missed an field `d128`"):
+            one.add_documents([stray], ids=["its-own-id"])
+        assert sink.count() == 12
+        both = store_of([Cut(128), Cut(384)], vector_field=["d128", "d384"], auto_id=False, **options)
+        both.add_documents([stray], ids=["its-own-id"])
+        for funnel in (True, False):
+            hit = sink.search(engine, "a stray document", k=1, funnel=funnel)[0]
+            assert (hit.id, hit.text, hit.metadata) == ("its-own-id", "a stray document", {"lang": "sv"})
+        sink.delete([hit.id])
+        assert sink.count() == 12
+        for store in (one, both):
+            store.client.close()
+
+
+def test_the_id_of_a_node_that_llama_index_wrote_is_its_own(
+    engine: Engine, records: list[Record], tmp_path: Path
+) -> None:
+    with MilvusSink(tmp_path / "x.db", "docs", payload="llama_index") as sink:
+        ingest(records, engine=engine, sink=sink, show_progress=False)
+        row = engine.embed(["a stray node"], role="document", normalize=True).embeddings[0]
+        content = json.dumps({"id_": "n-1", "text": "a stray node", "metadata": {"lang": "sv"}})
+        node = {"doc_id": "a document", "text": "a stray node", "d384": row, "_node_content": content}
+        sink._client.insert("docs", [{"id": "n-1", **node}, {"id": "n-2", **node}])
+        hits = sink.search(engine, "a stray node", k=2)
+        assert [hit.score for hit in hits] == pytest.approx([1, 1], abs=1e-5)
+        assert {(hit.id, hit.text, hit.metadata["lang"]) for hit in hits} == {
+            (name, "a stray node", "sv") for name in ("n-1", "n-2")
+        }
+        sink.delete(["n-1", "doc-0"])
+        assert sink.count() == 12

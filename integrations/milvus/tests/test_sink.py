@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -68,7 +69,7 @@ def test_metadata_that_is_too_large_is_left_out(
     assert "bytes as JSON; Milvus stores at most 65536" in caplog.text
 
 
-@pytest.mark.parametrize("key", ["pk", "text", "record_id", "content_hash", "d384", "$meta"])
+@pytest.mark.parametrize("key", ["pk", "text", "record_id", "content_hash", "d384", "$meta", "_seq", "_partition"])
 def test_langchains_layout_refuses_metadata_named_like_its_fields(
     engine: Engine, uri: str, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -143,8 +144,10 @@ def test_expressions_quote_what_they_hold() -> None:
         ' and ($meta["in"] == 0.5)'
     )
     assert to_expression({"a": -1}, plain) == ('(metadata["a"] == -1 or json_contains_any(metadata["a"], [-1]))')
-    with pytest.raises(InvalidRequestError, match="'doc_id' is a field of the collection"):
-        to_expression({"doc_id": "x"}, llama)
+    for key in ("doc_id", "d384"):
+        with pytest.raises(InvalidRequestError, match=f"'{key}' is a field of the collection.* rename the key"):
+            to_expression({key: "x"}, llama, vectors={"d384"})
+    assert to_expression({"d384": "x"}, plain, vectors={"d384"}).startswith('(metadata["d384"] == "x"')
 
 
 @pytest.mark.parametrize("form", ["plain", "langchain", "llama_index"])
@@ -164,14 +167,16 @@ def test_negative_numbers_match(engine: Engine, uri: str, form: str) -> None:
 
 
 def test_the_manifest_is_stored_as_this_json(engine: Engine, uri: str) -> None:
-    written = (
+    earlier = (
         f'{{"schema": 1, "fingerprint": "{engine.spec.fingerprint}", "model": "model", '
         '"dimensions": [64, 384], "payload": "langchain"}'
     )
+    written = f'{earlier[:-1]}, "settings": {json.dumps(dict(engine.spec.settings))}}}'
     with MilvusSink(uri, "docs", dimensions=[384, 64], payload="langchain") as sink:
         sink.prepare(engine.spec)
         assert sink._client.describe_collection("docs")["properties"]["millpond"] == written
-        sink._client.alter_collection_properties("docs", properties={"millpond": written})
+        assert len(MilvusSink(sink._client, "docs").search(engine, "anything")) == 0
+        sink._client.alter_collection_properties("docs", properties={"millpond": earlier})
         assert len(MilvusSink(sink._client, "docs").search(engine, "anything")) == 0
 
 
@@ -239,6 +244,39 @@ def test_invalid_urls_are_refused(url: str) -> None:
         MilvusSink(url, "docs", timeout=1)
 
 
+@pytest.mark.parametrize(
+    ("place", "url"),
+    [
+        ("localhost:19530", "http://localhost:19530"),
+        ("localhost", "http://localhost:19530"),
+        ("[::1]:19530", "http://[::1]:19530"),
+        ("milvus.example.com", "http://milvus.example.com:19530"),
+        ("http:/localhost", "http://localhost:19530"),
+        ("HTTPS:localhost:19530", "https://localhost:19530"),
+        ("user:hunter2@host:19530", "http://host:19530"),
+        ("localhost:19530.db", "http://host:19530"),
+    ],
+)
+def test_an_address_is_not_taken_for_a_file(
+    place: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidRequestError, match=r"looks like the address of a server; .* './NAME.db'") as caught:
+        MilvusSink(place, "docs")
+    assert f"write {url!r}" in str(caught.value) and "hunter2" not in str(caught.value)
+    with pytest.raises(
+        InvalidRequestError, match=r"'milvus.file:' takes a file, .* milvus.file:./NAME.db#docs"
+    ) as caught:
+        open_sink(f"milvus+file:{place}#docs")
+    assert f"write milvus+{url}#docs" in str(caught.value) and "hunter2" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_url_may_be_in_capitals() -> None:
+    with pytest.raises(SinkError, match="Milvus at HTTP://127.0.0.1:1 refused the connection"):
+        MilvusSink("HTTP://127.0.0.1:1", "docs", timeout=1)
+
+
 @pytest.mark.parametrize("place", ["~nobody-of-that-name/x.db", "a\0b.db", "x.sqlite"])
 def test_invalid_places_are_refused(place: str) -> None:
     with pytest.raises(InvalidRequestError, match="is no place for Milvus"):
@@ -269,6 +307,44 @@ def test_a_file_in_use_is_an_error_that_says_so(uri: str) -> None:
         other = subprocess.run([sys.executable, "-c", program, uri], capture_output=True, text=True, timeout=60)
     assert other.returncode == 1
     assert other.stderr.splitlines()[-1].startswith(f"millpond.errors.SinkError: {uri!r} cannot be opened: another")
+
+
+def test_runs_from_threads_share_a_file(engine: Engine, uri: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    errors: list[BaseException] = []
+    start = threading.Barrier(6)
+
+    def run(n: int) -> None:
+        start.wait()
+        try:
+            with MilvusSink(tmp_path / "link" / "x.db" if n % 3 else uri, f"c{n % 2}", dimensions=[16, 384]) as sink:
+                for _ in range(2):
+                    fill(engine, sink, [Record(f"{n}-{i}", f"text {i}", {"of": n}) for i in range(20)])
+                assert len(sink.search(engine, "text 3", k=60, filter={"of": n})) == 20
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    for collection in ("c0", "c1"):
+        with MilvusSink(uri, collection) as sink:
+            assert sink.count() == 60
+
+
+def test_a_sink_that_is_closed_leaves_the_others_of_its_file_open(
+    engine: Engine, uri: str, records: list[Record]
+) -> None:
+    with MilvusSink(uri, "docs") as sink:
+        fill(engine, sink, records)
+        other = MilvusSink(uri, "docs")
+        other.close()
+        with pytest.raises(SinkError, match="refused a look for the collection: this sink is closed"):
+            other.count()
+        assert sink.count() == 12
 
 
 def test_a_port_without_a_server_is_an_error() -> None:

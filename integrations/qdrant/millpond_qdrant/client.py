@@ -13,34 +13,37 @@ from qdrant_client.common.client_exceptions import QdrantException, ResourceExha
 from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
 
 from millpond.errors import InvalidRequestError, SinkError
+from millpond.ingest.location import is_address, is_url, url_of
+from millpond_qdrant.folder import FolderLease
 
 _MEMORY = ":memory:"
 _SCHEMES = ("http://", "https://")
 
 
-def connect(location: str, timeout: int) -> QdrantClient:
-    """A client of a server, a folder or memory.
+def connect(location: str, timeout: int) -> QdrantClient | FolderLease:
+    """A client of a server or of memory, or the use of a folder.
 
     Raises:
-        InvalidRequestError: The location is none of these, or a URL with credentials.
+        InvalidRequestError: The location is none of these, a URL with credentials, or an address without a scheme.
         SinkError: The folder is in use by another process, damaged, or cannot be created.
     """
     if location == _MEMORY:
         return QdrantClient(_MEMORY)
-    if location.startswith(_SCHEMES):
+    if is_url(location, _SCHEMES):
         return _connect_server(location, timeout)
     if "://" in location or "\0" in location or location.startswith("~") or not location:
         raise InvalidRequestError(
             f"location={location!r} is no place for Qdrant; pass ':memory:', an http(s) URL, a folder or a QdrantClient"
         )
+    if is_address(location):
+        shown = "the location" if "@" in location else f"location={location!r}"  # it might hold a password
+        raise InvalidRequestError(
+            f"{shown} looks like the address of a server; write {url_of(location, port=6333)!r}, or "
+            f"{'./' + location if '@' not in location else './NAME'!r} for a folder of this name"
+        )
     if Path(location).exists() and not Path(location).is_dir():
         raise InvalidRequestError(f"location={location!r} is a file; Qdrant keeps its data in a folder")
     return _open_folder(location)
-
-
-def is_folder(location: str) -> bool:
-    """Whether a location that :func:`connect` accepts is a folder."""
-    return not location.startswith((_MEMORY, *_SCHEMES))
 
 
 def describe_error(error: Exception, request: str) -> str | None:
@@ -74,12 +77,13 @@ def _connect_server(url: str, timeout: int) -> QdrantClient:
         ) from error
 
 
-def _open_folder(folder: str) -> QdrantClient:
+def _open_folder(folder: str) -> FolderLease:
     try:
-        return QdrantClient(path=folder)
+        return FolderLease(folder)
     except RuntimeError as error:
         raise SinkError(
-            f"the folder {folder!r} is in use by another process or client; close that one, or run a Qdrant server"
+            f"the folder {folder!r} is in use by another process or client; close that one, or run a Qdrant server, "
+            "which any number of processes may use, and pass its URL"
         ) from error
     except OSError as error:
         raise SinkError(f"the folder {folder!r} cannot be opened or made ({error.strerror}); choose another") from error

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from qdrant_client import models
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.payload import Payload
+from millpond.ingest.payload import LLAMA_INDEX_KEYS, Payload
 from millpond.ingest.search import Scalar, check_filter
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_UNWRITABLE = {'"': "quote", "\\": "backslash"}  # a path has no escapes
 _EXACT_FLOAT = 1 << 53  # from this size on, a range (of floats) would also match neighbouring ints
 
 
@@ -21,7 +22,8 @@ def to_filter(filter: Mapping[str, object] | models.Filter | None, form: Payload
     A number matches as int or float; a list in the metadata matches if it contains the value.
 
     Raises:
-        InvalidRequestError: A filter of another database, or a key with a quote, which no path of Qdrant can hold.
+        InvalidRequestError: A filter of another database, a key with a quote or backslash, which no path of Qdrant can
+            hold, or one that LlamaIndex's store keeps for itself.
     """
     if filter is None or isinstance(filter, models.Filter):
         return filter
@@ -58,8 +60,15 @@ def _conditions(clause: list[models.Condition] | models.Condition | None) -> lis
 
 
 def _path(key: str, form: Payload) -> str:
-    if '"' in key:
-        raise InvalidRequestError(f"filter key {key!r} holds a quote, which no path of Qdrant can; rename the key")
+    if unwritable := next((name for sign, name in _UNWRITABLE.items() if sign in key), None):
+        raise InvalidRequestError(
+            f"filter key {key!r} holds a {unwritable}, which no path of Qdrant can; rename the key"
+        )
+    if form == "llama_index" and key in LLAMA_INDEX_KEYS:
+        raise InvalidRequestError(
+            f"filter key {key!r} is a field of LlamaIndex's store, which hides metadata of this name; rename the key "
+            "in the metadata, or pass a qdrant_client.models.Filter to match the store's field"
+        )
     name = key if _PLAIN_KEY.fullmatch(key) else f'"{key}"'
     return name if form == "llama_index" else f"metadata.{name}"
 

@@ -8,6 +8,9 @@ from typing import Any
 from millpond.ingest.payload import Payload, llama_index_fields, read_llama_index
 from millpond.ingest.record import Record, content_hash
 
+# The key that holds the text, from the form that no other could be taken for.
+_TEXT_KEYS: Mapping[Payload, str] = {"llama_index": "_node_content", "langchain": "page_content", "plain": "text"}
+
 
 def payload_of(record: Record, point: str, form: Payload) -> dict[str, Any]:
     """The payload of a point."""
@@ -22,8 +25,12 @@ def payload_of(record: Record, point: str, form: Payload) -> dict[str, Any]:
 
 
 def record_fields(payload: Mapping[str, Any], point: str, form: Payload) -> tuple[str, str, dict[str, Any]]:
-    """Id, text and metadata of a stored point. The id of a point that the framework wrote is the point's own."""
-    if form == "llama_index":
-        return read_llama_index(payload)
-    text = payload["page_content" if form == "langchain" else "text"]
+    """Id, text and metadata of a stored point. The id of a point that a framework wrote is the point's own.
+
+    A point of another form than the collection's, as another framework writes it, is read as well.
+    """
+    written = next((known for known in (form, *_TEXT_KEYS) if _TEXT_KEYS[known] in payload), form)
+    if written == "llama_index":
+        return read_llama_index(payload, point)
+    text = payload[_TEXT_KEYS[written]]
     return str(payload.get("id", point)), str(text), dict(payload.get("metadata") or {})

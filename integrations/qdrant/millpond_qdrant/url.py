@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from millpond.errors import InvalidRequestError
+from millpond.ingest.location import is_address, url_of
 from millpond_qdrant.sink import QdrantSink
 
 
@@ -16,6 +17,13 @@ def sink_from_url(
         case "memory" if not location:
             address = ":memory:"
         case "path" if location:
+            if is_address(location):
+                folder = "./NAME" if "@" in location else f"./{location}"  # what is before an @ might be a password
+                raise InvalidRequestError(
+                    "'qdrant+path:' takes a folder, and this looks like the address of a server; write "
+                    f"qdrant+{url_of(location, port=6333)}#{collection} for it, or qdrant+path:{folder}#{collection} "
+                    "for a folder of this name"
+                )
             address = location
         case "http" | "https" if location.startswith("//"):
             address = f"{scheme}:{location}"

@@ -10,6 +10,7 @@ import pytest
 from millpond import Engine
 from millpond.ingest import Batch, Record, ingest, point_id
 from millpond_qdrant import QdrantSink
+from millpond_qdrant.filters import to_filter
 
 
 def test_the_real_engine_answers_the_funnel_with_the_same_hits(engine: Engine, tmp_path: Path) -> None:
@@ -54,4 +55,50 @@ def test_the_real_engine_answers_the_funnel_with_the_same_hits(engine: Engine, t
         assert [hit.score for hit in hits] == pytest.approx([point.score for point in answer], abs=1e-5)
         differing += [hit.id for hit in sink.search(engine, question, k=8, funnel=False)] != [hit.id for hit in hits]
     assert differing  # otherwise the funnel could not be told from a plain search
+    shard.close()
+
+
+# Not a quote or a backslash, which the sink refuses.
+KEYS = [
+    "",
+    " ",
+    "a b",
+    "a.b",
+    "a[0]",
+    "[]",
+    "1",
+    "-1",
+    "1.5",
+    "a-b",
+    "a/b",
+    "*",
+    "$x",
+    "é",
+    "漢字",
+    "😀",
+    "a\nb",
+    "a'b",
+    "id",
+]
+
+
+def test_the_real_engine_reads_the_path_of_every_key_as_that_key(tmp_path: Path) -> None:
+    edge = pytest.importorskip("qdrant_edge")
+    vectors = {"v": edge.EdgeVectorParams(size=2, distance=edge.Distance.Cosine)}
+    shard = edge.EdgeShard.create(str(tmp_path), edge.EdgeConfig(vectors=vectors))
+    points = [
+        edge.Point(id=n, vector={"v": [1.0, 1.0]}, payload={key: "flat", "metadata": {key: "nested"}})
+        for n, key in enumerate(KEYS)
+    ]
+    shard.update(edge.UpdateOperation.upsert_points(points))
+    for form, value in (("plain", "nested"), ("langchain", "nested"), ("llama_index", "flat")):
+        for n, key in enumerate(KEYS):
+            native = to_filter({key: value}, form)  # type: ignore[arg-type]
+            (alternatives,) = native.must  # type: ignore[union-attr, misc]
+            (condition,) = alternatives.should
+            filter = edge.Filter(
+                must=[edge.FieldCondition(condition.key, match=edge.MatchValue(condition.match.value))]
+            )
+            request = edge.QueryRequest(query=edge.Query.Nearest([1.0, 1.0], using="v"), filter=filter, limit=99)
+            assert [point.id for point in shard.query(request)] == [n]
     shard.close()

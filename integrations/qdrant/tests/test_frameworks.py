@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
@@ -24,12 +26,9 @@ def scores(engine: Engine, records: list[Record], width: int) -> dict[str, float
     return {record.id: float(score) for record, score in zip(records, documents @ query, strict=True)}
 
 
-@pytest.mark.parametrize("width", [128, 384])
-def test_langchain_reads_its_documents(client: QdrantClient, engine: Engine, records: list[Record], width: int) -> None:
-    store_of = pytest.importorskip("langchain_qdrant").QdrantVectorStore
+def cut(engine: Engine, width: int) -> Any:
+    """LangChain's embeddings, of one width."""
     embeddings = pytest.importorskip("langchain_core.embeddings").Embeddings
-    sink = QdrantSink(client, "docs", dimensions=[128, 384], payload="langchain")
-    ingest(records, engine=engine, sink=sink, show_progress=False)
 
     class Cut(embeddings):  # type: ignore[misc, valid-type]
         def embed_documents(self, texts: list[str]) -> list[list[float]]:
@@ -40,7 +39,16 @@ def test_langchain_reads_its_documents(client: QdrantClient, engine: Engine, rec
             row = engine.embed([text], role="query", dimensions=width, normalize=True).embeddings[0]
             return [float(value) for value in row]
 
-    store = store_of(client, "docs", embedding=Cut(), vector_name=f"d{width}")
+    return Cut()
+
+
+@pytest.mark.parametrize("width", [128, 384])
+def test_langchain_reads_its_documents(client: QdrantClient, engine: Engine, records: list[Record], width: int) -> None:
+    store_of = pytest.importorskip("langchain_qdrant").QdrantVectorStore
+    sink = QdrantSink(client, "docs", dimensions=[128, 384], payload="langchain")
+    ingest(records, engine=engine, sink=sink, show_progress=False)
+
+    store = store_of(client, "docs", embedding=cut(engine, width), vector_name=f"d{width}")
     found = store.similarity_search_with_score(QUESTION, k=12)
     wanted = scores(engine, records, width)
     texts = {record.text: record for record in records}
@@ -83,9 +91,64 @@ def test_llama_index_reads_its_nodes(client: QdrantClient, engine: Engine, recor
     assert sink.count() == 12
 
 
-def test_documents_that_langchain_added_are_found_too(
-    client: QdrantClient, engine: Engine, records: list[Record]
+STRAYS = [f"the price of {noun}" for noun in ("bread", "a violin", "the heart", "copper", "a mill pond")]
+
+
+@pytest.mark.parametrize(
+    ("width", "dimensions"),
+    [(384, [384]), (384, [128, 384]), (384, [16, 128, 384]), (128, [128, 384]), (128, [16, 128, 384])],
+)
+def test_documents_that_langchain_adds_are_found_too(
+    client: QdrantClient, engine: Engine, records: list[Record], width: int, dimensions: list[int]
 ) -> None:
+    store_of = pytest.importorskip("langchain_qdrant").QdrantVectorStore
+    document = pytest.importorskip("langchain_core.documents").Document
+    sink = QdrantSink(client, "docs", dimensions=dimensions, payload="langchain")
+    ingest(records, engine=engine, sink=sink, show_progress=False)
+    store = store_of(client, "docs", embedding=cut(engine, width), vector_name=f"d{width}")
+    added = store.add_documents([document(text, metadata={"lang": "sv"}) for text in STRAYS])
+    wanted = scores(engine, records, 384) | scores(engine, [Record(text, text) for text in STRAYS], width)
+    for funnel in (True, False):
+        hits = sink.search(engine, QUESTION, k=17, funnel=funnel)
+        assert [hit.score for hit in hits] == pytest.approx(sorted(wanted.values(), reverse=True), abs=1e-5)
+        strays = {hit.text: hit for hit in hits if hit.id.replace("-", "") in added}
+        assert strays.keys() == set(STRAYS)
+        assert all(hit.score == pytest.approx(wanted[text], abs=1e-5) for text, hit in strays.items())
+        assert {hit.metadata["lang"] for hit in strays.values()} == {"sv"}
+        found = sink.search(engine, QUESTION, k=17, funnel=funnel, filter={"lang": "sv"})
+        assert [hit.text for hit in found] == sorted(STRAYS, key=wanted.__getitem__, reverse=True)
+    sink.delete([found[0].id])
+    assert sink.count() == 16
+    sink.delete(added)
+    assert sink.count() == 12
+
+
+def test_nodes_that_llama_index_adds_are_found_too(client: QdrantClient, engine: Engine, records: list[Record]) -> None:
+    store_of = pytest.importorskip("llama_index.vector_stores.qdrant").QdrantVectorStore
+    schema = pytest.importorskip("llama_index.core.schema")
+    sink = QdrantSink(client, "docs", dimensions=[128, 384], payload="llama_index")
+    ingest(records, engine=engine, sink=sink, show_progress=False)
+    store = store_of(client=client, collection_name="docs", dense_vector_name="d384")
+    rows = engine.embed(STRAYS, role="document", normalize=True).embeddings
+    source = {schema.NodeRelationship.SOURCE: schema.RelatedNodeInfo(node_id="a document")}
+    nodes = [
+        schema.TextNode(text=text, embedding=row.tolist(), metadata={"lang": "sv"}, relationships=source if n else {})
+        for n, (text, row) in enumerate(zip(STRAYS, rows, strict=True))
+    ]
+    assert store.add(nodes) == [node.node_id for node in nodes]
+    wanted = scores(engine, [*records, *(Record(node.node_id, node.text) for node in nodes)], 384)
+    hits = sink.search(engine, QUESTION, k=17)
+    assert [hit.id for hit in hits] == sorted(wanted, key=wanted.__getitem__, reverse=True)
+    assert [hit.score for hit in hits] == pytest.approx([wanted[hit.id] for hit in hits], abs=1e-5)
+    found = {hit.id: hit for hit in sink.search(engine, QUESTION, k=17, filter={"lang": "sv"})}
+    assert {hit.text for hit in found.values()} == set(STRAYS)
+    sink.delete([next(iter(found))])
+    assert sink.count() == 16
+    sink.delete(filter={"lang": "sv"})
+    assert {hit.id for hit in sink.search(engine, QUESTION, k=17)} == {record.id for record in records}
+
+
+def test_a_document_without_metadata_is_found_too(client: QdrantClient, engine: Engine, records: list[Record]) -> None:
     sink = QdrantSink(client, "docs", dimensions=[384], payload="langchain")
     ingest(records, engine=engine, sink=sink, show_progress=False)
     row = engine.embed(["a stray document"], role="document", normalize=True).embeddings[0]

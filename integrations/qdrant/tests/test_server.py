@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from qdrant_client import QdrantClient, models
 
 from millpond import Engine
 from millpond.ingest import Batch, Record, SinkError, ingest, point_id
@@ -32,6 +33,8 @@ class Fake(ThreadingHTTPServer):
         self.upserts: list[dict[str, Any]] = []
         self.queries: list[str] = []
         self.deletes: list[tuple[str, dict[str, Any]]] = []  # path and body
+        self.searches: list[str] = []  # paths
+        self.points = QdrantClient(":memory:")  # answers the searches
         self.keys: set[str | None] = set()
         self.free = threading.Event()  # releases the hanging requests
 
@@ -75,8 +78,19 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        if "/points/query" in self.path:
+            self._search(json.loads(body))
+            return
         self.server.deletes.append((self.path, json.loads(body)))
         self._send(ok({"operation_id": 0, "status": "completed"}))
+
+    def _search(self, body: dict[str, Any]) -> None:
+        self.server.searches.append(self.path)
+        batch = self.path.endswith("/batch")
+        requests = [models.QueryRequest(**request) for request in (body["searches"] if batch else [body])]
+        answers = self.server.points.query_batch_points("docs", requests)
+        results = [answer.model_dump(mode="json") for answer in answers]
+        self._send(ok(results if batch else results[0]))
 
     def _send(self, answer: Answer) -> None:
         status, headers, body = answer
@@ -195,3 +209,31 @@ def test_a_port_without_a_server_is_an_error(engine: Engine) -> None:
         pytest.raises(SinkError, match="did not answer a look for the coll"),
     ):
         sink.prepare(engine.spec)
+
+
+@pytest.mark.parametrize("condition", [None, {"lang": "en"}])
+def test_a_search_is_one_request_and_finds_what_lacks_a_vector(
+    engine: Engine, server: Fake, records: list[Record], condition: dict[str, str] | None
+) -> None:
+    local = QdrantSink(server.points, "docs", dimensions=[64, 384])
+    ingest(records, engine=engine, sink=local, show_progress=False)
+    stray = [
+        models.PointStruct(
+            id=width,
+            vector={f"d{width}": engine.embed(["tides"], dimensions=width, normalize=True).embeddings[0].tolist()},
+            payload={"text": f"tides {width}", "metadata": {"lang": "en"}},
+        )
+        for width in (64, 384)
+    ]
+    server.points.upsert("docs", stray)
+    with QdrantSink(server.url, "docs") as sink:
+        for funnel in (True, False):
+            server.searches.clear()
+            hits = sink.search(engine, "tides", k=5, funnel=funnel, filter=condition)
+            assert hits == local.search(engine, "tides", k=5, funnel=funnel, filter=condition)
+            assert {hit.text for hit in hits[:2]} == {"tides 64", "tides 384"}
+            assert server.searches == ["/collections/docs/points/query/batch"]
+    with QdrantSink(server.url, "docs", dimensions=[384]) as sink:
+        server.searches.clear()
+        assert sink.search(engine, "tides", k=1)[0].text == "tides 384"
+        assert server.searches == ["/collections/docs/points/query"]

@@ -44,7 +44,8 @@ def test_the_manifest_is_stored_as_this_metadata(engine: Engine) -> None:
         "dimensions": [64, 384],
         "payload": "langchain",
     }
-    assert client.get_collection("docs").config.metadata == {"millpond": stored}
+    settings = {"settings": dict(engine.spec.settings)}
+    assert client.get_collection("docs").config.metadata == {"millpond": stored | settings}
     widths = {f"d{n}": models.VectorParams(size=n, distance=models.Distance.COSINE) for n in (64, 384)}
     client.create_collection("earlier", widths, metadata={"millpond": stored})
     assert QdrantSink(client, "earlier").search(engine, "anything") == []
@@ -62,14 +63,6 @@ def test_a_foreign_collection_is_left_alone_whatever_its_widths(
     with pytest.raises(FingerprintMismatchError, match="was not made by millpond"):
         sink.search(engine, "anything")
     assert client.count("docs").count == 0
-
-
-# qdrant-client leaves the lock file that it failed to lock to the garbage collector.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_folder_in_use_is_an_error_that_says_so(tmp_path: Path) -> None:
-    with QdrantSink(tmp_path / "db", "docs"), pytest.raises(SinkError, match="in use by another process or client"):
-        QdrantSink(tmp_path / "db", "docs")
-    QdrantSink(tmp_path / "db", "docs").close()
 
 
 def test_a_folder_commits_to_a_write_ahead_log(engine: Engine, records: list[Record], tmp_path: Path) -> None:
@@ -197,9 +190,10 @@ def test_an_error_in_making_a_payload_is_not_blamed_on_the_database(
         fill(engine, sink, records)
 
 
-def test_a_key_with_a_quote_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="holds a quote"):
-        to_filter({'a"b': 1}, "plain")
+def test_a_key_with_a_quote_or_backslash_is_refused() -> None:
+    for key, sign in (('a"b', "quote"), ("a\\b", "backslash")):
+        with pytest.raises(InvalidRequestError, match=f"holds a {sign}"):
+            to_filter({key: 1}, "plain")
 
 
 @pytest.mark.parametrize("value", [2**53, -(2**53), 2**63 - 1])
@@ -230,10 +224,104 @@ def test_invalid_urls_are_refused(url: str) -> None:
         QdrantSink(url, "docs")
 
 
-@pytest.mark.parametrize("place", ["~nobody-of-that-name/db", "a\0b", "ftp://host", ""])
+@pytest.mark.parametrize("place", ["~nobody-of-that-name/db", "a\0b", "ftp://host", "grpc://localhost:6334", ""])
 def test_invalid_places_are_refused(place: str) -> None:
     with pytest.raises(InvalidRequestError, match="is no place for Qdrant"):
         QdrantSink(place, "docs")
+
+
+@pytest.mark.parametrize(
+    ("place", "url"),
+    [
+        ("localhost:6333", "http://localhost:6333"),
+        ("LOCALHOST", "http://LOCALHOST:6333"),
+        ("localhost/collections", None),
+        ("127.0.0.1:6333", "http://127.0.0.1:6333"),
+        ("10.0.0.7", "http://10.0.0.7:6333"),
+        ("[::1]:6333", "http://[::1]:6333"),
+        ("[::1]", "http://[::1]:6333"),
+        ("::1", "http://[::1]:6333"),
+        ("qdrant:6333", "http://qdrant:6333"),
+        ("localhost:6333/prefix", "http://localhost:6333/prefix"),
+        ("qdrant.example.com", "http://qdrant.example.com:6333"),
+        ("qdrant.example.com:6333", "http://qdrant.example.com:6333"),
+        ("example.io", "http://example.io:6333"),
+        ("http:/localhost", "http://localhost:6333"),
+        ("http:localhost:6333", "http://localhost:6333"),
+        ("http//localhost", "http://localhost:6333"),
+        ("HTTPS:/qdrant.example.com", "https://qdrant.example.com:6333"),
+        ("localhost:", "http://localhost:6333"),
+        (":memory", None),
+        ("qdrant+path:vectors", None),
+    ],
+)
+def test_an_address_is_not_taken_for_a_folder(
+    place: str, url: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidRequestError, match="looks like the address of a server") as caught:
+        QdrantSink(place, "docs")
+    assert repr(url or "http://host:6333") in str(caught.value) and repr(f"./{place}") in str(caught.value)
+    with pytest.raises(InvalidRequestError, match="'qdrant.path:' takes a folder, and this looks like") as caught:
+        open_sink(f"qdrant+path:{place}#docs")
+    assert f" qdrant+{url or 'http://host:6333'}#docs " in str(caught.value)
+    assert f" qdrant+path:./{place}#docs " in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+    with open_sink(f"qdrant+path:./{place}#docs"):  # the way out that it names
+        assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_error_of_an_address_with_a_password_hides_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidRequestError, match="'http://host:6333'") as caught:
+        QdrantSink("user:hunter2@host:6333", "docs")
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(
+        InvalidRequestError, match=r"write qdrant\+http://host:6333#docs for it, .*:./NAME#docs"
+    ) as caught:
+        open_sink("qdrant+path:user:hunter2@host:6333#docs")
+    assert "hunter2" not in str(caught.value) and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "vectors",
+        "vectors.db",
+        "my/vectors",
+        "qdrant",
+        "model.v2",
+        "C:\\vectors",
+        "c:/vectors",
+        "../db",
+        ".hidden",
+        "a/b:6333",
+    ],
+)
+def test_a_folder_is_still_a_folder(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with QdrantSink(place, "docs"):
+        assert Path(place).is_dir()
+
+
+def test_a_folder_that_exists_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("my.data.dir", "2026-11-22T10h:a"):
+        Path(name).mkdir()
+        QdrantSink(name, "docs").close()
+    Path("localhost:6333").mkdir()  # as an earlier version made it
+    with pytest.raises(InvalidRequestError, match="looks like the address of a server"):
+        QdrantSink("localhost:6333", "docs")
+
+
+def test_a_url_may_be_in_capitals() -> None:
+    with QdrantSink("HTTP://LocalHost:6333", "docs") as sink:
+        assert repr(sink) == "QdrantSink('HTTP://LocalHost:6333', 'docs', dimensions=None, 'plain')"
+        assert str(sink._client.init_options["url"]).lower() == "http://localhost:6333"
+    with pytest.raises(InvalidRequestError, match="holds credentials") as caught:
+        QdrantSink("HTTP://user:hunter2@host", "docs")
+    assert "hunter2" not in str(caught.value)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

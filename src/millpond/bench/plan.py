@@ -46,7 +46,9 @@ class LoadPlan:
         if not 0 <= self.warm_up < float("inf"):
             raise InvalidRequestError(f"warm_up={self.warm_up} is not a number of seconds; 0 leaves it out")
         if (self.duration is None) == (self.requests is None):
-            raise InvalidRequestError("give either duration or requests")
+            raise InvalidRequestError(
+                f"give either duration or requests, not duration={self.duration} and requests={self.requests}"
+            )
 
     @property
     def loop(self) -> str:

@@ -18,7 +18,7 @@ from millpond.checkpoints.sparse import Splade, names_splade
 from millpond.errors import ModelLoadError
 
 # Keys of config.json that do not change a vector.
-_NOT_ARITHMETIC = ("is_matryoshka", "matryoshka_dimensions", "_name_or_path", "transformers_version")
+NOT_ARITHMETIC = ("is_matryoshka", "matryoshka_dimensions", "_name_or_path", "transformers_version")
 _TOKENIZER_FILES = (
     "tokenizer*.json",
     "special_tokens_map.json",
@@ -82,7 +82,7 @@ class Checkpoint:
                 of the weights in memory.
         """
         whole = hashlib.sha256()
-        config = {key: value for key, value in self.config.items() if key not in _NOT_ARITHMETIC}
+        config = {key: value for key, value in self.config.items() if key not in NOT_ARITHMETIC}
         if self.layout.late_interaction is not None:
             settings = (*settings, repr(self.layout.late_interaction))
         whole.update(json.dumps([config, settings], sort_keys=True, default=str).encode())

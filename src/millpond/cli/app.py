@@ -15,6 +15,7 @@ from millpond.cli.bench_serve import bench_serve
 from millpond.cli.demo.command import demo
 from millpond.cli.embed import embed
 from millpond.cli.env import env
+from millpond.cli.flags import Command
 from millpond.cli.ingest import ingest
 from millpond.cli.models import models
 from millpond.cli.rerank import rerank
@@ -33,7 +34,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (demo, embed, rerank, ingest, models, env, bench_serve):
-    app.command()(command)
+    app.command(cls=Command)(command)
 app.command(cls=ServeCommand)(serve)
 
 
@@ -69,5 +70,5 @@ def main() -> None:
     try:
         app(prog_name="millpond")
     except MillpondError as error:
-        print(f"millpond: {error}", file=sys.stderr)
+        print(f"millpond: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         raise SystemExit(USAGE if isinstance(error, InvalidRequestError) else FAILED) from None

@@ -33,7 +33,8 @@ def embed(
     source: Annotated[
         str,
         typer.Argument(
-            help="A .jsonl or .csv file, a folder of .txt and .md, any other file with one text per line, or - (stdin)."
+            help="A .jsonl, .ndjson, .json or .csv file, a folder of .txt and .md, any other file with one text per "
+            "line (each also as .gz or .zst), or - (stdin)."
         ),
     ] = "-",
     *,
@@ -67,6 +68,9 @@ def embed(
     cache: options.Cache = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    max_length: options.MaxLength = None,
+    pooling: options.Pooling = None,
+    quantization: options.Quantization = None,
     runner: options.Runner = "auto",
     convert: options.Convert = "auto",
     hf_overrides: options.HfOverrides = None,
@@ -89,6 +93,9 @@ def embed(
             device=device,
             dtype=dtype,
             cache=cache,
+            max_length=max_length,
+            pooling=pooling,
+            quantization=quantization,
             convert=options.engine_convert(convert),
             hf_overrides=hf_overrides,
         )

@@ -24,6 +24,15 @@ Runner = Annotated[
 Cache = Annotated[
     Path | None, typer.Option(help="Vector cache file to read and fill; created if missing.", metavar="PATH")
 ]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(help="Maximum number of tokens of a text (default: the checkpoint's limit).", metavar="N", min=1),
+]
+Pooling = Annotated[
+    str | None,
+    typer.Option(help="Pooling method instead of the checkpoint's: mean, cls, lasttoken, ...", metavar="NAME"),
+]
+Quantization = Annotated[str | None, typer.Option("--quantization", help="int8, or fp8 on a GPU.", metavar="NAME")]
 IdColumn = Annotated[str, typer.Option("--id", help="Key or column that holds the id.", metavar="COLUMN")]
 TextColumn = Annotated[str, typer.Option("--text", help="Key or column that holds the text.", metavar="COLUMN")]
 
@@ -67,3 +76,26 @@ def read_widths(text: str | None) -> list[int] | None:
         raise typer.BadParameter(
             f"{text!r} is not a list of widths; write them as 128,768", param_hint="--dimensions"
         ) from None
+
+
+Types = Annotated[
+    str | None,
+    typer.Option(
+        "--types",
+        help="Types of a CSV's columns: year=int,price=float,flag=bool,day=date,at=datetime; the others are str.",
+        metavar="COLUMN=TYPE,...",
+    ),
+]
+
+
+def read_types(text: str | None) -> dict[str, str]:
+    """Parse the value of :data:`Types`; the columns and types are checked when the file is opened."""
+    types: dict[str, str] = {}
+    for part in () if text is None else text.split(","):
+        column, _, name = part.strip().rpartition("=")
+        if not column or not name:
+            raise typer.BadParameter(
+                f"{part!r} names no column and type; write year=int,price=float", param_hint="--types"
+            )
+        types[column] = name
+    return types

@@ -7,12 +7,14 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from millpond.cli import options
 from millpond.cli.texts import read_texts
+from millpond.ingest.blank import is_blank
 from millpond.ingest.record import Record
 from millpond.tasks import ScoreMethod, Truncate
 
@@ -29,7 +31,6 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 _SCORE_NAMES = {
     "cross-encoder": "the model's own score",
     "late-interaction": "MaxSim",
-    "bi-encoder": "cosine",
     "cosine": "cosine",
     "maxsim": "MaxSim",
 }
@@ -40,7 +41,8 @@ def rerank(
     file: Annotated[
         str,
         typer.Argument(
-            help="A .jsonl or .csv file, a folder of .txt and .md, any other file with one text per line, or - (stdin)."
+            help="A .jsonl, .ndjson, .json or .csv file, a folder of .txt and .md, any other file with one text per "
+            "line, or - (stdin)."
         ),
     ] = "-",
     *,
@@ -48,7 +50,10 @@ def rerank(
     revision: options.Revision = None,
     top_n: Annotated[int | None, typer.Option(help="Print the N best documents only.", metavar="N", min=1)] = None,
     method: Annotated[
-        ScoreMethod, typer.Option(help="auto is what the checkpoint is; cosine of vectors; maxsim of token vectors.")
+        ScoreMethod,
+        typer.Option(
+            help="cosine of vectors; maxsim of token vectors; auto: a reranker's own score, or maxsim of an embedder."
+        ),
     ] = "auto",
     instruction: Annotated[
         str | None, typer.Option(help="Instruction for the template of an LLM reranker.", metavar="TEXT")
@@ -68,6 +73,9 @@ def rerank(
     ] = False,
     id_column: options.IdColumn = "id",
     text_column: options.TextColumn = "text",
+    keep_empty: Annotated[
+        bool, typer.Option("--keep-empty", help="Rank empty and blank texts too, instead of leaving them out.")
+    ] = False,
     output: Annotated[
         Literal["table", "jsonl"],
         typer.Option(help="table: bars on a terminal, tab-separated score, id and text in a pipe."),
@@ -78,12 +86,15 @@ def rerank(
 ) -> None:
     """Sort documents by their score for QUERY, best first.
 
-    A cross-encoder scores query and document together, a late-interaction checkpoint compares them token by token
-    (MaxSim), and an embedding checkpoint compares two vectors (cosine), or its token vectors with --method maxsim.
+    A cross-encoder scores query and document together; late-interaction and embedding checkpoints compare them token
+    by token (MaxSim). With --method cosine, an embedding checkpoint compares one vector of each.
 
-    Standard input is read as JSONL if it begins with {, else as one text per line with the line number as id.
-    Blank lines are skipped. An invalid line is reported, the others are ranked, and the exit code is 1.
+    Standard input is read as JSONL if it begins with {, else as one text per line with the line number as id; blank
+    lines only separate texts. An empty or blank text of another source is left out and counted, unless --keep-empty.
+    An invalid line is reported, the others are ranked, and the exit code is 1.
     """
+    if is_blank(query):
+        raise typer.BadParameter("it is blank; write what the documents are to be ranked for", param_hint="QUERY")
     if file == "-" and sys.stdin.isatty():
         raise typer.BadParameter("name a file, or pipe texts in", param_hint="FILE")
     records: list[Record] = []
@@ -94,6 +105,15 @@ def rerank(
         else:
             failed += 1
             logger.error("%s: %s", item.where, item.reason)
+    # Special tokens alone have vectors too, which would rank an empty text above some real ones.
+    ranked = [index for index, record in enumerate(records) if keep_empty or not is_blank(record.text)]
+    if left_out := len(records) - len(ranked):
+        logger.warning(
+            "%d of %d texts %s empty or blank and left out; --keep-empty ranks them too",
+            left_out,
+            len(records),
+            "is" if left_out == 1 else "are",
+        )
 
     from millpond.engine.engine import Engine
 
@@ -108,21 +128,21 @@ def rerank(
     ) as engine:
         results = engine.rerank(
             query,
-            [record.text for record in records],
+            [records[index].text for index in ranked],
             top_n=top_n,
             method=method,
             instruction=instruction,
             truncate=truncate,
-            # Other kinds need two calls, and would show two bars.
-            show_progress=engine.spec.score_type == "cross-encoder",
+            show_progress=True,
         )
         spec = engine.spec
+    best = [replace(result, index=ranked[result.index]) for result in results]  # the index among all texts
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the terminal may not encode every text
     if output == "jsonl":
-        _write_lines(results, records)
+        _write_lines(best, records)
     else:
-        _write_table(results, records, spec, method)
+        _write_table(best, records, spec, method)
     if failed:
         raise typer.Exit(1)
 
@@ -154,7 +174,7 @@ def _write_table(
     id_width = min(_ID_WIDTH, max(map(len, ids), default=0))
     scores_text = [f"{score:.4f}" for score in scores]
     score_width = max(map(len, scores_text), default=0)
-    score_name = _SCORE_NAMES.get((spec.score_type or "") if method == "auto" else method, "score")
+    score_name = _SCORE_NAMES.get((spec.rerank_type or "") if method == "auto" else method, "score")
     title = f"{len(results)} of {len(records)} documents by {score_name} ({spec.name})"
     console.print(Text(title, style="dim"), soft_wrap=True)
     for rank, result in enumerate(results):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from typer.core import TyperCommand
-
+from millpond.cli.flags import Command, Flag
 from millpond.errors import InvalidRequestError
 from millpond.vllm_dialect.arguments import SERVER_IGNORED_ARGS, SWITCHES
 
@@ -21,7 +21,7 @@ _NAMES = "--served-model-name"
 _OBJECTS = ("--hf-overrides", "--pooler-config")
 
 
-class ServeCommand(TyperCommand):
+class ServeCommand(Command):
     """Accepts more than typer: flags with ``_``, several values after one flag, single keys of a JSON object."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -34,6 +34,16 @@ class ServeCommand(TyperCommand):
         }
         words, ctx.meta[IGNORED_ARGS] = read(args, takes_value)
         return super().parse_args(ctx, words)
+
+    def error_flags(self, ctx: Any) -> dict[str, Flag]:
+        """The options that errors name; not those whose value may come from the environment or a file."""
+        elsewhere = ctx.params.get("config") is not None or "MILLPOND_CONFIG" in os.environ
+        return {
+            name: flag
+            for name, flag in super().error_flags(ctx).items()
+            if getattr(ctx.get_parameter_source(name), "name", None) == "COMMANDLINE"
+            or not (elsewhere or f"MILLPOND_{name.upper()}" in os.environ)
+        }
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Plain lines: typer's boxes cut long flags in a terminal of 80 columns."""

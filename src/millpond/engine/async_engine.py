@@ -44,11 +44,14 @@ class _Coroutines(TaskMethods):
         show_progress: bool,
         *,
         method: ScoreMethod = "auto",
+        ranking: bool = False,
         finish: Callable[[Any], Any] | None = None,
     ) -> Any:
         with progress_bar(inputs, show=show_progress) as bar:
             progress = bar.update if show_progress else None
-            start = partial(self._submission.start, task, inputs, params, progress=progress, method=method)
+            start = partial(
+                self._submission.start, task, inputs, params, progress=progress, method=method, ranking=ranking
+            )
             if task == "reward" or getattr(params, "chunking", None) is not None:
                 # Conversations and windows are tokenized before anything is queued.
                 future = await _in_thread(start, asyncio.to_thread)

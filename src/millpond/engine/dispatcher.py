@@ -22,7 +22,7 @@ from millpond.engine.input.plan import Plan
 from millpond.engine.loading import Replicas
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.admission import Admission
-from millpond.engine.schedule.call import Call
+from millpond.engine.schedule.call import Call, TakeMatrices
 from millpond.engine.schedule.counters import Counters
 from millpond.engine.schedule.intake import Intake
 from millpond.engine.schedule.scheduler import Scheduler
@@ -132,6 +132,7 @@ class Dispatcher:
         first_index: int = 0,
         admit: int | None = None,
         timer: CallTimer | None = None,
+        take: TakeMatrices | None = None,
     ) -> CallFuture[Any]:
         """Queue a call.
 
@@ -145,6 +146,7 @@ class Dispatcher:
             admit: Number of texts that the queue must have room for; ``None``: as many as there are items. Of the calls
                 of one request, the first asks for all of them and the others for 0.
             timer: Of such a request; ``None``: a new one.
+            take: Receives each batch's matrices, which are then not in the output.
 
         Raises:
             EngineOverloadedError: Too many texts are waiting.
@@ -164,6 +166,7 @@ class Dispatcher:
             refill=self._intake.refill,
             first_index=first_index,
             timer=timer,
+            take=take,
         )
         self._admit(call, owner, len(items) if admit is None else admit)
         try:

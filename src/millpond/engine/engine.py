@@ -110,12 +110,18 @@ class Engine(TaskMethods):
             trust_remote_code=trust_remote_code,
             score_template=score_template,
         )
-        self._replicas = load(self.config)
+        self._owns_cache = cache is not None and not isinstance(cache, VectorCache)
+        # Before the model, which takes longer: a path that cannot be used is refused at once.
+        self._cache = cache if cache is None or isinstance(cache, VectorCache) else VectorCache(cache)
+        try:
+            self._replicas = load(self.config)
+        except BaseException:
+            if self._owns_cache and self._cache is not None:
+                self._cache.close()
+            raise
         self._loaded = self._replicas.model
         self.dtype = self._replicas.dtype
         self.device = self._replicas.device
-        self._owns_cache = cache is not None and not isinstance(cache, VectorCache)
-        self._cache = cache if cache is None or isinstance(cache, VectorCache) else VectorCache(cache)
         default = _CPU_BATCH_TOKENS if self._replicas.runner.device.type == "cpu" else _GPU_BATCH_TOKENS
         self._budget = max_batch_tokens or default
         self._dispatcher = Dispatcher(self._replicas, budget=self._budget, max_queue=max_queue, cache=self._cache)
@@ -190,6 +196,7 @@ class Engine(TaskMethods):
         template: str | None = None,
         maxsim: bool = False,
         method: ScoreMethod = "auto",
+        ranking: bool = False,
     ) -> CallFuture[ScoreOutput]:
         """As :meth:`submit` for ``score``, with a score template for this call, or a method.
 
@@ -199,6 +206,7 @@ class Engine(TaskMethods):
             template: Jinja source, for a cross-encoder.
             maxsim: The older spelling of ``method="maxsim"``.
             method: As :meth:`score`.
+            ranking: ``method="auto"`` is that of :meth:`rerank`.
 
         Raises:
             InvalidRequestError: The template cannot be used, or the checkpoint reads no pairs.
@@ -217,7 +225,7 @@ class Engine(TaskMethods):
                     f"{self.spec.name} scores by {score_type}, which reads no template; leave it out"
                 )
             tokenizer = self._loaded.pairs_by(template)
-        return self._submission.start("score", pairs, params, pairs=tokenizer, method=method)
+        return self._submission.start("score", pairs, params, pairs=tokenizer, method=method, ranking=ranking)
 
     def tokenize(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[list[int]]:
         """Token ids of each text, uncut, without any prompt.
@@ -333,7 +341,8 @@ class Engine(TaskMethods):
         show_progress: bool,
         *,
         method: ScoreMethod = "auto",
+        ranking: bool = False,
         finish: Callable[[Any], Any] | None = None,
     ) -> Any:
-        output = self._submission.run(task, inputs, params, show_progress, method)
+        output = self._submission.run(task, inputs, params, show_progress, method, ranking)
         return output if finish is None else finish(output)

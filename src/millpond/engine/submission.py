@@ -15,14 +15,17 @@ import numpy.typing as npt
 
 from millpond.engine.composite import scoring
 from millpond.engine.composite.chunking import in_windows
+from millpond.engine.composite.comparison import Comparison
 from millpond.engine.dispatcher import Dispatcher
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.input import resolve, validate
 from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.plan import EncodesPairs, Plan
 from millpond.engine.progress import Bar, progress_bar
+from millpond.engine.schedule.call import TakeMatrices
 from millpond.engine.schedule.intake import INLINE_TEXTS
 from millpond.engine.schedule.timing import CallFuture, CallTimer
+from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import EngineOverloadedError, InvalidRequestError
 from millpond.inputs import Item
 from millpond.outputs import EmbeddingOutput
@@ -54,13 +57,16 @@ class Submission:
         params: PoolingParams,
         show_progress: bool,
         method: ScoreMethod = "auto",
+        ranking: bool = False,
     ) -> Any:
         """Queue a call and wait for its output; a small call is worked on in the calling thread."""
         with progress_bar(inputs, show=show_progress) as bar:
             inline = self.dispatcher.inside or (isinstance(inputs, Sequence) and len(inputs) <= INLINE_TEXTS)
             progress = bar.update if show_progress else None
             with defer_sigint():
-                future = self.start(task, inputs, params, inline=inline, progress=progress, method=method)
+                future = self.start(
+                    task, inputs, params, inline=inline, progress=progress, method=method, ranking=ranking
+                )
             try:
                 if inline:
                     self.dispatcher.assist(future)
@@ -87,9 +93,11 @@ class Submission:
         progress: Callable[[int], object] | None = None,
         pairs: EncodesPairs | None = None,
         method: ScoreMethod = "auto",
+        ranking: bool = False,
         first: int = 0,
         admit: int | None = None,
         timer: CallTimer | None = None,
+        take: TakeMatrices | None = None,
     ) -> CallFuture[Any]:
         """Check everything, then queue.
 
@@ -101,12 +109,14 @@ class Submission:
             progress: Called with the number of texts that were just done.
             pairs: Reads the pairs of this call, instead of the checkpoint's own way.
             method: How a score is computed.
+            ranking: The scores are for ``rerank``, whose ``method="auto"`` is another.
             first: Index of the first input in the caller's list, for errors.
             admit: Number of texts that need room in the queue, if not that of ``inputs``.
             timer: The timer of the request that this call is a part of.
+            take: Receives each batch's matrices, which are then not in the output.
         """
         resolve.check_params(params)
-        score_type = resolve.check_method(method, self.loaded)
+        score_type = resolve.check_method(method, self.loaded, ranking=ranking)
         if method == "auto":
             task = resolve.check_task(task, params, self.loaded)
         else:  # check_method has refused what the checkpoint does not serve
@@ -115,12 +125,14 @@ class Submission:
             inputs = validate.rendered_conversations(inputs, self.loaded.encoder.texts)
         items = validate.check_items(inputs, task, self.loaded, first=first)
         if task == "score" and score_type != "cross-encoder":
-            return self._score_apart(items, params, score_type)
+            return self._score_apart(items, params, score_type, progress)
         plan = self.plan(task, params, len(items), pairs)
         resolve.check_spans(items, task, plan)
         if params.chunking is not None:
             return in_windows(items, plan, self.loaded, self._submit, self.dispatcher.threads)
-        return self._submit(items, plan, inline=inline, progress=progress, first=first, admit=admit, timer=timer)
+        return self._submit(
+            items, plan, inline=inline, progress=progress, first=first, admit=admit, timer=timer, take=take
+        )
 
     def plan(self, task: Task, params: PoolingParams, count: int, pairs: EncodesPairs | None = None) -> Plan:
         """The plan of a call; calls with equal options share one, so that their texts are tokenized together."""
@@ -149,36 +161,46 @@ class Submission:
                 f"output_dtype={params.output_dtype!r} finds its range over a whole call, which a stream does not "
                 "have; choose float16 or binary, or call embed"
             )
-        resolve.plan(resolve.check_task("embed", params, self.loaded), params, self.loaded, count=2)
-        return self._vectors(iter(texts), params, show_progress)
+        plan = resolve.plan(resolve.check_task("embed", params, self.loaded), params, self.loaded, count=2)
+        return self._vectors(iter(texts), params, show_progress, TruncatedTexts(plan.limit))
 
-    def _vectors(self, texts: Iterator[str], params: PoolingParams, show_progress: bool) -> Iterator[npt.NDArray[Any]]:
+    def _vectors(
+        self, texts: Iterator[str], params: PoolingParams, show_progress: bool, truncated: TruncatedTexts
+    ) -> Iterator[npt.NDArray[Any]]:
         ahead: deque[Future[EmbeddingOutput]] = deque()
         read = 0
+
+        def oldest() -> Iterator[npt.NDArray[Any]]:
+            output = ahead.popleft().result()
+            truncated.note(output.truncated)
+            return _each_row(output, bar)
+
         try:
             with progress_bar(texts, show=show_progress) as bar:
                 while window := list(islice(texts, _STREAM_WINDOW)):
                     while True:
                         try:
-                            ahead.append(self.start("embed", window, params, first=read))
+                            with truncated.quiet():
+                                ahead.append(self.start("embed", window, params, first=read))
                             break
                         except EngineOverloadedError as error:  # our own texts wait, too: hand some vectors out first
                             if ahead:
-                                yield from _each_row(ahead.popleft().result(), bar)
+                                yield from oldest()
                             else:
                                 time.sleep(error.retry_after)
                         except InvalidRequestError:
                             while ahead:  # the texts before the bad one are good
-                                yield from _each_row(ahead.popleft().result(), bar)
+                                yield from oldest()
                             raise
                     read += len(window)
                     if len(ahead) == _STREAM_CALLS:
-                        yield from _each_row(ahead.popleft().result(), bar)
+                        yield from oldest()
                 while ahead:
-                    yield from _each_row(ahead.popleft().result(), bar)
+                    yield from oldest()
         finally:
             for future in ahead:
                 future.cancel()
+            truncated.log()
 
     def _submit(
         self,
@@ -190,27 +212,56 @@ class Submission:
         first: int = 0,
         admit: int | None = None,
         timer: CallTimer | None = None,
+        take: TakeMatrices | None = None,
     ) -> CallFuture[Any]:
         return self.dispatcher.submit(
-            items, plan, inline=inline, progress=progress, owner=self, first_index=first, admit=admit, timer=timer
+            items,
+            plan,
+            inline=inline,
+            progress=progress,
+            owner=self,
+            first_index=first,
+            admit=admit,
+            timer=timer,
+            take=take,
         )
 
     def _score_apart(
-        self, items: Sequence[Item], params: PoolingParams, score_type: ScoreType | None
+        self,
+        items: Sequence[Item],
+        params: PoolingParams,
+        score_type: ScoreType | None,
+        progress: Callable[[int], object] | None,
     ) -> CallFuture[Any]:
-        """A score from two calls: token matrices for late interaction, else vectors."""
+        """A score from two calls: token matrices for late interaction, else vectors; the documents are the progress."""
+        pairs = validate.check_pairs(items, self.loaded)
         late = score_type == "late-interaction"
         task: Task = "token_embed" if late else "embed"
-        measure = partial(scoring.late_interaction, mean=self.loaded.mean_maxsim) if late else scoring.cosine
         # The token vectors of a late-interaction checkpoint may have any length.
         normalize = None if late and self.loaded.spec.score_type == "late-interaction" else True
+        comparison: Comparison | None = None
+        if late:
+            plan = self.plan(task, scoring.vector_params(params, "query", normalize=normalize), len(pairs))
+            comparison = Comparison(pairs, width=plan.width, normalize=plan.normalize, mean=self.loaded.mean_maxsim)
 
         def embed(texts: Sequence[str], role: Role, admit: int, timer: CallTimer) -> CallFuture[Any]:
             side_params = scoring.vector_params(params, role, normalize=normalize)
-            return self.start(task, texts, side_params, admit=admit, timer=timer)
+            take = None if comparison is None else partial(comparison.take, role)
+            return self.start(
+                task,
+                texts,
+                side_params,
+                progress=progress if role == "document" else None,
+                admit=admit,
+                timer=timer,
+                take=take,
+            )
 
-        pairs = validate.check_pairs(items, self.loaded)
-        return scoring.apart(pairs, embed, measure, self.dispatcher.threads)
+        if comparison is None:
+            return scoring.apart(pairs, embed, scoring.cosine, self.dispatcher.threads)
+        future = scoring.apart(pairs, embed, lambda *_: comparison.scores(), self.dispatcher.threads)
+        future.add_done_callback(lambda _: comparison.drop())
+        return future
 
 
 def _each_row(output: EmbeddingOutput, bar: Bar) -> Iterator[npt.NDArray[Any]]:

@@ -55,9 +55,10 @@ class TaskMethods(ABC):
         show_progress: bool,
         *,
         method: ScoreMethod = "auto",
+        ranking: bool = False,
         finish: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """The output of a call, after ``finish``."""
+        """The output of a call, after ``finish``; ``ranking``: ``method="auto"`` is that of :meth:`rerank`."""
 
     def embed(
         self,
@@ -282,13 +283,16 @@ class TaskMethods(ABC):
         truncate: Truncate = "end",
         show_progress: bool = False,
     ) -> RerankOutput:
-        """Documents sorted by how well they answer a query, by the scores of :meth:`score`, best first.
+        """Documents sorted by how well they answer a query, best first.
 
         Args:
             query: The query.
-            documents: A list of documents; duplicates are computed once.
+            documents: A list of documents; duplicates are computed once. An empty one gets a score like any other.
             top_n: Keep the best only; ``None`` keeps all.
-            method: As :meth:`score`.
+            method: ``"auto"`` is what the checkpoint is (``spec.rerank_type``): a cross-encoder's score, and MaxSim for
+                a late-interaction checkpoint and for an embedder, whose token states are compared. Here alone it
+                differs from :meth:`score`: the cosine of an embedder's vectors would sort documents as the search that
+                found them did. ``"cosine"`` and ``"maxsim"`` as :meth:`score`.
             instruction: As :meth:`score`.
             truncate: As :meth:`score`.
             show_progress: As :meth:`embed`.
@@ -303,7 +307,9 @@ class TaskMethods(ABC):
         pairs = rerank_pairs(query, documents, top_n)
         params = PoolingParams(instruction=instruction, truncate=truncate)
         finish = partial(rank, documents=[pair.document for pair in pairs], top_n=top_n)
-        output: RerankOutput = self._run("score", pairs, params, show_progress, method=method, finish=finish)
+        output: RerankOutput = self._run(
+            "score", pairs, params, show_progress, method=method, ranking=True, finish=finish
+        )
         return output
 
     def reward(

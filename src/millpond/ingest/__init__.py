@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from millpond.ingest.report import IngestReport
     from millpond.ingest.search import Hit
     from millpond.ingest.sink import Sink
-    from millpond.ingest.sources import Rejected, read
+    from millpond.ingest.sources import Rejected, SkippedFiles, read
     from millpond.ingest.url import open_sink
 
 _MODULES = {
@@ -30,6 +30,7 @@ _MODULES = {
     "Rejected": "sources",
     "Sink": "sink",
     "SinkError": ".errors",
+    "SkippedFiles": "sources",
     "SourceNotFoundError": ".errors",
     "WriteBatch": "batch",
     "content_hash": "record",
@@ -52,6 +53,7 @@ __all__ = [
     "Rejected",
     "Sink",
     "SinkError",
+    "SkippedFiles",
     "SourceNotFoundError",
     "WriteBatch",
     "content_hash",

@@ -11,7 +11,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from millpond.errors import InvalidRequestError, MillpondError, SinkError
+from millpond.ingest.arguments import check_engine
 from millpond.ingest.batch import WriteBatch, record_bytes, slices
+from millpond.ingest.location import is_address
 from millpond.ingest.manifest import CollectionManifest
 from millpond.ingest.payload import Payload, check_payload
 from millpond.ingest.record import Record, point_id
@@ -31,7 +33,7 @@ class CollectionSink(ABC, Generic[NativeFilter]):
     A subclass names the database, its limits and its client, and implements the requests: ``_exists``, ``_create``,
     ``_read_manifest``, ``_upsert``, ``_query``, ``_delete``, ``_count``, with ``_to_native`` for filters and
     ``_describe_error`` for the client's errors. It may also override ``_encode``, ``_decode``, ``_has_condition``,
-    ``_prepare``, ``_load``, ``_flush`` and ``check``.
+    ``_prepare``, ``_load``, ``_flush``, ``_row_ids``, ``_release`` and ``check``.
 
     Args:
         location: Where the database is; not read if the caller passed a client.
@@ -73,6 +75,7 @@ class CollectionSink(ABC, Generic[NativeFilter]):
         self._owned = owned
         self._where = self._check_location(location) if owned else "the client passed in"
         self._manifest: CollectionManifest | None = None
+        self._closed = False
 
     @property
     def dimensions(self) -> tuple[int, ...] | None:
@@ -138,7 +141,7 @@ class CollectionSink(ABC, Generic[NativeFilter]):
         """Delete records by id or by metadata, and wait until the database has acknowledged it.
 
         Args:
-            ids: Ids of ingested records; those that the collection does not hold are ignored.
+            ids: Ids of ingested records, or of hits; those that the collection does not hold are ignored.
             filter: What :meth:`search` takes, instead of ``ids``. It must have a condition.
 
         Raises:
@@ -158,7 +161,7 @@ class CollectionSink(ABC, Generic[NativeFilter]):
             with self._request("a delete by filter"):
                 self._delete(native, manifest.payload)
         else:
-            points = [point_id(record_id) for record_id in ids]
+            points = [row_id for record_id in ids for row_id in self._row_ids(record_id)]
             for start in range(0, len(points), self.max_rows):
                 part = points[start : start + self.max_rows]
                 with self._request(f"a delete of {len(part)} {self.row}s"):
@@ -195,7 +198,9 @@ class CollectionSink(ABC, Generic[NativeFilter]):
             filter: A dict of metadata values that must match (of a list, one of them), or the database's own filter.
 
         Returns:
-            At most ``k`` hits, best first; scores are cosine at the largest width.
+            At most ``k`` hits, best first; scores are cosine at the largest width. A row that a framework wrote
+            without the vector of this width, where the database stores such rows, is scored by the largest one that it
+            has.
 
         Raises:
             FingerprintMismatchError: Another model filled the collection.
@@ -203,6 +208,7 @@ class CollectionSink(ABC, Generic[NativeFilter]):
             SinkError: The database does not answer, or refuses, or a row that is found was not written in the
                 collection's payload form.
         """
+        check_engine(engine)
         if self.max_results is not None:
             for name, value in (("k", k), ("candidates", candidates)):
                 if isinstance(value, int) and value > self.max_results:
@@ -219,9 +225,10 @@ class CollectionSink(ABC, Generic[NativeFilter]):
         return [self._decode(row, manifest.payload) for row in rows]
 
     def close(self) -> None:
-        """Close the client, unless it was passed in."""
-        if self._owned:
-            self._client.close()
+        """Close the client, unless it was passed in; from then on requests raise SinkError."""
+        if self._owned and not self._closed:
+            self._closed = True
+            self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -301,11 +308,23 @@ class CollectionSink(ABC, Generic[NativeFilter]):
     def _flush(self) -> None:
         """Make acknowledged changes durable, once after the requests of a write or delete."""
 
+    def _row_ids(self, record_id: str) -> Sequence[Any]:
+        """The database ids that a record may have; a database adds that of a row whose :class:`Hit` has its own id."""
+        return [point_id(record_id)]
+
+    def _release(self) -> None:
+        """Close the client that this sink opened; by default nobody shares it."""
+        self._client.close()
+
     # ----------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _request(self, request: str) -> Iterator[None]:
         """Turn an error of the client into a SinkError that names the database, its location and the request."""
+        if self._closed:
+            raise SinkError(
+                f"{self.database} at {self._where} refused {request}: this sink is closed; open another one"
+            )
         try:
             yield
         except MillpondError:
@@ -333,7 +352,9 @@ class CollectionSink(ABC, Generic[NativeFilter]):
             raise InvalidRequestError(
                 f"the location of {self.database} is of type {type(location).__name__}; pass a str, a path or a client"
             )
-        return os.path.expanduser(path)
+        path = os.path.expanduser(path)
+        # A path object says itself that it is no address, and drops the "./" that says so in a str.
+        return path if isinstance(location, str) or not is_address(path) else os.path.join(os.curdir, path)
 
     def _found(self) -> bool:
         with self._request("a look for the collection"):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from millpond.engine.schedule.truncation import log_truncated
 from millpond.ingest.report import IngestReport
 
 logger = logging.getLogger(__name__)
 
 _MAX_WARNINGS = 1000
+_NAMED_IDS = 10
+_SHOWN_CHARS = 80
 
 
 class RunCounts:
@@ -20,7 +23,11 @@ class RunCounts:
     def __init__(self, advance: Callable[[int], object]) -> None:
         self._advance = advance
         self._lock = threading.Lock()
-        self._counts = dict.fromkeys(("read", "cached", "embedded", "failed", "duplicates", "written"), 0)
+        self._counts = dict.fromkeys(
+            ("read", "cached", "embedded", "failed", "duplicates", "empty", "written", "truncated"), 0
+        )
+        self._truncated_ids: list[str] = []
+        self._empty_ids: list[str] = []
         self._start = time.perf_counter()
 
     def add(self, **counts: int) -> None:
@@ -28,7 +35,7 @@ class RunCounts:
         with self._lock:
             for name, count in counts.items():
                 self._counts[name] += count
-            if finished := sum(counts.get(name, 0) for name in ("written", "failed", "duplicates")):
+            if finished := sum(counts.get(name, 0) for name in ("written", "failed", "duplicates", "empty")):
                 self._advance(finished)
 
     def failed(self, where: str, reason: str) -> None:
@@ -40,6 +47,47 @@ class RunCounts:
             logger.warning("more than %d records were left out; the rest is logged at DEBUG", _MAX_WARNINGS)
         self.add(failed=1)
 
-    def report(self) -> IngestReport:
+    def truncated(self, ids: Iterable[str]) -> None:
+        """Count texts that were cut."""
+        self.add(truncated=_note(self._truncated_ids, ids))
+
+    def empty(self, record_id: str) -> None:
+        """Count a record whose text is blank."""
+        self.add(empty=_note(self._empty_ids, [record_id]))
+
+    def log_summary(self, max_length: int) -> None:
+        """Log once which texts were cut, and which records are blank."""
+        texts = self._counts["cached"] + self._counts["embedded"]
+        log_truncated(self._counts["truncated"], texts, max_length, list(map(_shown, self._truncated_ids)))
+        if empty := self._counts["empty"]:
+            more = empty - len(self._empty_ids)
+            logger.warning(
+                "left out %d of %d records, whose text is blank (keep_empty=True keeps them): %s",
+                empty,
+                self._counts["read"],
+                ", ".join(map(_shown, self._empty_ids)) + (f" and {more} more" if more else ""),
+            )
+
+    def report(self, skipped: int = 0, skipped_files: tuple[str, ...] = ()) -> IngestReport:
         """The counts so far, and the seconds since the run began."""
-        return IngestReport(**self._counts, seconds=time.perf_counter() - self._start)
+        return IngestReport(
+            **self._counts,
+            truncated_ids=tuple(self._truncated_ids),
+            skipped=skipped,
+            skipped_files=skipped_files,
+            seconds=time.perf_counter() - self._start,
+        )
+
+
+def _note(first: list[str], ids: Iterable[str]) -> int:
+    """Keep the first ids; returns the number of all."""
+    count = 0
+    for record_id in ids:
+        count += 1
+        if len(first) < _NAMED_IDS:
+            first.append(record_id)
+    return count
+
+
+def _shown(record_id: str) -> str:
+    return record_id if len(record_id) <= _SHOWN_CHARS else f"{record_id[:_SHOWN_CHARS]}..."

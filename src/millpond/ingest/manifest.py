@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from millpond.errors import FingerprintMismatchError, InvalidRequestError
 from millpond.ingest.payload import Payload
+from millpond.ingest.settings import differences, stored_settings
 from millpond.spec import ModelSpec
 
 MANIFEST_KEY = "millpond"
@@ -24,12 +25,15 @@ class CollectionManifest:
         model: The model's name, for error messages.
         dimensions: The stored widths, ascending.
         payload: The form of the payload.
+        settings: The model's settings, as :func:`~millpond.ingest.settings.stored_settings` makes them; empty for a
+            collection of an earlier version. Only error messages use them.
     """
 
     fingerprint: str
     model: str
     dimensions: tuple[int, ...]
     payload: Payload
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @classmethod
     def of(cls, spec: ModelSpec, *, dimensions: tuple[int, ...] | None, payload: Payload) -> CollectionManifest:
@@ -39,9 +43,13 @@ class CollectionManifest:
             InvalidDimensionsError: The model cannot be cut to these widths.
         """
         widths = tuple(sorted({spec.check_dimensions(width) for width in dimensions or (None,)}))
-        # Of a local folder only the last part: its full path is private to this machine.
-        name = os.path.basename(os.path.normpath(spec.name)) if os.path.isdir(spec.name) else spec.name
-        return cls(fingerprint=spec.fingerprint, model=name, dimensions=widths, payload=payload)
+        return cls(
+            fingerprint=spec.fingerprint,
+            model=_stored_name(spec),
+            dimensions=widths,
+            payload=payload,
+            settings=stored_settings(spec),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The manifest as JSON."""
@@ -51,6 +59,7 @@ class CollectionManifest:
             "model": self.model,
             "dimensions": list(self.dimensions),
             "payload": self.payload,
+            **({"settings": dict(self.settings)} if self.settings else {}),
         }
 
     @classmethod
@@ -73,6 +82,7 @@ class CollectionManifest:
                 model=str(data["model"]),
                 dimensions=tuple(int(width) for width in data["dimensions"]),
                 payload=data["payload"],
+                settings=settings if isinstance(settings := data.get("settings"), Mapping) else {},
             )
         except (KeyError, TypeError, ValueError) as error:
             raise FingerprintMismatchError(
@@ -82,12 +92,29 @@ class CollectionManifest:
 
     def check_model(self, spec: ModelSpec, *, collection: str) -> None:
         """Raises FingerprintMismatchError for any model but the one that filled the collection."""
-        if self.fingerprint != spec.fingerprint:
-            raise FingerprintMismatchError(
-                f"collection {collection!r} was built by {self.model} (fingerprint {self.fingerprint[:12]}), and this "
-                f"engine is {spec.name} ({spec.fingerprint[:12]}); vectors of two models do not compare. "
-                "Use that model, or another collection name"
+        if self.fingerprint == spec.fingerprint:
+            return
+        name, differing = _stored_name(spec), differences(self.settings, spec)
+        stored = ", ".join(f"{setting.name}={setting.stored}" for setting in differing)
+        actual = ", ".join(f"{setting.name}={setting.actual}" for setting in differing)
+        options = ", ".join(f"{setting.name}={setting.stored}" for setting in differing if setting.is_option)
+        reason = "vectors of two models do not compare"
+        if self.model != name:
+            way_out = f"Use {self.model}"
+        elif differing:
+            reason += ", nor those of one model with two settings"
+            way_out = (
+                f"Open the engine with {options}" if options else "Use the checkpoint with the collection's settings"
             )
+        else:
+            unnamed = "" if self.settings else ", or settings, which the collection of an older version does not name"
+            reason += f", and their files differ (weights, tokenizer or configuration{unnamed})"
+            way_out = "Use the files that it was built from"
+        raise FingerprintMismatchError(
+            f"collection {collection!r} was built by {self.model}{' with ' * bool(stored)}{stored} (fingerprint "
+            f"{self.fingerprint[:12]}), and this engine is {name}{' with ' * bool(actual)}{actual} "
+            f"({spec.fingerprint[:12]}); {reason}. {way_out}, or another collection name"
+        )
 
     def check_write(self, wanted: CollectionManifest, spec: ModelSpec, *, collection: str) -> None:
         """Raises unless ``wanted`` has the same model, widths and payload form as this collection."""
@@ -112,6 +139,11 @@ class CollectionManifest:
                 f"choose among {list(self.dimensions)}"
             )
         return wanted or self.dimensions
+
+
+def _stored_name(spec: ModelSpec) -> str:
+    """The model's name; of a local folder only the last part, since its full path is private to this machine."""
+    return os.path.basename(os.path.normpath(spec.name)) if os.path.isdir(spec.name) else spec.name
 
 
 CollectionMark = CollectionManifest

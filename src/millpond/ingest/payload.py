@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.record import Record, content_hash
+from millpond.ingest.record import Record, content_hash, point_id
 
 Payload = Literal["plain", "langchain", "llama_index"]
 PAYLOADS: tuple[Payload, ...] = get_args(Payload)
+
+LLAMA_INDEX_KEYS = frozenset(["_node_content", "_node_type", "document_id", "doc_id", "ref_doc_id", "content_hash"])
+"""The store's own fields: metadata of the same name is in the node alone, where no filter looks."""
 
 _SOURCE = "1"  # LlamaIndex's NodeRelationship.SOURCE: the document that a node was cut from
 
@@ -27,7 +30,7 @@ def llama_index_fields(record: Record, node_id: str, *, text_inside: bool) -> di
     """A record in the format of a TextNode in LlamaIndex's vector stores: flat metadata, and the node itself as JSON.
 
     The record is the node's source document, so that deleting by document id finds it. If a metadata key is also a
-    field of the store, the flat key (for filters) has the store's value, and the node has the record's.
+    field of the store (:data:`LLAMA_INDEX_KEYS`), the flat key has the store's value, and the node has the record's.
 
     Args:
         record: The record.
@@ -69,7 +72,14 @@ def llama_index_fields(record: Record, node_id: str, *, text_inside: bool) -> di
     }
 
 
-def read_llama_index(fields: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
-    """The record's id, the node's text and its metadata, from the fields that :func:`llama_index_fields` makes."""
+def read_llama_index(fields: Mapping[str, Any], row_id: str) -> tuple[str, str, dict[str, Any]]:
+    """Id, text and metadata of a node in LlamaIndex's vector stores.
+
+    The id of a row that :func:`llama_index_fields` made is the record's, and of one that the framework wrote its own:
+    several nodes may have the same source document, or none.
+    """
     node = json.loads(fields["_node_content"])
-    return str(fields["doc_id"]), str(node["text"]), dict(node["metadata"])
+    record_id = str(fields.get("doc_id"))
+    # A node of any class but TextNode and its subclasses keeps the text one level deeper.
+    text = node["text"] if "text" in node else (node["text_resource"] or {}).get("text") or ""
+    return record_id if point_id(record_id) == row_id else row_id, str(text), dict(node["metadata"])

@@ -10,15 +10,17 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from millpond import matryoshka
+from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import (
     CacheError,
     EngineClosedError,
@@ -28,12 +30,15 @@ from millpond.errors import (
     ModelLoadError,
     UnsupportedTaskError,
 )
+from millpond.ingest.arguments import check_engine, check_records, check_sink
 from millpond.ingest.batch import WriteBatch, storable
+from millpond.ingest.blank import is_blank
 from millpond.ingest.counts import RunCounts
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.report import IngestReport
+from millpond.ingest.rows import RowReader
 from millpond.ingest.sink import Checks, Sink, check_widths
-from millpond.ingest.sources import Rejected, read
+from millpond.ingest.sources import Rejected, SkippedFiles, read
 from millpond.ingest.writer import BatchWriter
 from millpond.outputs import EmbeddingOutput
 from millpond.params import PoolingParams
@@ -53,13 +58,14 @@ _MAX_FAILING_RECORDS = 16
 
 
 def ingest(
-    records: Iterable[Record | Rejected] | str | os.PathLike[str],
+    records: Iterable[Record | Rejected | Mapping[str, Any]] | str | os.PathLike[str],
     *,
     engine: Engine,
     sink: Sink,
     journal: str | os.PathLike[str] | None = None,
     resume: bool = True,
     show_progress: bool = True,
+    keep_empty: bool = False,
 ) -> IngestReport:
     """Embed records and write them to a database.
 
@@ -67,18 +73,26 @@ def ingest(
     to the sink's widths, normalized and written. Ids do not depend on the model and a write replaces rows with the same
     id, so a run can be repeated safely: with a cache it embeds no text twice.
 
-    A line or record that cannot be stored, or that the engine cannot embed although it embeds others, is logged and
-    counted as failed; the run goes on. Any other error of the source, the engine or the database stops the run and is
-    raised here once the threads have ended; rows already written stay. The sink stays open.
+    A line or item that holds no record, or that the engine cannot embed although it embeds others, is logged and
+    counted as failed; the run goes on. A blank text (no visible character) has a vector without a meaning, which is
+    near to many questions: it is left out and counted as empty, and a row that an earlier run wrote for its id is
+    deleted. Texts that are cut to the engine's ``max_length`` are counted, and the log names the first of them once.
+
+    An exception of the source ends the run: the records before it are written, then it is raised, with a note that
+    tells after how many. Any other error of the engine or the database stops the run and is raised once the threads
+    have ended; rows already written stay. The sink stays open.
 
     Args:
         records: Any iterable of records (it may be endless; it is read in this thread), or a path that
-            :func:`~millpond.ingest.read` accepts.
+            :func:`~millpond.ingest.read` accepts. An item is a :class:`~millpond.ingest.Record`, or a dict with ``id``
+            (optional), ``text``, ``metadata`` (optional) and other keys, which become metadata; a dict that holds no
+            record is counted as failed.
         engine: The engine to embed with.
         sink: The collection to write to.
         journal: Not available in this version; leave it None.
         resume: Continue from the journal; has no effect without one.
-        show_progress: Draw a progress bar, if standard error is a terminal.
+        show_progress: Draw a progress bar, if standard error is a terminal or this is a notebook.
+        keep_empty: Embed blank texts too.
 
     Returns:
         The counts of the run.
@@ -86,8 +100,12 @@ def ingest(
     Raises:
         InvalidRequestError: The source, a width or an option is not valid; nothing was read.
         FingerprintMismatchError: The collection was built by another model; nothing was read.
-        TypeError: The iterable yielded something other than a Record.
+        TypeError: ``engine`` is no Engine (but an AsyncEngine, or a name), ``sink`` no sink, or ``records`` no
+            iterable; nothing was read.
     """
+    check_engine(engine)
+    check_sink(sink)
+    check_records(records)
     if journal is not None:
         raise InvalidRequestError(
             f"journal={os.fspath(journal)!r}: journals are not available in this version; leave it None. "
@@ -100,7 +118,7 @@ def ingest(
         total = len(records) if isinstance(records, Sized) and not isinstance(records, str) else None
         # disable=None: no bar unless standard error is a terminal
         bar = stack.enter_context(tqdm(total=total, unit=" records", disable=None if show_progress else True))
-        return _Run(engine, sink, widths, RunCounts(bar.update)).ingest(items)
+        return _Run(engine, sink, widths, RunCounts(bar.update), keep_empty=keep_empty).ingest(items)
 
 
 def check_model(spec: ModelSpec, dimensions: Sequence[int] | None) -> list[int]:
@@ -117,38 +135,98 @@ def check_model(spec: ModelSpec, dimensions: Sequence[int] | None) -> list[int]:
     return sorted({spec.check_dimensions(width) for width in check_widths(dimensions) or (None,)})
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Batch:
+    """Consecutive records of the source: those to embed, and the ids of those whose text is blank."""
+
+    records: list[Record]
+    blank_ids: list[str]
+
+
+class _Source:
+    """The items of a source, up to its end or its exception, which is kept for after the last write.
+
+    Attributes:
+        error: The exception, once it was raised.
+        skipped: What a folder's reader did not read.
+    """
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self._items = iter(items)
+        self._rows = RowReader("records")
+        self._read = 0
+        self.error: Exception | None = None
+        self.skipped: SkippedFiles | None = None
+
+    def __iter__(self) -> Iterator[Record | Rejected]:
+        while True:
+            try:
+                item = next(self._items)
+            except StopIteration as end:
+                self.skipped = end.value if isinstance(end.value, SkippedFiles) else None
+                return
+            except Exception as error:
+                error.add_note(f"ingest: raised by the source at item {self._read} (from 0); those before are written")
+                self.error = error
+                return
+            yield self._record(item)
+            self._read += 1
+
+    def _record(self, item: Any) -> Record | Rejected:
+        if isinstance(item, Record | Rejected):
+            return item
+        try:
+            if isinstance(item, Mapping):
+                return self._rows.record(item)
+            reason = f"is of type {type(item).__name__}; yield Record(id, text, metadata), or a dict with these keys"
+        except InvalidRequestError as error:
+            reason = str(error)
+        except Exception as error:  # of a value's own methods
+            reason = f"{type(error).__name__}: {error}"
+        return Rejected(where=f"item {self._read}", reason=reason)
+
+
 class _Run:
     """One run from the source to the sink."""
 
-    def __init__(self, engine: Engine, sink: Sink, widths: list[int], counts: RunCounts) -> None:
+    def __init__(self, engine: Engine, sink: Sink, widths: list[int], counts: RunCounts, *, keep_empty: bool) -> None:
         self._engine = engine
         self._check = sink.check if isinstance(sink, Checks) else None
         self._widths = widths
         self._counts = counts
+        self._keep_empty = keep_empty
         self._writer = BatchWriter(sink, counts)
         self._failing_records = 0  # since the engine last embedded a record
 
-    def ingest(self, items: Iterable[Record | Rejected]) -> IngestReport:
-        calls: deque[tuple[list[Record], Future[EmbeddingOutput]]] = deque()
+    def ingest(self, items: Iterable[Any]) -> IngestReport:
+        calls: deque[tuple[_Batch, Future[EmbeddingOutput] | None]] = deque()
         try:
-            for batch in self._batches(items):
-                calls.append((batch, self._submit(batch)))
+            source = _Source(items)
+            for batch in self._batches(source):
+                calls.append((batch, self._submit(batch.records) if batch.records else None))
                 # The engine works on the later calls while the oldest is finished here.
                 if len(calls) > _CALLS_AHEAD:
-                    self._finish(*calls.popleft())
+                    self._complete(*calls.popleft())
             while calls:
-                self._finish(*calls.popleft())
+                self._complete(*calls.popleft())
             self._writer.finish()
         except BaseException:
             for _, call in calls:
-                call.cancel()
+                if call is not None:
+                    call.cancel()
             self._writer.abandon()
             raise
-        return self._counts.report()
+        finally:
+            self._counts.log_summary(self._engine.spec.max_length)
+        if source.error is not None:
+            raise source.error
+        skipped = source.skipped
+        return self._counts.report() if skipped is None else self._counts.report(skipped.count, skipped.names)
 
-    def _batches(self, items: Iterable[Record | Rejected]) -> Iterator[list[Record]]:
+    def _batches(self, items: Iterable[Record | Rejected]) -> Iterator[_Batch]:
         """Batches of the records that the sink accepts; of records with the same id in a batch, the last."""
-        batch: dict[str, Record] = {}
+        records: dict[str, Record] = {}
+        blank_ids: dict[str, None] = {}
         chars = 0
         for item in items:
             self._writer.check()
@@ -156,24 +234,34 @@ class _Run:
             if isinstance(item, Rejected):
                 self._counts.failed(item.where, item.reason)
                 continue
-            if not isinstance(item, Record):
-                raise TypeError(f"records yielded a {type(item).__name__}; yield Record(id, text, metadata)")
-            if self._check is not None:
+            blank = not self._keep_empty and is_blank(item.text)
+            if self._check is not None and not blank:
                 try:
                     self._check(item)
                 except InvalidRequestError as error:
                     self._counts.failed(f"record {item.id!r}", str(error))
                     continue
-            if item.id in batch:
-                chars -= len(batch.pop(item.id).text)
+            if item.id in records:
+                chars -= len(records.pop(item.id).text)
                 self._counts.add(duplicates=1)
-            batch[item.id] = item
-            chars += len(item.text)
-            if len(batch) >= BATCH_RECORDS or chars >= BATCH_CHARS:
-                yield list(batch.values())
-                batch, chars = {}, 0
-        if batch:
-            yield list(batch.values())
+            if blank:
+                blank_ids[item.id] = None
+                self._counts.empty(item.id)
+            else:
+                blank_ids.pop(item.id, None)
+                records[item.id] = item
+                chars += len(item.text)
+            if len(records) + len(blank_ids) >= BATCH_RECORDS or chars >= BATCH_CHARS:
+                yield _Batch(records=list(records.values()), blank_ids=list(blank_ids))
+                records, blank_ids, chars = {}, {}, 0
+        if records or blank_ids:
+            yield _Batch(records=list(records.values()), blank_ids=list(blank_ids))
+
+    def _complete(self, batch: _Batch, call: Future[EmbeddingOutput] | None) -> None:
+        if batch.blank_ids:
+            self._writer.delete(batch.blank_ids)
+        if call is not None:
+            self._finish(batch.records, call)
 
     def _submit(self, batch: list[Record]) -> Future[EmbeddingOutput]:
         texts = [record.text for record in batch]
@@ -181,7 +269,8 @@ class _Run:
         params = PoolingParams(role="document", dimensions=self._engine.spec.dimensions, normalize=False)
         while True:
             try:
-                call: Future[EmbeddingOutput] = self._engine.submit("embed", texts, params)
+                with TruncatedTexts.quiet():  # the run reports the texts of all its calls
+                    call: Future[EmbeddingOutput] = self._engine.submit("embed", texts, params)
                 return call
             except EngineOverloadedError as error:  # other callers fill the queue; retry when they are served
                 self._writer.check()
@@ -202,13 +291,14 @@ class _Run:
         rows = output.embeddings  # [n, d]
         vectors = {width: matryoshka.cut(rows, width, normalize=True) for width in self._widths}
         valid = np.logical_and.reduce([storable(cut) for cut in vectors.values()])  # [n]
-        cached = output.cached
+        cached, truncated = output.cached, output.truncated
         if not valid.all():
             for index in np.flatnonzero(~valid):
                 self._counts.failed(f"record {records[index].id!r}", "its vector is not finite, or all zero")
             records = [record for record, keep in zip(records, valid, strict=True) if keep]
             vectors = {width: cut[valid] for width, cut in vectors.items()}
-            cached = cached[valid]
+            cached, truncated = cached[valid], truncated[valid]
+        self._counts.truncated(records[index].id for index in np.flatnonzero(truncated))
         hits = int(cached.sum())
         self._counts.add(cached=hits, embedded=len(records) - hits)
         if records:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from millpond import matryoshka
 from millpond.errors import InvalidRequestError
 from millpond.ingest.batch import storable
+from millpond.ingest.metadata import json_value
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
@@ -25,7 +26,7 @@ class Hit:
 
     Attributes:
         id: The record's own id.
-        score: Cosine at the largest width searched, higher is closer.
+        score: Cosine at the largest width searched that the row has, higher is closer.
         text: The record's text.
         metadata: The record's metadata.
     """
@@ -45,7 +46,8 @@ class SearchPlan:
         candidates: How many rows the first stage selects.
         coarse: Width of the first stage; ``None`` if there is only one stage.
         full: Width of the stage that scores.
-        vectors: For each of these widths, ``[width]`` float32 of length 1.
+        vectors: For each width of the search, ``[width]`` float32 of length 1; of the widths between these two, those
+            at which the question has a direction.
     """
 
     k: int
@@ -92,14 +94,15 @@ def plan_search(
     row = engine.embed(  # at full width; every other width is cut from it
         [question], role="query", dimensions=engine.spec.dimensions, normalize=False
     ).embeddings  # [1, d]
-    vectors = {width: matryoshka.cut(row, width, normalize=True)[0] for width in (coarse, full) if width is not None}
-    if not all(storable(vector[None]).all() for vector in vectors.values()):
+    cuts = {width: matryoshka.cut(row, width, normalize=True) for width in widths}  # each [1, width]
+    vectors = {width: cut[0] for width, cut in cuts.items() if storable(cut).all()}
+    if not {full, full if coarse is None else coarse} <= vectors.keys():
         raise InvalidRequestError("the question's vector is not finite, or all zero, so nothing is nearest to it")
     return SearchPlan(k=k, candidates=candidates, coarse=coarse, full=full, vectors=vectors)
 
 
 def check_filter(conditions: Mapping[str, object]) -> dict[str, tuple[Scalar, ...]]:
-    """Check a filter on metadata: every key must have its value, or one of a list of values.
+    """Check a filter on metadata: every key must have its value, or one of a list of values, converted as metadata is.
 
     Returns:
         For each key, the accepted values: str, int, bool or finite float.
@@ -108,7 +111,9 @@ def check_filter(conditions: Mapping[str, object]) -> dict[str, tuple[Scalar, ..
     for key, condition in conditions.items():
         if not isinstance(key, str):
             raise InvalidRequestError(f"filter key {key!r} is not a str")
-        values = tuple(condition) if isinstance(condition, list | tuple | set | frozenset) else (condition,)
+        # As the metadata was stored: dates as ISO 8601, numpy's numbers as Python's.
+        value = json_value(f"filter[{key!r}]", condition)
+        values = tuple(value) if isinstance(value, list) else (value,)
         if not values:
             raise InvalidRequestError(f"filter[{key!r}] is an empty list, which nothing matches; leave the key out")
         result[key] = tuple(_scalar(key, value) for value in values)

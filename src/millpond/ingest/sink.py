@@ -16,8 +16,8 @@ from millpond.spec import ModelSpec
 class Sink(Protocol):
     """The methods that :func:`~millpond.ingest.ingest` calls.
 
-    Two more attributes are optional: ``dimensions``, the widths to store (by default the width that ``embed`` returns),
-    and the method of :class:`Checks`. One run calls from one thread at a time.
+    More attributes are optional: ``dimensions``, the widths to store (by default the width that ``embed`` returns),
+    and the methods of :class:`Checks` and :class:`Deletes`. One run calls from one thread at a time.
     """
 
     def prepare(self, spec: ModelSpec) -> None:
@@ -40,6 +40,14 @@ class Checks(Protocol):
 
     def check(self, record: Record) -> None:
         """Raise :class:`~millpond.errors.InvalidRequestError` for a record that cannot be stored."""
+
+
+@runtime_checkable
+class Deletes(Protocol):
+    """A sink that can delete records: those that an earlier run wrote, and whose text is blank now."""
+
+    def delete(self, ids: Sequence[str], /) -> None:
+        """Delete records by their ids; those that do not exist are ignored."""
 
 
 def check_widths(dimensions: Sequence[int] | None) -> tuple[int, ...] | None:

@@ -38,10 +38,14 @@ def open_sink(url: str, *, dimensions: Sequence[int] | None = None, payload: str
     location, hash_sign, collection = rest.rpartition("#")
     if not (colon and plus and kind and scheme and hash_sign and collection):
         raise InvalidRequestError(f"{head + colon!r}... is no URL of a collection; write one like {_EXAMPLE}")
+    kind, scheme = kind.lower(), scheme.lower()  # as in any URL
     factories = {point.name: point for point in entry_points(group=GROUP)}
     if kind not in factories:
         if kind in _PACKAGES:
-            raise MissingExtraError(f"writing to {kind} needs another package: pip install {_PACKAGES[kind]}")
+            raise MissingExtraError(
+                f"writing to {kind} needs the package {_PACKAGES[kind]}: in a checkout of millpond, "
+                f"pip install ./integrations/{kind}"
+            )
         known = ", ".join(sorted({*factories, *_PACKAGES}))
         raise InvalidRequestError(f"no installed package writes to {kind!r}; choose one of {known}")
     factory = cast(SinkFactory, factories[kind].load())

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from millpond.ingest.batch import WriteBatch
 from millpond.ingest.counts import RunCounts
-from millpond.ingest.sink import Sink
+from millpond.ingest.sink import Deletes, Sink
 
 _QUEUED_BATCHES = 2
 # Rows of one write. A run can only be stopped between writes, and one may take seconds.
@@ -21,7 +22,7 @@ class BatchWriter:
     def __init__(self, sink: Sink, counts: RunCounts) -> None:
         self._sink = sink
         self._counts = counts
-        self._queue: queue.Queue[WriteBatch | None] = queue.Queue(_QUEUED_BATCHES)
+        self._queue: queue.Queue[WriteBatch | _Deletion | None] = queue.Queue(_QUEUED_BATCHES)
         self._failure: BaseException | None = None
         self._dropping = False
         # A daemon, so that a database that never answers cannot keep the program from ending.
@@ -37,6 +38,12 @@ class BatchWriter:
         """Queue a batch; blocks while the queue is full."""
         self.check()
         self._queue.put(batch)
+
+    def delete(self, record_ids: Sequence[str]) -> None:
+        """Queue the deletion of records whose text is blank now, if the sink can delete; blocks as :meth:`put`."""
+        if isinstance(self._sink, Deletes):
+            self.check()
+            self._queue.put(_Deletion(record_ids, self._sink.delete))
 
     def finish(self) -> None:
         """Wait until everything queued is written."""
@@ -55,6 +62,9 @@ class BatchWriter:
             if self._dropping or self._failure is not None:
                 continue
             try:
+                if isinstance(batch, _Deletion):
+                    batch.delete(batch.record_ids)
+                    continue
                 for part in _parts(batch):
                     if self._dropping:
                         break
@@ -62,6 +72,13 @@ class BatchWriter:
                     self._counts.add(written=len(part))
             except BaseException as error:  # raised again in the caller's thread
                 self._failure = error
+
+
+class _Deletion(NamedTuple):
+    """Records to delete, in their place among the writes."""
+
+    record_ids: Sequence[str]
+    delete: Callable[[Sequence[str]], object]
 
 
 def _parts(batch: WriteBatch) -> Iterator[WriteBatch]:

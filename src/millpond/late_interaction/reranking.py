@@ -56,8 +56,8 @@ def rerank(
 
     The same as ``engine.rerank(query, documents, method="maxsim")``. A late-interaction checkpoint reads query and
     document as it was trained to. Any other encoder gives its token states, L2-normalized, special tokens and the
-    prompt of each role included; a score is then at most the number of the query's tokens. By default
-    ``Engine.rerank`` compares one vector per text instead, if the checkpoint is an embedder.
+    prompt of each role included; a score is then at most the number of the query's tokens. ``Engine.rerank`` does the
+    same by default, but for a checkpoint that reads both texts together: here such a checkpoint is refused.
 
     Args:
         engine: An engine that serves ``token_embed``.

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, cast, get_args
 
 from millpond.checkpoints.architecture import Architecture
-from millpond.checkpoints.checkpoint import Checkpoint
+from millpond.checkpoints.checkpoint import NOT_ARITHMETIC, Checkpoint
 from millpond.checkpoints.matryoshka_families import matryoshka_family
 from millpond.checkpoints.modules import Dense, Pooling
 from millpond.checkpoints.sentence_transformers import PipelineLayout
@@ -89,6 +89,7 @@ def build_spec(
     dimensions = _chain_width(hidden * len(layout.pooling.modes), layout.heads, name)
     trained, declared, smallest = _matryoshka(checkpoint, options)
     max_length = _max_length(architecture, config, layout, options, tokenizer_limit, name)
+    without_markers = layout.late_interaction is not None and detected.score_type != "late-interaction"
     # Settings that change vectors but not the files: part of the fingerprint.
     prompts = sorted(layout.prompts.items())
     settings: tuple[object, ...] = (
@@ -99,7 +100,7 @@ def build_spec(
         layout.default_prompt_name,
         *(() if options.quantization is None else (options.quantization,)),
         # A ColBERT converted to an embedder reads its texts without markers.
-        *(("plain",) if layout.late_interaction is not None and detected.score_type != "late-interaction" else ()),
+        *(("plain",) if without_markers else ()),
     )
     return ModelSpec(
         name=name,
@@ -122,6 +123,19 @@ def build_spec(
         adapters=tuple(config.get("lora_adaptations") or ()),
         max_length=max_length,
         tasks=detected.tasks,
+        settings={
+            "revision": checkpoint.source.revision,
+            "max_length": max_length,
+            "pooling": "+".join(layout.pooling.modes),
+            "include_prompt": layout.pooling.include_prompt,
+            "quantization": options.quantization,
+            "convert": "embed" if without_markers else "auto",
+            "default_prompt_name": layout.default_prompt_name,
+            "prompts": dict(layout.prompts),
+            "hf_overrides": {
+                name: value for name, value in (options.hf_overrides or {}).items() if name not in NOT_ARITHMETIC
+            },
+        },
         digest=partial(checkpoint.digest, *settings),
     )
 

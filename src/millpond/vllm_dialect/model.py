@@ -17,7 +17,7 @@ from millpond.outputs import ScoreOutput
 from millpond.params import PoolingParams
 from millpond.pooling.activations import by_width
 from millpond.ragged import Ragged
-from millpond.tasks import Activation, Task
+from millpond.tasks import Activation, ScoreMethod, Task
 from millpond.vllm_dialect import arguments
 from millpond.vllm_dialect.params import complete
 from millpond.vllm_dialect.pooler_config import PoolerConfig
@@ -108,7 +108,13 @@ class PoolingModel:
         )
 
     def submit_score(
-        self, pairs: Sequence[Pair], params: PoolingParams, *, template: str | None = None
+        self,
+        pairs: Sequence[Pair],
+        params: PoolingParams,
+        *,
+        template: str | None = None,
+        method: ScoreMethod = "auto",
+        ranking: bool = False,
     ) -> Pending[ScoreOutput]:
         """Queue the scoring of pairs; ``params`` from :meth:`complete`.
 
@@ -116,14 +122,16 @@ class PoolingModel:
             pairs: (query, document) pairs.
             params: The options of all pairs.
             template: A score template to use instead of the checkpoint's own.
+            method: As :meth:`millpond.Engine.score`.
+            ranking: ``method="auto"`` is that of :meth:`millpond.Engine.rerank`.
 
         Raises:
-            InvalidRequestError: A pair, an option or the template cannot be used.
+            InvalidRequestError: A pair, an option, the template or the method cannot be used.
             EngineOverloadedError: Too many texts are waiting.
         """
         raw = self.config.calibrated and self.engine.spec.score_type == "cross-encoder"
         engine_params = replace(params, activation=False) if raw else params
-        future = self.engine.submit_score(pairs, engine_params, template=template)
+        future = self.engine.submit_score(pairs, engine_params, template=template, method=method, ranking=ranking)
 
         def finish(output: ScoreOutput) -> ScoreOutput:
             if not raw:

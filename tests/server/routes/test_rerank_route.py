@@ -73,6 +73,50 @@ async def test_the_order_is_the_engines(models: ServedModels, name: str, path: s
     assert answer["meta"]["api_version"]["version"] == ("2" if path == "/v2/rerank" else "1")
 
 
+SHAPES = [*((path, "documents") for path in PATHS), ("/rerank", "texts"), ("/v1/rerank", "texts")]
+
+
+@pytest.mark.parametrize("method", [None, "auto", "cosine", "maxsim"])
+@pytest.mark.parametrize(("path", "field"), SHAPES)
+async def test_the_method_is_the_engines(models: ServedModels, path: str, field: str, method: Any) -> None:
+    body = {"model": "embedder", "query": QUERY, field: DOCUMENTS, "method": method}
+    response = await post(models, path, body)
+    assert response.status_code == 200, response.text
+    content = response.json()
+    results = content if field == "texts" else content["results"]
+    expected = engine_of(models, "embedder").rerank(QUERY, DOCUMENTS, method=method or "auto")
+    assert [each["index"] for each in results] == [each.index for each in expected]
+    scores = [each["score" if field == "texts" else "relevance_score"] for each in results]
+    np.testing.assert_allclose(scores, [each.relevance_score for each in expected], atol=1e-4)
+    assert (scores[0] > 1.1) is (method != "cosine")  # the two measures differ
+
+
+@pytest.mark.parametrize("field", ["documents", "texts"])
+@pytest.mark.parametrize("method", ["dot", "", 1, ["cosine"], "COSINE"])
+async def test_an_unknown_method_is_named_with_those_there_are(models: ServedModels, field: str, method: Any) -> None:
+    response = await post(models, "/rerank", {"query": QUERY, field: DOCUMENTS, "method": method})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "method")
+    assert "should be 'auto', 'cosine' or 'maxsim'" in error["message"]
+    assert str(method) in error["message"] or isinstance(method, list)
+
+
+def test_the_schema_lists_the_methods(models: ServedModels) -> None:
+    schemas = create_app(models).openapi()["components"]["schemas"]
+    for name in ("RerankRequest", "TeiRerankRequest", "ScoreRequest"):
+        (choices,) = [each["enum"] for each in schemas[name]["properties"]["method"]["anyOf"] if "enum" in each]
+        assert choices == ["auto", "cosine", "maxsim"]
+
+
+@pytest.mark.parametrize("field", ["documents", "texts"])
+@pytest.mark.parametrize(("name", "method"), [("reranker", "cosine"), ("reranker", "maxsim"), ("colbert", "cosine")])
+async def test_a_method_that_the_model_does_not_have(models: ServedModels, field: str, name: str, method: str) -> None:
+    response = await post(models, "/rerank", {"model": name, "query": QUERY, field: DOCUMENTS, "method": method})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(f"method='{method}' compares ")
+    assert f" and {name} (" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(("top_n", "count"), [(None, 5), (0, 5), (1, 1), (2, 2), (50, 5)])
 async def test_top_n(models: ServedModels, top_n: int | None, count: int) -> None:
     body = {"model": "reranker", "query": QUERY, "documents": DOCUMENTS}

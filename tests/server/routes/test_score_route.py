@@ -47,6 +47,25 @@ def scores_of(response: httpx.Response) -> list[float]:
     return [each["score"] for each in data]
 
 
+@pytest.mark.parametrize("method", [None, "auto", "cosine", "maxsim"])
+async def test_the_method_is_the_engines(models: ServedModels, method: Any) -> None:
+    body = {"model": "embedder", "text_1": QUERY, "text_2": DOCUMENTS, "method": method}
+    scores = scores_of(await post(models, "/score", body))
+    expected = engine_of(models, "embedder").score(QUERY, DOCUMENTS, method=method or "auto").scores
+    np.testing.assert_allclose(scores, expected, atol=1e-4)
+    assert (max(scores) > 1.1) is (method == "maxsim")  # auto is the cosine here
+
+
+async def test_a_method_that_cannot_be_used(models: ServedModels) -> None:
+    body = {"model": "reranker", "text_1": QUERY, "text_2": DOCUMENTS, "method": "cosine"}
+    response = await post(models, "/score", body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith("method='cosine' compares vectors, and reranker (")
+    response = await post(models, "/score", {**body, "method": "dot"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "method")
+    assert "should be 'auto', 'cosine' or 'maxsim'" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
 @pytest.mark.parametrize("name", ["reranker", "colbert", "embedder"])
 async def test_scores_are_the_engines(models: ServedModels, name: str, path: str) -> None:

@@ -22,7 +22,7 @@ from tests.tiny_late import write_stanford
 
 from langchain_millpond import MillpondCrossEncoder, MillpondReranker
 from millpond import Engine
-from millpond.engine.composite import scoring
+from millpond.engine.composite import comparison
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError, UnsupportedTaskError
 from millpond.late_interaction import rerank
 
@@ -103,6 +103,31 @@ def test_an_embedding_checkpoint_scores_by_its_token_states(
     scores = MillpondCrossEncoder(engine=engine).score([(QUESTION, text) for text in texts])
     np.testing.assert_allclose(scores, [score for _, score in by_index], atol=1e-4)
     assert max(scores) > 1.1  # so it is not a cosine
+
+
+@pytest.mark.parametrize("method", ["auto", "cosine", "maxsim"])
+def test_a_method_is_the_engines_method_of_rerank(
+    engine: Engine, compress: Compress, documents: list[Document], texts: list[str], method: Any
+) -> None:
+    expected = engine.rerank(QUESTION, texts, method=method)
+    reranker = MillpondReranker(engine=engine, top_n=None, method=method)
+    found = compress(reranker, documents)
+    assert [document.metadata["n"] for document in found] == [result.index for result in expected]
+    np.testing.assert_allclose(scores_of(found), [result.relevance_score for result in expected], atol=1e-4)
+    scores = MillpondCrossEncoder(engine=engine, method=method).score([(QUESTION, text) for text in texts])
+    assert max(scores) == pytest.approx(expected[0].relevance_score, abs=1e-4)
+    assert (max(scores) > 1.1) is (method != "cosine")  # the two measures differ
+    assert f"method='{method}'" in repr(reranker)
+    assert reranker.model_dump()["method"] == method
+
+
+def test_a_method_that_the_checkpoint_does_not_have_is_refused(
+    cross_encoder: str, compress: Compress, documents: list[Document]
+) -> None:
+    with pytest.raises(UnsupportedTaskError, match=r"method='cosine' compares vectors.*choose method='auto'"):
+        compress(MillpondReranker(model=cross_encoder, dtype="float32", method="cosine"), documents)
+    with pytest.raises(UnsupportedTaskError, match="method='maxsim'"):
+        MillpondCrossEncoder(model=cross_encoder, dtype="float32", method="maxsim").score([("a", "b")])
 
 
 def test_a_late_interaction_checkpoint_scores_as_it_was_trained_to(
@@ -231,6 +256,8 @@ def test_bad_pairs_are_refused(engine: Engine, cross_encoder: str, pairs: Any, e
         ({"model": "a", "model_name": "b"}, "model_name"),
         ({"model": "a", "top_k": 3}, "top_k\n.*not permitted"),
         ({"model": "a", "truncate": "middle"}, "'end', 'start' or 'error'"),
+        ({"model": "a", "method": "dot"}, "'auto', 'cosine' or 'maxsim'.*input_value='dot'"),
+        ({"model": "a", "method": None}, "'auto', 'cosine' or 'maxsim'"),
         ({"model": "a", "activation": "tanh"}, "'identity', 'sigmoid' or 'softmax'"),
         ({"model": "a", "engine": "b"}, "must be a millpond.Engine"),
     ],
@@ -322,7 +349,7 @@ async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
 
     for call, gate in ((reranker.acompress_documents(many, QUESTION), LoopGate()), (blocks(), LoopGate(seconds=0.2))):
         with batches_through(gate, reranker._engine()), monkeypatch.context() as patch:
-            patch.setattr(scoring, "maxsim", gate.hold(scoring.maxsim))
+            patch.setattr(comparison, "maxsim", gate.hold(comparison.maxsim))
             assert len(await gate.run(call)) == count
         assert {"run", "start"} & set(gate.calls)
         assert ("maxsim" in gate.calls) is (model == "minilm")

@@ -100,11 +100,13 @@ def _usable(folder: Path) -> Iterator[None]:
 @contextmanager
 def _without_truncation_warnings() -> Iterator[None]:
     """Silence the engine's warning for each call that truncates a text; the demo reports their number itself."""
-    logger = logging.getLogger("millpond.engine.schedule.call")
-    before = logger.level
-    if logger.getEffectiveLevel() == logging.WARNING:
-        logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(f"millpond.engine.schedule.{module}") for module in ("call", "truncation")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        if logger.getEffectiveLevel() == logging.WARNING:
+            logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

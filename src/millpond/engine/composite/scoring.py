@@ -1,4 +1,4 @@
-"""Scoring: pairs of texts whose vectors or token states are computed apart, then compared."""
+"""Scoring: pairs of texts that are computed apart, in two calls, and compared."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from millpond.engine.composite.gather import combine
 from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.errors import InvalidRequestError
 from millpond.inputs import Pair
-from millpond.late_interaction.similarity import maxsim
-from millpond.outputs import EmbeddingOutput, ScoreOutput, TokenEmbeddingOutput, Usage
+from millpond.outputs import EmbeddingOutput, ScoreOutput, Usage
 from millpond.params import PoolingParams
-from millpond.ragged import Ragged
 from millpond.tasks import Role
 
 # Embeds texts, if the queue has room for this many more; the timer is that of the whole score.
@@ -89,21 +87,6 @@ def cosine(queries: EmbeddingOutput, documents: EmbeddingOutput, slots: Slots) -
     """Cosine of each pair, ``[pairs]``: products of unit vectors."""
     out: Scores = np.einsum("nd,nd->n", queries.embeddings[slots], documents.embeddings)
     return out
-
-
-def late_interaction(
-    queries: TokenEmbeddingOutput, documents: TokenEmbeddingOutput, slots: Slots, *, mean: bool
-) -> Scores:
-    """MaxSim of each pair, ``[pairs]``; ``mean`` divides by the number of the query's tokens."""
-    scores = np.empty(len(slots), dtype=np.float32)
-    width = queries.embeddings.flat.shape[1]
-    for slot in np.unique(slots):
-        indices = np.flatnonzero(slots == slot)
-        query = queries.embeddings[int(slot)]
-        query_rows = Ragged.from_matrices([query], width=width)
-        document_rows = Ragged.from_matrices([documents.embeddings[int(i)] for i in indices], width=width)
-        scores[indices] = maxsim(query_rows, document_rows)[0] / (len(query) if mean else 1)
-    return scores
 
 
 def vector_params(params: PoolingParams, role: Role, *, normalize: bool | None = True) -> PoolingParams:

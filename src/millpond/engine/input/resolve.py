@@ -99,15 +99,20 @@ def _way_out(task: Task, loaded: LoadedModel) -> str:
     return ""
 
 
-def check_method(method: ScoreMethod, loaded: LoadedModel) -> ScoreType | None:
-    """How ``method`` scores a pair with this checkpoint; ``auto`` is the checkpoint's own score type.
+def check_method(method: ScoreMethod, loaded: LoadedModel, *, ranking: bool = False) -> ScoreType | None:
+    """How ``method`` scores a pair with this checkpoint.
+
+    Args:
+        method: ``auto`` is ``spec.score_type``, or ``spec.rerank_type``.
+        loaded: The model.
+        ranking: Whether the scores are for ``rerank``.
 
     Raises:
         InvalidRequestError: There is no such method.
         UnsupportedTaskError: The checkpoint does not have the vectors that the method compares.
     """
     if method == "auto":
-        return loaded.spec.score_type
+        return loaded.spec.rerank_type if ranking else loaded.spec.score_type
     check_choice("method", method, SCORE_METHODS, optional=False)
     spec = loaded.spec
     task: Task = "token_embed" if method == "maxsim" else "embed"

@@ -45,7 +45,7 @@ def _embedding(call: Call) -> EmbeddingOutput:
 
 
 def _token_embedding(call: Call) -> TokenEmbeddingOutput:
-    stacked = _stacked(call)
+    stacked = _empty(call) if call.taken else _stacked(call)
     flat = matryoshka.cut(stacked.flat, call.plan.width, normalize=call.plan.normalize, own=True)
     return TokenEmbeddingOutput(
         embeddings=Ragged(flat=flat, offsets=stacked.offsets),
@@ -139,6 +139,12 @@ def _stacked(call: Call) -> Ragged:
             matrix = span_rows(matrix, alignment.offsets, alignment.special, item.spans, index=index)
         matrices.append(matrix)
     return Ragged.from_matrices(matrices, width=call.native_width)
+
+
+def _empty(call: Call) -> Ragged:
+    """Matrices without rows: theirs were taken as they came."""
+    flat = np.empty((0, call.native_width), dtype=np.float32)
+    return Ragged(flat=flat, offsets=np.zeros(call.size + 1, dtype=np.int64))
 
 
 def _usage(call: Call) -> Usage:

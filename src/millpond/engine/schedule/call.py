@@ -14,10 +14,14 @@ import numpy.typing as npt
 from millpond.engine.input.plan import Plan
 from millpond.engine.input.tokenized import TokenAlignment, Tokenized
 from millpond.engine.schedule.timing import CallFuture, CallTimer
+from millpond.engine.schedule.truncation import reports_truncation, warn_truncated
 from millpond.errors import MillpondError
 from millpond.inputs import Item
 
 logger = logging.getLogger(__name__)
+
+# Called with the slots and the matrices of a batch, by the thread that ran it.
+TakeMatrices = Callable[[Sequence[int], Sequence[npt.NDArray[np.float32]]], None]
 
 # Vectors are committed to the cache in groups of this many: the most that a crash can cost.
 COMMIT_GROUP = 256
@@ -38,7 +42,7 @@ class Call:
         native_width: Columns of a row before the Matryoshka cut.
         per_token: Whether an item's result is a matrix.
         rows: float32 ``[slots, native_width]``; empty if ``per_token``.
-        matrices: float32 ``[rows, native_width]`` by slot, if ``per_token``; ``None`` until delivered.
+        matrices: float32 ``[rows, native_width]`` by slot, if ``per_token``; ``None`` until delivered, or if taken.
         alignments: Alignment of each slot's tokens with its text, if ``per_token`` and the task needs one.
         tokens: int32 ``[slots]`` tokens of each item.
         truncated: bool ``[slots]`` items that were cut.
@@ -61,6 +65,7 @@ class Call:
         refill: Callable[[Call, int], None],
         first_index: int = 0,
         timer: CallTimer | None = None,
+        take: TakeMatrices | None = None,
     ) -> None:
         """A call without results.
 
@@ -76,6 +81,7 @@ class Call:
             refill: Called with the number of requests still queued, each time a batch takes some.
             first_index: Index of the first item in the caller's list, for errors.
             timer: The timer of a request that is made of several calls; ``None``: a new one.
+            take: Receives each batch's matrices, which the call then does not keep; only if ``per_token``.
         """
         self.timer = timer or CallTimer()
         distinct = dict.fromkeys(items)
@@ -106,7 +112,9 @@ class Call:
         self._commit = commit
         self._progress = progress
         self._refill = refill
+        self._take = take
         self._lock = threading.Lock()
+        self._reports_truncation = reports_truncation.get()
 
     @property
     def done(self) -> bool:
@@ -150,8 +158,11 @@ class Call:
         self.timer.returned()
         if self.per_token:
             finite = [bool(np.isfinite(result).all()) for result in results]
-            for slot, result in zip(slots, results, strict=True):
-                self.matrices[slot] = result
+            if self._take is None:
+                for slot, result in zip(slots, results, strict=True):
+                    self.matrices[slot] = result
+            elif all(finite) and not self.done:
+                self._take(slots, results)
         else:
             rows = results[0][None] if len(results) == 1 else np.concatenate(results).reshape(len(results), -1)
             # All rows at once; one by one only if something is wrong.
@@ -198,9 +209,8 @@ class Call:
             return self.fail(error)
         if self._progress is not None and self._slot_of is not None:
             self._progress(self.size - len(self.items))  # the bar counts duplicates too, deliveries do not
-        if self.truncated.any():
-            cut = int(self.per_item(self.truncated).sum())
-            logger.warning("%d of %d texts were cut to %d tokens", cut, self.size, self.plan.limit)
+        if self._reports_truncation and self.truncated.any():
+            warn_truncated(self.per_item(self.truncated), self.plan.limit, first_index=self._first_index)
         self.future.timings = self.timer.read()
         try:
             self.future.set_result(output)
@@ -210,6 +220,11 @@ class Call:
     def slots(self) -> Sequence[int]:
         """Each item's slot, in the caller's order."""
         return range(self.size) if self._slot_of is None else self._slot_of.tolist()
+
+    @property
+    def taken(self) -> bool:
+        """Whether the matrices were handed on as they came, so that the call has none."""
+        return self._take is not None
 
     def matrices_per_item(self) -> list[npt.NDArray[np.float32]]:
         """Each item's matrix, in the caller's order."""

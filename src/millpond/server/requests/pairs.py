@@ -19,7 +19,7 @@ from millpond.server.requests.chat import check_trusted
 from millpond.server.requests.limits import check_count
 from millpond.server.schemas.score import PairRequest
 from millpond.server.state import config_of, models_of, record_model
-from millpond.tasks import Activation, ScoreType
+from millpond.tasks import Activation, ScoreMethod, ScoreType
 from millpond.vllm_dialect.model import Pending
 from millpond.vllm_dialect.prompts import Tokenization
 
@@ -65,6 +65,8 @@ class Scoring:
         query_tokens: Cut each query to this many tokens; 0 keeps all.
         document_tokens: The same for each document.
         template: A score template that replaces the checkpoint's own.
+        method: How pairs are scored, as in :meth:`millpond.Engine.score`.
+        ranking: Whether the scores rank documents: ``auto`` is then that of :meth:`millpond.Engine.rerank`.
     """
 
     tokenization: Tokenization
@@ -73,9 +75,13 @@ class Scoring:
     query_tokens: int = 0
     document_tokens: int = 0
     template: str | None = None
+    method: ScoreMethod = "auto"
+    ranking: bool = False
 
     @classmethod
-    def of(cls, body: PairRequest, request: Request, model: ServedModel, *, truncate: bool = False) -> Self:
+    def of(
+        cls, body: PairRequest, request: Request, model: ServedModel, *, truncate: bool = False, ranking: bool = False
+    ) -> Self:
         """The options of a request in vLLM's or Cohere's format.
 
         Args:
@@ -83,6 +89,7 @@ class Scoring:
             request: The request.
             model: The model of the request.
             truncate: As in Cohere's API, cut over-long pairs, and accept limits above the model's.
+            ranking: Whether the scores rank documents.
 
         Raises:
             RequestError: An invalid limit, or an untrusted template.
@@ -104,6 +111,8 @@ class Scoring:
             query_tokens=_cut_length("max_tokens_per_query", body.max_tokens_per_query, limit, truncate=truncate),
             document_tokens=_cut_length("max_tokens_per_doc", body.max_tokens_per_doc or 0, limit, truncate=truncate),
             template=body.chat_template,
+            method=body.method or "auto",
+            ranking=ranking,
         )
 
     async def run(
@@ -135,7 +144,9 @@ class Scoring:
         activation = self.activation if engine.spec.score_type == "cross-encoder" else None
         params = PoolingParams(activation=activation, instruction=self.instruction)
         params = model.pooling.complete("score", params, self.tokenization)
-        return model.pooling.submit_score(pair_up(queries, documents), params, template=self.template)
+        return model.pooling.submit_score(
+            pair_up(queries, documents), params, template=self.template, method=self.method, ranking=self.ranking
+        )
 
 
 def _cut_length(name: str, tokens: int, limit: int, *, truncate: bool) -> int:

@@ -60,7 +60,7 @@ async def _cohere(request: Request, body: RerankRequest, *, version: str) -> Res
     model = find_scorer(request, body.model, api=_API)
     sent = body.documents if isinstance(body.documents, list) else [body.documents]
     texts = [documents.text_of(document, i, body.rank_fields) for i, document in enumerate(sent)]
-    scoring = Scoring.of(body, request, model, truncate=version == "2")
+    scoring = Scoring.of(body, request, model, truncate=version == "2", ranking=True)
     output = await scoring.run(request, model, read_texts(body.query, "query"), texts)
     results = []
     for each in _ranked(output, texts, body.top_n):
@@ -83,7 +83,12 @@ async def _cohere(request: Request, body: RerankRequest, *, version: str) -> Res
 async def _tei(request: Request, body: TeiRerankRequest) -> Response:
     model = find_scorer(request, named_model(request, body.model), api=_API)
     # TEI's scores are sigmoids, even if the checkpoint's default differs.
-    scoring = Scoring(tokenization=body.tokenization(), activation=False if body.raw_scores else "sigmoid")
+    scoring = Scoring(
+        tokenization=body.tokenization(),
+        activation=False if body.raw_scores else "sigmoid",
+        method=body.method or "auto",
+        ranking=True,
+    )
     output = await scoring.run(request, model, [body.query], body.texts)
     ranked = []
     for each in _ranked(output, body.texts, None):

@@ -11,10 +11,15 @@ from millpond.params import one_value
 from millpond.server.schemas.absent import absent_if_null
 from millpond.server.schemas.request import PoolingRequest
 from millpond.server.schemas.usage import UsageInfo
+from millpond.tasks import ScoreMethod
 
 # A text, or {"content": a text or a list of text parts}.
 Text = str | dict[str, Any]
 Side = Text | list[Text]
+METHOD = (
+    "How a pair is scored: `cosine` of two vectors, `maxsim` of token vectors, or `auto` (the default): what the model "
+    "is; an embedder scores by cosine and reranks by MaxSim."
+)
 _SPELLINGS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 
 
@@ -35,6 +40,7 @@ class PairRequest(PoolingRequest):
         None, description="A score template that replaces the model's own, if the server accepts one."
     )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Only `instruction` is read.")
+    method: ScoreMethod | None = Field(None, description=METHOD)
 
     @property
     def reranker_instruction(self) -> str | None:

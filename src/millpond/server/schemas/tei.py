@@ -8,6 +8,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from millpond.inputs import Item
 from millpond.server.schemas.request import INT64
+from millpond.server.schemas.score import METHOD
+from millpond.tasks import ScoreMethod
 from millpond.vllm_dialect.prompts import Tokenization, read_prompts
 
 
@@ -89,6 +91,7 @@ class TeiRerankRequest(TeiRequest):
     texts: list[str] = Field(description="The texts; a body with this field is answered in TEI's format.")
     raw_scores: bool | None = Field(False, description="Return a cross-encoder's logits instead of their sigmoid.")
     return_text: bool | None = Field(False, description="Include the texts in the answer.")
+    method: ScoreMethod | None = Field(None, description=METHOD)
 
 
 class Sentences(BaseModel):

@@ -16,7 +16,7 @@ from pydantic import AliasChoices, ConfigDict, Field, model_validator
 from llama_index.embeddings.millpond.source import EngineSource, PathStr
 
 if TYPE_CHECKING:
-    from millpond import Engine, RerankOutput
+    from millpond import RerankOutput
 
 _RETRIEVAL_SCORE = "retrieval_score"
 
@@ -28,8 +28,8 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
 
     Cross-encoders (LLM rerankers with their own template) and late-interaction checkpoints score as they were trained
     to; an embedding checkpoint scores by MaxSim over its token states, so the model that retrieved can rerank too. The
-    scale of the scores depends on the checkpoint. It reads the same content of a node as an embedding model: its text,
-    and its metadata except the keys that the node excludes.
+    scale of the scores depends on the checkpoint and on ``method``: docs/engine.md has a table. It reads the same
+    content of a node as an embedding model: its text, and its metadata except the keys that the node excludes.
 
     The scores replace those of the retrieval, in copies: nodes passed in are not changed. With ``model=``, the model
     is loaded on first use, and all objects of one configuration share one engine, also after pickling. The async method
@@ -41,6 +41,8 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
         top_n: How many of the best to keep; ``None`` keeps all.
         keep_retrieval_score: Store the score of the retrieval in ``node.metadata["retrieval_score"]``, in copies of the
             nodes; embedding models and language models do not see it.
+        method: How a pair is scored: ``cosine`` of two vectors, ``maxsim`` of token vectors, or ``auto``, by what the
+            checkpoint is.
         instruction: Text for the instruction slot of an LLM reranker's template; refused by a model without one.
         truncate: Which end of an over-long text is cut, or ``"error"``.
         activation: Replaces the checkpoint's activation of its logits: ``identity``, ``sigmoid`` or ``softmax``.
@@ -63,6 +65,7 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
     model: PathStr | None = Field(default=None, validation_alias=AliasChoices("model", "model_name"), min_length=1)
     top_n: int | None = Field(default=3, gt=0, strict=True)
     keep_retrieval_score: bool = False
+    method: Literal["auto", "cosine", "maxsim"] = "auto"
     instruction: str | None = None
     truncate: Literal["end", "start", "error"] = "end"
     activation: Literal["identity", "sigmoid", "softmax"] | None = None
@@ -91,7 +94,7 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
             if nodes:
                 texts = _texts_of(nodes)
                 engine = self._engine()
-                ranked = engine.rerank(query.query_str, texts, **self._options(engine))
+                ranked = engine.rerank(query.query_str, texts, **self._options())
                 best += self._scored(nodes, ranked)
         return best
 
@@ -105,16 +108,15 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
                 engine = await self._aengine()
                 from millpond import AsyncEngine  # imports torch, which loading has imported already
 
-                ranked = await AsyncEngine(engine).rerank(query.query_str, texts, **self._options(engine))
+                ranked = await AsyncEngine(engine).rerank(query.query_str, texts, **self._options())
                 best += self._scored(nodes, ranked)
         return best
 
-    def _options(self, engine: Engine) -> dict[str, Any]:
-        """The options of ``rerank``: an embedding checkpoint compares token vectors here, not one vector per text."""
-        method = "maxsim" if engine.spec.score_type == "bi-encoder" else "auto"
+    def _options(self) -> dict[str, Any]:
+        """The options of ``rerank``."""
         return {
             "top_n": self.top_n,
-            "method": method,
+            "method": self.method,
             "instruction": self.instruction,
             "truncate": self.truncate,
         }

@@ -1,0 +1,258 @@
+"""Points that lack some of the collection's vectors, as a framework writes them: found, in order, by the one request.
+
+The reference is numpy; Qdrant's real engine answers the same requests, since local mode is a re-implementation.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from qdrant_client import QdrantClient, models
+
+from millpond import Engine
+from millpond.ingest import Record, ingest, point_id
+from millpond.ingest.search import SearchPlan
+from millpond_qdrant import QdrantSink
+from millpond_qdrant.local import lacked
+from millpond_qdrant.queries import queries_of
+
+QUESTION = "what moves blood around the body?"
+WIDTHS = (16, 64, 384)
+SUBSETS = [(16, 64, 384), (384,), (16,), (64,), (16, 384), (64, 384), (16, 64)]
+Vector = npt.NDArray[np.float32]
+Point = tuple[str, dict[int, Vector], dict[str, Any]]  # text, vectors by width, metadata
+
+
+@pytest.fixture(scope="module")
+def points(engine: Engine) -> list[Point]:
+    """72 texts, each with another subset of the vectors than its neighbours."""
+    nouns = ["a river", "a zip file", "bread", "sockets", "arteries", "a search", "glaciers", "violins", "the heart"]
+    texts = [f"{verb} {noun}" for verb in ("mending", "measuring", "the price of", "painting") for noun in nouns]
+    texts += [f"{text}, again" for text in texts]
+    rows = engine.embed(texts, role="document").embeddings
+    cut = [{width: row[:width] / np.linalg.norm(row[:width]) for width in WIDTHS} for row in rows]
+    return [
+        (text, {width: vectors[width] for width in SUBSETS[n % len(SUBSETS)]}, {"n": n % 3})
+        for n, (text, vectors) in enumerate(zip(texts, cut, strict=True))
+    ]
+
+
+@pytest.fixture(scope="module")
+def sink(engine: Engine, points: list[Point]) -> Iterator[QdrantSink]:
+    with QdrantSink(":memory:", "docs", dimensions=WIDTHS, payload="langchain") as sink:
+        sink.prepare(engine.spec)
+        put(sink._client, points)
+        yield sink
+
+
+def put(client: QdrantClient, points: Sequence[Point]) -> None:
+    rows = [
+        models.PointStruct(
+            id=str(uuid.uuid5(uuid.NAMESPACE_URL, text)),
+            vector={f"d{width}": vector.tolist() for width, vector in vectors.items()},
+            payload={"page_content": text, "metadata": metadata},
+        )
+        for text, vectors, metadata in points
+    ]
+    client.upsert("docs", points=rows)
+
+
+def expected(points: list[Point], query: Vector, *, k: int, candidates: int, funnel: bool) -> list[tuple[str, float]]:
+    """Text and cosine of the hits: the funnel over the points that have the largest width, the others as they are."""
+
+    def cosine(vectors: dict[int, Vector], width: int) -> float:
+        return float(vectors[width] @ (query[:width] / np.linalg.norm(query[:width])))
+
+    full, coarse = max(WIDTHS), min(WIDTHS)
+    whole = [(text, vectors) for text, vectors, _ in points if full in vectors]
+    if funnel:
+        both = sorted((p for p in whole if coarse in p[1]), key=lambda p: cosine(p[1], coarse), reverse=True)
+        whole = both[:candidates] + [p for p in whole if coarse not in p[1]]
+    scores = [(text, cosine(vectors, full)) for text, vectors in whole]
+    scores += [(text, cosine(vectors, max(vectors))) for text, vectors, _ in points if full not in vectors]
+    return sorted(scores, key=lambda pair: pair[1], reverse=True)[:k]
+
+
+@pytest.mark.parametrize("funnel", [True, False])
+@pytest.mark.parametrize(("k", "candidates"), [(1, 1), (3, 5), (10, 10), (10, 30), (72, 72), (200, 500)])
+@pytest.mark.parametrize("n", [None, 0, [1, 2]])
+def test_a_search_finds_them_in_the_order_of_their_cosines(
+    engine: Engine, sink: QdrantSink, points: list[Point], n: Any, k: int, candidates: int, funnel: bool
+) -> None:
+    accepted = [0, 1, 2] if n is None else [n] if isinstance(n, int) else n
+    for question in (QUESTION, "ice", "music for strings"):
+        query = engine.embed([question], role="query").embeddings[0]
+        matching = [point for point in points if point[2]["n"] in accepted]
+        hits = sink.search(
+            engine, question, k=k, candidates=candidates, funnel=funnel, filter=None if n is None else {"n": n}
+        )
+        wanted = expected(matching, query, k=k, candidates=candidates, funnel=funnel)
+        assert [hit.text for hit in hits] == [text for text, _ in wanted]
+        assert [hit.score for hit in hits] == pytest.approx([score for _, score in wanted], abs=1e-5)
+        assert {type(hit.score) for hit in hits} <= {float}
+
+
+def test_a_native_filter_with_alternatives_holds_for_them_too(engine: Engine, sink: QdrantSink) -> None:
+    either = models.Filter(
+        should=[models.FieldCondition(key="metadata.n", match=models.MatchValue(value=value)) for value in (0, 1)]
+    )
+    for funnel in (True, False):
+        hits = sink.search(engine, QUESTION, k=72, candidates=72, filter=either, funnel=funnel)
+        assert len(hits) == 48 and {hit.metadata["n"] for hit in hits} == {0, 1}
+
+
+def test_the_candidates_that_lack_the_largest_width_take_nobodys_place(engine: Engine, records: list[Record]) -> None:
+    client = QdrantClient(":memory:")
+    sink = QdrantSink(client, "docs", dimensions=[16, 384], payload="langchain")
+    ingest(records, engine=engine, sink=sink, show_progress=False)
+    short = engine.embed([QUESTION], role="query", dimensions=16, normalize=True).embeddings[0]
+    put(client, [(f"short {n}", {16: short}, {}) for n in range(20)])  # all nearer than any record
+    hits = sink.search(engine, QUESTION, k=32, candidates=100)
+    assert len(hits) == 32 and next(hit.id for hit in hits if not hit.text.startswith("short")) == "doc-4"
+    hits = sink.search(engine, QUESTION, k=12, candidates=12, filter={"lang": "en"})
+    assert {hit.id for hit in hits} == {record.id for record in records}
+
+
+def test_nothing_else_is_asked_for_where_every_point_is_whole(engine: Engine, records: list[Record]) -> None:
+    client = QdrantClient(":memory:")
+    sink = QdrantSink(client, "docs", dimensions=[16, 384], payload="langchain")
+    ingest(records, engine=engine, sink=sink, show_progress=False)
+    names = ["d16", "d384"]
+    assert lacked(client, "docs", names) == frozenset()
+    put(client, [("whole", {16: np.ones(16, np.float32), 384: np.ones(384, np.float32)}, {})])
+    assert lacked(client, "docs", names) == frozenset()
+    put(client, [("stray", {384: np.ones(384, np.float32)}, {})])
+    assert lacked(client, "docs", names) == {"d16"}
+    sink.delete([hit.id for hit in sink.search(engine, QUESTION, k=14) if hit.text == "stray"])
+    assert sink.count() == 13 and lacked(client, "docs", names) == frozenset()
+    # A server is asked for all of them, since a framework may write to it at any time.
+    with QdrantSink("http://127.0.0.1:1", "docs") as remote:
+        assert lacked(remote._client, "docs", names) == {"d16", "d384"}
+
+
+def test_one_width_is_asked_for_alone(engine: Engine, sink: QdrantSink, points: list[Point]) -> None:
+    only = QdrantSink(sink._client, "docs", dimensions=[64])
+    assert {hit.text for hit in only.search(engine, QUESTION, k=72)} == {text for text, have, _ in points if 64 in have}
+
+
+@pytest.mark.parametrize("lack", [frozenset(), frozenset({"d16"}), frozenset({"d384"}), frozenset({"d16", "d384"})])
+def test_a_search_is_never_more_than_one_request_per_width(lack: frozenset[str]) -> None:
+    vectors = {width: np.ones(width, np.float32) for width in (16, 384)}
+    plan = SearchPlan(k=2, candidates=5, coarse=16, full=384, vectors=vectors)
+    queries = queries_of(plan, None, lacked=lack)
+    assert len(queries) == 1 + ("d384" in lack)
+    assert isinstance(queries[0].prefetch, list) and len(queries[0].prefetch) == 1 + ("d16" in lack)
+
+
+def test_the_real_engine_answers_the_same_requests_with_the_same_points(
+    engine: Engine, sink: QdrantSink, points: list[Point], tmp_path: Path
+) -> None:
+    edge = pytest.importorskip("qdrant_edge")
+    config = {f"d{width}": edge.EdgeVectorParams(size=width, distance=edge.Distance.Cosine) for width in WIDTHS}
+    shard = edge.EdgeShard.create(str(tmp_path), edge.EdgeConfig(vectors=config))
+    rows = [
+        edge.Point(
+            id=str(uuid.uuid5(uuid.NAMESPACE_URL, text)),
+            vector={f"d{width}": vector.tolist() for width, vector in vectors.items()},
+            payload={"metadata": metadata},
+        )
+        for text, vectors, metadata in points
+    ]
+    shard.update(edge.UpdateOperation.upsert_points(rows))
+    names = [f"d{width}" for width in WIDTHS]
+    for question in (QUESTION, "ice", "music for strings"):
+        query = engine.embed([question], role="query").embeddings[0]
+        vectors = {width: query[:width] / np.linalg.norm(query[:width]) for width in WIDTHS}
+        for condition in (None, {"n": [0, 1]}):
+            for coarse, k, candidates in ((16, 10, 12), (16, 72, 72), (None, 20, 20)):
+                plan = SearchPlan(k=k, candidates=candidates, coarse=coarse, full=384, vectors=vectors)
+                native = sink._to_native(condition, "langchain")
+                answers = [
+                    point
+                    for request in queries_of(plan, native, lacked=names)
+                    for point in shard.query(translated(edge, request))
+                ]
+                best = sorted(answers, key=lambda point: point.score, reverse=True)[:k]
+                hits = sink._query(plan, native, "langchain")
+                assert [str(hit.id) for hit in hits] == [str(point.id) for point in best]
+                assert [hit.score for hit in hits] == pytest.approx([point.score for point in best], abs=1e-5)
+                assert len({point.id for point in answers}) == len(answers)  # no point is in two answers
+    shard.close()
+
+
+def translated(edge: Any, request: models.QueryRequest) -> Any:
+    """A request of qdrant-client as one of the real engine's."""
+
+    def condition(one: Any) -> Any:
+        if isinstance(one, models.Filter):
+            return filter(one)
+        if isinstance(one, models.HasVectorCondition):
+            return edge.HasVectorCondition(one.has_vector)
+        assert one.range is not None
+        return edge.FieldCondition(one.key, range=edge.RangeFloat(gte=one.range.gte, lte=one.range.lte))
+
+    def filter(one: models.Filter | None) -> Any:
+        if one is None:
+            return None
+        clauses = {
+            name: None if (members := getattr(one, name)) is None else [condition(member) for member in members]
+            for name in ("must", "should", "must_not")
+        }
+        return edge.Filter(**clauses)
+
+    def nearest(one: Any) -> Any:
+        return edge.Query.Nearest(one.query, using=one.using)
+
+    prefetches = [
+        edge.Prefetch(query=nearest(stage), limit=stage.limit, filter=filter(stage.filter))
+        for stage in request.prefetch or []  # type: ignore[union-attr]
+    ]
+    return edge.QueryRequest(
+        prefetches=prefetches, query=nearest(request), filter=filter(request.filter), limit=request.limit
+    )
+
+
+# ------------------------------------------------------------------------------- what is written by another's hand
+
+
+@pytest.mark.parametrize("form", ["plain", "langchain", "llama_index"])
+def test_a_point_of_either_framework_is_read_in_a_collection_of_any_form(
+    engine: Engine, records: list[Record], form: str
+) -> None:
+    client = QdrantClient(":memory:")
+    sink = QdrantSink(client, "docs", dimensions=[64, 384], payload=form)
+    ingest(records[:3], engine=engine, sink=sink, show_progress=False)
+    row = engine.embed([QUESTION], role="document", normalize=True).embeddings[0].tolist()
+    node = '{"id_": "x", "text": "of LlamaIndex", "metadata": {"a": 1}}'
+    other = '{"id_": "x", "text_resource": {"text": "of LlamaIndex, too"}, "metadata": {"a": 1}}'
+    payloads = {
+        7: {"page_content": "of LangChain", "metadata": {"a": 1}},
+        point_id("x"): {"_node_content": node, "doc_id": "None", "a": 1},
+        point_id("y"): {"_node_content": other, "a": 1},
+        point_id("z"): {"text": "of nobody", "metadata": {"a": 1}},
+    }
+    client.upsert("docs", [models.PointStruct(id=id, vector={"d384": row}, payload=p) for id, p in payloads.items()])
+    hits = {hit.id: hit for hit in sink.search(engine, QUESTION, k=4)}
+    assert {key: hit.text for key, hit in hits.items()} == {
+        "7": "of LangChain",
+        point_id("x"): "of LlamaIndex",
+        point_id("y"): "of LlamaIndex, too",
+        point_id("z"): "of nobody",
+    }
+    assert all(hit.metadata == {"a": 1} and hit.score == pytest.approx(1, abs=1e-5) for hit in hits.values())
+    sink.delete(list(hits))  # by the ids that a search shows
+    assert sink.count() == 3
+
+
+def test_a_records_id_that_is_a_uuid_or_a_number_deletes_the_record(engine: Engine) -> None:
+    sink = QdrantSink(":memory:", "docs", dimensions=[64, 384])
+    ids = [str(uuid.UUID(int=5)), "7", "18446744073709551616", "-1", "007", "{" + str(uuid.UUID(int=9)) + "}"]
+    ingest([Record(id, f"text {id}") for id in [*ids, "kept"]], engine=engine, sink=sink, show_progress=False)
+    sink.delete(ids)
+    assert [hit.id for hit in sink.search(engine, "text")] == ["kept"]

@@ -1,0 +1,175 @@
+"""Metadata as JSON: what a database can store of the values that Python programs have."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence, Set
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from typing import Any
+from uuid import UUID
+
+from millpond.errors import InvalidRequestError
+
+_MAX_DEPTH = 32
+_INT64 = 1 << 63
+
+
+def json_object(name: str, value: Mapping[Any, Any]) -> dict[str, Any]:
+    """A mapping as a JSON object of its own: later changes of ``value`` do not change it.
+
+    ========================================= ==============================================================
+    str, bool, int (64 bits), float, None     themselves
+    datetime, date, time                      ISO 8601; numpy's ``datetime64`` too
+    timedelta                                 seconds
+    Decimal, Fraction                         int if it is written without a fraction, else float
+    UUID, paths                               str
+    an Enum's member                          its value
+    numpy's scalars and arrays                Python's numbers, str and lists
+    list, tuple, set and other collections    a list; of a set sorted, so that it is always the same
+    dicts                                     objects
+    ========================================= ==============================================================
+
+    Args:
+        name: What the mapping is, for error messages.
+        value: The mapping; its keys are str.
+
+    Raises:
+        InvalidRequestError: A value that is not in the table: bytes, NaN and infinities, missing values of pandas,
+            other objects, and nesting deeper than 32 levels.
+    """
+    return _object(name, value, 0)
+
+
+def json_value(name: str, value: object) -> Any:
+    """One value as JSON, as :func:`json_object` converts it."""
+    return _value(name, value, 1)
+
+
+def check_str(name: str, value: object) -> None:
+    """Raise InvalidRequestError for anything but a str that UTF-8 can encode."""
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"{name} is {describe(value)}; it must be a str")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                f"{name} holds a lone surrogate at character {error.start}, which no encoding can store"
+            ) from None
+
+
+def describe(value: object) -> str:
+    """A value of a wrong type in an error message."""
+    return "missing" if value is None else f"of type {type(value).__name__}"
+
+
+def _object(name: str, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+    if depth == _MAX_DEPTH:
+        raise InvalidRequestError(f"metadata is nested deeper than {_MAX_DEPTH} levels; store it as a JSON str")
+    result: dict[str, Any] = {}
+    for given_key, item in value.items():
+        key = given_key.value if isinstance(given_key, Enum) else given_key
+        check_str(f"a key of {name}", key)
+        result[str.__str__(key)] = _value(f"{name}[{key!r}]", item, depth + 1)
+    return result
+
+
+def _list(name: str, value: Sequence[Any], depth: int) -> list[Any]:
+    if depth == _MAX_DEPTH:
+        raise InvalidRequestError(f"metadata is nested deeper than {_MAX_DEPTH} levels; store it as a JSON str")
+    return [_value(f"{name}[{index}]", item, depth + 1) for index, item in enumerate(value)]
+
+
+def _value(name: str, value: Any, depth: int) -> Any:
+    """``value`` as JSON. The order matters: subclasses (of str, int, date) come before what they derive from."""
+    kind = type(value)
+    if (kind is str and value.isascii()) or value is None or kind is bool:  # nearly all values
+        return value
+    match value:
+        case Enum():
+            return _value(name, value.value, depth)
+        case str():
+            check_str(name, value)
+            return str.__str__(value)
+        case int():
+            return _integer(name, int(value))
+        case float():
+            return _float(name, float(value), value)
+        case datetime() | date() | time():
+            if value != value:  # pandas.NaT, which is a datetime
+                raise InvalidRequestError(f"{name} is {value!r}, no time; store None, or leave the key out")
+            return value.isoformat()
+        case timedelta():
+            return _float(name, value.total_seconds(), value)
+        case Decimal():
+            exponent = value.as_tuple().exponent
+            if isinstance(exponent, int) and 0 <= exponent <= 18:
+                return _integer(name, int(value))
+            return _float(name, float(value) if value.is_finite() else math.nan, value)
+        case Fraction():
+            return _integer(name, int(value)) if value.denominator == 1 else _float(name, float(value), value)
+        case UUID():
+            return str(value)
+        case os.PathLike():
+            path = os.fspath(value)
+            check_str(name, path)
+            return path
+        case bytes() | bytearray() | memoryview():
+            raise InvalidRequestError(f"{name} is of type {type(value).__name__}; decode it, or store base64 as a str")
+        case Mapping():
+            return _object(name, value, depth)
+        case Set():
+            return _sorted(_list(name, list(value), depth))
+        case Sequence():
+            return _list(name, value, depth)
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # numpy is not imported for it
+        return _array(name, value, depth)
+    raise InvalidRequestError(
+        f"{name} is {describe(value)}; metadata takes str, bool, int, float, None, list and dict, "
+        "and dates, Decimal, UUID, paths, sets and numpy's values, which are stored as these"
+    )
+
+
+def _sorted(items: list[Any]) -> list[Any]:
+    try:
+        return sorted(items)
+    except TypeError:  # of several types
+        return sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
+
+
+def _array(name: str, value: Any, depth: int) -> Any:
+    """A scalar or an array of numpy, or of a library with the same two attributes."""
+    if getattr(value, "ndim", 0):
+        return _list(name, value.tolist() if getattr(value.dtype, "kind", "") in "biufU" else list(value), depth)
+    kind = getattr(value.dtype, "kind", "")
+    if kind in ("M", "m"):
+        import numpy as np
+
+        if np.isnat(value):
+            raise InvalidRequestError(f"{name} is NaT, no time; store None, or leave the key out")
+        return str(value) if kind == "M" else _float(name, float(value / np.timedelta64(1, "s")), value)
+    if kind == "f":
+        return _float(name, float(value), value)
+    plain = value.tolist()
+    if type(plain) is type(value):  # a type that Python has no word for
+        raise InvalidRequestError(f"{name} is {describe(value)}; store it as a number or a str")
+    return _value(name, plain, depth)
+
+
+def _integer(name: str, value: int) -> int:
+    if not -_INT64 <= value < _INT64:
+        # Python refuses to write very long ints.
+        shown = value if value.bit_length() < 1024 else f"an int of {value.bit_length()} bits"
+        raise InvalidRequestError(f"{name}={shown} does not fit 64 bits; store it as a str")
+    return value
+
+
+def _float(name: str, value: float, given: object) -> float:
+    if not math.isfinite(value):
+        raise InvalidRequestError(f"{name}={given} is not JSON; store a finite number or None")
+    return value

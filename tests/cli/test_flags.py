@@ -1,0 +1,58 @@
+"""Messages of the Python API in the words of the command line."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+
+from millpond.cli.app import app
+from millpond.cli.flags import flags_of, in_flags
+
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def rewritten(command: str, message: str) -> str:
+    return in_flags(message, flags_of(COMMANDS[command].params))
+
+
+@pytest.mark.parametrize(
+    ("command", "message", "expected"),
+    [
+        ("embed", "dimensions=2048 is more than m has (1024)", "--dimensions 2048 is more than m has (1024)"),
+        ("embed", "leave dimensions out, or", "leave --dimensions out, or"),
+        (
+            "embed",
+            'force it with hf_overrides={"a": [True, None]}',
+            "force it with --hf-overrides '{\"a\": [true, null]}'",
+        ),
+        ("embed", 'hf_overrides={"a": [...]})', '--hf-overrides \'{"a": ["..."]}\')'),
+        ("embed", "normalize=False; normalize=True", "--no-normalize; --normalize"),
+        ("embed", "quantization=None and pooling='cls'.", "no --quantization and --pooling cls."),
+        ("embed", "prompt='it\\'s' and prompt_name=\"a b\"", "--prompt 'it'\"'\"'s' and --prompt-name 'a b'"),
+        ("embed", "cache='/no where/c': there", "--cache '/no where/c': there"),
+        ("embed", "more than max_length=256; shorten it", "more than --max-length 256; shorten it"),
+        ("embed", 'this one with convert="classify" if', "this one with --convert classify if"),
+        ("serve", "max_length=64 and max_queue=5", "--max-model-len 64 and --max-queue 5"),
+        ("ingest", "pass dimensions=[128, 384], or payload='plain'", "pass --dimensions 128,384, or --payload plain"),
+        ("ingest", "(keep_empty=True keeps them)", "(--keep-empty keeps them)"),
+        ("ingest", "id_column and text_column are both 'x'", "--id and --text are both 'x'"),
+        ("ingest", "types=year=integer is unknown", "--types year=integer is unknown"),
+        ("rerank", "top_n=0 must be an int from 1", "--top-n 0 must be an int from 1"),
+        ("bench-serve", "warm_up=-1 is not", "--warm-up -1 is not"),
+        # What is no argument stays: words, paths, quotes, attributes, options, names of another command.
+        ("embed", "the model, its prompt and its role", "the model, its prompt and its role"),
+        ("embed", "'/data/max_length=5/x' has no file", "'/data/max_length=5/x' has no file"),
+        ("embed", "config.max_length and 'max_length'", "config.max_length and 'max_length'"),
+        ("embed", "--max-length 5 max_lengths", "--max-length 5 max_lengths"),
+        ("env", "max_length=5", "max_length=5"),
+    ],
+)
+def test_arguments_become_options(command: str, message: str, expected: str) -> None:
+    assert rewritten(command, message) == expected
+
+
+@pytest.mark.parametrize("value", ["", "'", "[", "{", "['a", '{"a"', "'unfinished", "(", "=", "[]", "{}"])
+def test_a_value_that_cannot_be_read_loses_nothing(value: str) -> None:
+    message = f"before cache={value} after"
+    result = rewritten("embed", message)
+    assert result.startswith("before ") and result.endswith("after")
