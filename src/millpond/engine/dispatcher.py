@@ -55,13 +55,13 @@ class Dispatcher:
         self._scheduler = Scheduler(budget, prepare=lambda calls: self._intake.prepare(calls))
         self._name = f"millpond-{id(self):x}"
         self.threads = ThreadPoolExecutor(_intake_threads(replicas), thread_name_prefix=f"{self._name}-intake")
-        self._large_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-large")
+        self.large_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-large")
         self._committer = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-commit")
         self._intake = Intake(
             scheduler=self._scheduler,
             encoder=self._model.encoder,
             threads=self.threads,
-            large_thread=self._large_thread,
+            large_thread=self.large_thread,
             cache=cache,
             namespace=self._namespace,
         )
@@ -185,7 +185,7 @@ class Dispatcher:
         self._admission.wait_until_idle()
         self.stop()
         self.threads.shutdown()
-        self._large_thread.shutdown()
+        self.large_thread.shutdown()
         self._committer.shutdown()
 
     def stop(self) -> None:
@@ -203,7 +203,7 @@ class Dispatcher:
             for worker in self.workers:
                 worker.join()
         self.threads.shutdown(wait=False)
-        self._large_thread.shutdown(wait=False)
+        self.large_thread.shutdown(wait=False)
         self._committer.shutdown(wait=False)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import subprocess
@@ -12,7 +13,7 @@ from concurrent.futures import TimeoutError as NotDone
 import pytest
 from tests.tiny import SENTENCES, write_checkpoint
 
-from millpond import Engine, PoolingParams
+from millpond import AsyncEngine, Engine, PoolingParams
 from millpond.engine.input import large_texts
 from millpond.engine.input.large_texts import LARGE_CHARACTERS, is_large, turn
 from millpond.inputs import Pair, SpannedText, TokenIds
@@ -129,6 +130,26 @@ def test_small_calls_are_answered_while_large_ones_wait(tmp_path, taken, count):
         taken()
         for future in large:
             assert future.result(WAIT).truncated.all()
+
+
+@pytest.mark.parametrize("options", [{}, {"chunking": "mean"}])
+def test_small_coroutines_end_while_large_ones_wait(tmp_path, taken, options):
+    async def run():
+        async with AsyncEngine(Engine(write_checkpoint(tmp_path / "model"), dtype="float32")) as engine:
+            large = [asyncio.create_task(engine.embed([LARGE[:-9] + " pond pond"], **options)) for _ in range(40)]
+            await asyncio.sleep(0)  # all of them begin
+            try:
+                for _ in range(3):
+                    await asyncio.wait_for(engine.embed(SENTENCES[:3], **options), WAIT)
+                assert not any(task.done() for task in large)
+            finally:
+                for task in large[1:]:
+                    task.cancel()
+                taken()
+            await asyncio.wait(large, timeout=4 * WAIT)
+            assert large[0].result().embeddings.shape[0] == 1
+
+    asyncio.run(run())
 
 
 def test_a_small_text_beside_a_large_one_is_not_lost(tmp_path):
