@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -32,9 +32,39 @@ class Usage:
     prompt_tokens: int
 
 
+class _Array(ABC):
+    """A result that is an array with further attributes: it has its length, its rows and its conversion to numpy."""
+
+    @property
+    @abstractmethod
+    def _array(self) -> npt.NDArray[Any] | Ragged: ...
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, index: Any) -> Any:
+        """As of the array: row ``index``, several for a slice."""
+        return self._array[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._array)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """The array itself, for ``np.asarray``; a copy for ``np.array``."""
+        return np.array(self._array, dtype=dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """The array in its own memory, for ``torch.as_tensor``."""
+        return np.asarray(self._array).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Host memory, as numpy's arrays have it."""
+        return np.asarray(self._array).__dlpack_device__()
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class EmbeddingOutput:
-    """The result of ``embed``.
+class EmbeddingOutput(_Array):
+    """The result of ``embed``; ``len``, iteration, indexing and ``np.asarray`` are those of its ``embeddings``.
 
     Attributes:
         embeddings: ``[n, d]`` (``[n, ceil(d / 8)]`` for the binary dtypes), in the order of the texts.
@@ -47,6 +77,10 @@ class EmbeddingOutput:
     cached: npt.NDArray[np.bool_]
     truncated: npt.NDArray[np.bool_]
     usage: Usage
+
+    @property
+    def _array(self) -> npt.NDArray[Any]:
+        return self.embeddings
 
     def tolist(self) -> list[list[Any]]:
         """The rows as lists of Python numbers, ``[n][d]``, for libraries that take no arrays."""
@@ -64,8 +98,10 @@ class EmbeddingOutput:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TokenEmbeddingOutput:
-    """The result of ``token_embed``.
+class TokenEmbeddingOutput(_Array):
+    """The result of ``token_embed``; ``len``, iteration and indexing are those of its ``embeddings``.
+
+    ``np.asarray`` is a ValueError if the texts have different numbers of tokens.
 
     Attributes:
         embeddings: One ``[tokens_i, d]`` float32 matrix per text, special tokens and prompt included.
@@ -76,6 +112,10 @@ class TokenEmbeddingOutput:
     embeddings: Ragged
     truncated: npt.NDArray[np.bool_]
     usage: Usage
+
+    @property
+    def _array(self) -> Ragged:
+        return self.embeddings
 
 
 class LabelScore(NamedTuple):
@@ -91,8 +131,8 @@ class LabelScore(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ClassificationOutput:
-    """The result of ``classify``.
+class ClassificationOutput(_Array):
+    """The result of ``classify``; ``len``, iteration, indexing and ``np.asarray`` are those of its ``probs``.
 
     Attributes:
         probs: ``[n, labels]`` float32, in the order of the texts.
@@ -105,6 +145,10 @@ class ClassificationOutput:
     labels: tuple[str, ...]
     truncated: npt.NDArray[np.bool_]
     usage: Usage
+
+    @property
+    def _array(self) -> npt.NDArray[np.float32]:
+        return self.probs
 
     def top(self, k: int = 1) -> list[list[LabelScore]]:
         """The ``k`` likeliest labels of each text (all, if there are fewer).
@@ -127,8 +171,8 @@ class ClassificationOutput:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ScoreOutput:
-    """The result of ``score``.
+class ScoreOutput(_Array):
+    """The result of ``score``; ``len``, iteration, indexing and ``np.asarray`` are those of its ``scores``.
 
     Attributes:
         scores: ``[n]`` float32, one for each pair, in the order of the pairs.
@@ -139,6 +183,10 @@ class ScoreOutput:
     scores: npt.NDArray[np.float32]
     truncated: npt.NDArray[np.bool_]
     usage: Usage
+
+    @property
+    def _array(self) -> npt.NDArray[np.float32]:
+        return self.scores
 
 
 class _Listed(Sequence[Element]):
@@ -225,8 +273,10 @@ class RerankOutput(_Listed[RerankResult]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RewardOutput:
-    """The result of ``reward``.
+class RewardOutput(_Array):
+    """The result of ``reward``; ``len``, iteration and indexing are those of its ``rewards``.
+
+    ``np.asarray`` is a ValueError if the texts have different numbers of rows.
 
     Attributes:
         rewards: One ``[rows_i, labels]`` float32 matrix per text: a single row if the checkpoint rewards whole texts,
@@ -238,6 +288,10 @@ class RewardOutput:
     rewards: Ragged
     truncated: npt.NDArray[np.bool_]
     usage: Usage
+
+    @property
+    def _array(self) -> Ragged:
+        return self.rewards
 
 
 @dataclass(frozen=True, kw_only=True)

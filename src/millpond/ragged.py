@@ -16,6 +16,8 @@ FloatArray = npt.NDArray[np.float32]
 class Ragged:
     """A list of ``[rows_i, d]`` matrices in one allocation.
 
+    ``np.asarray`` gives ``[n, rows, d]`` if all have the same number of rows.
+
     Attributes:
         flat: ``[total, d]``, every row of every matrix in order.
         offsets: ``[n + 1]`` int64; matrix ``i`` is ``flat[offsets[i]:offsets[i + 1]]``.
@@ -59,6 +61,21 @@ class Ragged:
 
     def __iter__(self) -> Iterator[npt.NDArray[Any]]:
         return (self[i] for i in range(len(self)))
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """``[n, rows, d]``, if every matrix has the same number of rows.
+
+        Raises:
+            ValueError: The matrices have different numbers of rows.
+        """
+        lengths = self.lengths
+        rows = int(lengths[0]) if len(self) else 0
+        if (lengths != rows).any():
+            raise ValueError(
+                f"the {len(self)} matrices have {lengths.min()} to {lengths.max()} rows, which no array can hold; "
+                "iterate over them, or use .flat [total, d] and .offsets [n + 1]"
+            )
+        return np.array(self.flat.reshape(len(self), rows, self.flat.shape[1]), dtype=dtype, copy=copy)
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.tiny import SENTENCES
+from tests.tiny import SENTENCES, write_checkpoint
 from tests.tiny_hub import WIDTH
 
-from millpond import PoolingParams
+from millpond import LLM, PoolingParams
 
 QUERY = "How deep is it?"
 DOCUMENTS = [SENTENCES[1], "The wheel."]
@@ -151,3 +151,37 @@ def test_tokens(load, architecture, name):
     (output,) = llm.encode(SENTENCES[0], pooling_task="token_classify")
     assert tuple(output.outputs.data.shape) == (len(output.prompt_token_ids), 2)
     np.testing.assert_allclose(output.outputs.data.sum(-1), 1, atol=1e-5)
+
+
+# vLLM's MODELS_CONFIG_MAP sets use_activation=False for these; every other classifier is activated.
+RAW = {"JambaForSequenceClassification", "Qwen2ForRewardModel"}
+CLASSIFIERS = ("jamba", "llama", "mistral", "qwen2", "qwen3", "gemma", "gpt2", "bert", "roberta", "modernbert", "gte")
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+@pytest.mark.parametrize("family", CLASSIFIERS)
+def test_logits_are_activated_by_default_as_in_vllm(family, labels, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", family, head="SequenceClassification", labels=labels)
+    with LLM(folder, dtype="float32") as llm:
+        raw = llm.engine.spec.architecture in RAW
+        assert raw == (family == "jamba")
+
+        def rows(**options):
+            return np.array([one.outputs.probs for one in llm.classify(SENTENCES[:3], **options)])
+
+        def switched(activation):
+            return {"pooling_params": PoolingParams(use_activation=activation)}
+
+        logits, probs = rows(**switched(False)), rows(**switched(True))
+        expected = 1 / (1 + np.exp(-logits)) if labels == 1 else np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        np.testing.assert_allclose(probs, expected, rtol=1e-5)
+        np.testing.assert_array_equal(rows(), logits if raw else probs)
+        encoded = [one.outputs.data.numpy() for one in llm.encode(SENTENCES[:3], pooling_task="classify")]
+        np.testing.assert_array_equal(encoded, logits if raw else probs)
+        if labels == 1:
+            score = [one.outputs.score for one in llm.score(QUERY, DOCUMENTS)]
+            plain = [one.outputs.score for one in llm.score(QUERY, DOCUMENTS, **switched(not raw))]
+            other = [one.outputs.score for one in llm.score(QUERY, DOCUMENTS, **switched(raw))]
+            assert score == plain != other
+    with LLM(folder, dtype="float32", pooler_config={"use_activation": True}) as llm:
+        np.testing.assert_array_equal(rows(), probs)

@@ -132,3 +132,12 @@ def test_devices_that_cannot_be_used_together_are_refused(device, folder):
 def test_auto_is_one_device():
     assert len(resolve_devices("auto")) == 1
     assert resolve_devices("cpu") == (torch.device("cpu"),)
+
+
+def test_a_child_of_a_process_that_used_the_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)  # also after a mere look for GPUs
+    assert resolve_devices("auto") == resolve_devices("cpu") == (torch.device("cpu"),)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ModelLoadError, match="forked from one that had used the GPU.*spawn"):
+        resolve_devices("auto")
+    assert resolve_devices("cpu") == (torch.device("cpu"),)

@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 import weakref
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -527,3 +529,18 @@ def test_a_process_that_ends_with_work_queued_ends():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout == "leaving\n", done.stderr
+
+
+@pytest.mark.parametrize("wrong", ["BAAI/bge-base-en-v1.5", Path("models/bge"), None, {"model": "a"}, Engine])
+def test_an_async_engine_takes_a_loaded_engine(wrong: Any) -> None:
+    name = str(wrong) if isinstance(wrong, str | Path) else "model"
+    with pytest.raises(
+        TypeError, match=rf"not a {type(wrong).__name__}; write AsyncEngine\(Engine\(.{name}.\)\).*to_thread"
+    ):
+        AsyncEngine(wrong)
+
+
+async def test_an_async_engine_over_an_async_engine_is_one_over_its_engine(engine: Engine) -> None:
+    outer = AsyncEngine(AsyncEngine(engine))
+    assert outer.engine is engine
+    assert (await outer.embed(["a"])).embeddings.shape == (1, engine.spec.dimensions)

@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import uvicorn
+from fastapi import FastAPI
 from starlette.testclient import TestClient
-from starlette.types import ASGIApp
 from tests.server.mutations import MODELS
 from tests.tiny import Layout, Normalize, Pooling, write_checkpoint
 from tests.tiny_cross_encoder import write_cross_encoder
@@ -21,7 +21,8 @@ from tests.tiny_rewards import write_language_model, write_reward
 from tests.tiny_sparse import write_m3, write_splade
 
 from millpond.server.app import create_app
-from millpond.server.launch.protocol import HttpProtocol
+from millpond.server.launch import sockets
+from millpond.server.launch.server import Server
 from millpond.server.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
@@ -35,18 +36,23 @@ CHAT_TEMPLATE = (
 @contextmanager
 def running(models: ServedModels, config: ServerConfig | None = None) -> Iterator[str]:
     """A server on a free port of the loopback device; yields its address."""
-    with serving(create_app(models, config)) as server:
+    config = config or ServerConfig()
+    with serving(create_app(models, config), config) as server:
         yield address_of(server)
 
 
 @contextmanager
-def serving(app: ASGIApp, *, keep_alive: int = 65) -> Iterator[uvicorn.Server]:
-    """``app`` on a free port of the loopback device."""
-    config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, log_level="warning", http=HttpProtocol, ws="none", timeout_keep_alive=keep_alive
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
+def serving(app: FastAPI, config: ServerConfig | None = None, *, keep_alive: int = 65) -> Iterator[Server]:
+    """``app`` on a free port of the loopback device.
+
+    Args:
+        app: The application.
+        config: Its configuration; the address in it is replaced.
+        keep_alive: Seconds that a connection may wait for its client.
+    """
+    config = replace(config or ServerConfig(), host="127.0.0.1", port=0)
+    server = Server(app, config, keep_alive=keep_alive)
+    thread = threading.Thread(target=server.run, args=(sockets.bind(config),), daemon=True)
     thread.start()
     while not server.started:
         assert thread.is_alive()
@@ -58,7 +64,7 @@ def serving(app: ASGIApp, *, keep_alive: int = 65) -> Iterator[uvicorn.Server]:
         thread.join(timeout=30)
 
 
-def address_of(server: uvicorn.Server) -> str:
+def address_of(server: Server) -> str:
     """The address of a server from :func:`serving`."""
     return f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
 

@@ -162,7 +162,14 @@ def wrecks(path: str, count: int, *, seed: int = 0) -> Iterator[bytes]:
         chance = random.Random(f"wreck {seed} {path} {number}")
         lines = [f"POST {path} HTTP/1.1", "Host: pond", *(f"{name}: {value}" for name, value in mutant.headers.items())]
         length = chance.choice((0, 0, 0, 0, -1, 1, 1 << 40)) + len(mutant.body)
-        message = "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode() + mutant.body
+        lines += chance.choice(([], [], [], ["Host: pond"], ["Transfer-Encoding: gzip, chunked"]))
+        head = "\r\n".join(lines).encode()
+        if chance.random() < 0.2:
+            trailers = chance.choice((b"", b"A: b\r\n", b"Authorization: a\r\n" * 9, b"A: b\r\n" * 20_000))
+            chunk = b"%x;a=b\r\n%s\r\n" % (len(mutant.body), mutant.body) if mutant.body else b""
+            message = head + b"\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk + b"0\r\n" + trailers + b"\r\n"
+        else:
+            message = head + b"\r\nContent-Length: %d\r\n\r\n" % length + mutant.body
         for _ in range(chance.choice((0, 0, 1, 2))):
             message = chance.choice((_cut, _flipped, _inserted, _repeated, _shortened))(message, chance) or b"\r\n"
         yield message

@@ -88,6 +88,38 @@ def test_without_a_key_nothing_is_answered(ask: Ask, headers: Any, method: str, 
     assert not any(key in response.text for key in KEYS)
 
 
+@pytest.mark.parametrize(
+    ("value", "accepted"),
+    [
+        (b"Bearer first-key", True),
+        (b"Bearer    first-key", True),  # RFC 9110, section 11.4: one or more spaces
+        (b"BEARER first-key", True),
+        (b" \tBearer first-key\t ", True),  # whitespace around a value is no part of it
+        (b"Bearer\tfirst-key", False),  # a tab is no space
+        (b"Bearer \tfirst-key", False),
+        (b"Bearer\t first-key", False),
+        (b"Bearer\x0bfirst-key", False),
+        (b"Bearer\xa0first-key", False),
+        (b"Bearer \xa0first-key", False),
+        (b"Bearer first-key\x0c", False),
+        (b"Bearerfirst-key", False),
+        (b"Bearer first-key first-key", False),
+        (b"Bearer first-key,Bearer first-key", False),
+        (b"Bearer:first-key", False),
+        (b'Bearer "first-key"', False),
+    ],
+)
+def test_a_key_is_separated_from_its_scheme_by_spaces(value: bytes, accepted: bool) -> None:
+    assert ApiKeys(KEYS).accept(value.decode("latin-1")) is accepted
+
+
+@pytest.mark.parametrize("other", [b"Bearer wrong", b"Bearer first-key", b""])
+def test_two_authorization_headers_are_none(ask: Ask, other: bytes) -> None:
+    for values in ([b"Bearer first-key", other], [other, b"Bearer first-key"]):
+        headers = [(b"Authorization", value) for value in values]
+        assert ask("GET", "/v1/models", ServerConfig(api_keys=KEYS), headers=headers).status_code == 401
+
+
 @pytest.mark.parametrize("path", OPEN)
 def test_what_an_orchestrator_or_a_browser_asks_for_is_open(ask: Ask, path: str) -> None:
     assert ask("GET", path, ServerConfig(api_keys=KEYS)).status_code == 200

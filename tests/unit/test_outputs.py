@@ -5,9 +5,12 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+import torch
 from tests.tiny import write_checkpoint
 
 from millpond import (
@@ -205,3 +208,62 @@ def test_each_output_is_frozen_and_keyword_only(output):
         setattr(output, field, None)
     with pytest.raises(TypeError, match="positional"):
         type(output)(None)
+
+
+def _ragged(*lengths: int) -> Ragged:
+    flat = np.arange(sum(lengths) * 2, dtype=np.float32).reshape(-1, 2)
+    return Ragged(flat=flat, offsets=np.cumsum([0, *lengths]))
+
+
+def _array_outputs(count: int) -> dict[str, tuple[Any, npt.NDArray[Any]]]:
+    """Every output that is an array, with that array."""
+    rows = np.arange(count * 3, dtype=np.float32).reshape(count, 3)
+    flags, usage = np.zeros(count, np.bool_), Usage(prompt_tokens=1)
+    packed = rows.astype(np.uint8)
+    equal = _ragged(*[4] * count)
+    matrices = equal.flat.reshape(count, 4 if count else 0, 2)
+    return {
+        "embed": (EmbeddingOutput(embeddings=rows, cached=flags, truncated=flags, usage=usage), rows),
+        "embed, binary": (
+            EmbeddingOutput(embeddings=packed, cached=flags, truncated=flags, usage=usage),
+            packed,
+        ),
+        "classify": (ClassificationOutput(probs=rows, labels=("a", "b", "c"), truncated=flags, usage=usage), rows),
+        "score": (ScoreOutput(scores=rows[:, 0], truncated=flags, usage=usage), rows[:, 0]),
+        "token_embed": (TokenEmbeddingOutput(embeddings=equal, truncated=flags, usage=usage), matrices),
+        "reward": (RewardOutput(rewards=equal, truncated=flags, usage=usage), matrices),
+    }
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("name", _array_outputs(0).keys())
+def test_an_output_is_its_array_to_numpy_and_torch(name: str, count: int) -> None:
+    output, array = _array_outputs(count)[name]
+    assert len(output) == count
+    assert [row.tolist() for row in output] == array.tolist()
+    assert [output[i].tolist() for i in range(count)] == [row.tolist() for row in output[:]] == array.tolist()
+    for converted in (np.asarray(output), np.array(output), np.asarray(output, dtype=array.dtype, copy=False)):
+        assert converted.dtype == array.dtype
+        assert np.array_equal(converted, array)
+    assert np.array(output, dtype=np.float64).dtype == np.float64
+    assert not np.shares_memory(np.array(output), array), "np.array copies"
+    assert np.shares_memory(np.asarray(output), array) or count == 0, "np.asarray does not"
+    with pytest.raises(ValueError, match="avoid copy"):
+        np.asarray(output, dtype=np.complex64, copy=False)
+    tensor = torch.as_tensor(output)
+    assert tensor.shape == array.shape
+    assert np.array_equal(tensor.numpy(), array)
+
+
+@pytest.mark.parametrize("name", ["token_embed", "reward"])
+def test_matrices_of_different_heights_are_no_array(name: str) -> None:
+    ragged, flags, usage = _ragged(2, 5), np.zeros(2, np.bool_), Usage(prompt_tokens=1)
+    output: Any = (
+        TokenEmbeddingOutput(embeddings=ragged, truncated=flags, usage=usage)
+        if name == "token_embed"
+        else RewardOutput(rewards=ragged, truncated=flags, usage=usage)
+    )
+    assert [matrix.shape for matrix in output] == [(2, 2), (5, 2)]
+    for convert in (np.asarray, np.array, torch.as_tensor):
+        with pytest.raises(ValueError, match=r"the 2 matrices have 2 to 5 rows.*\.flat"):
+            convert(output)

@@ -25,7 +25,8 @@ class MillpondEmbeddings(EngineSource, Embeddings):
         dimensions: Matryoshka width of the vectors.
         normalize: Whether to L2-normalize the vectors; by default as the checkpoint does.
         truncate: Which end of an over-long text is cut, or ``"error"``.
-        show_progress: Draw a progress bar in ``embed_documents``, if standard error is a terminal.
+        show_progress: Draw a progress bar in ``embed_documents``, if standard error is a terminal, or in a
+            notebook.
         revision: Branch, tag or commit of a hub id.
         device: ``auto`` (cuda, then mps, then cpu) or a torch device.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.

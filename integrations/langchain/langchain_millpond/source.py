@@ -24,8 +24,10 @@ def _path(value: object) -> object:
 def _check_engine(value: object) -> object:
     if value is None:
         return None
-    from millpond import Engine
+    from millpond import AsyncEngine, Engine
 
+    if isinstance(value, AsyncEngine):
+        return value.engine  # the adapter's asynchronous methods await it themselves
     if not isinstance(value, Engine):
         raise TypeError(f"engine must be a millpond.Engine, not a {type(value).__name__}")
     return value
@@ -39,7 +41,8 @@ class EngineSource(BaseModel):
 
     Attributes:
         model: Hub id or local folder; also accepted as ``model_name``.
-        engine: A loaded engine, instead of ``model`` and every option that is read at loading. Never serialized.
+        engine: A loaded engine, or an ``AsyncEngine`` over it, instead of ``model`` and every option that is read
+            at loading. Never serialized.
         revision: Branch, tag or commit of a hub id.
         device: ``auto`` (cuda, then mps, then cpu) or a torch device.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.

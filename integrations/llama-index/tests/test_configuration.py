@@ -17,7 +17,8 @@ from llama_index.core.schema import TextNode
 from pydantic import ValidationError
 
 from llama_index.embeddings.millpond import MillpondEmbedding
-from millpond import Engine
+from llama_index.postprocessor.millpond_rerank import MillpondRerank
+from millpond import AsyncEngine, Engine
 from millpond.config import EngineConfig
 from millpond.errors import ModelLoadError
 
@@ -83,6 +84,13 @@ def test_an_engine_excludes_what_loading_reads(engine: Engine, options: dict[str
 def test_an_engine_is_an_engine() -> None:
     with pytest.raises(TypeError, match="must be a millpond.Engine, not a str"):
         MillpondEmbedding.model_validate({"engine": "owner/name"})
+
+
+async def test_an_async_engine_is_its_engine(engine: Engine) -> None:
+    assert MillpondRerank(engine=AsyncEngine(engine)).engine is engine
+    embedding = MillpondEmbedding(engine=AsyncEngine(engine))
+    assert embedding.engine is engine
+    assert embedding.get_query_embedding("a") == await embedding.aget_query_embedding("a")
 
 
 def test_nothing_is_loaded_until_a_text_comes() -> None:

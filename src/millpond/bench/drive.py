@@ -9,15 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Never
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any
 
 from millpond.bench.connection import Answer, Connections
 from millpond.bench.plan import LoadPlan
 from millpond.bench.report import OK, LoadReport, Sample
 from millpond.bench.target import APIS, Target, UnusableAnswerError, excerpt, tokens_of
+from millpond.engine.progress import draw_bar
 from millpond.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 _RECONNECT_SECONDS = 0.1  # pause of a client after a failed connection
 _SLEEP_SECONDS = 0.1  # the last part of a wait is slept, which is precise; waiting for an event may end late
@@ -33,7 +35,7 @@ def run(target: Target, plan: LoadPlan, texts: Sequence[str], *, show_progress: 
         target: The endpoint; without a model name, the server's only model is used.
         plan: The load.
         texts: The texts of the requests, in order and repeated.
-        show_progress: Whether to show a progress bar if standard error is a terminal.
+        show_progress: Whether to show a progress bar if standard error is a terminal, or in a notebook.
 
     Raises:
         UnusableAnswerError: The endpoint cannot be reached, refuses the first request, or returns an unusable answer.
@@ -54,10 +56,10 @@ async def drive(target: Target, plan: LoadPlan, texts: Sequence[str], *, show_pr
             await _Phase(connections, messages, warm).run(bar=None)
         before = time.process_time()
         phase = _Phase(connections, messages, plan)
-        bar = tqdm(
+        bar = draw_bar(
+            show=show_progress,
             total=plan.requests or plan.duration,
             unit="s" if plan.requests is None else "request",
-            disable=None if show_progress else True,  # None: only if standard error is a terminal
             leave=False,
         )
         with bar:
@@ -84,7 +86,7 @@ class _Phase:
         self.samples: list[Sample] = []
         self.errors: dict[str, str] = {}
 
-    async def run(self, bar: tqdm[Never] | None) -> None:
+    async def run(self, bar: tqdm[Any] | None) -> None:
         drawing = None if bar is None or bar.disable else asyncio.create_task(self._draw(bar))
         self._start = self._loop.time()
         try:
@@ -142,7 +144,7 @@ class _Phase:
     def _now(self) -> float:
         return self._loop.time() - self._start
 
-    async def _draw(self, bar: tqdm[Never]) -> None:
+    async def _draw(self, bar: tqdm[Any]) -> None:
         while True:
             timed = self._plan.duration
             bar.n = len(self.samples) if timed is None else min(round(self._now(), 1), timed)

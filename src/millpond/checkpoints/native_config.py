@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from millpond.checkpoints.architecture import Architecture
-from millpond.errors import UnsupportedArchitectureError
+from millpond.checkpoints.weights import tensor_shapes
+from millpond.errors import ModelLoadError, UnsupportedArchitectureError
+
+# The table of word vectors, also under the name that it has when an adapter is trained on it.
+_WORD_TABLE = re.compile(r"(^|\.)word_embeddings\.(parametrizations\.weight\.original|weight)$")
 
 
 def translate(row: Architecture, config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -21,6 +27,28 @@ def translate(row: Architecture, config: Mapping[str, Any], name: str) -> dict[s
     if refusal:
         raise UnsupportedArchitectureError(f"{name}: {refusal}, which millpond does not run for {row.model_class}")
     return native
+
+
+def with_stored_vocabulary(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """``config`` with the rows that the table of word vectors has, for families that may pad it.
+
+    ``pad_vocab_size_multiple`` says to what multiple the training code rounded ``vocab_size`` up. Whether the file has
+    the added rows, and whether ``vocab_size`` counts them, differs from checkpoint to checkpoint. A table with fewer
+    rows than padding explains is left to the loader, which refuses it.
+    """
+    multiple, size = config.get("pad_vocab_size_multiple"), config.get("vocab_size")
+    if type(multiple) is not int or type(size) is not int:
+        return dict(config)
+    try:
+        shapes = tensor_shapes(folder)
+    except ModelLoadError:  # the loader says what is wrong
+        return dict(config)
+    tables = {shape[0] for name, shape in shapes.items() if _WORD_TABLE.search(name) and shape}
+    if len(tables) != 1:
+        return dict(config)
+    (rows,) = tables
+    padded = -(-size // max(multiple, 1)) * max(multiple, 1)
+    return {**config, "vocab_size": rows} if rows > padded - max(multiple, 1) else dict(config)
 
 
 def _changed_arithmetic(row: Architecture, config: Mapping[str, Any]) -> str | None:

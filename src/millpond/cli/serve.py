@@ -139,6 +139,10 @@ def serve(
         str | None, _option(help="Port to listen on (8000); 0 for a free one.", panel=_NETWORK, metavar="N")
     ] = None,
     uds: Annotated[str | None, _option(help="Listen on a Unix socket instead.", panel=_NETWORK, metavar="PATH")] = None,
+    max_connections: Annotated[
+        str | None,
+        _option(help="Most open connections; by default as ulimit -n allows.", panel=_NETWORK, metavar="N"),
+    ] = None,
     api_key: Annotated[
         list[str] | None,
         _option(

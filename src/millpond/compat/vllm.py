@@ -10,7 +10,6 @@ from typing import Any, Self, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from tqdm import tqdm
 
 from millpond.compat.vllm_outputs import (
     ClassificationData,
@@ -21,6 +20,7 @@ from millpond.compat.vllm_outputs import (
 )
 from millpond.engine.composite.scoring import pair_up, vector_params
 from millpond.engine.engine import Engine
+from millpond.engine.progress import draw_bar
 from millpond.errors import InvalidRequestError
 from millpond.inputs import Item, Pair
 from millpond.params import PoolingParams
@@ -116,7 +116,7 @@ class LLM:
             tokenization_kwargs: Any of ``truncation``, ``max_length``, ``truncate_prompt_tokens``, ``truncation_side``
                 and ``add_special_tokens``. Without truncation a prompt that is too long is an error.
             truncate_prompt_tokens: Cut to this many tokens; -1 is the model's maximum.
-            use_tqdm: Draw a progress bar, if the output is a terminal.
+            use_tqdm: Draw a progress bar, if the output is a terminal or a notebook.
 
         Raises:
             InvalidRequestError: A prompt or an option that cannot be served.
@@ -216,7 +216,7 @@ class LLM:
         (params,) = per_prompt(pooling_params, 1)
         params = self._model.complete("score", params, tokenization)
         pending = self._model.submit_score(pairs, params, template=chat_template)
-        with tqdm(total=len(pairs), desc="Pooling", disable=None if use_tqdm else True) as bar:
+        with draw_bar(show=use_tqdm, total=len(pairs), desc="Pooling") as bar:
             scores = pending.result().scores
             bar.update(len(pairs))
         return [
@@ -228,15 +228,15 @@ class LLM:
         """transformers' tokenizer of the checkpoint."""
         return self.engine.tokenizer
 
-    def close(self) -> None:
-        """Close the engine."""
-        self.engine.close()
+    def close(self, timeout: float | None = None, cancel: bool = False) -> None:
+        """Close the engine, as :meth:`millpond.Engine.close`."""
+        self.engine.close(timeout, cancel)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, *error: Any) -> None:
+        self.engine.__exit__(*error)
 
     def _each(
         self, task: Task, prompts: Any, params: Params, tokenization: Tokenization, use_tqdm: bool
@@ -252,7 +252,7 @@ class LLM:
         try:
             for each, indices in groups.items():
                 calls.append((indices, self._model.submit(task, [items[i] for i in indices], each)))
-            with tqdm(total=len(items), desc="Pooling", disable=None if use_tqdm else True) as bar:
+            with draw_bar(show=use_tqdm, total=len(items), desc="Pooling") as bar:
                 for indices, pending in calls:
                     for i, rows in zip(indices, self._rows(pending.result()), strict=True):
                         rows_of[i] = rows

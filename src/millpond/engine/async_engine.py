@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import (
     AsyncIterable,
@@ -24,6 +25,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, cast
 import numpy.typing as npt
 
 from millpond.engine.engine import Engine
+from millpond.engine.execute.interrupts import is_interrupt
 from millpond.engine.input.large_texts import is_large
 from millpond.engine.progress import progress_bar
 from millpond.engine.submission import Submission
@@ -95,12 +97,23 @@ class AsyncEngine:
     still queued. Several loops and threads may share one engine.
 
     Args:
-        engine: The engine; closing this object leaves it open unless ``await aclose()`` is called.
+        engine: A loaded engine, or another AsyncEngine over it. It stays open until ``await aclose()`` or the end of an
+            ``async with`` block. To load one in an event loop: ``await asyncio.to_thread(Engine, "model")``.
+
+    Raises:
+        TypeError: ``engine`` is something else, a model's name for example.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self._coroutines = _Coroutines(engine._submission)
+    def __init__(self, engine: Engine | AsyncEngine) -> None:
+        loaded = engine.engine if isinstance(engine, AsyncEngine) else engine
+        if not isinstance(loaded, Engine):
+            name = repr(os.fspath(loaded)) if isinstance(loaded, str | os.PathLike) else '"model"'
+            raise TypeError(
+                f"AsyncEngine takes a loaded Engine, not a {type(loaded).__name__}; write AsyncEngine(Engine({name})), "
+                f"or in an event loop, which loading would block, AsyncEngine(await asyncio.to_thread(Engine, {name}))"
+            )
+        self.engine: Engine = loaded
+        self._coroutines = _Coroutines(loaded._submission)
 
     @property
     def spec(self) -> ModelSpec:
@@ -138,9 +151,25 @@ class AsyncEngine:
         """As :meth:`millpond.Engine.submit`, awaited: the task's output."""
         return await self._coroutines._run(task, inputs, params or PoolingParams(), False)
 
-    async def aclose(self) -> None:
-        """Close the engine; the loop goes on while it drains."""
-        await asyncio.to_thread(self.engine.close)
+    async def aclose(self, timeout: float | None = None, cancel: bool = False) -> None:  # noqa: ASYNC109 - Engine's
+        """As :meth:`millpond.Engine.close`; the loop goes on meanwhile.
+
+        In a thread of its own: those of the loop may all wait for calls that this is to drop. Cancelling the awaiting
+        task does not stop the closing; ``await aclose(cancel=True)`` ends it soon.
+        """
+        closed: Future[None] = Future()
+        closed.set_running_or_notify_cancel()
+
+        def close() -> None:
+            try:
+                self.engine.close(timeout, cancel)
+            except BaseException as error:
+                closed.set_exception(error)
+            else:
+                closed.set_result(None)
+
+        threading.Thread(target=close, name="millpond-close").start()
+        await asyncio.wrap_future(closed)
 
     async def __aenter__(self) -> Self:
         return self
@@ -148,7 +177,7 @@ class AsyncEngine:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.aclose()
+        await self.aclose(cancel=is_interrupt(error))
 
 
 def _is_large(value: Any) -> bool:

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from millpond.engine.execute.cuda.worker import OverlappingWorker
 from millpond.engine.execute.lanes import CpuLanes, DeviceLane, Lanes
 from millpond.engine.execute.threads import Threads
 from millpond.engine.execute.worker import Worker
+from millpond.engine.fork import inherited_pool, outside_inherited_pool
 from millpond.engine.input.plan import Plan
 from millpond.engine.loading import Replicas
 from millpond.engine.output.assemble import assemble
@@ -97,8 +99,8 @@ class Dispatcher:
         """Run batches in the calling thread, which waits for ``future``, while a lane is free.
 
         A small call then wakes two threads fewer. A thread inside a torch mode leaves its call to the workers,
-        since they would change the result. In a future's callback other threads wait for this one: there it works
-        until the call is done.
+        since they would change the result, and so does a thread that was forked with OpenMP's pool. In a future's
+        callback other threads wait for this one: there it works until the call is done.
 
         Raises:
             MillpondError: In a callback in the thread that drives a device, which would wait for itself.
@@ -110,16 +112,17 @@ class Dispatcher:
                 "this call would wait for the thread that it is made in: a future's callback runs in the engine's own "
                 "thread; use engine.submit there, or make the call in a thread of yours"
             )
-        try:
-            while not future.done():
-                if not inside and (self._crowded or _has_torch_modes()):
-                    break
-                if not self.workers[0].take_turn():
-                    if not inside:
+        with self._admission.assisting():
+            try:
+                while not future.done():
+                    if not inside and (self._crowded or _has_torch_modes() or inherited_pool()):
                         break
-                    wait([future], timeout=_CALLBACK_WAIT)  # for other lanes, or for texts to be tokenized
-        finally:
-            self._scheduler.wake()
+                    if not self.workers[0].take_turn():
+                        if not inside:
+                            break
+                        wait([future], timeout=_CALLBACK_WAIT)  # for other lanes, or for texts to be tokenized
+            finally:
+                self._scheduler.wake()
 
     def submit(
         self,
@@ -152,9 +155,10 @@ class Dispatcher:
             EngineOverloadedError: Too many texts are waiting.
             EngineClosedError: Closed, or in a forked process.
         """
+        self.check_process()
         # The cache holds vectors of texts and of token ids, in different namespaces: a mixture is not cached.
         caches = self._cache is not None and plan.task == "embed" and len({type(item) for item in items}) <= 1
-        self._replicas.prepare(plan.readout)
+        outside_inherited_pool(partial(self._replicas.prepare, plan.readout))
         call = Call(
             items,
             plan,
@@ -168,25 +172,46 @@ class Dispatcher:
             timer=timer,
             take=take,
         )
-        self._admit(call, owner, len(items) if admit is None else admit)
+        self._admission.admit(call, owner, len(items) if admit is None else admit)
+        # A future keeps its callbacks for ever: the call, and its rows, must not stay alive with its result.
+        held = [call]
+        call.future.add_done_callback(lambda _: self._release(held.pop()))
         try:
             # In a callback, no work is left to a worker: it may be the thread that waits.
             self._intake.admit(call, inline=inline, caches=caches, crowded=self._crowded and not self.inside)
-        except BaseException:  # the caller was interrupted and no longer waits; close() must not wait either
-            call.future.cancel()
-            raise
+        except BaseException as error:
+            if not (isinstance(error, RuntimeError) and call.done):  # the engine was closed: the future says so
+                call.future.cancel()  # the caller was interrupted and no longer waits; close() must not wait either
+                raise
         return call.future
 
-    def close(self) -> None:
-        """Finish what was admitted, then stop the threads; a forked process has nothing to finish."""
+    def close(self, *, timeout: float | None = None, cancel: bool = False) -> None:
+        """Finish what was admitted, then stop the threads; a forked process has nothing to finish.
+
+        Args:
+            timeout: Most seconds until the calls that have no result yet are dropped; ``None``: no limit.
+            cancel: Drop them now.
+        """
         self._admission.close()
         if os.getpid() != self._pid:
             return
-        self._admission.wait_until_idle()
+        if not self._admission.wait_until_idle(0.0 if cancel else timeout):
+            self._drop()
         self.stop()
+        # A caller may still run a batch of calls that were dropped: its rows belong into the cache.
+        self._admission.wait_for_assistants()
         self.threads.shutdown()
         self.large_thread.shutdown()
         self._committer.shutdown()
+
+    def _drop(self) -> None:
+        """Fail the calls that have no result; their callers get the error, and the cache the rows computed so far."""
+        calls = [call for call in self._admission.calls() if not call.done]
+        if calls:
+            texts = sum(call.size for call in calls)
+            logger.warning("closing the engine drops %d unfinished calls with %d texts", len(calls), texts)
+        for call in calls:
+            call.fail(EngineClosedError("the engine was closed before this call was finished; make a new one"))
 
     def stop(self) -> None:
         """Cancel the calls and stop the threads: the program ends, or the engine is garbage-collected.
@@ -222,7 +247,12 @@ class Dispatcher:
         return self._admission.closed
 
     def stats(self) -> EngineStats:
-        """The counters."""
+        """The counters.
+
+        Raises:
+            EngineClosedError: In a forked process.
+        """
+        self.check_process()
         return self._admission.stats()
 
     def check_room(self, texts: int) -> None:
@@ -230,20 +260,22 @@ class Dispatcher:
 
         Raises:
             EngineOverloadedError: Too many texts are waiting.
-            EngineClosedError: Closed.
+            EngineClosedError: Closed, or in a forked process.
         """
+        self.check_process()
         self._admission.check_room(texts)
 
-    def _admit(self, call: Call, owner: object, texts: int) -> None:
+    def check_process(self) -> None:
+        """Check that this process has the threads; a forked one must not even touch their locks.
+
+        Raises:
+            EngineClosedError: In a forked process.
+        """
         if os.getpid() != self._pid:
             raise EngineClosedError(
                 "this engine was loaded in another process and does not survive a fork; load it after forking, "
                 'or start workers with the "spawn" method'
             )
-        self._admission.admit(call, owner, texts)
-        # A future keeps its callbacks for ever: the call, and its rows, must not stay alive with its result.
-        held = [call]
-        call.future.add_done_callback(lambda _: self._release(held.pop()))
 
     def _release(self, call: Call) -> None:
         try:

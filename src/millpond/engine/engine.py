@@ -7,6 +7,8 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from numbers import Real
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -15,6 +17,8 @@ import numpy.typing as npt
 from millpond.cache import VectorCache
 from millpond.config import EngineConfig
 from millpond.engine.dispatcher import Dispatcher
+from millpond.engine.execute.interrupts import is_interrupt
+from millpond.engine.fork import loading, outside_inherited_pool
 from millpond.engine.input import resolve, validate
 from millpond.engine.input.oversize import bunches, part_of
 from millpond.engine.loading import load
@@ -114,7 +118,8 @@ class Engine(TaskMethods):
         # Before the model, which takes longer: a path that cannot be used is refused at once.
         self._cache = cache if cache is None or isinstance(cache, VectorCache) else VectorCache(cache)
         try:
-            self._replicas = load(self.config)
+            with loading():
+                self._replicas = outside_inherited_pool(partial(load, self.config))
         except BaseException:
             if self._owns_cache and self._cache is not None:
                 self._cache.close()
@@ -289,6 +294,9 @@ class Engine(TaskMethods):
 
         Returns:
             The counters at this moment. A batch is counted before its callers get their results.
+
+        Raises:
+            EngineClosedError: In a forked process.
         """
         return self._dispatcher.stats()
 
@@ -301,19 +309,42 @@ class Engine(TaskMethods):
 
         Returns:
             A function that unregisters the observer.
+
+        Raises:
+            EngineClosedError: In a forked process.
         """
+        self._dispatcher.check_process()
         return self._dispatcher.counters.observe(observer)
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None, cancel: bool = False) -> None:
         """Finish what is queued, then stop; later calls raise :class:`~millpond.errors.EngineClosedError`.
+
+        A call that is dropped raises :class:`~millpond.errors.EngineClosedError` in everyone who waits for it: a
+        blocked thread, a coroutine, its future. What was computed for it is in the cache, if the engine has one. The
+        batch that runs is always finished, since nothing can stop it. Any thread may close an engine, and close it
+        again: ``close(cancel=True)`` ends a ``close()`` that another thread waits in.
+
+        A ``with`` block ends with ``close()``. If it is left by KeyboardInterrupt, SystemExit or a cancellation, it
+        ends with ``close(cancel=True)``.
 
         Called from a future's callback it returns at once and closes the engine in a new thread: the thread that runs
         the callback still has work to finish.
+
+        Args:
+            timeout: Most seconds to wait for what is queued; the calls that are not finished then are dropped, and a
+                warning is logged. ``None`` waits for all of them.
+            cancel: Drop what is queued at once.
+
+        Raises:
+            InvalidRequestError: ``timeout`` is negative or no number; nothing was closed.
         """
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, Real) or not timeout >= 0):
+            raise InvalidRequestError(f"timeout={timeout!r} must be a number of seconds from 0, or None to wait")
         if self._dispatcher.inside:
-            threading.Thread(target=self.close, name="millpond-close").start()
+            close = partial(self.close, timeout, cancel)
+            threading.Thread(target=close, name="millpond-close").start()
             return
-        self._dispatcher.close()
+        self._dispatcher.close(timeout=timeout, cancel=cancel)
         if self._owns_cache and self._cache is not None:
             self._cache.close()
 
@@ -323,7 +354,7 @@ class Engine(TaskMethods):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(cancel=is_interrupt(error))
 
     def __repr__(self) -> str:
         return f"Engine({self._loaded.spec.name!r}, device={self.device!r}, dtype={self.dtype!r})"

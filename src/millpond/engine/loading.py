@@ -13,7 +13,7 @@ from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from millpond.checkpoints.modules import Pooling
-from millpond.checkpoints.native_config import translate
+from millpond.checkpoints.native_config import translate, with_stored_vocabulary
 from millpond.checkpoints.score_template import plain_template, read_template
 from millpond.checkpoints.sentence_transformers import PipelineLayout
 from millpond.config import EngineConfig
@@ -243,7 +243,8 @@ def _readouts(detected: DetectedTasks) -> dict[Task, Readout]:
 def _read(config: EngineConfig) -> _Description:
     checkpoint = read_checkpoint(config.model, revision=config.revision, hf_overrides=config.hf_overrides)
     architecture = find(checkpoint.config, checkpoint.source.name)
-    checkpoint = replace(checkpoint, config=translate(architecture, checkpoint.config, checkpoint.source.name))
+    native = translate(architecture, checkpoint.config, checkpoint.source.name)
+    checkpoint = replace(checkpoint, config=with_stored_vocabulary(native, checkpoint.layout.transformer))
     options = SpecOptions(
         max_length=config.max_length,
         pooling=config.pooling,

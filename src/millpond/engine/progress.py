@@ -1,10 +1,16 @@
-"""Progress: the bar of a call, drawn on a terminal only."""
+"""Progress: the bar of a call, drawn in a terminal and in a notebook."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Sized
+from functools import cache
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 
 class Bar(Protocol):
@@ -22,14 +28,35 @@ class Bar(Protocol):
 
 
 def progress_bar(texts: object, *, show: bool) -> Bar:
-    """A bar over ``texts``; hidden unless ``show`` and the output is a terminal."""
+    """A bar over ``texts``; hidden unless ``show``, and where nobody would see it."""
     if not show:
         return _HIDDEN
-    from tqdm import tqdm
-
-    total = len(texts) if isinstance(texts, Sized) else None
-    bar: Bar = tqdm(total=total, unit=" texts", disable=None)
+    bar: Bar = draw_bar(show=True, total=len(texts) if isinstance(texts, Sized) else None, unit=" texts")
     return bar
+
+
+def draw_bar(*, show: bool, **options: Any) -> tqdm[Any]:
+    """tqdm's bar with these ``options``: a widget in a notebook, else text on standard error if that is a terminal.
+
+    Hidden elsewhere, and without ``show``.
+    """
+    # disable=None is tqdm's "only in a terminal", and a notebook's output is none.
+    return _bar_class()(disable=(False if in_notebook() else None) if show else True, **options)
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook (Jupyter, Colab, VS Code)."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+@cache
+def _bar_class() -> type[tqdm[Any]]:
+    with warnings.catch_warnings():  # without ipywidgets a notebook gets a bar of text, which needs no advice
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        from tqdm.auto import tqdm
+    return tqdm
 
 
 class _Hidden:

@@ -13,6 +13,7 @@ import asyncio
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import fields, replace
@@ -20,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millpond.config import EngineConfig
+from millpond.engine.fork import ProcessFuture, loading
 
 if TYPE_CHECKING:
     from millpond.cache import VectorCache
@@ -65,13 +67,18 @@ async def shared_async(model: str | os.PathLike[str], *, cache: Cache = None, **
     return await asyncio.wrap_future(future)
 
 
-def close_shared() -> None:
+def close_shared(timeout: float | None = None, cancel: bool = False) -> None:
     """Close and forget every shared engine of this process, to free its memory; one that is still loading stays.
 
     The next call of :func:`shared` loads a new engine.
+
+    Args:
+        timeout: As :meth:`millpond.Engine.close`, for all engines together.
+        cancel: As :meth:`millpond.Engine.close`.
     """
+    end = None if timeout is None else time.monotonic() + timeout
     for engine in _REGISTRY.clear():
-        engine.close()
+        engine.close(timeout=None if end is None else max(0.0, end - time.monotonic()), cancel=cancel)
 
 
 class _Registry:
@@ -87,14 +94,15 @@ class _Registry:
             future = self._engines.get(key)
             if future is not None and not (future.done() and future.result().closed):
                 return future, False
-            future = self._engines[key] = Future()
+            future = self._engines[key] = ProcessFuture()
             future.set_running_or_notify_cancel()  # a waiter that is cancelled can no longer cancel it for the others
             return future, True
 
     def settle(self, future: Future[Engine], load: Callable[[], Engine]) -> None:
         """Load the engine of a claimed future, and hand it to everyone who waits for it."""
         try:
-            engine = load()
+            with loading():
+                engine = load()
         except BaseException as error:
             # Forget it first: the next call tries again, and no traceback here keeps half a model alive.
             with self._lock:

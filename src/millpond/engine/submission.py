@@ -79,7 +79,11 @@ class Submission:
         """Call ``work`` in a thread of the engine instead of the event loop's pool, and return what it returns.
 
         ``large``: in that of large texts.
+
+        Raises:
+            EngineClosedError: In a forked process, which does not have the thread.
         """
+        self.dispatcher.check_process()
         threads = self.dispatcher.large_thread if large else self.dispatcher.threads
         try:
             running = threads.submit(work)

@@ -89,7 +89,7 @@ class TaskMethods(ABC):
             chunking: ``"mean"`` reads an over-long text to its end, in windows of ``max_length``, each with special
                 tokens and prompt; the windows' vectors are averaged, weighted by their tokens. Nothing is truncated.
             truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
-            show_progress: Draw a progress bar, if the output is a terminal.
+            show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
             ``embeddings [n, d]`` in the order of the texts, with ``cached``, ``truncated`` and ``usage``.

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm.auto import tqdm
 
 from millpond import matryoshka
+from millpond.engine.progress import draw_bar
 from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import (
     CacheError,
@@ -116,8 +116,7 @@ def ingest(
         items = stack.enter_context(closing(read(records))) if isinstance(records, str | os.PathLike) else iter(records)
         sink.prepare(engine.spec)
         total = len(records) if isinstance(records, Sized) and not isinstance(records, str) else None
-        # disable=None: no bar unless standard error is a terminal
-        bar = stack.enter_context(tqdm(total=total, unit=" records", disable=None if show_progress else True))
+        bar = stack.enter_context(draw_bar(show=show_progress, total=total, unit=" records"))
         return _Run(engine, sink, widths, RunCounts(bar.update), keep_empty=keep_empty).ingest(items)
 
 

@@ -77,14 +77,12 @@ def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         )
     native = {_SIZES.get(key, key): value for key, value in config.items() if key != "activation_function"}
     lengths = [config.get("max_trained_positions") or _TRAINED, config.get("n_positions")]
-    multiple = int(config.get("pad_vocab_size_multiple") or 1)
     return native | {
         "hidden_act": _GATES[activation],
         "intermediate_size": native.get("intermediate_size") or 4 * int(native["hidden_size"]),
         "max_position_embeddings": min(int(length) for length in lengths if length),
         "positions_end": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": float(config.get("rotary_emb_base", 1000.0))},
-        "vocab_size": -(-int(config["vocab_size"]) // multiple) * multiple,
     }
 
 

@@ -29,9 +29,14 @@ def resolve_device(device: str) -> torch.device:
     """``auto`` is cuda, then mps, then cpu.
 
     Raises:
-        ModelLoadError: The name is no device, or the device is missing.
+        ModelLoadError: The name is no device, or the device is missing or was used before this process was forked.
     """
     if device == "auto":
+        if torch.cuda._is_in_bad_fork() and torch.cuda.device_count():  # is_available() would say no
+            raise ModelLoadError(
+                'device="auto": this process was forked from one that had used the GPU, which CUDA does not allow; '
+                'start it with the "spawn" method, fork before the GPU is used, or pass device="cpu"'
+            )
         kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
         return torch.device(kind)
     try:

@@ -64,6 +64,23 @@ class NotServedError(RequestError):
         super().__init__(message, status=501, type="NotImplementedError")
 
 
+class BodyTooLargeError(RequestError):
+    """The body has more bytes than the server reads.
+
+    Args:
+        max_bytes: The limit.
+        unread: Whether some of it will not be read, so that the connection cannot be kept.
+    """
+
+    def __init__(self, max_bytes: int, *, unread: bool) -> None:
+        super().__init__(
+            f"The body has more than {max_bytes} bytes, which is the most that this server reads; send it in parts",
+            status=413,
+            type="Request Entity Too Large",
+            headers={"Connection": "close"} if unread else None,
+        )
+
+
 class ClientGoneError(RequestError):
     """The client closed the connection; the status is nginx's and appears only in the log."""
 

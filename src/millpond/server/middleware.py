@@ -8,15 +8,16 @@ import hmac
 import re
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from millpond.server.admission.body_budget import BodyBudget
+from millpond.server.admission.body_budget import LARGEST_DROPPED, BodyBudget
 from millpond.server.admission.drain import Drain
-from millpond.server.errors import ClientGoneError, answer_error, error_response
+from millpond.server.errors import BodyTooLargeError, ClientGoneError, answer_error, error_response
 from millpond.server.scope import route_path
 from millpond.server.settings.config import ServerConfig
 from millpond.server.telemetry import logs
@@ -51,10 +52,17 @@ class ApiKeys:
             return path != "/ping"
         return path not in _OPEN and not path.startswith(_OPEN_FOLDERS)
 
-    def accept(self, authorization: str | None) -> bool:
-        """Whether an Authorization header holds a key; every key is compared, so that the time is constant."""
-        scheme, _, token = (authorization or "").partition(" ")
-        digest = hashlib.sha256(token.strip().encode("latin-1")).digest()
+    def accept_one(self, authorizations: Sequence[str]) -> bool:
+        """Whether there is one Authorization header and it holds a key."""
+        return len(authorizations) == 1 and self.accept(authorizations[0])
+
+    def accept(self, authorization: str) -> bool:
+        """Whether an Authorization header holds a key; every key is compared, so that the time is constant.
+
+        RFC 9110, section 11.4: the scheme, one or more spaces, the key. A tab may only stand around the whole value.
+        """
+        scheme, _, token = authorization.strip(" \t").partition(" ")
+        digest = hashlib.sha256(token.lstrip(" ").encode("latin-1")).digest()
         matched = False
         for known in self._digests:
             matched |= hmac.compare_digest(known, digest)
@@ -106,9 +114,10 @@ class RequestMiddleware:
 
         try:
             key_required = self._keys.required(scope["method"], route_path(scope))
-            if key_required and not self._keys.accept(headers.get("authorization")):
+            if key_required and not self._keys.accept_one(headers.getlist("authorization")):
                 await _unauthorized(headers)(scope, receive, respond)
             else:
+                _check_length(headers, self._config.max_body_bytes)
                 await self._app(scope, receive, respond)
         except asyncio.CancelledError:
             if not self._drain.begun or status is not None:
@@ -136,6 +145,16 @@ class _ConnectionClosedError(Exception):
 def request_id(header: str | None) -> str:
     """The client's own id, reduced to harmless characters and length, or a new one."""
     return _NOT_IN_IDS.sub("", header or "")[:_MAX_ID_LENGTH] or uuid.uuid4().hex
+
+
+def _check_length(headers: Headers, max_bytes: int) -> None:
+    """Refuse a body that would not be read to its end, also on routes that read none."""
+    length = headers.get("content-length", "")
+    if not (length.isascii() and length.isdigit()) or (len(length) < 20 and int(length) <= max_bytes):
+        return
+    asks_first = headers.get("expect", "").lower() == "100-continue"  # and has not sent any of it
+    if asks_first or len(length) > 19 or int(length) > LARGEST_DROPPED * max_bytes:
+        raise BodyTooLargeError(max_bytes, unread=True)
 
 
 def _stopped() -> ASGIApp:

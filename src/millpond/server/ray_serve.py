@@ -39,7 +39,7 @@ except ImportError as error:
     raise MissingExtraError("a deployment on Ray Serve needs ray: pip install 'millpond[ray]'") from error
 
 # Ray Serve's proxies listen instead of the server; its http_options set the address and the certificate.
-_PROXY = ("host", "port", "uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
+_PROXY = ("host", "port", "uds", "max_connections", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
 _LISTS = ("served_model_name", "api_key", "allowed_origins")
 _ATTEMPTS = 3  # more retries would not load the checkpoint either
 
@@ -184,6 +184,6 @@ def _autoscaling(scaling: Autoscaling) -> dict[str, Any]:
 def _refuse_proxy_settings(keys: Sequence[str]) -> None:
     if keys:
         raise InvalidRequestError(
-            f"{', '.join(keys)}: on Ray Serve its proxies listen; give this to serve.start(http_options=...) or to the "
-            "http_options of its config file"
+            f"{', '.join(keys)}: on Ray Serve its proxies listen; leave this out, and set what they have of it in "
+            "serve.start(http_options=...) or in the http_options of its config file"
         )

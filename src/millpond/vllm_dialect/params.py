@@ -22,8 +22,9 @@ _NAMES_OF_TASK: dict[Task, tuple[Task, ...]] = {
     "score": ("score", "classify", "embed", "token_embed"),
     "classify": ("classify", "score"),
 }
-# Architectures whose rewards vLLM does not activate, for any name of the task.
-_RAW_REWARDS = frozenset({"Qwen2ForRewardModel"})
+# Architectures whose logits vLLM does not activate by default, for any task: its ``MODELS_CONFIG_MAP`` sets
+# ``use_activation=False`` for them, as if the pooler_config said so. They are its only two.
+_RAW_LOGITS = frozenset({"JambaForSequenceClassification", "Qwen2ForRewardModel"})
 
 
 def per_prompt(params: Params, count: int) -> list[PoolingParams]:
@@ -94,8 +95,8 @@ def _vector_options(
 def _logit_options(task: Task, params: PoolingParams, config: PoolerConfig, spec: ModelSpec) -> dict[str, Any]:
     switch = option_of(params, "activation", "use_activation", "normalize")
     if switch is None and (task != "score" or spec.score_type == "cross-encoder"):
-        # A reward is raw unless the request or the configuration sets an activation.
-        raw = task == "reward" or (task == "token_classify" and spec.architecture in _RAW_REWARDS)
+        # These are raw unless the request or the configuration sets an activation.
+        raw = task == "reward" or spec.architecture in _RAW_LOGITS
         switch = not raw if config.use_activation is None else config.use_activation
     changes: dict[str, Any] = {"activation": switch, "use_activation": None, "normalize": None}
     if task in ("token_classify", "reward"):

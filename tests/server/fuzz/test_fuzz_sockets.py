@@ -100,6 +100,9 @@ def chunked(*chunks: bytes) -> bytes:
     return b"Transfer-Encoding: chunked\r\n\r\n" + b"".join(b"%x\r\n%s\r\n" % (len(each), each) for each in chunks)
 
 
+TRAILED = chunked(BODY) + b"0\r\nX: y\r\n\r\n"
+
+
 @pytest.mark.parametrize(
     ("parts", "expected_statuses"),
     [
@@ -124,6 +127,15 @@ def chunked(*chunks: bytes) -> bytes:
         pytest.param([GET.replace(b"/health", b"/embed?model=%ff&model=")], [405], id="a query that is no text"),
         pytest.param([GET.replace(b"GET", b"DELETE")], [405], id="another method"),
         pytest.param([GET.replace(b"GET", b"OPTIONS")], [405], id="what may be asked"),
+        pytest.param([b"\r\n\r\n", GET, b"\r\n", GET], [200, 200], id="empty lines between"),
+        pytest.param([GET[:-2] + b"Content-Length: 5\r\n\r\nabcde"], [200], id="a body for a GET"),
+        pytest.param([POST + TRAILED], [200], id="trailers"),
+        pytest.param(
+            [POST + TRAILED.replace(b"X: y", b"Host: b\r\nAuthorization: c")], [200], id="headers in trailers"
+        ),
+        pytest.param([POST + b"Transfer-Encoding: chunked\r\n\r\n0;a=b\r\n\r\n"], [400], id="an extension"),
+        pytest.param([GET.replace(b"pond", b"[::1]:80")], [200], id="another host"),
+        pytest.param([GET.replace(b" pond", b"")], [200], id="an empty host"),
         pytest.param(
             [sized(b'{"inputs": "a"}', head=POST.replace(b"v1/embeddings", b"embed?model=%ff"))],
             [404],
@@ -176,6 +188,27 @@ def test_the_older_protocol_closes(address: str, method: bytes) -> None:
         pytest.param([GET[:-2] + b"X-Y: z\r\n" * 20_000 + b"\r\n"], id="many headers"),
         pytest.param([GET[:-2] + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"], id="an upgrade"),
         pytest.param([GET[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"], id="a websocket"),
+        pytest.param([POST + chunked(BODY) + b"0\r\n" + b"a1: b\r\n" * 100_000], id="trailers without an end"),
+        pytest.param([POST + chunked(BODY) + b"0\r\nA: " + b"a" * 1_000_000], id="a long trailer"),
+        pytest.param([POST + chunked(BODY) + b"0\r\nContent-Length: 5\r\n\r\n"], id="a length in a trailer"),
+        pytest.param([POST + chunked(BODY) + b"0\r\nConnection: close\r\n\r\n" + GET], id="the end in a trailer"),
+        pytest.param([POST + chunked(BODY) + b"2;" + b"a" * 1_000_000], id="a long extension"),
+        pytest.param([POST + chunked(BODY) + b"0" * 1_000_000], id="a long size"),
+        pytest.param([POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1;aaaa\r\n \r\n" * 99_999], id="chunks of air"),
+        pytest.param([POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n"], id="chunks of chunks"),
+        pytest.param([POST + b"Transfer-Encoding: identity\r\nContent-Length: 2\r\n\r\n{}"], id="an old coding"),
+        pytest.param([POST.replace(b"1.1", b"1.0") + chunked(BODY, b"")], id="chunks of the older protocol"),
+        pytest.param([POST + b"Content-Length: 18446744073709551615\r\n\r\n{"], id="a length of 64 bits"),
+        pytest.param([POST + b"Content-Length: 5\r\n\r\n"], id="a length and no body"),
+        pytest.param([GET[:-2] + b"Content-Length: 5\r\n\r\n"], id="a length and no body, for a GET"),
+        pytest.param([GET.replace(b"Host: pond\r\n", b"")], id="no host"),
+        pytest.param([GET.replace(b"Host: pond", b"Host: pond\r\nHost: pond")], id="two hosts"),
+        pytest.param([GET.replace(b"pond", b"p on d")], id="a host with spaces"),
+        pytest.param([GET[:-2] + b"X: a\r\n b\r\n\r\n"], id="a folded header"),
+        pytest.param([GET.replace(b"\r\n", b"\n")], id="lines without a return"),
+        pytest.param([GET[:-2] + b"X:" + b" " * 100_000 + b"\r\n\r\n"], id="spaces"),
+        pytest.param([b"\r\n" * 500_000], id="a megabyte of empty lines"),
+        pytest.param([b"G" * 1_000_000], id="a long method"),
         pytest.param([b"CONNECT pond:80 HTTP/1.1\r\nHost: pond\r\n\r\n"], id="a tunnel"),
     ],
 )
@@ -201,7 +234,7 @@ def test_what_is_wrong(
 
 def bent(count: int) -> Iterator[list[bytes]]:
     """Valid requests with changed bytes, split into parts anywhere; deterministic."""
-    requests = (sized(BODY), POST + chunked(BODY[:7], BODY[7:], b""), GET, sized(BODY) + GET)
+    requests = (sized(BODY), POST + chunked(BODY[:7], BODY[7:], b""), POST + TRAILED, GET, sized(BODY) + GET)
     for number in range(count):
         chance = random.Random(number)
         message = bytearray(chance.choice(requests))

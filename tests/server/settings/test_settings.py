@@ -275,6 +275,8 @@ def test_no_repr_tells_a_key():
         ({"request_timeout": "nan"}, "request_timeout=nan must be"),
         ({"drain_timeout": "inf"}, "drain_timeout=inf must be 0 or more"),
         ({"max_inputs": "0"}, "max_inputs=0 must be 1 or more"),
+        ({"max_connections": "0"}, "max_connections=0 must be 1 or more"),
+        ({"max_connections": "many"}, "must be a whole number"),
         ({"max_model_len": "0"}, "max_model_len=0 must be 1 or more"),
         ({"hf_overrides": "{"}, "--hf-overrides='{' must be a JSON object"),
         ({"hf_overrides": "[1]"}, "--hf-overrides='[1]' must be an object"),

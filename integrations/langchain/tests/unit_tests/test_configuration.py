@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from langchain_millpond import MillpondEmbeddings
-from millpond import Engine
+from langchain_millpond import MillpondCrossEncoder, MillpondEmbeddings, MillpondReranker
+from millpond import AsyncEngine, Engine
 from millpond.errors import InvalidDimensionsError, ModelLoadError
 
 
@@ -62,6 +62,13 @@ def test_an_engine_excludes_what_loading_reads(engine: Engine, options: dict[str
 def test_an_engine_is_an_engine() -> None:
     with pytest.raises(TypeError, match="must be a millpond.Engine, not a str"):
         MillpondEmbeddings.model_validate({"engine": "owner/name"})
+
+
+async def test_an_async_engine_is_its_engine(engine: Engine) -> None:
+    for adapter in (MillpondEmbeddings, MillpondReranker, MillpondCrossEncoder):
+        assert adapter(engine=AsyncEngine(engine)).engine is engine
+    embeddings = MillpondEmbeddings(engine=AsyncEngine(engine))
+    assert embeddings.embed_query("a") == await embeddings.aembed_query("a")
 
 
 def test_nothing_is_loaded_until_a_text_comes() -> None:

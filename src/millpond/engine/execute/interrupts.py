@@ -1,4 +1,4 @@
-"""Interrupts: Ctrl-C deferred while a thread holds resources that others need."""
+"""Interrupts: Ctrl-C deferred while a thread holds resources that others need, and recognized at the end of a block."""
 
 from __future__ import annotations
 
@@ -34,3 +34,8 @@ def defer_sigint() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if signals:
             raise KeyboardInterrupt
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether ``error`` ends the program or a task: KeyboardInterrupt, SystemExit or a cancellation."""
+    return error is not None and not isinstance(error, Exception)

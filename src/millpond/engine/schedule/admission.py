@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.counters import Counters
@@ -27,6 +29,7 @@ class Admission:
         self._owners: dict[Call, object] = {}  # of each running call the object that it keeps alive
         self._texts = 0  # of those calls
         self._throughput = _Throughput()
+        self._assistants: dict[int, int] = {}  # by thread: calls that it waits for, one inside the other
         self._closed = False
 
     @property
@@ -85,10 +88,32 @@ class Admission:
         """Refuse calls from now on; takes no lock, since a forked process may have inherited it locked."""
         self._closed = True
 
-    def wait_until_idle(self) -> None:
-        """Wait until no call is running."""
+    def wait_until_idle(self, timeout: float | None = None) -> bool:
+        """Wait until no call is running, at most ``timeout`` seconds; returns whether none is."""
+        limit = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         with self._changed:
-            self._changed.wait_for(lambda: not self._owners)
+            return self._changed.wait_for(lambda: not self._owners, limit)
+
+    @contextmanager
+    def assisting(self) -> Iterator[None]:
+        """The calling thread runs batches, while it waits for a call of its own."""
+        thread = threading.get_ident()
+        with self._changed:
+            self._assistants[thread] = self._assistants.get(thread, 0) + 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._assistants[thread] -= 1
+                if self._assistants[thread] == 0:
+                    del self._assistants[thread]
+                    self._changed.notify_all()
+
+    def wait_for_assistants(self) -> None:
+        """Wait until no thread runs batches for a call of its own."""
+        with self._changed:
+            if threading.get_ident() not in self._assistants:  # it is, if a future's callback closes the engine
+                self._changed.wait_for(lambda: not self._assistants)
 
     def calls(self) -> list[Call]:
         """The running calls."""

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from time import perf_counter
 from typing import Any
 
+from millpond.errors import EngineClosedError
 from millpond.stats import BatchRun, EngineStats
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class Counters:
 
     def release(self, future: Future[Any], *, texts: int, hits: int, misses: int) -> None:
         """A call is over; the caller holds the admission's lock."""
-        if future.cancelled():
+        if future.cancelled() or isinstance(future.exception(), EngineClosedError):
             self._cancelled += 1
         elif future.exception() is not None:
             self._failed += 1

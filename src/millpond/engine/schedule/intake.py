@@ -108,6 +108,8 @@ class Intake:
         return self._large_thread if slots and is_large(call.items[slots[-1]]) else self._threads
 
     def _begin(self, call: Call, caches: bool, inline: bool = False) -> None:
+        if call.done:  # cancelled while it waited for this thread
+            return
         try:
             if not call.items:
                 return call.finish()
@@ -130,6 +132,8 @@ class Intake:
         keys = self._cache.keys(self._namespace(call), [key_of(item) for item in call.items])
         missing: list[int] = []
         for start in range(0, len(keys), _STRETCH * 8):
+            if call.done:
+                break
             hits = self._cache.get(keys[start : start + _STRETCH * 8], width=call.native_width)
             found = np.flatnonzero(hits.found)
             missing.extend((np.flatnonzero(~hits.found) + start).tolist())
@@ -165,6 +169,8 @@ class Intake:
         requests: list[Request] = []
         try:
             for start in range(0, len(slots), _STRETCH):
+                if call.done:
+                    return
                 requests += self._tokenize(call, slots[start : start + _STRETCH])
         except Exception as error:  # concerns this caller alone
             return call.fail(error)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
 from time import perf_counter
 from typing import TypeVar
 
+from millpond.engine.fork import ProcessFuture
 from millpond.stats import Timings
 
 Output = TypeVar("Output")
 
 
-class CallFuture(Future[Output]):
-    """A call's result.
+class CallFuture(ProcessFuture[Output]):
+    """A call's result; in a forked child, :class:`~millpond.errors.EngineClosedError` if it was not there yet.
 
     Attributes:
         timings: Where the time went; set before the result is. ``None`` until then, and if the call failed.

@@ -10,6 +10,9 @@ from millpond.errors import EngineOverloadedError
 _MIN_BYTES = 512 << 20
 _LARGEST_BODIES = 4
 _KEY = "body_bytes"
+# A body up to this many times the limit is read to its end and dropped: most clients read the response only when they
+# have sent everything, and would see a broken connection instead.
+LARGEST_DROPPED = 2
 
 
 class BodyBudget:

@@ -12,7 +12,8 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from millpond.errors import EngineOverloadedError
-from millpond.server.errors import ClientGoneError, RequestError
+from millpond.server.admission.body_budget import LARGEST_DROPPED
+from millpond.server.errors import BodyTooLargeError, ClientGoneError, RequestError
 from millpond.server.state import body_budget_of, config_of, models_of, record_model
 from millpond.server.violations import violation
 
@@ -85,35 +86,34 @@ async def _within_time(request: Request) -> bytearray:
             _TOO_SLOW.format(seconds=seconds), status=408, type="Request Timeout", headers={"Connection": "close"}
         ) from None
     except ClientDisconnect:
-        raise ClientGoneError from None
+        raise _refusal(request) from None
+
+
+def _refusal(request: Request) -> RequestError:
+    """What the protocol has answered in the middle of the body, for the log; otherwise the client is gone."""
+    refusal = getattr(request.state, "refusal", None)
+    if refusal is None:
+        return ClientGoneError()
+    status, type, message = refusal
+    return RequestError(message, status=status, type=type)
 
 
 async def _whole(request: Request, max_bytes: int) -> bytearray:
-    """All bytes of the body; its Content-Length is not trusted."""
-    length = request.headers.get("content-length", "")
+    """All bytes of the body; its Content-Length, which RequestMiddleware has checked, is not trusted."""
     data, budget = bytearray(), body_budget_of(request)
     received = 0
-    # A body up to twice the limit is read to its end and dropped: most clients read the response only when they have
-    # sent everything, and would see a broken connection instead.
-    not_read = length.isascii() and length.isdigit() and len(length) < 20 and int(length) > 2 * max_bytes
-    if not not_read:
-        async for chunk in request.stream():
-            received += len(chunk)
-            if received <= max_bytes:
-                budget.take(request.scope, len(chunk))
-                data += chunk
-            elif received > 2 * max_bytes:
-                break
-            else:
-                data.clear()
+    async for chunk in request.stream():
+        received += len(chunk)
         if received <= max_bytes:
-            return data
-    raise RequestError(
-        f"The body has more than {max_bytes} bytes, which is the most that this server reads; send it in parts",
-        status=413,
-        type="Request Entity Too Large",
-        headers={"Connection": "close"} if not_read or received > 2 * max_bytes else None,
-    )
+            budget.take(request.scope, len(chunk))
+            data += chunk
+        elif received > LARGEST_DROPPED * max_bytes:
+            raise BodyTooLargeError(max_bytes, unread=True)
+        else:
+            data.clear()
+    if received > max_bytes:
+        raise BodyTooLargeError(max_bytes, unread=False)
+    return data
 
 
 def _parsed_within(data: bytearray, schema: type[Body] | TypeAdapter[Body], limit: int) -> Body:

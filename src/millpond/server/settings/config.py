@@ -102,6 +102,7 @@ class ServerConfig:
         root_path: Path prefix that a proxy strips.
         max_body_bytes: Largest request body; larger ones get 413.
         max_inputs: Most texts in one request.
+        max_connections: Most open connections; by default as many as the limit of open files leaves room for.
         request_timeout: Seconds after which a request is given up (504).
         drain_timeout: Seconds that running requests have after SIGTERM.
         cors_origins: Origins that browsers may call from; none by default.
@@ -126,6 +127,7 @@ class ServerConfig:
     root_path: str = ""
     max_body_bytes: int = 32 << 20
     max_inputs: int = 2048
+    max_connections: int | None = None
     request_timeout: float = 600.0
     drain_timeout: float = 30.0
     cors_origins: tuple[str, ...] = ()
@@ -148,6 +150,8 @@ class ServerConfig:
         for name, least in (("max_body_bytes", 1), ("max_inputs", 1), ("drain_timeout", 0)):
             if not least <= getattr(self, name) < math.inf:
                 raise InvalidRequestError(f"{name}={getattr(self, name)} must be {least} or more")
+        if self.max_connections is not None and self.max_connections < 1:
+            raise InvalidRequestError(f"max_connections={self.max_connections} must be 1 or more")
         if not 0 < self.request_timeout < math.inf:
             raise InvalidRequestError(f"request_timeout={self.request_timeout} must be a number of seconds, above 0")
         for name, choices in (("log_format", get_args(LogFormat)), ("log_level", get_args(LogLevel))):

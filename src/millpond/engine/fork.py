@@ -1,0 +1,189 @@
+"""Fork: what a forked child finds of its parent's engines, whose threads it does not have.
+
+A fork copies the memory of a process, but of its threads only the one that forks. So a child must not wait for a future
+that the parent's threads were to settle, for the threads of OpenMP's pool, or for a module that another thread was
+importing. Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures._base import CANCELLED
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from typing import Any, TypeVar
+
+from millpond.errors import EngineClosedError, ModelLoadError
+
+Output = TypeVar("Output")
+
+# Most seconds that a fork waits for models that other threads are loading.
+_MAX_WAIT = 30.0
+# OpenMP's omp_pause_hard: free everything that can be made anew.
+_PAUSE_HARD = 2
+
+
+class ProcessFuture(Future[Output]):
+    """A future that a thread of this process settles; in a forked child it fails with EngineClosedError."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _futures.add(self)
+
+    def _fail_in_child(self) -> None:
+        """Fail if it is not done; without its callbacks, which the parent calls."""
+        self._condition = threading.Condition()  # a thread of the parent may have held the lock
+        self._done_callbacks: list[Any] = []
+        for waiter in self._waiters:  # of as_completed() in the thread that forked
+            waiter.lock = threading.Lock()  # type: ignore[attr-defined]  # it has one
+        if self._state == CANCELLED:
+            self.set_running_or_notify_cancel()  # wakes threads that wait for several futures
+        elif not self.done():
+            self.set_exception(
+                EngineClosedError(
+                    f"this result was to come from process {os.getppid()} and does not survive a fork; load an engine "
+                    'after forking and make the call again, or start workers with the "spawn" method'
+                )
+            )
+
+
+_futures: weakref.WeakSet[ProcessFuture[Any]] = weakref.WeakSet()
+
+
+class _Loads:
+    """The models that are being loaded. Forks wait for them: a child cannot finish another thread's import."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._depths: dict[int, int] = {}  # by thread: loads inside each other
+        self._cut_off = False  # whether this process was forked during a load of another thread
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A load in the calling thread."""
+        thread = threading.get_ident()
+        with self._changed:
+            self._depths[thread] = self._depths.get(thread, 0) + 1
+        if self._cut_off:
+            self._end(thread)
+            raise ModelLoadError(
+                "this process was forked while another thread loaded a model, and cannot load one itself; fork before "
+                'or after loading, or start workers with the "spawn" method'
+            )
+        try:
+            yield
+        finally:
+            self._end(thread)
+
+    def _end(self, thread: int) -> None:
+        with self._changed:
+            self._depths[thread] -= 1
+            if self._depths[thread] == 0:
+                del self._depths[thread]
+            self._changed.notify_all()
+
+    def before_fork(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._others(), timeout=_MAX_WAIT)
+
+    def after_in_child(self) -> None:
+        self._cut_off = self._cut_off or self._others()
+        self._changed = threading.Condition()
+        self._depths = {thread: depth for thread, depth in self._depths.items() if thread == threading.get_ident()}
+
+    def _others(self) -> bool:
+        return bool(self._depths.keys() - {threading.get_ident()})
+
+
+class _OpenMP:
+    """OpenMP's threads, a pool for each thread that computes; GNU's has no way to notice that a child lacks them."""
+
+    def __init__(self) -> None:
+        self._paused: set[int] = set()  # threads that fork now and have no pool
+        self._stale: int | None = None  # the thread of this process whose pool has threads of the parent only
+        self._pid = os.getpid()
+
+    @property
+    def stale(self) -> bool:
+        """Whether an operator of torch may wait for ever in the calling thread."""
+        return self._stale == threading.get_ident()
+
+    def before_fork(self) -> None:
+        """Free the calling thread's pool; the next operator makes it anew, in the parent and in the child."""
+        if self.stale or os.getpid() != self._pid:  # it would wait for the threads that are missing
+            return
+        pause = _pause_function() if "torch._C" in sys.modules else _no_pool
+        if pause is not None and pause(_PAUSE_HARD) == 0:
+            self._paused.add(threading.get_ident())
+
+    def after_in_parent(self) -> None:
+        self._paused.discard(threading.get_ident())
+
+    def after_in_child(self) -> None:
+        # Not paused: this OpenMP cannot, or the process was forked by C code (uWSGI) that calls only this hook.
+        self._stale = None if threading.get_ident() in self._paused else threading.get_ident()
+        self._paused = set()
+        self._pid = os.getpid()
+
+
+_loads = _Loads()
+_openmp = _OpenMP()
+
+
+def loading() -> AbstractContextManager[None]:
+    """Context of importing torch and loading a model; forks of other threads wait for its end, a while.
+
+    Raises:
+        ModelLoadError: This process was forked during a load, so that modules may be half imported.
+    """
+    return _loads.running()
+
+
+def inherited_pool() -> bool:
+    """Whether operators of torch may wait for ever in the calling thread, which was forked with OpenMP's pool."""
+    return _openmp.stale
+
+
+def outside_inherited_pool(work: Callable[[], Output]) -> Output:
+    """The result of ``work``, called in a new thread if OpenMP cannot be used in this one."""
+    if not _openmp.stale:
+        return work()
+    with ThreadPoolExecutor(1, thread_name_prefix="millpond-fork") as thread:
+        return thread.submit(work).result()
+
+
+def _no_pool(_: int) -> int:
+    return 0  # torch is not imported
+
+
+@cache
+def _pause_function() -> Callable[[int], int] | None:
+    """``omp_pause_resource_all`` of the OpenMP that torch uses, if it has that function of OpenMP 5.0."""
+    library = sys.modules["torch._C"].__file__
+    try:  # the look-up goes on in the libraries that this one was linked with
+        function: Callable[[int], int] = ctypes.CDLL(library, mode=os.RTLD_NOW | os.RTLD_NOLOAD).omp_pause_resource_all
+    except (OSError, AttributeError):
+        return None
+    return function
+
+
+def _before_fork() -> None:
+    _loads.before_fork()
+    _openmp.before_fork()
+
+
+def _after_in_child() -> None:
+    _openmp.after_in_child()
+    _loads.after_in_child()
+    for future in list(_futures):
+        future._fail_in_child()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(before=_before_fork, after_in_parent=_openmp.after_in_parent, after_in_child=_after_in_child)

