@@ -5,7 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Future
 from functools import partial, wraps
 from itertools import islice
@@ -16,6 +26,7 @@ import numpy.typing as npt
 
 from millpond.engine.engine import Engine
 from millpond.engine.execute.interrupts import is_interrupt
+from millpond.engine.input.large_texts import is_large
 from millpond.engine.progress import progress_bar
 from millpond.engine.submission import Submission
 from millpond.engine.task_methods import EmbedOptions, TaskMethods, shows_options_of
@@ -56,7 +67,9 @@ class _Coroutines(TaskMethods):
             )
             if task == "reward" or getattr(params, "chunking", None) is not None:
                 # Conversations and windows are tokenized before anything is queued.
-                future = await _in_thread(start, asyncio.to_thread)
+                large = any(map(_is_large, inputs))
+                thread = partial(self._submission.in_thread, large=True) if large else asyncio.to_thread
+                future = await _in_thread(start, thread)
             elif len(inputs) > _LOOP_TEXTS:
                 future = await _in_thread(start, self._submission.in_thread)
             else:
@@ -165,6 +178,15 @@ class AsyncEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose(cancel=is_interrupt(error))
+
+
+def _is_large(value: Any) -> bool:
+    """Whether a text, or a message of a conversation, is tokenized in its turn."""
+    if isinstance(value, Mapping):
+        return _is_large(value.get("content"))
+    if isinstance(value, list | tuple):
+        return any(map(_is_large, value))
+    return isinstance(value, str) and is_large(value)
 
 
 async def _in_thread(

@@ -57,11 +57,13 @@ class Dispatcher:
         self._scheduler = Scheduler(budget, prepare=lambda calls: self._intake.prepare(calls))
         self._name = f"millpond-{id(self):x}"
         self.threads = ThreadPoolExecutor(_intake_threads(replicas), thread_name_prefix=f"{self._name}-intake")
+        self.large_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-large")
         self._committer = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-commit")
         self._intake = Intake(
             scheduler=self._scheduler,
             encoder=self._model.encoder,
             threads=self.threads,
+            large_thread=self.large_thread,
             cache=cache,
             namespace=self._namespace,
         )
@@ -199,6 +201,7 @@ class Dispatcher:
         # A caller may still run a batch of calls that were dropped: its rows belong into the cache.
         self._admission.wait_for_assistants()
         self.threads.shutdown()
+        self.large_thread.shutdown()
         self._committer.shutdown()
 
     def _drop(self) -> None:
@@ -225,6 +228,7 @@ class Dispatcher:
             for worker in self.workers:
                 worker.join()
         self.threads.shutdown(wait=False)
+        self.large_thread.shutdown(wait=False)
         self._committer.shutdown(wait=False)
 
     @property

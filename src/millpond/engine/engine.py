@@ -257,11 +257,13 @@ class Engine(TaskMethods):
         if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
             raise InvalidRequestError(f"tokens={tokens!r} must be a positive int")
         tokenizer = self._loaded.encoder.texts
-        starts = [
-            part_of(text, tokenizer, limit=tokens, truncate="end")
-            for text in validate.check_texts(texts, "truncate_texts", self._loaded)
+        checked = validate.check_texts(texts, "truncate_texts", self._loaded)
+        parts = [part_of(text, tokenizer, limit=tokens, truncate="end") for text in checked]
+        return [
+            checked[i][:end]
+            for indices in bunches([part.text for part in parts])
+            for i, end in zip(indices, tokenizer.ends([parts[i] for i in indices], tokens), strict=True)
         ]
-        return [text for indices in bunches(starts) for text in tokenizer.clipped([starts[i] for i in indices], tokens)]
 
     def clip(self, texts: Sequence[str], tokens: int) -> list[str]:
         """The older name of :meth:`truncate_texts`, deprecated."""

@@ -75,15 +75,18 @@ class Submission:
                 future.cancel()  # the caller was interrupted and no longer waits
                 raise
 
-    async def in_thread(self, work: Callable[[], Future[Any]]) -> Future[Any]:
+    async def in_thread(self, work: Callable[[], Future[Any]], *, large: bool = False) -> Future[Any]:
         """Call ``work`` in a thread of the engine instead of the event loop's pool, and return what it returns.
+
+        ``large``: in that of large texts.
 
         Raises:
             EngineClosedError: In a forked process, which does not have the thread.
         """
         self.dispatcher.check_process()
+        threads = self.dispatcher.large_thread if large else self.dispatcher.threads
         try:
-            running = self.dispatcher.threads.submit(work)
+            running = threads.submit(work)
         except RuntimeError:  # the engine was closed; ``work`` raises the error that says so
             return work()
         return await asyncio.wrap_future(running)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from tests.tiny_tokenizers import KINDS, SENTENCES, write_tokenizer
+from tokenizers import Tokenizer, normalizers
 
 from millpond.engine.input import oversize
 from millpond.engine.input.encode import InputEncoder
@@ -142,3 +143,17 @@ def test_many_long_texts_are_not_read_at_once():
     items = ["a" * 600_000, "a" * 300_000, "a" * 200_000, "b", TokenIds((1,) * 500_000), "c"]
     assert list(oversize.bunches(items)) == [range(2), range(2, 4), range(4, 5), range(5, 6)]
     assert list(oversize.bunches([])) == []
+
+
+@pytest.mark.parametrize("end", ["", "\u0301", "\u0323", "\u0323 and a pond", " and a pond\u0323"])
+def test_accents_that_compose_are_read_in_parts_unless_one_moves_to_the_front(tmp_path, read, end):
+    write_tokenizer(tmp_path, "roberta", limit=None)
+    backend = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.normalizer = normalizers.NFC()
+    tokenizer = TextTokenizer(backend, lower=False, limit=None)
+    text = "a" + "\u0301" * SIZE + end
+    (found,) = InputEncoder(texts=tokenizer).encode([text], plan("end"), index_of=index_of)
+    whole = backend.encode(text).ids
+    assert found.truncated and found.ids.tolist() == [*whole[: LIMIT - 1], whole[-1]]
+    moves = end.startswith("\u0323")  # to the left of all of the others
+    assert (sum(read) > SIZE) == moves

@@ -20,6 +20,7 @@ import pytest
 from tests.server.conftest import address_of, running, serving
 
 from millpond.engine.execute.runner import Runner
+from millpond.engine.input import large_texts
 from millpond.errors import EngineOverloadedError
 from millpond.server.admission import prepare_executor
 from millpond.server.admission.prepare_executor import THREADS, PrepareExecutor
@@ -276,6 +277,41 @@ def test_the_prepare_executor_refuses_calls_above_its_limit(monkeypatch: pytest.
     until(lambda: executor._preparing == 0)
     assert executor.submit(lambda: True).result(timeout=300)
     executor.close()
+
+
+def test_small_requests_have_a_thread_while_large_ones_fill_theirs() -> None:
+    executor, go = PrepareExecutor(), threading.Event()
+    large = [executor.submit(lambda: go.wait(timeout=300), body_bytes=1_000_000) for _ in range(3 * THREADS)]
+    assert executor.submit(lambda: True, body_bytes=1_000).result(timeout=300)
+    assert not any(future.done() for future in large)
+    go.set()
+    assert all(future.result(timeout=300) for future in large)
+    executor.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "small", "large"),
+    [
+        ("/embed", {"inputs": "a pond"}, {"inputs": "\u6c60" * 140_000}),
+        ("/tokenize", {"prompt": "a pond"}, {"prompt": "\u6c60" * 140_000}),
+        ("/rerank", {"query": "a", "texts": ["b"]}, {"query": "a", "texts": ["\u6c60" * 140_000], "truncate": True}),
+    ],
+)
+def test_small_requests_are_answered_while_large_texts_wait_for_their_turn(
+    held: Any, path: str, small: dict[str, Any], large: dict[str, Any]
+) -> None:
+    pond, turns = held(), large_texts._turns.free
+    pond.release()
+    for _ in range(large_texts._TURNS):
+        assert turns.acquire(timeout=300)
+    with running(pond.models) as address, ThreadPoolExecutor(20) as threads:
+        slow = [threads.submit(httpx.post, address + path, json=large, timeout=300) for _ in range(20)]
+        for _ in range(5):
+            assert httpx.post(address + path, json=small, timeout=300).status_code == 200
+        assert not any(answer.done() for answer in slow)
+        for _ in range(large_texts._TURNS):
+            turns.release()
+        assert [answer.result(timeout=300).status_code for answer in slow] == [200] * 20
 
 
 def test_the_loop_is_free_while_a_call_is_checked(held: Any, monkeypatch: pytest.MonkeyPatch) -> None:

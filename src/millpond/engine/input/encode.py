@@ -9,12 +9,13 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from millpond.engine.input.large_texts import turn
 from millpond.engine.input.oversize import bunches, is_oversize, reduced
 from millpond.engine.input.plan import EncodesPairs, IndexOf, Plan
 from millpond.engine.input.text_tokenizer import TextTokenizer
 from millpond.engine.input.tokenized import Tokenized
 from millpond.errors import InputTooLongError
-from millpond.inputs import Item, Pair, TokenIds, size_of, text_of
+from millpond.inputs import Item, Pair, SpannedText, TokenIds, size_of, text_of
 from millpond.late_interaction.encode import ColbertEncoder
 
 
@@ -48,7 +49,14 @@ class InputEncoder:
     def _encode_bunch(self, items: Sequence[Item], plan: Plan, index_of: IndexOf) -> list[Tokenized]:
         """Tokenize items that are few or short enough to be tokenized at once."""
         parts = {
-            i: reduced(item, self.texts, limit=plan.limit, truncate=plan.truncate)
+            i: reduced(
+                item,
+                self.texts,
+                limit=plan.limit,
+                truncate=plan.truncate,
+                prompt=plan.prompt,
+                aligned=isinstance(item, SpannedText) or plan.task == "token_classify",
+            )
             for i, item in enumerate(items)
             if self._may_reduce(item, plan)
         }
@@ -78,7 +86,7 @@ class InputEncoder:
             return False
         if isinstance(item, Pair):
             return is_oversize(item.query, plan.limit) or is_oversize(item.document, plan.limit)
-        return isinstance(item, str) and is_oversize(item, plan.limit)
+        return is_oversize(text_of(item), plan.limit)
 
     def _encode_kinds(self, items: Sequence[Item], plan: Plan, index_of: IndexOf) -> list[Tokenized]:
         """Tokenize items of any kind, those of one kind together."""
@@ -110,9 +118,9 @@ class InputEncoder:
         texts = [text_of(item) for item in items]
         if plan.form == "colbert":
             assert self.colbert is not None and plan.role is not None
-            return [
-                Tokenized(ids=e.ids, truncated=e.truncated, attended=e.attended, kept=e.kept)
-                for e in self.colbert.encode(
+            texts = [self.texts.shorten(text).text for text in texts]
+            with turn(texts):
+                encoded = self.colbert.encode(
                     texts,
                     role=plan.role,
                     prompt=plan.prompt,
@@ -120,7 +128,7 @@ class InputEncoder:
                     truncate=plan.truncate,
                     index_of=index_of,
                 )
-            ]
+            return [Tokenized(ids=e.ids, truncated=e.truncated, attended=e.attended, kept=e.kept) for e in encoded]
         return self.texts.encode(
             texts,
             prompt=plan.prompt,

@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
-from tokenizers.normalizers import BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from millpond.checkpoints.late_interaction import LateInteraction
 from millpond.checkpoints.tokenizer_file import read_as_is
 from millpond.engine.input.casefold import fold, unfold_offsets
 from millpond.engine.input.chat import render_chat
 from millpond.engine.input.hf_tokenizer import read_hf_tokenizer
+from millpond.engine.input.large_texts import turn
+from millpond.engine.input.long_runs import Excerpt, has_moving_marks, long_runs
+from millpond.engine.input.lookahead import Lookahead
 from millpond.engine.input.tokenized import TokenAlignment, Tokenized, id_arrays
 from millpond.engine.input.word_ids import word_numbers
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
@@ -32,6 +33,8 @@ _NO_LIMIT = 1_000_000
 _HEAD_PER_TOKEN = 8
 # A single text of at most this many characters is tokenized without releasing the GIL: releasing it takes as long.
 _HOLD_GIL_CHARACTERS = 4096
+# In a longer text, long runs are looked for before it is tokenized.
+_SHORTEN_CHARACTERS = 1 << 13
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
 
 
@@ -72,7 +75,9 @@ class TextTokenizer:
         self.limit = limit
         self.typed = typed
         self.specials = dict(specials or {})
-        self._splits_at_spaces = _splits_at_spaces(backend)
+        self._runs = long_runs(backend, self.fold)
+        self.lookahead = Lookahead(backend, self.fold, self._runs)
+        self._splits_at_spaces = self.lookahead.splits_at_spaces
         probe = backend.encode("a").special_tokens_mask
         self._prefix = next((i for i, special in enumerate(probe) if not special), len(probe))
         self._suffix = next((i for i, special in enumerate(reversed(probe)) if not special), 0)
@@ -130,23 +135,23 @@ class TextTokenizer:
 
     def ids(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
         """Token ids of each text, uncut."""
-        if self._lower:
-            texts = [fold(text) for text in texts]
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=special_tokens)
-        return [encoding.ids for encoding in encodings]
+        return [encoding.ids for encoding in self.encode_rendered(texts, special_tokens=special_tokens)]
 
-    def clipped(self, texts: Sequence[str], tokens: int) -> list[str]:
-        """The beginning of each text, of at most ``tokens`` tokens; special tokens are not counted."""
-        clipped = []
-        for text, encoding in zip(texts, self.encode_rendered(texts, special_tokens=False, offsets=True), strict=True):
+    def ends(self, excerpts: Sequence[Excerpt], tokens: int) -> list[int]:
+        """How many characters of each whole text have ``tokens`` tokens at most; special ones are not counted."""
+        texts = [excerpt.text for excerpt in excerpts]
+        encodings = self.encode_rendered(texts, special_tokens=False, offsets=True)
+        ends = []
+        for excerpt, encoding in zip(excerpts, encodings, strict=True):
             if len(encoding.ids) <= tokens:
-                clipped.append(text)
+                ends.append(excerpt.end)
                 continue
             offsets = np.array(encoding.offsets[: tokens + 1], dtype=np.int32).reshape(-1, 2)
-            offsets = unfold_offsets(offsets, text) if self._lower else offsets
+            offsets = unfold_offsets(offsets, excerpt.text) if self._lower else offsets
+            offsets = excerpt.offsets_in_whole(offsets)
             # A character may be several tokens: one whose tokens would be split is left out.
-            clipped.append(text[: min(int(offsets[:tokens, 1].max(initial=0)), int(offsets[tokens, 0]))])
-        return clipped
+            ends.append(min(int(offsets[:tokens, 1].max(initial=0)), int(offsets[tokens, 0])))
+        return ends
 
     def colbert(self, late: LateInteraction) -> ColbertEncoder:
         """The encoder of queries and documents of a late-interaction checkpoint, over the same tokenizer."""
@@ -163,7 +168,8 @@ class TextTokenizer:
         """Token ids of each text, uncut: ``(ids of the text, ids before it, ids after it)``."""
         parts = []
         before = len(self.fold(prompt))
-        for encoding in self._encode([prompt + text for text in texts], offsets=bool(prompt)):
+        texts = [prompt + text for text in self._shortened(texts)]
+        for encoding in self._encode(texts, offsets=bool(prompt)):
             ids = np.array(encoding.ids, dtype=np.int32)
             front, end = self._prefix, len(ids) - self._suffix
             if prompt:
@@ -201,11 +207,13 @@ class TextTokenizer:
         assert self.transformers is not None
         text = render_chat(self.transformers, conversation, index=index, model="the checkpoint")
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            with turn([text]):
+                (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
         except (TypeError, UnicodeError) as error:
             raise InvalidRequestError(
                 f"the conversation at index {index} holds a lone surrogate, which is no character; replace it"
             ) from error
+        ids: list[int] = encoding.ids
         return ids
 
     def fold(self, text: str) -> str:
@@ -214,12 +222,18 @@ class TextTokenizer:
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[Encoding]:
         """Each pair, uncut, in the tokenizer's own pair template."""
-        return self._backend.encode_batch_fast([(self.fold(first), self.fold(second)) for first, second in pairs])
+        texts = self._shortened([text for pair in pairs for text in pair])
+        with turn(texts):
+            folded = [self.fold(text) for text in texts]
+            return self._backend.encode_batch_fast(list(zip(folded[::2], folded[1::2], strict=True)))
 
     def encode_rendered(self, texts: Sequence[str], *, special_tokens: bool, offsets: bool = False) -> list[Encoding]:
         """Each text, uncut, with the tokenizer's special tokens around it or without them."""
+        # The fast variant leaves the offsets out.
         encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
-        return encode([self.fold(text) for text in texts], add_special_tokens=special_tokens)
+        texts = texts if offsets else self._shortened(texts)
+        with turn(texts):
+            return encode([self.fold(text) for text in texts], add_special_tokens=special_tokens)
 
     def prompt_length(self, prompt: str) -> int:
         """Tokens that ``prompt`` adds at the front; leading special tokens count, as in sentence-transformers."""
@@ -250,6 +264,12 @@ class TextTokenizer:
         Raises:
             InputTooLongError: A text is too long and ``truncate="error"``, or prompt and special tokens fill the limit.
         """
+        excerpts = {
+            i: self.shorten(text, align=align) for i, text in enumerate(texts) if len(text) > _SHORTEN_CHARACTERS
+        }
+        whole = texts
+        if excerpts:
+            texts = [excerpts[i].text if i in excerpts else text for i, text in enumerate(texts)]
         prompted = [prompt + text for text in texts] if prompt else texts
         if truncate == "end":
             encodings = self._encode_heads(prompted, limit, offsets=align)
@@ -260,7 +280,10 @@ class TextTokenizer:
             if len(ids) == 0:
                 tokenized.append(self.stand_in(index_of(i), align=align))
                 continue
-            alignment = self._alignment(encodings[i], prompt, texts[i]) if align else None
+            alignment = None
+            if align:
+                excerpt = excerpts.get(i, Excerpt.of(texts[i]))
+                alignment = self._alignment(encodings[i], prompt, excerpt, whole[i])
             cut = len(ids) > limit
             if cut:
                 if truncate == "error":
@@ -320,13 +343,23 @@ class TextTokenizer:
         return encodings
 
     def _encode(self, texts: Sequence[str], *, offsets: bool = False) -> list[Encoding]:
-        if self._lower:
-            texts = [fold(text) for text in texts]
         if len(texts) == 1 and len(texts[0]) <= _HOLD_GIL_CHARACTERS:
-            return [self._backend.encode(texts[0])]
-        texts = list(texts)
-        # The fast variant leaves the offsets out.
-        return self._backend.encode_batch(texts) if offsets else self._backend.encode_batch_fast(texts)
+            return [self._backend.encode(self.fold(texts[0]))]
+        return self.encode_rendered(texts, special_tokens=True, offsets=offsets)
+
+    def shorten(self, text: str, *, align: bool = False) -> Excerpt:
+        """A long ``text`` without the middle of its long runs.
+
+        The tokens are the same, and with ``align`` also where each begins and ends.
+        """
+        if len(text) <= _SHORTEN_CHARACTERS or (align and has_moving_marks(text)):
+            return Excerpt.of(text)
+        return self._runs.shorten(text)
+
+    def _shortened(self, texts: Sequence[str]) -> Sequence[str]:
+        if all(len(text) <= _SHORTEN_CHARACTERS for text in texts):
+            return texts
+        return [self.shorten(text).text for text in texts]
 
     def _cut(self, length: int, text: str, prompt: str, limit: int, truncate: Truncate) -> npt.NDArray[np.int64]:
         """Which of ``length`` tokens stay: front (special tokens, prompt), part of the text, suffix."""
@@ -345,18 +378,17 @@ class TextTokenizer:
 
     def _prompt_tokens(self, text: str, prompt: str) -> int:
         """Tokens of ``text`` that belong to the prompt at its front, without special tokens."""
-        if self._lower:
-            text, prompt = fold(text), fold(prompt)
-        return _tokens_before(self._backend.encode(text, add_special_tokens=False).offsets, len(prompt))
+        (encoding,) = self.encode_rendered([text], special_tokens=False, offsets=True)
+        return _tokens_before(encoding.offsets, len(self.fold(prompt)))
 
-    def _alignment(self, encoding: Encoding, prompt: str, text: str) -> TokenAlignment:
-        """The alignment of an encoding of ``prompt + text`` with ``text``; the prompt's tokens count as special."""
+    def _alignment(self, encoding: Encoding, prompt: str, excerpt: Excerpt, text: str) -> TokenAlignment:
+        """The alignment of an encoding of ``prompt + excerpt`` with ``text``; the prompt's tokens count as special."""
         offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
         if self._lower:
-            offsets = unfold_offsets(offsets, prompt + text)
+            offsets = unfold_offsets(offsets, prompt + excerpt.text)
         offsets -= len(prompt)
         inside = offsets[:, 1] > 0 if prompt else np.ones(len(offsets), dtype=np.bool_)
-        offsets = offsets.clip(min=0)
+        offsets = excerpt.offsets_in_whole(offsets.clip(min=0))
         special = np.array(encoding.special_tokens_mask, dtype=np.bool_) | ~inside
         unknown = self._backend.token_to_id(self.specials.get("unk_token", ""))
         marked = getattr(self._backend.model, "continuing_subword_prefix", None)  # "##" of WordPiece
@@ -368,15 +400,6 @@ class TextTokenizer:
             tokens=encoding.tokens if marked else None,
         )
         return TokenAlignment(offsets=offsets, special=special, words=words)
-
-
-def _splits_at_spaces(backend: Tokenizer) -> bool:
-    """Whether the tokens before a space never depend on what follows it: BERT's tokenizer, no token with a space."""
-    return (
-        isinstance(backend.pre_tokenizer, BertPreTokenizer)
-        and isinstance(backend.normalizer, BertNormalizer | None)
-        and not any(" " in token.content for token in backend.get_added_tokens_decoder().values())
-    )
 
 
 def _identity(tokenizer: Any) -> Any:

@@ -41,7 +41,8 @@ def word_numbers(
         continues = lengths != stops - starts
     else:
         # With a leading space, a token at the first character begins a word; the trailing 0 only avoids an index error.
-        padded = np.array([_SPACE, *map(ord, text), 0], dtype=np.int32)
+        letters = np.frombuffer(text.encode("utf-32-le"), dtype=np.int32)
+        padded = np.concatenate(([_SPACE], letters, [0]))
         starts = starts.clip(max=len(text))
         continues = (padded[starts] != _SPACE) & (padded[starts + 1] != _SPACE)
     begins = ~special & ~(continues & ~unknown)

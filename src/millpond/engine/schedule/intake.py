@@ -12,6 +12,7 @@ import numpy as np
 
 from millpond.cache import VectorCache
 from millpond.engine.input.encode import InputEncoder
+from millpond.engine.input.large_texts import is_large
 from millpond.engine.input.tokenized import Tokenized
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.prefixes import shared_prefixes
@@ -36,12 +37,14 @@ class Intake:
         scheduler: Scheduler,
         encoder: InputEncoder,
         threads: Executor,
+        large_thread: Executor,
         cache: VectorCache | None,
         namespace: Callable[[Call], str],
     ) -> None:
         self._scheduler = scheduler
         self._encoder = encoder
         self._threads = threads
+        self._large_thread = large_thread
         self._cache = cache
         self._namespace = namespace
         # Slots that are not tokenized yet, the next stretch last; a call whose stretch is being tokenized is absent.
@@ -52,12 +55,14 @@ class Intake:
         """Start a call, with a look-up in the cache first if it ``caches``.
 
         If many calls are running (``crowded``), a small one is tokenized by the worker that picks it. Otherwise this
-        thread tokenizes it if it is ``inline``, since it will assist, else one of ``threads`` does.
+        thread tokenizes it if it is ``inline``, since it will assist, else one of ``threads`` does. Large texts have a
+        thread of their own, so that none of these waits for them.
         """
-        if crowded and not caches and 0 < len(call.items) <= INLINE_TEXTS:
+        small = 0 < len(call.items) <= INLINE_TEXTS and not any(map(is_large, call.items))
+        if crowded and not caches and small:
             self._scheduler.defer(call)
         elif inline:
-            self._begin(call, caches, quiet=True)
+            self._begin(call, caches, inline=True)
         else:
             self._threads.submit(self._begin, call, caches)
 
@@ -96,9 +101,13 @@ class Intake:
         with self._lock:
             backlog = self._backlogs.pop(call, None)
         if backlog:
-            self._threads.submit(self._feed, call, backlog)
+            self._thread_for(call, backlog).submit(self._feed, call, backlog)
 
-    def _begin(self, call: Call, caches: bool, quiet: bool = False) -> None:
+    def _thread_for(self, call: Call, slots: Sequence[int]) -> Executor:
+        """Which threads tokenize ``slots``, the longest item last."""
+        return self._large_thread if slots and is_large(call.items[slots[-1]]) else self._threads
+
+    def _begin(self, call: Call, caches: bool, inline: bool = False) -> None:
         if call.done:  # cancelled while it waited for this thread
             return
         try:
@@ -108,11 +117,12 @@ class Intake:
             # Characters stand in for tokens, so that stretches are nearly sorted. The longest texts come last in the
             # list: they are popped first, and the last batches are the cheap ones.
             slots.sort(key=lambda slot: size_of(call.items[slot]))
-            if call.plan.truncate == "error":
-                # An item that is too long must refuse the call before any of it is queued.
-                self._put(call, slots, quiet)
+            # An item that is too long must refuse the call before any of it is queued.
+            tokenize = self._put if call.plan.truncate == "error" else self._feed
+            if inline or self._thread_for(call, slots) is self._threads:
+                tokenize(call, slots, quiet=inline)
             else:
-                self._feed(call, slots, quiet)
+                self._large_thread.submit(tokenize, call, slots)
         except Exception as error:  # concerns this caller alone
             call.fail(error)
 
@@ -154,13 +164,16 @@ class Intake:
                     del self._backlogs[call]
         self._scheduler.put(call, requests, quiet=quiet)
 
-    def _put(self, call: Call, slots: Sequence[int], quiet: bool) -> None:
+    def _put(self, call: Call, slots: Sequence[int], quiet: bool = False) -> None:
         """Tokenize all of a call, then queue it."""
         requests: list[Request] = []
-        for start in range(0, len(slots), _STRETCH):
-            if call.done:
-                return
-            requests += self._tokenize(call, slots[start : start + _STRETCH])
+        try:
+            for start in range(0, len(slots), _STRETCH):
+                if call.done:
+                    return
+                requests += self._tokenize(call, slots[start : start + _STRETCH])
+        except Exception as error:  # concerns this caller alone
+            return call.fail(error)
         if requests:
             self._scheduler.put(call, requests, quiet=quiet)
 

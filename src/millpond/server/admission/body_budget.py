@@ -46,6 +46,12 @@ class BodyBudget:
         self._used += count
         scope["state"][_KEY] = scope["state"].get(_KEY, 0) + count
 
+    @staticmethod
+    def taken(scope: Scope) -> int:
+        """Bytes of a request's body so far."""
+        taken: int = scope["state"].get(_KEY, 0)
+        return taken
+
     def give_back(self, scope: Scope) -> None:
         """Release the bytes of a request that has ended."""
         self._used -= scope["state"].pop(_KEY, 0)

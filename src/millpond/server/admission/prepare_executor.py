@@ -13,6 +13,9 @@ from millpond.errors import EngineOverloadedError
 Prepared = TypeVar("Prepared")
 
 THREADS = 16
+# Large requests have threads of their own: most of their time they wait for their turn at the tokenizer.
+_LARGE_THREADS = 4
+_LARGE_BYTES = 1 << 16
 # Calls in a thread or waiting for one; more of them would only wait for each other.
 _MAX_PREPARING = 1024
 
@@ -22,11 +25,16 @@ class PrepareExecutor:
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="millpond-desk")
+        self._large_threads = ThreadPoolExecutor(_LARGE_THREADS, thread_name_prefix="millpond-large-desk")
         self._lock = threading.Lock()
         self._preparing = 0
 
-    def submit(self, work: Callable[[], Prepared]) -> Future[Prepared]:
+    def submit(self, work: Callable[[], Prepared], *, body_bytes: int = 0) -> Future[Prepared]:
         """Start ``work`` in a thread, in the caller's context.
+
+        Args:
+            work: Checks and queues a call.
+            body_bytes: The size of the request's body: small requests never wait for a thread with large ones.
 
         Raises:
             EngineOverloadedError: Too many calls wait for a thread.
@@ -38,13 +46,15 @@ class PrepareExecutor:
                     retry_after=1.0,
                 )
             self._preparing += 1
-        future = self._threads.submit(contextvars.copy_context().run, work)
+        threads = self._large_threads if body_bytes > _LARGE_BYTES else self._threads
+        future = threads.submit(contextvars.copy_context().run, work)
         future.add_done_callback(self._release)
         return future
 
     def close(self) -> None:
         """Let the threads end when their work is done."""
         self._threads.shutdown(wait=False)
+        self._large_threads.shutdown(wait=False)
 
     def _release(self, _: Future[Any]) -> None:
         with self._lock:

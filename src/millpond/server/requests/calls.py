@@ -14,6 +14,7 @@ from fastapi import Request
 from millpond.errors import EngineClosedError
 from millpond.inputs import Item, TokenIds, size_of
 from millpond.params import PoolingParams
+from millpond.server.admission.body_budget import BodyBudget
 from millpond.server.errors import ClientGoneError, RequestError
 from millpond.server.models import ServedModel
 from millpond.server.requests.limits import check_count
@@ -46,7 +47,9 @@ async def run(
     if model is not None:
         model.engine.check_room(texts)
     async with _until_disconnect_or_deadline(request):
-        pending = await _submitted(prepare_executor_of(request).submit(submit))
+        pending = await _submitted(
+            prepare_executor_of(request).submit(submit, body_bytes=BodyBudget.taken(request.scope))
+        )
         output = await _result(pending.future)
         if model is not None:
             _record_work(request, model, pending, output)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from millpond.errors import InvalidRequestError
 from millpond.server import openapi
+from millpond.server.admission.body_budget import BodyBudget
 from millpond.server.encoding import json_response
 from millpond.server.errors import RequestError
 from millpond.server.models import ServedModel
@@ -22,7 +23,7 @@ from millpond.server.schemas.tokenization import (
     TokenizeResponse,
 )
 from millpond.server.settings.config import ServerConfig
-from millpond.server.state import config_of, find_model
+from millpond.server.state import config_of, find_model, prepare_executor_of
 
 router = APIRouter(tags=["vLLM"])
 
@@ -35,7 +36,10 @@ async def tokenize(request: Request) -> Response:
     """The token ids of a text, or of a conversation rendered by the model's chat template; nothing is cut."""
     body = await bodies.read(request, TokenizeRequest, queued=False)
     model = find_model(request, body.model, tasks=(), api="Tokenize API")
-    return await json_response(await asyncio.to_thread(_tokenized, body, model, config_of(request)))
+    tokenizing = prepare_executor_of(request).submit(
+        lambda: _tokenized(body, model, config_of(request)), body_bytes=BodyBudget.taken(request.scope)
+    )
+    return await json_response(await asyncio.wrap_future(tokenizing))
 
 
 @router.post("/detokenize", openapi_extra=openapi.operation(DetokenizeRequest, answer=DetokenizeResponse))

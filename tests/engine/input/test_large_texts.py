@@ -1,0 +1,185 @@
+"""Large texts take turns, small ones never wait for them, and their memory goes back to the system."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotDone
+
+import pytest
+from tests.tiny import SENTENCES, write_checkpoint
+
+from millpond import AsyncEngine, Engine, PoolingParams
+from millpond.engine.input import large_texts
+from millpond.engine.input.large_texts import LARGE_CHARACTERS, is_large, turn
+from millpond.inputs import Pair, SpannedText, TokenIds
+
+LARGE = "池" * (LARGE_CHARACTERS + 1)
+WAIT = 60.0
+
+TRIM = """
+import ctypes, sys, time
+from millpond.engine.input import large_texts
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+blocks = [libc.malloc(20_000) for _ in range(10_000)]
+for block in blocks:
+    ctypes.memset(block, 1, 20_000)
+for block in blocks[:-1]:  # the last one keeps glibc from giving back what is below it
+    libc.free(block)
+kept = resident()
+if sys.argv[1] == "large":
+    with large_texts.turn(["w" * (large_texts.LARGE_CHARACTERS + 1)]):
+        pass
+else:
+    with large_texts.turn(["w"]):
+        pass
+deadline = time.monotonic() + 30
+while sys.argv[1] == "large" and resident() > kept - 150 and time.monotonic() < deadline:
+    time.sleep(0.05)
+time.sleep(0 if sys.argv[1] == "large" else 1.5)
+print(kept - resident())
+"""
+
+FORK = """
+import os, signal
+from millpond.engine.input import large_texts
+
+LARGE = "w" * (large_texts.LARGE_CHARACTERS + 1)
+with large_texts.turn([LARGE]):
+    pass  # its timer is of the parent
+for _ in range(large_texts._TURNS):
+    large_texts._turns.free.acquire()
+large_texts._turns.lock.acquire()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    assert large_texts._turns.trim is None
+    with large_texts.turn([LARGE]):
+        pass
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+EXIT = """
+from millpond.engine.input import large_texts
+
+large_texts._TRIM_SECONDS = 1e6
+with large_texts.turn(["w" * (large_texts.LARGE_CHARACTERS + 1)]):
+    pass
+print("ended")
+"""
+
+
+@pytest.fixture
+def taken():
+    """Every turn is taken by someone else."""
+    turns = large_texts._turns.free
+    for _ in range(large_texts._TURNS):
+        assert turns.acquire(timeout=WAIT)
+    held = [True]
+
+    def give_back():
+        if held.pop():
+            for _ in range(large_texts._TURNS):
+                turns.release()
+
+    yield give_back
+    if held:
+        give_back()
+
+
+def enter(texts):
+    with turn(texts):
+        return True
+
+
+def test_a_large_text_waits_for_its_turn_and_a_small_one_does_not(taken):
+    with ThreadPoolExecutor(2) as threads:
+        large = threads.submit(enter, ["a", LARGE])
+        assert threads.submit(enter, ["a" * LARGE_CHARACTERS] * 9).result(WAIT)
+        with pytest.raises(NotDone):
+            large.result(0.05)
+        taken()
+        assert large.result(WAIT)
+
+
+def test_what_a_prompt_or_a_template_may_make_large_is_large():
+    half = LARGE[: LARGE_CHARACTERS // 2 + 1]
+    assert all(map(is_large, [LARGE, half, Pair("a", half), Pair(half[1:], "ab"), SpannedText(half, ((0, 1),))]))
+    assert not any(map(is_large, [half[1:], Pair("a", "b"), SpannedText("a", ((0, 1),)), TokenIds((1,) * 200_000)]))
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_small_calls_are_answered_while_large_ones_wait(tmp_path, taken, count):
+    with Engine(write_checkpoint(tmp_path / "model"), dtype="float32") as engine:
+        expected = engine.embed(SENTENCES[:4]).embeddings
+        whole = PoolingParams(prompt="Find it: ", truncate="start")  # all of the text is needed
+        large = [engine.submit("embed", [LARGE], whole) for _ in range(8)]
+        small = [engine.submit("embed", SENTENCES[:4] * count) for _ in range(30)]
+        for future in small:
+            assert future.result(WAIT).embeddings[:4] == pytest.approx(expected, abs=1e-5)
+        assert not any(future.done() for future in large)
+        taken()
+        for future in large:
+            assert future.result(WAIT).truncated.all()
+
+
+@pytest.mark.parametrize("options", [{}, {"chunking": "mean"}])
+def test_small_coroutines_end_while_large_ones_wait(tmp_path, taken, options):
+    async def run():
+        async with AsyncEngine(Engine(write_checkpoint(tmp_path / "model"), dtype="float32")) as engine:
+            large = [asyncio.create_task(engine.embed([LARGE[:-9] + " pond pond"], **options)) for _ in range(40)]
+            await asyncio.sleep(0)  # all of them begin
+            try:
+                for _ in range(3):
+                    await asyncio.wait_for(engine.embed(SENTENCES[:3], **options), WAIT)
+                assert not any(task.done() for task in large)
+            finally:
+                for task in large[1:]:
+                    task.cancel()
+                taken()
+            await asyncio.wait(large, timeout=4 * WAIT)
+            assert large[0].result().embeddings.shape[0] == 1
+
+    asyncio.run(run())
+
+
+def test_a_small_text_beside_a_large_one_is_not_lost(tmp_path):
+    with Engine(write_checkpoint(tmp_path / "model"), dtype="float32") as engine:
+        texts = [*SENTENCES, LARGE, *SENTENCES] * 30  # more than are tokenized at a time
+        output = engine.submit("embed", texts).result(WAIT)
+        assert output.embeddings[: len(SENTENCES)] == pytest.approx(engine.embed(SENTENCES).embeddings, abs=1e-5)
+        assert output.truncated.sum() == 30
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_has_its_own_turns_and_timer():
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, timeout=WAIT)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_the_timer_does_not_keep_a_program_alive():
+    run = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=WAIT)
+    assert (run.returncode, run.stdout.strip(), run.stderr) == (0, "ended", "")
+
+
+def test_without_malloc_trim_nothing_is_started(monkeypatch):
+    monkeypatch.setattr(large_texts, "_malloc_trim", lambda: None)
+    monkeypatch.setattr(large_texts, "_turns", large_texts._Turns())
+    assert enter([LARGE])
+    assert large_texts._turns.trim is None
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+@pytest.mark.parametrize(("size", "least", "most"), [("large", 150, 400), ("small", -50, 50)])
+def test_free_memory_goes_back_to_the_system_after_a_large_text(size, least, most):
+    run = subprocess.run([sys.executable, "-c", TRIM, size], capture_output=True, text=True, check=True)
+    assert least <= int(run.stdout) <= most
