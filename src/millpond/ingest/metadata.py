@@ -112,7 +112,13 @@ def _value(name: str, value: Any, depth: int) -> Any:
                 return _integer(name, int(value))
             return _float(name, float(value) if value.is_finite() else math.nan, value)
         case Fraction():
-            return _integer(name, int(value)) if value.denominator == 1 else _float(name, float(value), value)
+            if value.denominator == 1:
+                return _integer(name, int(value))
+            try:
+                number = float(value)
+            except OverflowError:
+                raise InvalidRequestError(f"{name} is a Fraction too large for a float; store it as a str") from None
+            return _float(name, number, value)
         case UUID():
             return str(value)
         case os.PathLike():
@@ -152,7 +158,11 @@ def _array(name: str, value: Any, depth: int) -> Any:
 
         if np.isnat(value):
             raise InvalidRequestError(f"{name} is NaT, no time; store None, or leave the key out")
-        return str(value) if kind == "M" else _float(name, float(value / np.timedelta64(1, "s")), value)
+        if kind == "M":
+            return str(value)
+        if np.datetime_data(value.dtype)[0] in "YM":  # years and months have no number of seconds
+            raise InvalidRequestError(f"{name} is {value}, whose length differs; store days, or a str")
+        return _float(name, float(value / np.timedelta64(1, "s")), value)
     if kind == "f":
         return _float(name, float(value), value)
     plain = value.tolist()
