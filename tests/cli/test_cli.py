@@ -439,6 +439,17 @@ class TestRerank:
             [scores[row["index"]] for row in result.rows], [row["relevance_score"] for row in result.rows], atol=1e-4
         )
 
+    def test_an_index_counts_the_texts_that_are_left_out(self, run: Run, model: Path, caplog: pytest.LogCaptureFixture):
+        stdin = json.dumps({"text": " "}) + "\n" + json.dumps({"text": "mill " * 2000})
+        words = ["rerank", QUERY, "-m", model, "--top-n", "1", "--output", "jsonl"]
+        result = run(*words, stdin=stdin)
+        assert [row["index"] for row in result.rows] == [1]
+        assert "1 of 2 documents were cut to" in caplog.text
+        assert "index 1" in caplog.text
+        refused = run(*words, "--truncate", "error", stdin=stdin)
+        assert refused.code == 2
+        assert "document at index 1" in refused.err or "text at index 1" in refused.err
+
     def test_only_empty_texts_leave_nothing_to_rank(self, run: Run, model: Path, caplog: pytest.LogCaptureFixture):
         result = run("rerank", QUERY, "-m", model, "--output", "jsonl", stdin='{"id": "a", "text": ""}')
         assert result[:2] == (0, "")
@@ -607,6 +618,7 @@ class TestIngest:
             (["-", "--to", "qdrant+memory:#docs", "--dimensions", "0"], "--dimensions 0: 0 is no width"),
             (["-", "--to", "qdrant+memory:#docs", "--types", "year=int"], "--types"),
             (["-", "--to", "qdrant+memory:#docs", "--types", "year"], "write year=int,price=float"),
+            (["-", "--to", "qdrant+memory:#docs", "--types", "year=int,year=str"], "names the column again"),
             (["-", "--to", "qdrant+memory:#docs", "--id", "x", "--text", "x"], "--id and --text are both 'x'"),
             (["-", "--to", "qdrant+memory:#docs", "--payload", "xml"], "--payload xml"),
             (["-", "--to", "qdrant+memory:#docs", "--journal", "j"], "not available in this version"),

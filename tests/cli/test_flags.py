@@ -43,6 +43,13 @@ def rewritten(command: str, message: str) -> str:
         ("embed", "the model, its prompt and its role", "the model, its prompt and its role"),
         ("embed", "'/data/max_length=5/x' has no file", "'/data/max_length=5/x' has no file"),
         ("embed", "config.max_length and 'max_length'", "config.max_length and 'max_length'"),
+        ("embed", "'/data/a dtype=b/x' has no file", "'/data/a dtype=b/x' has no file"),
+        ("rerank", "columns 'my top_n', \"a top_n b\"; top_n=3", "columns 'my top_n', \"a top_n b\"; --top-n 3"),
+        (
+            "embed",
+            "the model's 'a \\' dtype=b' and it's max_length=5",
+            "the model's 'a \\' dtype=b' and it's --max-length 5",
+        ),
         ("embed", "--max-length 5 max_lengths", "--max-length 5 max_lengths"),
         ("env", "max_length=5", "max_length=5"),
     ],
@@ -56,3 +63,9 @@ def test_a_value_that_cannot_be_read_loses_nothing(value: str) -> None:
     message = f"before cache={value} after"
     result = rewritten("embed", message)
     assert result.startswith("before ") and result.endswith("after")
+
+
+@pytest.mark.parametrize("value", [r"C:\Users\x", r"\x", r"\N{none}", "\0", "[" * 100_000])
+def test_a_value_that_python_did_not_write_stays(value: str) -> None:
+    assert value in rewritten("embed", f"cache='{value}' after")
+    assert value in rewritten("embed", f"cache={value} after")

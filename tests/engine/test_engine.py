@@ -21,6 +21,7 @@ import pytest
 from millpond.cache import VectorCache
 from millpond.engine.async_engine import AsyncEngine
 from millpond.engine.engine import Engine
+from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import (
     EngineClosedError,
     EngineOverloadedError,
@@ -153,6 +154,20 @@ def test_truncation_is_reported_and_logged_once(engine, caplog):
         output = engine.embed([long, "short", long + "other"])
     assert output.truncated.tolist() == [True, False, True]
     assert [record.message for record in caplog.records] == ["2 of 3 texts were cut to 256 tokens: index 0, index 2"]
+
+
+def test_a_score_of_two_calls_names_the_queries_and_the_documents_that_it_cut(engine, caplog):
+    long = "word " * 1000
+    for method in ("cosine", "maxsim"):
+        caplog.clear()
+        engine.rerank(long, ["short", long], method=method)
+        assert {record.message for record in caplog.records} == {
+            "1 of 1 queries were cut to 256 tokens: index 0",
+            "1 of 2 documents were cut to 256 tokens: index 1",
+        }
+        with TruncatedTexts.quiet():
+            engine.rerank(long, ["short", long], method=method)
+        assert len(caplog.records) == 2
 
 
 def test_which_end_is_cut(engine):

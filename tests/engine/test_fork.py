@@ -262,3 +262,28 @@ child("after", lambda: Engine(model).embed(["tides"]) and None)
 @pytest.mark.timeout(300)
 def test_a_child_of_a_load_that_takes_long_is_refused() -> None:
     assert run(_LOADING_LONG, minilm()) == {"during": "refused", "after": "works"}
+
+
+_ENDS = """
+from millpond import Engine
+
+engine = Engine(sys.argv[1], device="cpu")
+engine.embed([f"tides and rivers {number}" * 6 for number in range(64)])
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    threads = [threading.Thread(target=time.sleep, args=(0.01,)) for _ in range(100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:  # so many that the memory of the parent's threads is given back
+        thread.join()
+    sys.exit(9)  # not os._exit: the interpreter and the libraries are shut down
+print(f"code: {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.timeout(280)
+def test_a_child_that_never_computes_ends_with_its_own_code() -> None:
+    """torch's exit joins the threads of a pool that the child does not have, which crashes or takes for ever."""
+    assert run(_ENDS, minilm()) == {"code": "9"}

@@ -171,6 +171,7 @@ def test_an_array_is_not_read_as_a_whole(tmp_path):
         ('[{"text": "t"}', "ends within its array, after 1 elements"),
         ('[{"text": "t"} {"text": "u"}]', "no comma after element 0"),
         ('[{"text": "t"}] []', "goes on after its array"),
+        ("[1.]", "no comma after element 0"),
         ("[" * 100_000, "element 0 is not JSON"),
         ("text,id", "element 0 is not JSON"),
         ('[{"text": "' + "x" * 300_000, "element 0 is not JSON"),

@@ -23,7 +23,7 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "location": ("to",),
     "uri": ("to",),
 }
-_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _BARE = re.compile(r"[^\s,;:)]*[^\s,;:).]")
 _OUTSIDE_QUOTES = r"""(?<![\w.'"\[/=-])"""  # nor in a path, in an attribute, or in an option
 _CLOSING = {"[": "]", "{": "}"}
@@ -81,19 +81,21 @@ def in_flags(message: str, flags: Mapping[str, Flag]) -> str:
     any_name = "|".join(names)
     compound = "|".join(name for name in names if "_" in name) or "(?!)"
     pattern = re.compile(
-        rf"""{_OUTSIDE_QUOTES} (?:
+        rf"""(?P<quoted> (?<!\w) (?:{_QUOTED.pattern}) (?!\w)) | {_OUTSIDE_QUOTES} (?:
             (?P<argument>{any_name}) = (?=\S)
           | leave\ (?P<left_out>{any_name})\ out
           | (?P<alone>{compound}) (?![\w='"/-] | \.\w)
         )""",
-        re.VERBOSE,
+        re.VERBOSE | re.DOTALL,
     )
     parts: list[str] = []
     position = 0
     while flags and (match := pattern.search(message, position)) is not None:
         parts.append(message[position : match.start()])
         position = match.end()
-        if match["argument"]:
+        if match["quoted"]:
+            parts.append(match[0])
+        elif match["argument"]:
             value, position = _value(message, position)
             parts.append(flags[match["argument"]].written(value))
         elif match["left_out"]:
@@ -107,12 +109,15 @@ def _value(message: str, start: int) -> tuple[Any, int]:
     """The value that is written at ``start``, and where it ends."""
     first = message[start]
     if quoted := _QUOTED.match(message, start):
-        return ast.literal_eval(quoted[0]), quoted.end()
+        try:
+            return ast.literal_eval(quoted[0]), quoted.end()
+        except (ValueError, SyntaxError):  # not written by Python: a backslash of a path, for example
+            return quoted[0][1:-1], quoted.end()
     end = start
     while first in _CLOSING and (end := message.find(_CLOSING[first], end) + 1):
         try:
             return ast.literal_eval(message[start:end]), end
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: nested too deep
             continue
     bare = _BARE.match(message, start)
     text = bare[0] if bare else first

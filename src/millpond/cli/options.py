@@ -97,5 +97,7 @@ def read_types(text: str | None) -> dict[str, str]:
             raise typer.BadParameter(
                 f"{part!r} names no column and type; write year=int,price=float", param_hint="--types"
             )
+        if column in types:
+            raise typer.BadParameter(f"{part!r} names the column again; write it once", param_hint="--types")
         types[column] = name
     return types

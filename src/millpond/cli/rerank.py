@@ -7,7 +7,6 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -106,8 +105,8 @@ def rerank(
             failed += 1
             logger.error("%s: %s", item.where, item.reason)
     # Special tokens alone have vectors too, which would rank an empty text above some real ones.
-    ranked = [index for index, record in enumerate(records) if keep_empty or not is_blank(record.text)]
-    if left_out := len(records) - len(ranked):
+    blank = {index for index, record in enumerate(records) if not keep_empty and is_blank(record.text)}
+    if left_out := len(blank):
         logger.warning(
             "%d of %d texts %s empty or blank and left out; --keep-empty ranks them too",
             left_out,
@@ -126,17 +125,17 @@ def rerank(
         hf_overrides=hf_overrides,
         score_template=score_template,
     ) as engine:
+        # The blank ones too, and left out below: so an index is that of the text in an error and in a warning as well.
         results = engine.rerank(
             query,
-            [records[index].text for index in ranked],
-            top_n=top_n,
+            [record.text for record in records],
             method=method,
             instruction=instruction,
             truncate=truncate,
             show_progress=True,
         )
         spec = engine.spec
-    best = [replace(result, index=ranked[result.index]) for result in results]  # the index among all texts
+    best = [result for result in results if result.index not in blank][:top_n]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the terminal may not encode every text
     if output == "jsonl":

@@ -7,6 +7,7 @@ importing. Importing this module does not import torch.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import sys
@@ -130,6 +131,8 @@ class _OpenMP:
         self._stale = None if threading.get_ident() in self._paused else threading.get_ident()
         self._paused = set()
         self._pid = os.getpid()
+        atexit.unregister(_replace_static_pool)  # of a child that forks, too
+        atexit.register(_replace_static_pool)
 
 
 _loads = _Loads()
@@ -156,6 +159,16 @@ def outside_inherited_pool(work: Callable[[], Output]) -> Output:
         return work()
     with ThreadPoolExecutor(1, thread_name_prefix="millpond-fork") as thread:
         return thread.submit(work).result()
+
+
+def _replace_static_pool() -> None:
+    """Let a child end: torch's exit joins the threads of its other pool, which the child does not have.
+
+    That would wait for ever or end in a segmentation fault. Setting the number of threads makes the pool anew.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "set_num_threads"):  # else it was being imported
+        torch.set_num_threads(torch.get_num_threads())
 
 
 def _no_pool(_: int) -> int:

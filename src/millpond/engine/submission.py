@@ -255,15 +255,16 @@ class Submission:
         def embed(texts: Sequence[str], role: Role, admit: int, timer: CallTimer) -> CallFuture[Any]:
             side_params = scoring.vector_params(params, role, normalize=normalize)
             take = None if comparison is None else partial(comparison.take, role)
-            return self.start(
-                task,
-                texts,
-                side_params,
-                progress=progress if role == "document" else None,
-                admit=admit,
-                timer=timer,
-                take=take,
-            )
+            with TruncatedTexts.called("queries" if role == "query" else "documents"):  # each has its own indices
+                return self.start(
+                    task,
+                    texts,
+                    side_params,
+                    progress=progress if role == "document" else None,
+                    admit=admit,
+                    timer=timer,
+                    take=take,
+                )
 
         if comparison is None:
             return scoring.apart(pairs, embed, scoring.cosine, self.dispatcher.threads)

@@ -157,7 +157,9 @@ class _Window:
         if self._ended:
             return False
         data = self._text.read(size)
-        self._ended = not data
+        if not data:
+            self._ended = True
+            return False
         self._chars = self._chars[self._position :] + data
         self._position = 0
-        return bool(data)
+        return True

@@ -73,6 +73,9 @@ def _object(name: str, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
         raise InvalidRequestError(f"metadata is nested deeper than {_MAX_DEPTH} levels; store it as a JSON str")
     result: dict[str, Any] = {}
     for given_key, item in value.items():
+        if type(given_key) is str and given_key.isascii() and _is_plain(item):  # nearly all: without a name for errors
+            result[given_key] = item
+            continue
         key = given_key.value if isinstance(given_key, Enum) else given_key
         check_str(f"a key of {name}", key)
         result[str.__str__(key)] = _value(f"{name}[{key!r}]", item, depth + 1)
@@ -82,13 +85,14 @@ def _object(name: str, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
 def _list(name: str, value: Sequence[Any], depth: int) -> list[Any]:
     if depth == _MAX_DEPTH:
         raise InvalidRequestError(f"metadata is nested deeper than {_MAX_DEPTH} levels; store it as a JSON str")
-    return [_value(f"{name}[{index}]", item, depth + 1) for index, item in enumerate(value)]
+    return [
+        item if _is_plain(item) else _value(f"{name}[{index}]", item, depth + 1) for index, item in enumerate(value)
+    ]
 
 
 def _value(name: str, value: Any, depth: int) -> Any:
     """``value`` as JSON. The order matters: subclasses (of str, int, date) come before what they derive from."""
-    kind = type(value)
-    if (kind is str and value.isascii()) or value is None or kind is bool:  # nearly all values
+    if _is_plain(value):
         return value
     match value:
         case Enum():
@@ -112,7 +116,13 @@ def _value(name: str, value: Any, depth: int) -> Any:
                 return _integer(name, int(value))
             return _float(name, float(value) if value.is_finite() else math.nan, value)
         case Fraction():
-            return _integer(name, int(value)) if value.denominator == 1 else _float(name, float(value), value)
+            if value.denominator == 1:
+                return _integer(name, int(value))
+            try:
+                number = float(value)
+            except OverflowError:
+                raise InvalidRequestError(f"{name} is a Fraction too large for a float; store it as a str") from None
+            return _float(name, number, value)
         case UUID():
             return str(value)
         case os.PathLike():
@@ -135,6 +145,18 @@ def _value(name: str, value: Any, depth: int) -> Any:
     )
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether a value is JSON as it is."""
+    kind = type(value)
+    if kind is str:
+        return bool(value.isascii())
+    if kind is int:
+        return bool(-_INT64 <= value < _INT64)
+    if kind is float:
+        return math.isfinite(value)
+    return value is None or kind is bool
+
+
 def _sorted(items: list[Any]) -> list[Any]:
     try:
         return sorted(items)
@@ -152,7 +174,11 @@ def _array(name: str, value: Any, depth: int) -> Any:
 
         if np.isnat(value):
             raise InvalidRequestError(f"{name} is NaT, no time; store None, or leave the key out")
-        return str(value) if kind == "M" else _float(name, float(value / np.timedelta64(1, "s")), value)
+        if kind == "M":
+            return str(value)
+        if np.datetime_data(value.dtype)[0] in "YM":  # years and months have no number of seconds
+            raise InvalidRequestError(f"{name} is {value}, whose length differs; store days, or a str")
+        return _float(name, float(value / np.timedelta64(1, "s")), value)
     if kind == "f":
         return _float(name, float(value), value)
     plain = value.tolist()

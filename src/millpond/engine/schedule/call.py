@@ -14,7 +14,7 @@ import numpy.typing as npt
 from millpond.engine.input.plan import Plan
 from millpond.engine.input.tokenized import TokenAlignment, Tokenized
 from millpond.engine.schedule.timing import CallFuture, CallTimer
-from millpond.engine.schedule.truncation import reports_truncation, warn_truncated
+from millpond.engine.schedule.truncation import truncated_noun, warn_truncated
 from millpond.errors import MillpondError
 from millpond.inputs import Item
 
@@ -114,7 +114,7 @@ class Call:
         self._refill = refill
         self._take = take
         self._lock = threading.Lock()
-        self._reports_truncation = reports_truncation.get()
+        self._truncated_noun = truncated_noun.get()
 
     @property
     def done(self) -> bool:
@@ -209,8 +209,13 @@ class Call:
             return self.fail(error)
         if self._progress is not None and self._slot_of is not None:
             self._progress(self.size - len(self.items))  # the bar counts duplicates too, deliveries do not
-        if self._reports_truncation and self.truncated.any():
-            warn_truncated(self.per_item(self.truncated), self.plan.limit, first_index=self._first_index)
+        if self._truncated_noun is not None and self.truncated.any():
+            warn_truncated(
+                self.per_item(self.truncated),
+                self.plan.limit,
+                first_index=self._first_index,
+                noun=self._truncated_noun,
+            )
         self.future.timings = self.timer.read()
         try:
             self.future.set_result(output)

@@ -12,24 +12,24 @@ import numpy.typing as npt
 
 logger = logging.getLogger(__name__)
 
-reports_truncation: ContextVar[bool] = ContextVar("reports_truncation", default=True)
-"""Whether calls made here warn that they cut texts."""
+truncated_noun: ContextVar[str | None] = ContextVar("truncated_noun", default="texts")
+"""What calls made here warn of when they cut some: "texts", "queries" or "documents". None: they do not warn."""
 
 _NAMED_TEXTS = 10
 
 
-def warn_truncated(truncated: npt.NDArray[np.bool_], limit: int, *, first_index: int = 0) -> None:
+def warn_truncated(truncated: npt.NDArray[np.bool_], limit: int, *, first_index: int = 0, noun: str = "texts") -> None:
     """Warn of the texts that one call cut: ``truncated [n]``, the first at ``first_index`` in the caller's list."""
-    texts = TruncatedTexts(limit, first_index=first_index)
+    texts = TruncatedTexts(limit, first_index=first_index, noun=noun)
     texts.note(truncated)
     texts.log()
 
 
-def log_truncated(count: int, texts: int, limit: int, first: Sequence[str]) -> None:
+def log_truncated(count: int, texts: int, limit: int, first: Sequence[str], *, noun: str = "texts") -> None:
     """Warn that ``count`` of so many texts were cut to ``limit`` tokens, if any were; ``first`` names some of them."""
     if count:
         more = f" and {count - len(first)} more" if count > len(first) else ""
-        logger.warning("%d of %d texts were cut to %d tokens: %s%s", count, texts, limit, ", ".join(first), more)
+        logger.warning("%d of %d %s were cut to %d tokens: %s%s", count, texts, noun, limit, ", ".join(first), more)
 
 
 class TruncatedTexts:
@@ -38,10 +38,12 @@ class TruncatedTexts:
     Args:
         limit: Most tokens per text.
         first_index: Index of the first text in the caller's list.
+        noun: What the texts are.
     """
 
-    def __init__(self, limit: int, *, first_index: int = 0) -> None:
+    def __init__(self, limit: int, *, first_index: int = 0, noun: str = "texts") -> None:
         self._limit = limit
+        self._noun = noun
         self._first_index = first_index
         self._seen = self._count = 0
         self._first: list[int] = []  # indices
@@ -50,11 +52,21 @@ class TruncatedTexts:
     @contextmanager
     def quiet() -> Iterator[None]:
         """Calls made inside do not warn themselves."""
-        token = reports_truncation.set(False)
+        token = truncated_noun.set(None)
         try:
             yield
         finally:
-            reports_truncation.reset(token)
+            truncated_noun.reset(token)
+
+    @staticmethod
+    @contextmanager
+    def called(noun: str) -> Iterator[None]:
+        """Calls made inside warn of texts by this noun, unless they are :meth:`quiet`."""
+        token = truncated_noun.set(truncated_noun.get() and noun)
+        try:
+            yield
+        finally:
+            truncated_noun.reset(token)
 
     def note(self, truncated: npt.NDArray[np.bool_]) -> None:
         """Collect the next call's ``truncated [n]``."""
@@ -65,4 +77,5 @@ class TruncatedTexts:
 
     def log(self) -> None:
         """Warn, if texts were cut."""
-        log_truncated(self._count, self._seen, self._limit, [f"index {index}" for index in self._first])
+        first = [f"index {index}" for index in self._first]
+        log_truncated(self._count, self._seen, self._limit, first, noun=self._noun)
