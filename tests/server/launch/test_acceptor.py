@@ -177,6 +177,29 @@ def test_a_handshake_has_the_time_of_a_connection(models: ServedModels, certify:
             assert reply_of(early, message).startswith(b"HTTP/1.1 404 ")
 
 
+@pytest.mark.parametrize("request_", [GET, LAST], ids=["idle", "told to close"])
+def test_an_idle_client_of_tls_does_not_hold_up_the_end(
+    models: ServedModels, certify: Certify, request_: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate, key = certify("server")
+    config = ServerConfig(ssl_certfile=certificate, ssl_keyfile=key, drain_timeout=5)
+    context = ssl.create_default_context(cafile=certificate)
+    with ExitStack() as stack:
+        with serving(create_app(models, config), config) as server:
+            idle = context.wrap_socket(
+                stack.enter_context(connect(address_of(server))),
+                server_hostname="127.0.0.1",
+                suppress_ragged_eofs=False,  # the end without the server's alert would be an error
+            )
+            stack.enter_context(idle)
+            idle.sendall(request_)
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += idle.recv(1 << 16)
+        assert idle.recv(1 << 16) == b""  # it has not been closed, nor has it read the alert, until here
+    assert "graceful shutdown exceeded" not in caplog.text
+
+
 # --- The system's limit ---------------------------------------------------------------------------------------------
 
 Start = Callable[..., tuple[subprocess.Popen[bytes], str, Path]]

@@ -21,6 +21,8 @@ HOST = (b"host", b"pond")
         b"127.0.0.1:8000",
         b"[::1]:8000",
         b"[v1.fe80::a]",
+        b"[fe80::1%eth0]:8000",  # a link-local address with its zone, as Python's http.client sends it
+        b"[fe80::1%25eth0]:8000",
         b"mill_pond.default.svc.cluster.local",
         b"xn--mhle-0ra.example",
         b"m%C3%BChle",

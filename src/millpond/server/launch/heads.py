@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
-# RFC 3986's host, which is a name or an address in brackets and may be empty, and a port.
-_HOST = re.compile(rb"(?:\[[0-9A-Fa-fv:.]+\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?")
+# RFC 3986's host, which is a name or an address in brackets and may be empty, and a port. An address may also
+# have a zone, which some clients send (fe80::1%eth0).
+_HOST = re.compile(
+    rb"(?:\[[0-9A-Fa-fv:.]+(?:%[A-Za-z0-9._~-]+)?\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

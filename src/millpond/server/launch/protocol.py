@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import socket
 from collections import deque
+from contextlib import suppress
 from http import HTTPStatus
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -281,6 +284,8 @@ class HttpProtocol(HttpToolsProtocol):
     def _close(self) -> None:
         """Close; while the client may still be sending, only what is written, so that it can read its answer."""
         if self._wire.is_closing():
+            if self._stopping:
+                self._expect_nothing()
             return
         lingers = (self._receiving or self._refusal is not None) and not (self._outer.closing or self._stopping)
         self._outer.closing = True
@@ -291,7 +296,20 @@ class HttpProtocol(HttpToolsProtocol):
                 self._wire.write_eof()
         else:
             self._wire.close()
+            if self._stopping:
+                self._expect_nothing()
         self._watchdog.wait(self)
+
+    def _expect_nothing(self) -> None:
+        """Close TLS without the client's own alert, which an idle client sends only with its next request.
+
+        What is written, the server's alert included, still arrives.
+        """
+        if self.scheme != "https":
+            return
+        connection = self._wire.get_extra_info("socket")
+        with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
+            same.shutdown(socket.SHUT_RD)
 
 
 def watchdog_of(state: ServerState, loop: asyncio.AbstractEventLoop, seconds: float) -> Watchdog:
