@@ -8,9 +8,11 @@ import shutil
 import sqlite3
 import sys
 from collections import namedtuple
+from contextlib import closing
 
 import pytest
 import typer
+from qdrant_client import QdrantClient
 from typer.testing import CliRunner
 
 from millpond.cli.demo import command, questions
@@ -135,8 +137,9 @@ def test_one_question_searches_databases_that_are_filled_already(state, second):
 @pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 def test_two_demos_in_one_folder(state, second):
     (folder,) = state.glob("short-*")
+    # Sinks of one process share a folder, so this client stands for another process.
     with (
-        demo_run.open_sink(f"qdrant+path:{folder / 'qdrant'}#docs", dimensions=[128, 384]),
+        closing(QdrantClient(path=str(folder / "qdrant"))),
         pytest.raises(SinkError, match=r"in use by another.*If another demo is running.*--state"),
     ):
         run("--short", "--state", state)

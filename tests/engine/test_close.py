@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -342,7 +342,7 @@ async def test_a_cancelled_task_leaves_its_async_block_soon(make: Callable[..., 
     task = asyncio.create_task(block())
     await _until(gate.held.is_set)
     task.cancel()
-    threading.Timer(0.1, gate.open).start()
+    threading.Thread(target=lambda: (wait([other], 30), gate.open())).start()  # the batch ends after the drop
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, 30)
     assert isinstance(other.exception(30), EngineClosedError)

@@ -200,6 +200,64 @@ def test_an_idle_client_of_tls_does_not_hold_up_the_end(
     assert "graceful shutdown exceeded" not in caplog.text
 
 
+@pytest.fixture
+def large_answers(models: ServedModels, certify: Certify) -> Iterator[Callable[[], ssl.SSLSocket]]:
+    """Makes TLS connections to a server that answers with 12 MB, and whose connections may wait for a second."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"12000000")]})
+            await send({"type": "http.response.body", "body": bytes(12_000_000)})
+        else:
+            await application(scope, receive, send)
+
+    application = create_app(models)
+    app.state = application.state  # type: ignore[attr-defined]
+    certificate, key = certify("server")
+    config = ServerConfig(ssl_certfile=certificate, ssl_keyfile=key, drain_timeout=5)
+    context = ssl.create_default_context(cafile=certificate)
+    with serving(app, config, keep_alive=1) as server, ExitStack() as stack:  # type: ignore[arg-type]
+        split = urlsplit(address_of(server))
+
+        def connect() -> ssl.SSLSocket:
+            plain = stack.enter_context(socket.socket())
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            plain.settimeout(SECONDS)
+            plain.connect((split.hostname, split.port))
+            return stack.enter_context(context.wrap_socket(plain, server_hostname="127.0.0.1"))
+
+        yield connect
+
+
+@pytest.mark.parametrize("request_", [GET, LAST])
+def test_a_slow_reader_over_tls_gets_its_whole_answer(
+    large_answers: Callable[[], ssl.SSLSocket], request_: bytes
+) -> None:
+    connection = large_answers()
+    connection.sendall(request_)
+    received = pauses = 0
+    while received < 12_000_000:
+        received += len(connection.recv(1 << 16))
+        if received >> 20 > pauses:
+            pauses += 1
+            time.sleep(0.5)  # 6 s in all
+
+
+def test_an_answer_over_tls_that_nobody_reads_does_not_hold_its_connection(
+    large_answers: Callable[[], ssl.SSLSocket],
+) -> None:
+    connection = large_answers()
+    connection.sendall(GET)
+    time.sleep(5)
+    received = 0
+    try:
+        while piece := connection.recv(1 << 20):
+            received += len(piece)
+    except OSError:  # the end without the server's alert
+        pass
+    assert received < 12_000_000
+
+
 # --- The system's limit ---------------------------------------------------------------------------------------------
 
 Start = Callable[..., tuple[subprocess.Popen[bytes], str, Path]]

@@ -27,6 +27,8 @@ _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 # The client has closed the connection before it was accepted.
 _CLIENT_GONE = (errno.ECONNABORTED, errno.ECONNRESET, errno.EPROTO)
 _RETRY_SECONDS = 0.05
+# Closing TLS includes sending what is written: the watchdog ends it when the client no longer reads.
+_SHUTDOWN_SECONDS = 86400.0
 _QUIET_SECONDS = 60.0  # a shortage is over, and logged anew, when it was not seen for so long
 
 
@@ -87,7 +89,13 @@ class Acceptor:
         self._count = count
         self._max = max_connections
         self._tls: dict[str, Any] = (
-            {} if context is None else {"ssl": context, "ssl_handshake_timeout": handshake_seconds}
+            {}
+            if context is None
+            else {
+                "ssl": context,
+                "ssl_handshake_timeout": handshake_seconds,
+                "ssl_shutdown_timeout": _SHUTDOWN_SECONDS,
+            }
         )
         self._loop = asyncio.get_running_loop()
         self._handshakes: set[_Handshake] = set()

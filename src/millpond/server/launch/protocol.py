@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 from millpond.server.errors import error_response
 from millpond.server.launch import heads
 from millpond.server.launch.heads import Refusal
-from millpond.server.launch.transport import ConnectionTransport
+from millpond.server.launch.transport import ConnectionTransport, Undelivered, undelivered
 from millpond.server.launch.watchdog import Watchdog
 
 # All headers of one request together; keys, ids and traces take a few hundred bytes. Trailers may have as much.
@@ -60,7 +60,7 @@ class HttpProtocol(HttpToolsProtocol):
     _stopping = False  # the server is
     _refusal: Refusal | None = None
     _dropped: int | None = None  # bytes, from when nothing more is parsed
-    _unread = 0  # bytes of answers, when the time was last over
+    _unread: Undelivered | None = None  # of the answers, when the time was last over
 
     # Called by the transport
 
@@ -197,11 +197,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     def give_up(self) -> None:
         """Called by the watchdog when the client has made no progress in time."""
-        unread = self._wire.get_write_buffer_size()
-        if unread and unread != self._unread:  # it does read, slowly
+        unread = undelivered(self._wire)
+        if unread.size and unread != self._unread:  # it does read, slowly
             self._unread = unread
             self._watchdog.wait(self)
-        elif unread or self.transport.is_closing():
+        elif unread.size or self.transport.is_closing():
             self._wire.abort()
         elif self._receiving:
             seconds = self.timeout_keep_alive
