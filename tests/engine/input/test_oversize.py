@@ -185,3 +185,15 @@ def test_offsets_of_unknown_bytes_are_those_of_the_whole_run():
     (found,) = InputEncoder(texts=tokenizer).encode([item], plan("end"), index_of=index_of)
     assert np.array_equal(found.ids, whole.ids)
     assert np.array_equal(found.alignment.offsets, whole.alignment.offsets)
+
+
+@pytest.mark.parametrize("mark", ["\uff9e", "\uff9f"])
+def test_sound_marks_that_become_accents_let_one_move_to_the_front(tmp_path, mark):
+    write_tokenizer(tmp_path, "roberta", limit=None)
+    backend = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.normalizer = normalizers.NFKC()
+    tokenizer = TextTokenizer(backend, lower=False, limit=None)
+    text = "a" + mark * SIZE + "\u0338"
+    (found,) = InputEncoder(texts=tokenizer).encode([text], plan("end"), index_of=index_of)
+    whole = backend.encode(text).ids
+    assert found.ids.tolist() == [*whole[: LIMIT - 1], whole[-1]]

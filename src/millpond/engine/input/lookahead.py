@@ -216,7 +216,8 @@ def _state(component: Any) -> str:
 
 def _combines(character: str) -> bool:
     """Whether a normalizer may combine ``character`` with one before it: accents, joiners, parts of a syllable."""
-    return unicodedata.category(character) in ("Mn", "Mc", "Me", "Cf") or "\u1100" <= character <= "\u11ff"
+    first = unicodedata.normalize("NFKD", character)[0]  # a halfwidth sound mark is an accent
+    return unicodedata.category(first) in ("Mn", "Mc", "Me", "Cf") or "\u1100" <= first <= "\u11ff"
 
 
 def _has_space_between(tokens: Sequence[str]) -> bool:
