@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from tests.tiny_tokenizers import KINDS, SENTENCES, write_tokenizer
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from millpond.engine.input import oversize
 from millpond.engine.input.encode import InputEncoder
@@ -197,3 +197,20 @@ def test_sound_marks_that_become_accents_let_one_move_to_the_front(tmp_path, mar
     (found,) = InputEncoder(texts=tokenizer).encode([text], plan("end"), index_of=index_of)
     whole = backend.encode(text).ids
     assert found.ids.tolist() == [*whole[: LIMIT - 1], whole[-1]]
+
+
+@pytest.mark.parametrize("kind", ["roberta", "qwen", "mistral"])
+@pytest.mark.parametrize("truncate", ["end", "start"])
+def test_an_added_token_takes_all_of_the_whitespace_beside_it(tmp_path, kind, truncate):
+    write_tokenizer(tmp_path, kind, limit=None)
+    backend = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.add_tokens([AddedToken("[x]", lstrip=True, rstrip=True, normalized=False)])
+    tokenizer = TextTokenizer(backend, lower=False, limit=None)
+    for blank in (" ", " \n"):
+        text = "pond[x]" * 200 + blank * (SIZE // 2) + "[x]pond" * 200
+        if truncate == "start":
+            text = "[x]" * 300 + blank * SIZE
+        for giant in (text, "pond " + blank * SIZE + "[x]"):
+            whole = tokenizer.encode([giant], prompt="", limit=LIMIT, truncate=truncate, index_of=index_of)[0]
+            (found,) = InputEncoder(texts=tokenizer).encode([giant], plan(truncate), index_of=index_of)
+            assert np.array_equal(found.ids, whole.ids)

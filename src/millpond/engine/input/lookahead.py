@@ -78,6 +78,8 @@ class Lookahead:
         """
         if self._short_words:
             return True
+        if self._strips:
+            part = part.rstrip()  # an added token that follows may take all of it
         if self._looks_far or not self._settles_normalized(part, tokens, aligned):
             return False
         if not self._composes or not all(_combines(character) for character in part[-_TAIL:]):
@@ -115,9 +117,9 @@ class Lookahead:
         """
         if self._short_words:
             return begin
-        if self._looks_far:
-            return None
         starts = range(begin, begin + max(self._longest, _TAIL))
+        if self._looks_far or (self._strips and text[begin : starts.stop].isspace()):
+            return None
         end = starts.stop + _RESUME_PER_TOKEN * _GAP
         if end + _TAIL > len(text):
             return None
@@ -160,6 +162,12 @@ class Lookahead:
         """Whether an added token begins with a character that a normalizer may combine with one before it."""
         added = self._backend.get_added_tokens_decoder().values()
         return any(_combines(token.content[0]) for token in added if token.content)
+
+    @cached_property
+    def _strips(self) -> bool:
+        """Whether an added token takes the whitespace beside it, however much there is."""
+        added = self._backend.get_added_tokens_decoder().values()
+        return any(token.lstrip or token.rstrip for token in added)
 
     @cached_property
     def _longest(self) -> int:
