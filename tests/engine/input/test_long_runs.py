@@ -115,6 +115,21 @@ def test_an_added_token_that_may_lie_inside_of_a_word_stays(tmp_path, content):
     assert backend.encode(shorter).ids == backend.encode(text).ids
 
 
+@pytest.mark.parametrize("options", [{"single_word": True}, {"lstrip": True}, {"rstrip": True}], ids=repr)
+@pytest.mark.parametrize("dropped", ["\u0301\u200b", "\u200b\u0301", "\u200b\x0b", "\x0b\u200b"], ids=ascii)
+def test_an_added_token_sees_the_same_characters_beside_it(tmp_path, options, dropped):
+    backend = backend_of(tmp_path, "bert", lowercase=True)
+    backend.add_tokens([AddedToken("[x]", normalized=False, **options)])
+    runs = long_runs.long_runs(backend, str)
+    for text in (f"The pond{3 * dropped}[x] stands.", f"The pond [x]{3 * dropped}stands."):
+        excerpt, whole = runs.shorten(text), backend.encode(text, add_special_tokens=False)
+        found = backend.encode(excerpt.text, add_special_tokens=False)
+        assert len(excerpt.text) < len(text)
+        assert found.ids == whole.ids
+        offsets = np.array(found.offsets, dtype=np.int32)
+        assert excerpt.offsets_in_whole(offsets).tolist() == [list(span) for span in whole.offsets]
+
+
 def test_spans_of_an_excerpt_are_spans_of_the_whole(tmp_path):
     backend = backend_of(tmp_path, "bert", lowercase=True)
     text = "The pond" + " " * 900 + "w" * 900 + "\u0301" * 900 + " stands" + "\u200b" * 900 + "."

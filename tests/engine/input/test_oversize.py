@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from tests.tiny_tokenizers import KINDS, SENTENCES, write_tokenizer
-from tokenizers import Tokenizer, normalizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from millpond.engine.input import oversize
 from millpond.engine.input.encode import InputEncoder
@@ -157,3 +157,60 @@ def test_accents_that_compose_are_read_in_parts_unless_one_moves_to_the_front(tm
     assert found.truncated and found.ids.tolist() == [*whole[: LIMIT - 1], whole[-1]]
     moves = end.startswith("\u0323")  # to the left of all of the others
     assert (sum(read) > SIZE) == moves
+
+
+@pytest.mark.parametrize("truncate", ["end", "start"])
+@pytest.mark.parametrize("digits", [r"\d{1,3}(?=(\d{3})*(?!\d))", r"(?=(\d{3})+(?!\d))"])
+def test_digits_that_are_counted_from_their_end_are_read_to_it(tmp_path, digits, truncate):
+    write_tokenizer(tmp_path, "qwen", limit=None)
+    backend = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    split = pre_tokenizers.Split(Regex(digits), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, backend.pre_tokenizer])
+    tokenizer = TextTokenizer(backend, lower=False, limit=None)
+    for end in (" pond", "7 pond", "77 pond"):
+        text = "1824" * 2_200 + end  # such patterns take quadratic time
+        (found,) = InputEncoder(texts=tokenizer).encode([text], plan(truncate), index_of=index_of)
+        *ids, last = backend.encode(text).ids
+        kept = ids[: LIMIT - 1] if truncate == "end" else ids[1 - LIMIT :]
+        assert found.ids.tolist() == [*kept, last]
+
+
+def test_offsets_of_unknown_bytes_are_those_of_the_whole_run():
+    fallback = [(f"<0x{byte:02X}>", -20.0) for byte in range(256)]
+    backend = Tokenizer(models.Unigram([("<unk>", 0.0), ("\u2581", -2.0), ("pond", -3.0), *fallback], 0, True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer = TextTokenizer(backend, lower=False, limit=None)
+    item = SpannedText("pond " + "\u6c60" * SIZE, ((0, 1),))
+    whole = tokenizer.encode([item.text], prompt="", limit=LIMIT, truncate="end", index_of=index_of, align=True)[0]
+    (found,) = InputEncoder(texts=tokenizer).encode([item], plan("end"), index_of=index_of)
+    assert np.array_equal(found.ids, whole.ids)
+    assert np.array_equal(found.alignment.offsets, whole.alignment.offsets)
+
+
+@pytest.mark.parametrize("mark", ["\uff9e", "\uff9f"])
+def test_sound_marks_that_become_accents_let_one_move_to_the_front(tmp_path, mark):
+    write_tokenizer(tmp_path, "roberta", limit=None)
+    backend = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.normalizer = normalizers.NFKC()
+    tokenizer = TextTokenizer(backend, lower=False, limit=None)
+    text = "a" + mark * SIZE + "\u0338"
+    (found,) = InputEncoder(texts=tokenizer).encode([text], plan("end"), index_of=index_of)
+    whole = backend.encode(text).ids
+    assert found.ids.tolist() == [*whole[: LIMIT - 1], whole[-1]]
+
+
+@pytest.mark.parametrize("kind", ["roberta", "qwen", "mistral"])
+@pytest.mark.parametrize("truncate", ["end", "start"])
+def test_an_added_token_takes_all_of_the_whitespace_beside_it(tmp_path, kind, truncate):
+    write_tokenizer(tmp_path, kind, limit=None)
+    backend = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.add_tokens([AddedToken("[x]", lstrip=True, rstrip=True, normalized=False)])
+    tokenizer = TextTokenizer(backend, lower=False, limit=None)
+    for blank in (" ", " \n"):
+        text = "pond[x]" * 200 + blank * (SIZE // 2) + "[x]pond" * 200
+        if truncate == "start":
+            text = "[x]" * 300 + blank * SIZE
+        for giant in (text, "pond " + blank * SIZE + "[x]"):
+            whole = tokenizer.encode([giant], prompt="", limit=LIMIT, truncate=truncate, index_of=index_of)[0]
+            (found,) = InputEncoder(texts=tokenizer).encode([giant], plan(truncate), index_of=index_of)
+            assert np.array_equal(found.ids, whole.ids)

@@ -139,8 +139,8 @@ class WordpieceRuns(_RunsByClass):
         self._split: Any = backend.pre_tokenizer.pre_tokenize_str
         normalizer: Any = backend.normalizer
         self._normalize = fold if normalizer is None else lambda text: normalizer.normalize_str(fold(text))
-        # Of three characters of a run at least one is no dropped one.
-        self._side = 3 * max(_EDGE, backend.model.max_input_chars_per_word // 2 + 1)
+        # Of four characters of a run at least one is no dropped one.
+        self._side = 4 * max(_EDGE, backend.model.max_input_chars_per_word // 2 + 1)
 
     @classmethod
     def of(cls, backend: Tokenizer, fold: Callable[[str], str]) -> WordpieceRuns | None:
@@ -243,12 +243,17 @@ def _moving_marks() -> re.Pattern[str]:
 
 
 def _stays_of_dropped(classes: Classes) -> Mask:
-    """bool ``[characters]``: all but those dropped ones that are neither the first of a run nor its first starter."""
+    """bool ``[characters]``: all but the dropped ones inside of a run, of which the first starter stays.
+
+    Both ends of a run stay, since an added token may look at the character beside it.
+    """
     starter = classes == _STARTER
     dropped = (classes == _DROPPED) | starter
     first = dropped.copy()
     first[1:] &= ~dropped[:-1]
     stays: Mask = ~dropped | first
+    stays[:-1] |= ~dropped[1:]
+    stays[-1:] = True
     starters = np.flatnonzero(starter)
     if len(starters):
         runs = np.cumsum(first)[starters]  # [starters] the number of each one's run

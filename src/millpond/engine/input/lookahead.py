@@ -32,6 +32,10 @@ _SPACE_MARKS = "\u2581\u0120 "  # of SentencePiece and of byte-level tokenizers
 _SPACE_INSIDE = re.compile(f"[^{_SPACE_MARKS}][{_SPACE_MARKS}]")
 # Characters for each of the tokens after a stretch of places to resume from.
 _RESUME_PER_TOKEN = 8
+# A pattern that looks around itself, in JSON: it may see any number of characters, to count digits from their end.
+# The usual one looks at a single character.
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]")
+_LOOKS_AT_ONE = r"(?!\\S)"
 # Types of normalizers that look at more than one character.
 _COMPOSING = ("NFC", "NFD", "NFKC", "NFKD", "Precompiled", "StripAccents", "BertNormalizer")
 
@@ -61,7 +65,7 @@ class Lookahead:
             and not any(" " in token.content for token in backend.get_added_tokens_decoder().values())
         )
 
-    def settles(self, part: str, tokens: int, normalized: Callable[[], str]) -> bool:
+    def settles(self, part: str, tokens: int, normalized: Callable[[], str], *, aligned: bool = False) -> bool:
         """Whether the first ``tokens`` tokens of ``part`` are those of the whole text, whatever follows it there.
 
         Special tokens that the tokenizer adds are not counted.
@@ -70,10 +74,13 @@ class Lookahead:
             part: The beginning of the text, with at least 128 tokens more than twice as many.
             tokens: How many are to be kept.
             normalized: Returns :meth:`normalize` of the whole text; called only if accents may move from far behind.
+            aligned: Whether the offsets of these tokens must be those of the whole text too.
         """
         if self._short_words:
             return True
-        if not self._settles_normalized(part, tokens):
+        if self._strips:
+            part = part.rstrip()  # an added token that follows may take all of it
+        if self._looks_far or not self._settles_normalized(part, tokens, aligned):
             return False
         if not self._composes or not all(_combines(character) for character in part[-_TAIL:]):
             return True
@@ -86,11 +93,14 @@ class Lookahead:
             text = self._fold(text)
             return text if normalizer is None else str(normalizer.normalize_str(text))
 
-    def _settles_normalized(self, part: str, tokens: int) -> bool:
+    def _settles_normalized(self, part: str, tokens: int, aligned: bool) -> bool:
         """As :meth:`settles`, if what follows ``part`` changes its normalized form in the last few characters only."""
         (encoding,) = self._backend.encode_batch([self._fold(part)], add_special_tokens=False)
         ids, words = encoding.ids, [-1 if word is None else word for word in encoding.word_ids]
         if len(ids) <= tokens + _GAP:
+            return False
+        # The bytes of unknown characters have the offsets of all unknown characters beside them.
+        if aligned and encoding.offsets[tokens - 1][1] >= encoding.offsets[-1][1]:
             return False
         if words[tokens] + _OPEN_WORDS < words[-1]:
             return True
@@ -108,6 +118,8 @@ class Lookahead:
         if self._short_words:
             return begin
         starts = range(begin, begin + max(self._longest, _TAIL))
+        if self._looks_far or (self._strips and text[begin : starts.stop].isspace()):
+            return None
         end = starts.stop + _RESUME_PER_TOKEN * _GAP
         if end + _TAIL > len(text):
             return None
@@ -135,16 +147,27 @@ class Lookahead:
         return not any(_SPACE_INSIDE.search(token) for token in self._backend.get_vocab())
 
     @cached_property
+    def _looks_far(self) -> bool:
+        """Whether where a pattern matches may depend on text that is far away."""
+        states = (_state(self._backend.normalizer), _state(self._backend.pre_tokenizer))
+        return any(_LOOKS_AROUND.search(state.replace(_LOOKS_AT_ONE, "")) for state in states)
+
+    @cached_property
     def _composes(self) -> bool:
         """Whether the normalizer may move or combine characters."""
-        normalizer = self._backend.normalizer
-        return normalizer is not None and any(name in normalizer.__getstate__().decode() for name in _COMPOSING)
+        return any(name in _state(self._backend.normalizer) for name in _COMPOSING)
 
     @cached_property
     def _adds_combining(self) -> bool:
         """Whether an added token begins with a character that a normalizer may combine with one before it."""
         added = self._backend.get_added_tokens_decoder().values()
         return any(_combines(token.content[0]) for token in added if token.content)
+
+    @cached_property
+    def _strips(self) -> bool:
+        """Whether an added token takes the whitespace beside it, however much there is."""
+        added = self._backend.get_added_tokens_decoder().values()
+        return any(token.lstrip or token.rstrip for token in added)
 
     @cached_property
     def _longest(self) -> int:
@@ -194,9 +217,15 @@ class Lookahead:
         )
 
 
+def _state(component: Any) -> str:
+    """A normalizer or pre-tokenizer in JSON; empty: none."""
+    return "" if component is None else str(component.__getstate__().decode())
+
+
 def _combines(character: str) -> bool:
     """Whether a normalizer may combine ``character`` with one before it: accents, joiners, parts of a syllable."""
-    return unicodedata.category(character) in ("Mn", "Mc", "Me", "Cf") or "\u1100" <= character <= "\u11ff"
+    first = unicodedata.normalize("NFKD", character)[0]  # a halfwidth sound mark is an accent
+    return unicodedata.category(first) in ("Mn", "Mc", "Me", "Cf") or "\u1100" <= first <= "\u11ff"
 
 
 def _has_space_between(tokens: Sequence[str]) -> bool:

@@ -38,7 +38,14 @@ def is_oversize(text: str, limit: int) -> bool:
 
 
 def part_of(
-    text: str, tokenizer: TextTokenizer, *, limit: int, truncate: Truncate, prompt: str = "", more_than: int = 0
+    text: str,
+    tokenizer: TextTokenizer,
+    *,
+    limit: int,
+    truncate: Truncate,
+    prompt: str = "",
+    more_than: int = 0,
+    aligned: bool = False,
 ) -> Excerpt:
     """An excerpt of a part of an oversize text that has more than twice ``limit`` tokens; of the whole, if no part has.
 
@@ -52,6 +59,7 @@ def part_of(
         truncate: Which end of the text is cut.
         prompt: What will be put before the text; without it, for ``start``.
         more_than: The excerpt of a part also has more tokens than this.
+        aligned: Whether the tokens that truncation keeps must have the same offsets too.
     """
     if not is_oversize(text, limit):
         return Excerpt.of(text)
@@ -63,7 +71,7 @@ def part_of(
         if truncate == "start":
             part = _end(text, size, tokenizer, enough)
         else:
-            part = _beginning(text, size, tokenizer, enough, limit, prompt, normalized)
+            part = _beginning(text, size, tokenizer, enough, limit, prompt, normalized, aligned)
         if part is not None:
             return part
         size *= _GROWTH
@@ -88,7 +96,7 @@ def reduced(
     if isinstance(item, TokenIds):
         return item
     text = text_of(item)
-    part = part_of(text, tokenizer, limit=limit, truncate=truncate, prompt=prompt)
+    part = part_of(text, tokenizer, limit=limit, truncate=truncate, prompt=prompt, aligned=aligned)
     kept = text[: part.end] if aligned else part.text
     return replace(item, text=kept) if isinstance(item, SpannedText) else kept
 
@@ -125,12 +133,14 @@ def _beginning(
     limit: int,
     prompt: str,
     normalized: Callable[[], str],
+    aligned: bool,
 ) -> Excerpt | None:
     """The first ``size`` characters, if they have more than ``enough`` tokens, and the first ``limit`` are settled."""
     part = tokenizer.shorten(text[:size])
     if tokenizer.count(part.text) <= enough:
         return None
-    return part if tokenizer.lookahead.settles(prompt + part.text, limit, normalized) else None
+    settled = tokenizer.lookahead.settles(prompt + part.text, limit, normalized, aligned=aligned)
+    return part if settled else None
 
 
 def _end(text: str, size: int, tokenizer: TextTokenizer, enough: int) -> Excerpt | None:
