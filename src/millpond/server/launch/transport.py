@@ -1,4 +1,4 @@
-"""ConnectionTransport: the transport that uvicorn sees, whose closing and reading go through the protocol; what is undelivered."""
+"""ConnectionTransport: the transport that uvicorn sees, whose closing goes through the protocol; undelivered bytes."""
 
 from __future__ import annotations
 
