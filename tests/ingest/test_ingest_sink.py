@@ -326,7 +326,21 @@ def test_an_address_without_a_scheme_is_told_from_a_path(location, url, tmp_path
 
 @pytest.mark.parametrize(
     "path",
-    ["db", "x.db", "a.b", "v1.2", "1.2", "my_data.v.1", "C:/x", "c:\\x", "~/localhost:1", "a/localhost:1", ".", ".."],
+    [
+        "db",
+        "x.db",
+        "a.b.c.db",
+        "a.b",
+        "v1.2",
+        "1.2",
+        "my_data.v.1",
+        "C:/x",
+        "c:\\x",
+        "~/localhost:1",
+        "a/localhost:1",
+        ".",
+        "..",
+    ],
 )
 def test_a_path_is_no_address(path):
     assert not is_address(path)

@@ -58,4 +58,6 @@ def _is_ip(host: str) -> bool:
 
 def _is_domain(name: str) -> bool:
     labels = name.removesuffix(".").split(".")
+    if labels[-1].lower() == "db":  # no top-level domain, and the ending of database files
+        return False
     return _DOMAIN.fullmatch(name) is not None and (len(labels) > 2 or labels[-1].lower() in _TOP_LEVEL)
