@@ -9,7 +9,7 @@ import os
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -100,6 +100,7 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._handshakes: set[_Handshake] = set()
         self._opening: set[asyncio.Task[None]] = set()
+        self._closed = False
         self._shortages: dict[str, float] = {}  # when each was last seen
         for listener in sockets:
             listener.listen(_BACKLOG)
@@ -107,7 +108,8 @@ class Acceptor:
         self._tasks = [self._loop.create_task(self._accept(listener)) for listener in sockets]
 
     def close(self) -> None:
-        """Accept no more connections."""
+        """Accept no more connections; one that is being opened is opened, and then told of the end."""
+        self._closed = True
         for task in self._tasks:
             task.cancel()
         for handshake in tuple(self._handshakes):
@@ -127,15 +129,20 @@ class Acceptor:
                     await asyncio.sleep(_RETRY_SECONDS)
                 continue
             protocol = self._admit()
+            # In a task: if close() cancelled it, the connection would stay open and never be told of the end.
             if not self._tls:
-                await self._open(connection, protocol)
+                await asyncio.shield(self._begin(self._open(connection, protocol)))
                 continue
             handshake = _Handshake(connection, self._handshakes)
             self._watchdog.wait(handshake)
-            task = self._loop.create_task(self._shake(connection, protocol, handshake))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
+            self._begin(self._shake(connection, protocol, handshake))
             await asyncio.sleep(0)  # let it begin, and requests run between the connections of a burst
+
+    def _begin(self, opening: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(opening)
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+        return task
 
     def _make_room(self, error: OSError) -> None:
         reason = error.strerror or str(error)
@@ -169,6 +176,8 @@ class Acceptor:
     async def _open(self, connection: socket.socket, protocol: HttpProtocol) -> None:
         with suppress(OSError):  # the client is gone, or does not speak TLS
             await self._loop.connect_accepted_socket(lambda: protocol, connection, **self._tls)
+            if self._closed:
+                protocol.shutdown()
 
     async def _shake(self, connection: socket.socket, protocol: HttpProtocol, handshake: _Handshake) -> None:
         try:
