@@ -202,7 +202,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 def _replaced(value: Any, chance: random.Random) -> Any:
     places = list(_places(value))
     if not places:
-        return chance.choice(STRANGE)
+        return copy.deepcopy(chance.choice(STRANGE))  # a further mutation would change it for all
     container, key = chance.choice(places)
     container[key] = copy.deepcopy(chance.choice(STRANGE))
     return value
