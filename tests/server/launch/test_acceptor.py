@@ -237,7 +237,9 @@ def test_a_slow_reader_over_tls_gets_its_whole_answer(
     connection.sendall(request_)
     received = pauses = 0
     while received < 12_000_000:
-        received += len(connection.recv(1 << 16))
+        piece = connection.recv(1 << 16)
+        assert piece, f"closed after {received} bytes"
+        received += len(piece)
         if received >> 20 > pauses:
             pauses += 1
             time.sleep(0.5)  # 6 s in all
