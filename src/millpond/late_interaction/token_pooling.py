@@ -47,7 +47,7 @@ def pool_tokens(documents: Ragged, factor: float, *, protected: int = 1) -> Ragg
         InvalidRequestError: ``factor`` is not a finite number from 1, ``protected`` is not an int from 0, or a row is
             not finite.
     """
-    if float(_check(documents, factor, protected)) == 1.0:
+    if _check(documents, factor, protected) == 1:
         return documents
     rows, offsets = pooled_rows(documents, factor, protected=protected)
     order = np.argsort(rows, kind="stable")
@@ -95,7 +95,7 @@ def _check(documents: Any, factor: Any, protected: Any) -> float:
             f"documents is of type {type(documents).__name__}; pass a Ragged, as token_embed(...).embeddings is "
             "(or build one with Ragged.from_matrices)"
         )
-    if isinstance(factor, bool) or not isinstance(factor, Real) or not 1 <= factor < math.inf:
+    if isinstance(factor, bool) or not isinstance(factor, Real) or not 1 <= float(factor) < math.inf:
         raise InvalidRequestError(f"factor={factor!r} must be a finite number from 1; 2 halves the number of rows")
     if isinstance(protected, bool) or not isinstance(protected, int | np.integer) or protected < 0:
         raise InvalidRequestError(f"protected={protected!r} must be an int from 0: the leading rows that are kept")

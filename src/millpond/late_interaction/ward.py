@@ -103,7 +103,7 @@ class _Tree:
         return places
 
     def _merge_equal(self, rows: FloatArray, exists: npt.NDArray[np.bool_]) -> None:
-        """Merge equal rows at height 0; one by one in a thousand rounds otherwise, since each is nearest to the first."""
+        """Merge equal rows at height 0: all are nearest to the first, and would be merged with it one in each round."""
         matrices, places = np.nonzero(exists)
         words = np.ascontiguousarray(rows[matrices, places]).view(np.uint32).astype(np.uint64)  # [rows, d]
         weights = np.random.Generator(np.random.PCG64(0)).integers(1 << 63, size=words.shape[1], dtype=np.uint64)
