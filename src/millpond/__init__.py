@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         SparseEmbeddingOutput,
         TokenClassificationOutput,
         TokenEmbeddingOutput,
+        TokenSpans,
         Usage,
     )
     from millpond.params import PoolingParams
@@ -87,6 +88,7 @@ _HOMES = {
     "TokenClassificationOutput": "outputs",
     "TokenEmbeddingOutput": "outputs",
     "TokenIds": "inputs",
+    "TokenSpans": "outputs",
     "UnknownModelError": "errors",
     "UnsupportedArchitectureError": "errors",
     "UnsupportedTaskError": "errors",
@@ -133,6 +135,7 @@ __all__ = [
     "TokenClassificationOutput",
     "TokenEmbeddingOutput",
     "TokenIds",
+    "TokenSpans",
     "UnknownModelError",
     "UnsupportedArchitectureError",
     "UnsupportedTaskError",
