@@ -16,6 +16,7 @@
     ├── EngineClosedError
     ├── CacheError
     ├── SinkError
+    ├── IndexCorruptedError
     ├── FingerprintMismatchError (ValueError)
     └── MissingExtraError (ImportError)
 
@@ -144,6 +145,10 @@ class CacheError(MillpondError):
 
 class SinkError(MillpondError):
     """A database refused a request, did not answer, or holds a row that cannot be read."""
+
+
+class IndexCorruptedError(MillpondError):
+    """A file of an index is damaged or missing, or of a format that this version cannot read; the message names it."""
 
 
 class FingerprintMismatchError(MillpondError, ValueError):

@@ -27,11 +27,11 @@ import numpy.typing as npt
 from millpond.engine.engine import Engine
 from millpond.engine.execute.interrupts import is_interrupt
 from millpond.engine.input.large_texts import is_large
-from millpond.engine.progress import progress_bar
 from millpond.engine.submission import Submission
 from millpond.engine.task_methods import EmbedOptions, TaskMethods, shows_options_of
 from millpond.outputs import TokenSpans
 from millpond.params import PoolingParams
+from millpond.progress import progress_bar
 from millpond.spec import ModelSpec
 from millpond.tasks import Role, ScoreMethod, Task, Truncate
 
