@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from millpond.late_interaction.index import AddReport, Hit, IndexStats, LateInteractionIndex
     from millpond.late_interaction.memory_index import MemoryIndex
+    from millpond.late_interaction.plaid.index import PlaidIndex
     from millpond.late_interaction.reranking import arerank, rerank
     from millpond.late_interaction.similarity import maxsim
     from millpond.ragged import Ragged
@@ -17,6 +18,7 @@ _HOMES = {
     "IndexStats": "millpond.late_interaction.index",
     "LateInteractionIndex": "millpond.late_interaction.index",
     "MemoryIndex": "millpond.late_interaction.memory_index",
+    "PlaidIndex": "millpond.late_interaction.plaid.index",
     "Ragged": "millpond.ragged",
     "arerank": "millpond.late_interaction.reranking",
     "maxsim": "millpond.late_interaction.similarity",
@@ -29,6 +31,7 @@ __all__ = [
     "IndexStats",
     "LateInteractionIndex",
     "MemoryIndex",
+    "PlaidIndex",
     "Ragged",
     "arerank",
     "maxsim",
