@@ -13,16 +13,27 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _FOLDER = Path("src/millpond/native")
 _LIBRARY = _FOLDER / "libmillpond.so"
-_OPTIONS = "-O3 -std=c++17 -fPIC -shared -fno-exceptions -fno-rtti -fno-math-errno".split()
+_OPTIONS = "-O3 -std=c++17 -fPIC -fno-exceptions -fno-rtti -fno-math-errno".split()
+# The first line of a source for one instruction set names its flags. Other sources run on any x86-64 processor.
+_FLAGS = "// Compiler flags: "
+# An instruction of the newest set that a folder's flags name, for a compiler or assembler that is older than the set.
+_PROBES = {
+    "x86_avx2": "vpmaddwd %ymm0, %ymm0, %ymm0",
+    "x86_avx512": "vpdpbusd %zmm0, %zmm0, %zmm0",
+    "x86_avx512bf16": "vdpbf16ps %zmm0, %zmm0, %zmm0",
+    "x86_amx": "tdpbssd %tmm0, %tmm1, %tmm2",
+}
 
 
 class KernelsBuildHook(BuildHookInterface[Any]):
@@ -55,20 +66,62 @@ def _compile(library: Path) -> str | None:
     compiler = shlex.split(cxx) if cxx else [path for name in ("g++", "clang++") if (path := shutil.which(name))][:1]
     if not compiler:
         return "there is no C++ compiler"
-    sources = [f"-DMILLPOND_SOURCE_HASH={_source_hash(library.parent)}ull"]
-    sources += [str(source) for source in sorted(library.parent.glob("*.cpp"))]
     # Built under another name and then renamed: a process that has the old library mapped keeps it.
     draft = library.with_suffix(f".{os.getpid()}.so")
     try:
-        done = subprocess.run([*compiler, *_OPTIONS, "-o", str(draft), *sources], capture_output=True, text=True)
-        if done.returncode != 0:
-            return f"{compiler[0]} said: {done.stderr.strip().splitlines()[:1]}"
+        with TemporaryDirectory() as folder:
+            objects, problem = compile_objects(compiler, library.parent, Path(folder))
+            if problem is not None:
+                return problem
+            problem = _problem([*compiler, "-shared", "-pthread", "-o", str(draft), *map(str, objects)])
+            if problem is not None:
+                return problem
         draft.replace(library)
     except OSError as error:
         return str(error)
     finally:
         _remove(draft)
     return None
+
+
+def compile_objects(compiler: list[str], native: Path, folder: Path) -> tuple[list[Path], str | None]:
+    """Compile every source of ``native`` into ``folder``; returns the objects, and why one could not be compiled.
+
+    A source whose instruction set the compiler does not know is left out: the library has no kernels for it then.
+    """
+    source_hash = f"-DMILLPOND_SOURCE_HASH={_source_hash(native)}ull"
+    sources = sorted(native.rglob("*.cpp"))
+    objects = [folder / f"{'.'.join(source.relative_to(native).parts)}.o" for source in sources]
+
+    def compile_one(source: Path, target: Path) -> str | None:
+        flags = compiler_flags(source)
+        problem = _problem([*compiler, *_OPTIONS, *flags, source_hash, "-c", "-o", str(target), str(source)])
+        if problem is not None and flags and not _knows(compiler, flags, _PROBES[source.parent.name]):
+            return None
+        return problem
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        problems = list(pool.map(compile_one, sources, objects))
+    return [made for made in objects if made.is_file()], next(filter(None, problems), None)
+
+
+def compiler_flags(source: Path) -> list[str]:
+    """The flags of a source's instruction set; none if it runs on any processor."""
+    with source.open() as lines:
+        first = lines.readline()
+    return first.removeprefix(_FLAGS).split() if first.startswith(_FLAGS) else []
+
+
+def _knows(compiler: list[str], flags: list[str], instruction: str) -> bool:
+    """Whether compiler and assembler know these flags and this instruction."""
+    probe = f'void probe(void) {{ __asm__ volatile("{instruction}"); }}'
+    return _problem([*compiler, *flags, "-x", "c++", "-c", "-o", os.devnull, "-"], probe) is None
+
+
+def _problem(command: list[str], text: str = "") -> str | None:
+    """Why a compiler's command failed; ``None`` if it did not."""
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    return None if done.returncode == 0 else f"{command[0]} said: {done.stderr.strip().splitlines()[:1]}"
 
 
 def _remove(path: Path) -> None:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         SparseEmbeddingOutput,
         TokenClassificationOutput,
         TokenEmbeddingOutput,
+        TokenSpans,
         Usage,
     )
     from millpond.params import PoolingParams
@@ -91,6 +92,7 @@ _HOMES = {
     "TokenClassificationOutput": "outputs",
     "TokenEmbeddingOutput": "outputs",
     "TokenIds": "inputs",
+    "TokenSpans": "outputs",
     "UnknownModelError": "errors",
     "UnsupportedArchitectureError": "errors",
     "UnsupportedTaskError": "errors",
@@ -139,6 +141,7 @@ __all__ = [
     "TokenClassificationOutput",
     "TokenEmbeddingOutput",
     "TokenIds",
+    "TokenSpans",
     "UnknownModelError",
     "UnsupportedArchitectureError",
     "UnsupportedTaskError",

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from millpond.late_interaction.index import AddReport, Hit, IndexStats, LateInteractionIndex
+    from millpond.late_interaction.index import AddReport, Hit, IndexStats, LateInteractionIndex, StoredDocument
     from millpond.late_interaction.memory_index import MemoryIndex
     from millpond.late_interaction.plaid.index import PlaidIndex
     from millpond.late_interaction.reranking import arerank, rerank
@@ -20,6 +20,7 @@ _HOMES = {
     "MemoryIndex": "millpond.late_interaction.memory_index",
     "PlaidIndex": "millpond.late_interaction.plaid.index",
     "Ragged": "millpond.ragged",
+    "StoredDocument": "millpond.late_interaction.index",
     "arerank": "millpond.late_interaction.reranking",
     "maxsim": "millpond.late_interaction.similarity",
     "rerank": "millpond.late_interaction.reranking",
@@ -33,6 +34,7 @@ __all__ = [
     "MemoryIndex",
     "PlaidIndex",
     "Ragged",
+    "StoredDocument",
     "arerank",
     "maxsim",
     "rerank",

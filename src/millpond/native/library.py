@@ -1,7 +1,15 @@
 """The library of the compiled kernels, loaded with ctypes: it links to no Python, so one build serves all versions.
 
-It is built from the sources in this folder when the package is built or installed, if there is a C++ compiler.
-``MILLPOND_NATIVE=0`` switches it off.
+It is built from the sources in this folder when the package is built or installed, if there is a C++ compiler. It has
+two sets of kernels:
+
+- :func:`library`: those of the encoder (attention, norms, rotary positions), for processors with AVX512-BF16.
+- :func:`kernel_table`: those of late interaction, for processors from AVX2 on. Each instruction set of :data:`ISAS` has
+  a folder of its own, and the table has the fastest function of each kernel that this processor can run.
+
+``MILLPOND_NATIVE=0`` switches both off. ``MILLPOND_ISA`` names the highest instruction set to use, for example
+``avx2``: one that the processor does not have changes nothing. Both are read when the library is loaded, once in a
+process.
 """
 
 from __future__ import annotations
@@ -12,49 +20,124 @@ import logging
 import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
 LIBRARY = Path(__file__).with_name("libmillpond.so")
-_SWITCH = "MILLPOND_NATIVE"
+# In ascending order, as in kernel_table.h: a processor has all before its highest one.
+ISAS = ("avx2", "avx512", "avx512bf16", "amx")
+_SWITCH, _HIGHEST = "MILLPOND_NATIVE", "MILLPOND_ISA"
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 
+class KernelTable(ctypes.Structure):
+    """``struct KernelTable`` of kernel_table.h: functions of one argument, the address of a struct of the call.
+
+    They run without the GIL, and return 0, or -1 if there was no memory. An entry is false if this processor, or the
+    compiler that built the library, does not have it.
+    """
+
+    _fields_ = [
+        (name, ctypes.CFUNCTYPE(_int, _pointer))
+        for name in (
+            *("pack_int8", "pack_bfloat16", "maxsim_int8", "maxsim_bfloat16", "maxsim_float32"),
+            *("nearest_centroids", "centroid_similarities", "similarity_table", "scan_codes", "best_documents"),
+            *("score_residuals", "encode_residuals"),
+        )
+    ]
+    pack_int8: Any
+    pack_bfloat16: Any
+    maxsim_int8: Any
+    maxsim_bfloat16: Any
+    maxsim_float32: Any
+    nearest_centroids: Any
+    centroid_similarities: Any
+    similarity_table: Any
+    scan_codes: Any
+    best_documents: Any
+    score_residuals: Any
+    encode_residuals: Any
+
+
 def source_hash() -> int:
-    """A hash of the sources in this folder; the build writes it into the library."""
+    """A hash of the sources in this folder and below; the build writes it into the library."""
     digest = hashlib.sha256()
-    for path in sorted(path for kind in ("*.cpp", "*.h") for path in LIBRARY.parent.glob(kind)):
-        digest.update(path.read_bytes())
+    folder = LIBRARY.parent
+    for path in sorted(path for kind in ("*.cpp", "*.h") for path in folder.rglob(kind)):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
     return int.from_bytes(digest.digest()[:8], "big")
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The kernels; ``None`` if they were not built, are switched off, or this processor cannot run them.
+    """The encoder's kernels; ``None`` if they were not built, are switched off, or this processor cannot run them.
 
     A build that is broken, or of other sources, is not used either, and logged as a warning.
     """
-    loaded = _load()
-    return None if isinstance(loaded, str) else loaded
+    return None if isinstance(loaded := _encoder(), str) else loaded
 
 
 def unavailable() -> str | None:
     """The reason why :func:`library` returns ``None``; ``None`` if it returns the kernels."""
+    return loaded if isinstance(loaded := _encoder(), str) else None
+
+
+@cache
+def kernel_table(highest: str | None = None) -> KernelTable | None:
+    """The late-interaction kernels of this processor; ``None`` as for :func:`library`, or if it has no AVX2.
+
+    Args:
+        highest: An instruction set of :data:`ISAS`; those above it are not used. ``None``: that of ``MILLPOND_ISA``.
+    """
+    return None if isinstance(filled := _fill(highest), str) else filled[0]
+
+
+def isa() -> str | None:
+    """The highest instruction set of :func:`kernel_table`, as it is named in :data:`ISAS`; ``None`` without a table."""
+    return None if isinstance(filled := _fill(None), str) else filled[1]
+
+
+@cache
+def _fill(highest: str | None) -> tuple[KernelTable, str] | str:
+    """The table and its highest instruction set, or the reason why there is none."""
     loaded = _load()
-    return loaded if isinstance(loaded, str) else None
+    if isinstance(loaded, str):
+        return loaded
+    table = KernelTable()
+    level = loaded.millpond_kernel_table(ctypes.byref(table), ISAS.index(highest) + 1 if highest else _limit())
+    return (table, ISAS[level - 1]) if level else "this processor has no AVX2"
+
+
+def _limit() -> int:
+    """The highest instruction set that ``MILLPOND_ISA`` allows, counted from 1."""
+    name = os.environ.get(_HIGHEST, "").strip().lower()
+    if name and name not in ISAS:
+        logger.warning("%s=%s is no instruction set and ignored; it may be %s", _HIGHEST, name, ", ".join(ISAS))
+    return ISAS.index(name) + 1 if name in ISAS else len(ISAS)
+
+
+def _encoder() -> ctypes.CDLL | str:
+    """The encoder's kernels, or the reason why they are not available."""
+    loaded = _load()
+    if isinstance(loaded, str):
+        return loaded
+    if not loaded.millpond_supported():
+        return "this processor has no AVX512-BF16"
+    if _limit() <= ISAS.index("avx512bf16"):
+        return f"AVX512-BF16 is switched off by {_HIGHEST}={os.environ[_HIGHEST].strip()}"
+    return loaded
 
 
 @cache
 def _load() -> ctypes.CDLL | str:
-    """The kernels, or the reason why they are not available."""
+    """The library, or the reason why it is not available."""
     if os.environ.get(_SWITCH, "").strip() == "0":
         return f"switched off by {_SWITCH}=0"
     if not LIBRARY.is_file():
         return "not built: there was no C++ compiler when millpond was installed"
     try:
         loaded = ctypes.CDLL(str(LIBRARY))  # its functions run without the GIL
-        if not loaded.millpond_supported():
-            return "this processor has no AVX512-BF16"
         _declare(loaded)
         stale = loaded.millpond_source_hash() != source_hash()
     except (OSError, AttributeError) as error:
@@ -73,6 +156,9 @@ def _declare(loaded: ctypes.CDLL) -> None:
         AttributeError: The library has no function of a name.
     """
     loaded.millpond_source_hash.restype = ctypes.c_uint64
+    loaded.millpond_kernel_table.argtypes = [_pointer, ctypes.c_int]
+    loaded.millpond_kernel_table.restype = ctypes.c_int
+    loaded.millpond_kernel_table_bytes.restype = _int
     loaded.millpond_attention_call_bytes.restype = _int
     loaded.millpond_attention_workspace.argtypes = [_int, _int]
     loaded.millpond_attention_workspace.restype = _int

@@ -1,0 +1,87 @@
+// Which instruction sets this processor and its operating system support, and the table of kernels for them.
+// Called by library.py.
+
+#include "kernel_table.h"
+
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace {
+
+struct Registers {
+  unsigned eax, ebx, ecx, edx;
+
+  explicit Registers(unsigned leaf, unsigned subleaf = 0) : eax(0), ebx(0), ecx(0), edx(0) {
+    __get_cpuid_count(leaf, subleaf, &eax, &ebx, &ecx, &edx);
+  }
+};
+
+constexpr bool has(unsigned word, unsigned mask) { return (word & mask) == mask; }
+constexpr unsigned bit(int n) { return 1u << n; }
+
+// Register states that the operating system saves (XCR0).
+unsigned saved_states() {
+  unsigned low, high;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return low;
+}
+
+// Tile registers are given to a process that asks for them; asking again changes nothing.
+bool tiles_granted() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+// The highest instruction set that can be used, `highest` at most.
+int usable(int highest) {
+  const Registers basic(1);
+  if (!has(basic.ecx, bit(27))) return kNoIsa;  // OSXSAVE: xgetbv may be executed
+  const unsigned saved = saved_states();
+  const Registers features(7), more(7, 1);
+  // FMA, AVX, F16C; AVX2, BMI2; xmm and ymm are saved
+  if (highest < kAvx2 || !has(basic.ecx, bit(12) | bit(28) | bit(29)) || !has(features.ebx, bit(5) | bit(8)) ||
+      !has(saved, 0x6))
+    return kNoIsa;
+  // F, DQ, BW, VL; VBMI, VNNI; mask registers and zmm are saved
+  if (highest < kAvx512 || !has(features.ebx, bit(16) | bit(17) | bit(30) | bit(31)) || !has(features.ecx, bit(11)) ||
+      !has(saved, 0xe6))
+    return kAvx2;
+  if (highest < kAvx512Bf16 || !has(more.eax, bit(5))) return kAvx512;
+  // AMX-BF16, TILE, INT8; both tile states are saved
+  if (highest < kAmx || !has(features.edx, bit(22) | bit(24) | bit(25)) || !has(saved, 0x600e6) || !tiles_granted())
+    return kAvx512Bf16;
+  return kAmx;
+}
+
+}  // namespace
+
+// Fills the table for this processor, with instruction sets up to `highest`; returns the highest one that was used.
+extern "C" int millpond_kernel_table(KernelTable* table, int highest) {
+  *table = {};
+  const int isa = usable(highest);
+  int used = kNoIsa;
+  const auto add = [&](int level, void (*entries)(KernelTable*)) {
+    if (level > isa || !entries) return;
+    entries(table);
+    used = level;
+  };
+  add(kAvx2, millpond_add_avx2);
+  add(kAvx512, millpond_add_avx512);
+  add(kAvx512Bf16, millpond_add_avx512bf16);
+  add(kAmx, millpond_add_amx);
+  return used;
+}
+
+#else
+
+extern "C" int millpond_kernel_table(KernelTable* table, int) {
+  *table = {};
+  return kNoIsa;
+}
+
+#endif
+
+// Size of the table: Python's must be equal.
+extern "C" std::int64_t millpond_kernel_table_bytes(void) { return sizeof(KernelTable); }

@@ -1,0 +1,34 @@
+// The table of late-interaction kernels, and the instruction sets that have an implementation of them.
+//
+// A folder per instruction set holds one translation unit, compiled with the flags that its first line names. It sets
+// the entries of the table that it computes faster than the folders before it. The shared code is in the headers of
+// this folder: same source, other flags. Two rules follow from the flags:
+// - Shared code is in an anonymous namespace, and calls no inline function or template of the C++ library. Otherwise
+//   the linker could merge it with the copy of another instruction set, which older processors cannot run.
+// - Only kernel_table.cpp calls into a folder, after it has checked the processor.
+#pragma once
+
+#include <cstdint>
+
+// A kernel takes the address of a struct of its arguments, which Python lays out equally (late_interaction/kernels/),
+// and returns 0, or -1 if there is no memory for its workspace. It checks nothing.
+using Kernel = std::int64_t (*)(const void* call);
+
+// Null: no instruction set of this processor has it. library.py lists the entries in the same order.
+struct KernelTable {
+  Kernel pack_int8, pack_bfloat16;                      // packing.h
+  Kernel maxsim_int8, maxsim_bfloat16, maxsim_float32;  // maxsim.h
+  Kernel nearest_centroids, centroid_similarities, similarity_table;  // centroids.h
+  Kernel scan_codes, best_documents;                                  // scan.h
+  Kernel score_residuals, encode_residuals;                           // residuals.h
+};
+
+// In ascending order: a processor has all before its highest one. library.py names them.
+enum Isa { kNoIsa, kAvx2, kAvx512, kAvx512Bf16, kAmx };
+
+// Set the entries that an instruction set implements. Weak: the compiler may not know the instruction set.
+#define MILLPOND_FOLDER extern "C" __attribute__((weak, visibility("hidden"))) void
+MILLPOND_FOLDER millpond_add_avx2(KernelTable* table);
+MILLPOND_FOLDER millpond_add_avx512(KernelTable* table);
+MILLPOND_FOLDER millpond_add_avx512bf16(KernelTable* table);
+MILLPOND_FOLDER millpond_add_amx(KernelTable* table);
