@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -201,7 +202,7 @@ class LateInteractionIndex(ABC):
         blank = [index for index in last.values() if is_blank(texts[index])]
         kept = [index for index in last.values() if not is_blank(texts[index])]
         added = replaced = truncated = 0
-        with draw_bar(show=show_progress, total=len(kept), unit=" texts") as bar:
+        with draw_bar(show=show_progress, total=len(kept), unit=" texts") as bar, self._adding():
             for start in range(0, len(kept), _PIECE):
                 piece = kept[start : start + _PIECE]
                 output = engine.token_embed([texts[index] for index in piece], role="document", normalize=True)
@@ -255,18 +256,19 @@ class LateInteractionIndex(ABC):
             self._rows_of(embeddings)  # a projection is fitted on all of them
         last = list({id: index for index, id in enumerate(ids)}.values())
         added = 0
-        for start in range(0, len(last), _PIECE):
-            piece = last[start : start + _PIECE]
-            matrices = [embeddings[index] for index in piece]
-            rows = Ragged.from_matrices(matrices, width=embeddings.flat.shape[1])
-            added += self._upsert(
-                Documents(
-                    ids=[ids[index] for index in piece],
-                    texts=[texts[index] if texts is not None else "" for index in piece],
-                    metadata=[objects[index] for index in piece],
-                    embeddings=self._prepare_documents(Ragged(flat=unit_rows(rows.flat), offsets=rows.offsets)),
+        with self._adding():
+            for start in range(0, len(last), _PIECE):
+                piece = last[start : start + _PIECE]
+                matrices = [embeddings[index] for index in piece]
+                rows = Ragged.from_matrices(matrices, width=embeddings.flat.shape[1])
+                added += self._upsert(
+                    Documents(
+                        ids=[ids[index] for index in piece],
+                        texts=[texts[index] if texts is not None else "" for index in piece],
+                        metadata=[objects[index] for index in piece],
+                        embeddings=self._prepare_documents(Ragged(flat=unit_rows(rows.flat), offsets=rows.offsets)),
+                    )
                 )
-            )
         return AddReport(added=added, replaced=len(ids) - added)
 
     def delete(self, ids: Sequence[str] | None = None, *, filter: Filter | None = None) -> int:
@@ -416,6 +418,14 @@ class LateInteractionIndex(ABC):
         self.close()
 
     # --------------------------------------------------------------------------------- implemented by each index
+
+    @contextmanager
+    def _adding(self) -> Iterator[None]:
+        """Around the pieces of one ``add``: an index may commit several of them together, the last when this ends.
+
+        Also after an error the pieces before it are to be stored.
+        """
+        yield
 
     @abstractmethod
     def _upsert(self, documents: Documents) -> int:
