@@ -92,7 +92,7 @@ class _Collection:
 
     def add(self, text: str) -> int | None:
         """The index of the new passage, or None if it is too short or already there but for case and punctuation."""
-        key = hashlib.blake2b(re.sub(r"\W+", " ", text.lower()).encode(), digest_size=16).digest()
+        key = hashlib.blake2b(" ".join(re.findall(r"\w+", text.lower())).encode(), digest_size=16).digest()
         if key in self.keys or len(text.split()) < LEAST_WORDS:
             return None
         self.keys.add(key)
