@@ -196,7 +196,7 @@ def quality(folder: Path) -> dict[str, Any]:
     rows = token_quality.quality({"384 wide": wide, "128 wide": narrow}, dense=dense)
     with tempfile.TemporaryDirectory() as scratch:
         rows |= token_quality.residuals(narrow, Path(scratch))
-    return rows
+    return rows | token_quality.databases(narrow)
 
 
 def read_bandwidth() -> float:

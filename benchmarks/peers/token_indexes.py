@@ -71,10 +71,10 @@ def memory(states: TokenStates, folder: Path, *, codec: str) -> Built:
     from millpond.late_interaction import MemoryIndex
 
     index = MemoryIndex(None, codec)
-    index.add_embeddings(_ids(states), _documents(states))
+    index.add_embeddings(ids_of(states), documents_of(states))
     size = index.stats().bytes
     return Built(
-        settings={"exact": _searching(index, exact=True), **_candidates(index)},
+        settings={"exact": searching(index, exact=True), **_candidates(index)},
         stored=size,
         scanned={"exact": size},
         more=_operations(index, states),
@@ -88,10 +88,10 @@ def plaid(states: TokenStates, folder: Path, *, payload: str) -> Built:
 
     path = folder / "index"
     index = PlaidIndex(path, None, payload=payload)
-    index.add_embeddings(_ids(states), _documents(states))
+    index.add_embeddings(ids_of(states), documents_of(states))
     index.compact()
     return Built(
-        settings={**_candidates(index), "exact": _searching(index, exact=True)},
+        settings={**_candidates(index), "exact": searching(index, exact=True)},
         stored=index.stats().bytes,
         notes={"disk_bytes_per_token": folder_size(path) / max(1, len(states.flat))},
         more={
@@ -103,10 +103,10 @@ def plaid(states: TokenStates, folder: Path, *, payload: str) -> Built:
 
 
 def _operations(index: Any, states: TokenStates) -> dict[str, Callable[[], Any]]:
-    search = _searching(index)
+    search = searching(index)
     return {
         "threads": lambda: token_operations.threads(search, states.queries),
-        "threads, exact": lambda: token_operations.threads(_searching(index, exact=True), states.queries),
+        "threads, exact": lambda: token_operations.threads(searching(index, exact=True), states.queries),
         "callers": lambda: token_operations.callers(search, states.queries),
         # Last, for they change the index.
         "writes": lambda: token_operations.writes(index, states),
@@ -115,11 +115,13 @@ def _operations(index: Any, states: TokenStates) -> dict[str, Callable[[], Any]]
 
 def _candidates(index: Any) -> dict[str, Search]:
     return {
-        "default" if kept is None else f"candidates={kept}": _searching(index, candidates=kept) for kept in CANDIDATES
+        "default" if kept is None else f"candidates={kept}": searching(index, candidates=kept) for kept in CANDIDATES
     }
 
 
-def _searching(index: Any, **options: Any) -> Search:
+def searching(index: Any, **options: Any) -> Search:
+    """A search for the ten best of ``index``, whose ids are those of :func:`ids_of`."""
+
     def search(query: FloatArray) -> list[int]:
         return [int(hit.id) for hit in index.search_embeddings(ragged_of(query), k=K, **options)[0]]
 
@@ -131,11 +133,13 @@ def ragged_of(matrix: FloatArray) -> Ragged:
     return Ragged(flat=matrix, offsets=np.array([0, len(matrix)]))
 
 
-def _documents(states: TokenStates) -> Ragged:
+def documents_of(states: TokenStates) -> Ragged:
+    """All documents' rows."""
     return Ragged(flat=np.asarray(states.flat), offsets=np.asarray(states.offsets))
 
 
-def _ids(states: TokenStates) -> list[str]:
+def ids_of(states: TokenStates) -> list[str]:
+    """The index of each document as its id."""
     return [str(index) for index in range(len(states))]
 
 

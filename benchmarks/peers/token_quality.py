@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from millpond.ragged import Ragged
 from peers.ranking import Indices, exact_ranking, exact_scores, ndcg, recall, top
+from peers.token_indexes import documents_of, ids_of, memory, plaid, searching
 from peers.token_peers import best
 from peers.token_states import FloatArray, TokenStates
 
@@ -54,8 +55,6 @@ def quality(
 
 def residuals(states: TokenStates, folder: Path) -> dict[str, Any]:
     """nDCG@10 and recall of the exact ten of each payload of PlaidIndex, and of MemoryIndex with candidates."""
-    from peers.token_indexes import memory, plaid
-
     exact = top(exact_scores(states, len(states.queries)), 10)
     rows = {}
     for name, built in [("MemoryIndex, candidates", memory(states, folder, codec="int8"))] + [
@@ -63,6 +62,19 @@ def residuals(states: TokenStates, folder: Path) -> dict[str, Any]:
     ]:
         rows[name] = _judged([built.settings["default"](query) for query in states.queries], exact, states)
         built.close()
+    return rows
+
+
+def databases(states: TokenStates) -> dict[str, Any]:
+    """nDCG@10 and recall of QdrantIndex in Qdrant's local mode, for each vector that finds its candidates."""
+    from millpond_qdrant import QdrantIndex
+
+    exact = top(exact_scores(states, len(states.queries)), 10)
+    rows = {}
+    for prefetch, name in ((None, "every document"), ("muvera", "prefetch by MUVERA"), ("dense", "prefetch by means")):
+        with QdrantIndex(":memory:", "passages", None, prefetch=prefetch) as index:
+            index.add_embeddings(ids_of(states), documents_of(states))
+            rows[f"QdrantIndex, {name}"] = _judged([searching(index)(query) for query in states.queries], exact, states)
     return rows
 
 
@@ -140,10 +152,9 @@ def _pooled(states: TokenStates, factor: int) -> TokenStates:
     pooled = [pool_tokens(piece, factor) for piece in _pieces(states)]
     lengths = np.concatenate([np.diff(piece.offsets) for piece in pooled])
     flat: npt.NDArray[Any] = np.concatenate([piece.flat for piece in pooled])
-    norms = np.linalg.norm(flat, axis=1, keepdims=True)
     return TokenStates(
         name=f"{states.name}/{factor}",
-        flat=flat / np.maximum(norms, 1e-12),
+        flat=flat,
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         queries=states.queries,
         grades=states.grades,
