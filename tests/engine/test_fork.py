@@ -14,8 +14,11 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 
 def run(program: str, *arguments: str) -> dict[str, str]:
-    """What a program printed as ``name: text``. OpenMP has two threads in it: with one, no thread can be missing."""
-    env = {**os.environ, "OMP_NUM_THREADS": "2"}
+    """What a program printed as ``name: text``. OpenMP has two threads in it: with one, no thread can be missing.
+
+    They sleep while they wait: on a busy machine, threads that spin take a child's seconds from each other.
+    """
+    env = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _CHILD + program, *arguments],
         capture_output=True,
