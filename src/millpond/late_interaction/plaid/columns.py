@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+
+from millpond.cached_property import cached_property
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

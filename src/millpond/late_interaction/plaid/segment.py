@@ -6,13 +6,13 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from millpond.cached_property import cached_property
 from millpond.errors import IndexCorruptedError
 from millpond.late_interaction.metadata_filter import MetadataTable
 from millpond.late_interaction.plaid.array_file import ArrayFile
