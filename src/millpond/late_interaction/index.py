@@ -203,6 +203,7 @@ class LateInteractionIndex(ABC):
                 bar.update(len(piece))
         if blank:
             self._delete([ids[index] for index in blank])
+        self._added()
         return AddReport(added=added, replaced=replaced + len(ids) - len(last), blank=len(blank), truncated=truncated)
 
     def add_embeddings(
@@ -252,6 +253,7 @@ class LateInteractionIndex(ABC):
                     embeddings=self._prepare_documents(Ragged(flat=unit_rows(rows.flat), offsets=rows.offsets)),
                 )
             )
+        self._added()
         return AddReport(added=added, replaced=len(ids) - added)
 
     def delete(self, ids: Sequence[str] | None = None, *, filter: Filter | None = None) -> int:
@@ -420,6 +422,9 @@ class LateInteractionIndex(ABC):
     def _ids(self) -> list[str]:
         """The ids of all documents."""
 
+    def _added(self) -> None:  # noqa: B027 - most indexes have nothing to do
+        """Called when all documents of a call of ``add`` or ``add_embeddings`` are stored."""
+
     # ----------------------------------------------------------------------------------------------------------
 
     def _required_engine(self, method: str) -> TokenEngine:
@@ -568,6 +573,11 @@ class _RowFormat:
     projection: Projection | None
     model: ModelIdentity | None = None
     restored: bool = False
+
+    @property
+    def width(self) -> int:
+        """Columns of a stored row."""
+        return self.native if self.projection is None else self.projection.width
 
 
 def _check_lengths(ids: Sequence[str], contents: Sequence[Any] | Ragged, *, of: str) -> None:
