@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -98,6 +99,21 @@ class Documents:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredDocument:
+    """A document of an index.
+
+    Attributes:
+        id: Its id.
+        text: Its text; ``""`` if it was added as embeddings without one.
+        metadata: Its metadata as a JSON object.
+    """
+
+    id: str
+    text: str
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class IndexStats:
     """The size of an index.
 
@@ -186,7 +202,7 @@ class LateInteractionIndex(ABC):
         blank = [index for index in last.values() if is_blank(texts[index])]
         kept = [index for index in last.values() if not is_blank(texts[index])]
         added = replaced = truncated = 0
-        with draw_bar(show=show_progress, total=len(kept), unit=" texts") as bar:
+        with draw_bar(show=show_progress, total=len(kept), unit=" texts") as bar, self._adding():
             for start in range(0, len(kept), _PIECE):
                 piece = kept[start : start + _PIECE]
                 output = engine.token_embed([texts[index] for index in piece], role="document", normalize=True)
@@ -203,7 +219,6 @@ class LateInteractionIndex(ABC):
                 bar.update(len(piece))
         if blank:
             self._delete([ids[index] for index in blank])
-        self._added()
         return AddReport(added=added, replaced=replaced + len(ids) - len(last), blank=len(blank), truncated=truncated)
 
     def add_embeddings(
@@ -241,19 +256,19 @@ class LateInteractionIndex(ABC):
             self._rows_of(embeddings)  # a projection is fitted on all of them
         last = list({id: index for index, id in enumerate(ids)}.values())
         added = 0
-        for start in range(0, len(last), _PIECE):
-            piece = last[start : start + _PIECE]
-            matrices = [embeddings[index] for index in piece]
-            rows = Ragged.from_matrices(matrices, width=embeddings.flat.shape[1])
-            added += self._upsert(
-                Documents(
-                    ids=[ids[index] for index in piece],
-                    texts=[texts[index] if texts is not None else "" for index in piece],
-                    metadata=[objects[index] for index in piece],
-                    embeddings=self._prepare_documents(Ragged(flat=unit_rows(rows.flat), offsets=rows.offsets)),
+        with self._adding():
+            for start in range(0, len(last), _PIECE):
+                piece = last[start : start + _PIECE]
+                matrices = [embeddings[index] for index in piece]
+                rows = Ragged.from_matrices(matrices, width=embeddings.flat.shape[1])
+                added += self._upsert(
+                    Documents(
+                        ids=[ids[index] for index in piece],
+                        texts=[texts[index] if texts is not None else "" for index in piece],
+                        metadata=[objects[index] for index in piece],
+                        embeddings=self._prepare_documents(Ragged(flat=unit_rows(rows.flat), offsets=rows.offsets)),
+                    )
                 )
-            )
-        self._added()
         return AddReport(added=added, replaced=len(ids) - added)
 
     def delete(self, ids: Sequence[str] | None = None, *, filter: Filter | None = None) -> int:
@@ -373,6 +388,12 @@ class LateInteractionIndex(ABC):
     def __len__(self) -> int:
         """The number of documents."""
 
+    def get(self, id: str) -> StoredDocument | None:
+        """A document as it was added; ``None`` if the index does not have it."""
+        self._check_open()
+        stored = self._stored(id)
+        return None if stored is None else StoredDocument(id=id, text=stored[0], metadata=stored[1])
+
     def ids(self) -> list[str]:
         """The ids of all documents, those added earlier first."""
         self._check_open()
@@ -398,6 +419,14 @@ class LateInteractionIndex(ABC):
 
     # --------------------------------------------------------------------------------- implemented by each index
 
+    @contextmanager
+    def _adding(self) -> Iterator[None]:
+        """Around the pieces of one ``add``: an index may commit several of them together, the last when this ends.
+
+        Also after an error the pieces before it are to be stored.
+        """
+        yield
+
     @abstractmethod
     def _upsert(self, documents: Documents) -> int:
         """Store documents, replacing those of equal ids; returns how many ids were new. All or none is stored."""
@@ -421,9 +450,6 @@ class LateInteractionIndex(ABC):
     @abstractmethod
     def _ids(self) -> list[str]:
         """The ids of all documents."""
-
-    def _added(self) -> None:  # noqa: B027 - most indexes have nothing to do
-        """Called when all documents of a call of ``add`` or ``add_embeddings`` are stored."""
 
     # ----------------------------------------------------------------------------------------------------------
 

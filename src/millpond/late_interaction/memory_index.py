@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -152,7 +153,9 @@ class MemoryIndex(LateInteractionIndex):
     def _upsert(self, documents: Documents) -> int:
         return self._store.upsert(documents.ids, documents.texts, documents.metadata, documents.embeddings)
 
-    def _added(self) -> None:
+    @contextmanager
+    def _adding(self) -> Iterator[None]:
+        yield
         self._store.train()
 
     def _delete(self, ids: Sequence[str]) -> int:
