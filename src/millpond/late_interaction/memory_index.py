@@ -165,7 +165,8 @@ class MemoryIndex(LateInteractionIndex):
         return self._store.delete_matching(conditions)
 
     def _stored(self, id: str) -> tuple[str, Mapping[str, Any]] | None:
-        return self._store.document(id)
+        stored = self._store.document(id)
+        return None if stored is None else (stored[0], copy.deepcopy(stored[1]))
 
     def _ids(self) -> list[str]:
         return self._store.snapshot.ids()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from millpond.cached_property import cached_property
 from millpond.late_interaction.kernels.exact import Codec, DeviceTokens, Tokens, packed_width
 from millpond.late_interaction.metadata_filter import MetadataTable
 
