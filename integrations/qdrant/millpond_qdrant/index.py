@@ -66,6 +66,7 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
     """
 
     codecs: ClassVar[tuple[str, ...]] = ("float32", "float16")
+    prefetches: ClassVar[tuple[Prefetch | None, ...]] = ("muvera", "dense", None)
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
         collection: str,
         engine: TokenEngine | None,
         *,
-        prefetch: Prefetch | None = "muvera",
+        prefetch: Literal["muvera", "dense"] | None = "muvera",
         codec: Codec = "float16",
         width: int | None = None,
         pool_factor: int = 1,
@@ -237,12 +238,14 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
         problems = []
         for name, wanted in _vectors(manifest).items():
             actual = named.get(name)
-            multi = None if actual is None or actual.multivector_config is None else actual.multivector_config.comparator
+            multi = (
+                None if actual is None or actual.multivector_config is None else actual.multivector_config.comparator
+            )
             wanted_multi = wanted.multivector_config and wanted.multivector_config.comparator
             if actual is None or (actual.size, actual.distance, multi) != (wanted.size, wanted.distance, wanted_multi):
                 problems.append(
-                    f"collection {self._collection!r}: its vector {name!r} is not one of {wanted.size} columns compared "
-                    "by dot product, as its manifest says; build another collection"
+                    f"collection {self._collection!r}: its vector {name!r} is not one of {wanted.size} columns, "
+                    "compared by dot product, as its manifest says; build another collection"
                 )
         return problems
 
@@ -250,8 +253,8 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
         if matrix.size > _MAX_FLOATS:
             tokens, width = matrix.shape
             raise InvalidRequestError(
-                f"document {id!r} has {tokens} token rows of {width} columns, {tokens * width} floats; Qdrant stores at "
-                f"most {_MAX_FLOATS} of a document, {_MAX_FLOATS // width} rows; split the text, or build the index "
+                f"document {id!r} has {tokens} token rows of {width} columns, {tokens * width} floats; Qdrant stores "
+                f"at most {_MAX_FLOATS} of a document, {_MAX_FLOATS // width} rows; split the text, or build the index "
                 "with a smaller width or a larger pool_factor"
             )
 

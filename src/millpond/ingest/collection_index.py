@@ -18,7 +18,7 @@ import numpy.typing as npt
 from millpond.errors import InvalidRequestError, SinkError
 from millpond.ingest.batch import slices
 from millpond.ingest.collection_client import CollectionClient
-from millpond.ingest.index_manifest import IndexManifest, check_prefetch
+from millpond.ingest.index_manifest import IndexManifest, Prefetch, check_prefetch
 from millpond.ingest.record import content_hash, point_id
 from millpond.late_interaction.index import Documents, Hit, LateInteractionIndex, SearchOptions, TokenEngine
 from millpond.late_interaction.index_settings import IndexSettings
@@ -98,6 +98,7 @@ class CollectionIndex(CollectionClient, LateInteractionIndex):
 
     kind = "index"
     codecs: ClassVar[tuple[str, ...]]
+    prefetches: ClassVar[tuple[Prefetch | None, ...]]
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class CollectionIndex(CollectionClient, LateInteractionIndex):
         if codec not in self.codecs:
             raise InvalidRequestError(f"codec={codec!r} is unknown; choose one of {', '.join(self.codecs)}")
         self._codec = codec
-        self._prefetch = check_prefetch(prefetch)
+        self._prefetch = check_prefetch(prefetch, self.prefetches)
         self._manifest: IndexManifest | None = None
         self._numbering = threading.Lock()
         self._last_added = 0
@@ -249,7 +250,9 @@ class CollectionIndex(CollectionClient, LateInteractionIndex):
                 )
                 for index in asked
             ]
-            sizes = [self.float_bytes * (plan.matrix.size + plan.prefetch.size) + 80 * len(points or ()) for plan in plans]
+            sizes = [
+                self.float_bytes * (plan.matrix.size + plan.prefetch.size) + 80 * len(points or ()) for plan in plans
+            ]
             for part in slices(sizes, max_rows=self.max_rows, max_bytes=self.max_bytes):
                 with self._request("a search"):
                     answers = self._query(plans[part], manifest)
@@ -297,6 +300,24 @@ class CollectionIndex(CollectionClient, LateInteractionIndex):
         if opened is None:
             raise SinkError(f"{self.database} at {self._where} lost the collection {self._collection!r}; add it again")
         return opened
+
+    @contextmanager
+    def _reading(self, id: str) -> Iterator[None]:
+        """Turn an error from reading a stored document into a SinkError that names it, not the database."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError) as error:
+            raise SinkError(
+                f"collection {self._collection!r} holds the document {id!r}, which cannot be read "
+                f"({type(error).__name__}: {error}); delete it, or add it again"
+            ) from error
+
+    def close(self) -> None:
+        """Close the client, unless it was passed in; from then on every method raises InvalidRequestError."""
+        if not self._closed:
+            self._closed = True
+            if self._owned:
+                self._release()
 
     def _next_added(self, count: int) -> int:
         """The first of ``count`` numbers, larger than those of any document before: microseconds, if time allows."""

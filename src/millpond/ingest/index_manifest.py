@@ -17,8 +17,7 @@ from millpond.late_interaction.projection import Projection
 from millpond.ragged import Ragged
 
 FloatArray = npt.NDArray[np.float32]
-Prefetch = Literal["muvera", "dense"]
-PREFETCHES: tuple[Prefetch, ...] = get_args(Prefetch)
+Prefetch = Literal["muvera", "dense", "tokens"]
 
 _SCHEMA = 1
 _KIND = "late_interaction"
@@ -31,7 +30,8 @@ class IndexManifest:
     Attributes:
         settings: Model, width and pooling.
         codec: How rows are stored.
-        prefetch: The single vectors by which candidates are found; ``None`` if there are none.
+        prefetch: The single vectors by which candidates are found; ``"tokens"`` if the database has an index of the
+            token rows themselves, ``None`` if every document is scored.
         muvera: Their encoding, of ``"muvera"``.
     """
 
@@ -64,11 +64,20 @@ class IndexManifest:
 
     def encode_documents(self, documents: Ragged) -> FloatArray:
         """float32 ``[n, prefetch_width]``: the vectors by which documents are found; zeros without tokens."""
-        return _means(documents) if self.muvera is None else self.muvera.encode_documents(documents)
+        return self._means(documents) if self.muvera is None else self.muvera.encode_documents(documents)
 
     def encode_queries(self, queries: Ragged) -> FloatArray:
         """float32 ``[n, prefetch_width]``: the vectors that documents are found by."""
-        return _means(queries) if self.muvera is None else self.muvera.encode_queries(queries)
+        return self._means(queries) if self.muvera is None else self.muvera.encode_queries(queries)
+
+    def _means(self, matrices: Ragged) -> FloatArray:
+        """The mean of each matrix's rows, of length 1, if it is the prefetch."""
+        means = np.zeros((len(matrices), self.prefetch_width), dtype=np.float32)
+        for index, matrix in enumerate(matrices if self.prefetch_width else ()):
+            if len(matrix):
+                mean = matrix.mean(axis=0)
+                means[index] = mean / max(float(np.linalg.norm(mean)), np.finfo(np.float32).tiny)
+        return means
 
     def to_dict(self) -> dict[str, Any]:
         """The manifest as JSON."""
@@ -109,7 +118,7 @@ class IndexManifest:
             return cls(
                 settings=IndexSettings.from_json(data, _matrix(data)),
                 codec=str(data["codec"]),
-                prefetch=check_prefetch(data["prefetch"]),
+                prefetch=check_prefetch(data["prefetch"], (*get_args(Prefetch), None)),
                 muvera=None if muvera is None else Muvera.from_parameters(muvera),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -119,24 +128,12 @@ class IndexManifest:
             ) from None
 
 
-def check_prefetch(prefetch: str | None) -> Prefetch | None:
-    """The prefetch of this name; raises InvalidRequestError for an unknown name."""
-    if prefetch is None:
-        return None
-    for known in PREFETCHES:
+def check_prefetch(prefetch: str | None, choices: tuple[Prefetch | None, ...]) -> Prefetch | None:
+    """The prefetch of this name; raises InvalidRequestError for one that is not among the choices."""
+    for known in choices:
         if prefetch == known:
             return known
-    raise InvalidRequestError(f"prefetch={prefetch!r} is unknown; choose one of {', '.join(PREFETCHES)}, or None")
-
-
-def _means(matrices: Ragged) -> FloatArray:
-    """float32 ``[n, width]``: the mean of each matrix's rows, of length 1; zeros without rows."""
-    means = np.zeros((len(matrices), matrices.flat.shape[1]), dtype=np.float32)
-    for index, matrix in enumerate(matrices):
-        if len(matrix):
-            mean = matrix.mean(axis=0)
-            means[index] = mean / max(float(np.linalg.norm(mean)), np.finfo(np.float32).tiny)
-    return means
+    raise InvalidRequestError(f"prefetch={prefetch!r} is unknown; choose one of {', '.join(map(str, choices))}")
 
 
 def _matrix(data: Mapping[str, Any]) -> Any:
