@@ -21,7 +21,8 @@ from millpond.ingest.index_manifest import IndexManifest, Prefetch
 from millpond.ingest.location import is_url
 from millpond.ingest.manifest import MANIFEST_KEY
 from millpond.ingest.record import point_id
-from millpond.late_interaction.index import Hit, IndexStats, TokenEngine
+from millpond.late_interaction.index import Hit, IndexStats
+from millpond.late_interaction.index_arguments import TokenEngine
 from millpond.late_interaction.metadata_filter import MetadataTable
 from millpond.late_interaction.similarity import maxsim
 from millpond.metadata import Scalar
@@ -67,8 +68,9 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
         engine: An engine that serves ``token_embed``; ``None`` for an index that is given embeddings only.
         prefetch: The vector by which Milvus Lite finds candidates: ``"muvera"``, encodings of 2,560 dimensions whose
             dot product approximates MaxSim, or ``"dense"``, the mean of the token rows. A server needs none.
-        width: Columns to keep of every row; ``None`` keeps all.
-        pool_factor: Mean tokens of a document that become one row; 1 keeps every token.
+        width: Columns to keep of every row; ``None`` keeps all, or those that the collection has.
+        pool_factor: Mean tokens of a document that become one row; ``None`` is the collection's factor, and 1 for a
+            new one.
         timeout: Seconds any request may take; without a limit the client would retry for minutes.
 
     Raises:
@@ -90,7 +92,7 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
         *,
         prefetch: Literal["muvera", "dense"] = "muvera",
         width: int | None = None,
-        pool_factor: int = 1,
+        pool_factor: int | None = None,
         timeout: float = 60,
     ) -> None:
         client = uri if isinstance(uri, MilvusClient) else None
@@ -118,11 +120,12 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
 
     def stats(self) -> IndexStats:
         """The size of the index; ``bytes`` is computed from the number of rows."""
-        manifest = self._opened()
+        self._check_open()
+        manifest = self._manifest
         if manifest is None:
             return IndexStats(documents=0, tokens=0, width=0, codec=self._codec, bytes=0)
         with self._request("a listing of the documents"):
-            tokens = [int(row["tokens"]) for row in self._rows("", ["tokens"])]
+            tokens = [int(row["tokens"]) for row in self._rows_where("", ["tokens"])]
         width = manifest.settings.width
         row_bytes = (width + 2) * 4 / 3 if manifest.codec == "int8" else width * 4
         return IndexStats(
@@ -136,12 +139,13 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
 
     def check(self) -> list[str]:
         """What is wrong with the stored data: rows that cannot be read, and ids that do not fit."""
-        manifest = self._opened()
+        self._check_open()
+        manifest = self._manifest
         if manifest is None:
             return []
         problems = []
         with self._request("a check"):
-            for row in self._rows("", ["pk", "id", "tokens"]):
+            for row in self._rows_where("", ["pk", "id", "tokens"]):
                 if point_id(row["id"]) != row["pk"]:
                     problems.append(
                         f"collection {self._collection!r}: the row {row['pk']!r} was not written by an index (its id "
@@ -235,7 +239,7 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
             self._client.delete(self._collection, filter=one_of(_PLAIN.primary, points), timeout=self._timeout)
 
     def _delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
-        if self._opened() is None:
+        if self._manifest is None:
             return 0
         with self._request("a delete by filter"):
             points = self._matching(conditions, None)
@@ -244,10 +248,10 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
         return len(points)
 
     def _listed(self) -> list[tuple[int, str]]:
-        return [(int(row["added"]), str(row["id"])) for row in self._rows("", ["added", "id"])]
+        return [(int(row["added"]), str(row["id"])) for row in self._rows_where("", ["added", "id"])]
 
     def _stored(self, id: str) -> tuple[str, Mapping[str, Any]] | None:
-        if self._opened() is None:
+        if self._manifest is None:
             return None
         with self._request("a look for a document"):
             rows = self._query_rows(one_of(_PLAIN.primary, [point_id(id)]), ["text", "metadata"])
@@ -345,7 +349,7 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
     def _fetched_pages(
         self, expression: str, manifest: IndexManifest, fields: list[str]
     ) -> Iterator[list[dict[str, Any]]]:
-        keys = self._rows(expression, [_PLAIN.primary, "tokens"])
+        keys = self._rows_where(expression, [_PLAIN.primary, "tokens"])
         row_bytes = manifest.settings.width * (1.5 if manifest.codec == "int8" else 4)
         sizes = [int(row["tokens"] * row_bytes) + 1000 for row in keys]
         for part in slices(sizes, max_rows=self.max_rows, max_bytes=_MAX_FETCHED):
@@ -357,11 +361,11 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
 
         Milvus Lite takes True for 1, and False for 0.
         """
-        rows = self._rows(_among(to_expression(conditions, _PLAIN), points), [_PLAIN.primary, "metadata"])
+        rows = self._rows_where(_among(to_expression(conditions, _PLAIN), points), [_PLAIN.primary, "metadata"])
         matching = MetadataTable([row["metadata"] or {} for row in rows]).mask(conditions)
         return [str(row[_PLAIN.primary]) for row, matches in zip(rows, matching, strict=True) if matches]
 
-    def _rows(self, expression: str, fields: list[str]) -> list[dict[str, Any]]:
+    def _rows_where(self, expression: str, fields: list[str]) -> list[dict[str, Any]]:
         """These fields of every document that an expression finds; of all documents if it is empty."""
         everything = expression or "tokens >= 0"
         if self._lite:

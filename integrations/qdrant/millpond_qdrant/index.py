@@ -16,7 +16,8 @@ from millpond.ingest.collection_index import CollectionIndex, Found, IndexQuery,
 from millpond.ingest.index_manifest import IndexManifest, Prefetch
 from millpond.ingest.manifest import MANIFEST_KEY
 from millpond.ingest.record import point_id
-from millpond.late_interaction.index import Hit, IndexStats, TokenEngine
+from millpond.late_interaction.index import Hit, IndexStats
+from millpond.late_interaction.index_arguments import TokenEngine
 from millpond.metadata import Scalar
 from millpond_qdrant.collection import QdrantCollection
 from millpond_qdrant.filters import to_filter
@@ -54,8 +55,9 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
         prefetch: The vector by which candidates are found: ``"muvera"``, encodings of 2,560 dimensions whose dot
             product approximates MaxSim; ``"dense"``, the mean of the token rows; ``None``, every document is scored.
         codec: How a server stores token rows. Local mode keeps float32.
-        width: Columns to keep of every row; ``None`` keeps all.
-        pool_factor: Mean tokens of a document that become one row; 1 keeps every token.
+        width: Columns to keep of every row; ``None`` keeps all, or those that the collection has.
+        pool_factor: Mean tokens of a document that become one row; ``None`` is the collection's factor, and 1 for a
+            new one.
         timeout: Seconds a server may take to answer.
 
     Raises:
@@ -77,7 +79,7 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
         prefetch: Literal["muvera", "dense"] | None = "muvera",
         codec: Codec = "float16",
         width: int | None = None,
-        pool_factor: int = 1,
+        pool_factor: int | None = None,
         timeout: int = 60,
     ) -> None:
         client = location if isinstance(location, QdrantClient) else None
@@ -101,7 +103,8 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
 
     def stats(self) -> IndexStats:
         """The size of the index; ``bytes`` is computed from the number of rows, of a server's vectors."""
-        manifest = self._opened()
+        self._check_open()
+        manifest = self._manifest
         if manifest is None:
             return IndexStats(documents=0, tokens=0, width=0, codec=self._codec, bytes=0)
         with self._request("a count"):
@@ -121,7 +124,8 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
 
     def check(self) -> list[str]:
         """What is wrong with the stored data: vectors that the collection or a point lacks, ids that do not fit."""
-        manifest = self._opened()
+        self._check_open()
+        manifest = self._manifest
         if manifest is None:
             return []
         with self._request("a check"):
@@ -179,7 +183,7 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
 
     def _delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
         native = to_filter(conditions, "plain")
-        if self._opened() is None or native is None:
+        if self._manifest is None or native is None:
             return 0
         with self._request("a delete by filter"):
             count = self._client.count(self._collection, count_filter=native, exact=True).count
@@ -195,7 +199,7 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
         return [(int(payload["added"]), str(payload["id"])) for payload in payloads]
 
     def _stored(self, id: str) -> tuple[str, Mapping[str, Any]] | None:
-        if self._opened() is None:
+        if self._manifest is None:
             return None
         with self._request("a look for a document"):
             points = self._client.retrieve(self._collection, [point_id(id)], with_payload=["text", "metadata"])

@@ -16,11 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.errors import InvalidRequestError, SinkError
+from millpond.fingerprint import ModelIdentity
 from millpond.ingest.batch import slices
 from millpond.ingest.collection_client import CollectionClient
 from millpond.ingest.index_manifest import IndexManifest, Prefetch, check_prefetch
 from millpond.ingest.record import content_hash, point_id
-from millpond.late_interaction.index import Documents, Hit, LateInteractionIndex, SearchOptions, TokenEngine
+from millpond.late_interaction.index import Documents, Hit, LateInteractionIndex, SearchOptions
+from millpond.late_interaction.index_arguments import TokenEngine
 from millpond.late_interaction.index_settings import IndexSettings
 from millpond.metadata import Scalar
 from millpond.ragged import Ragged
@@ -77,7 +79,7 @@ class Found(NamedTuple):
     added: int
 
 
-class CollectionIndex(CollectionClient, LateInteractionIndex):
+class CollectionIndex(LateInteractionIndex, CollectionClient):
     """Token matrices in one collection of a database.
 
     A subclass names the database, its limits and its client, and implements the requests: ``_exists``, ``_create``,
@@ -109,7 +111,7 @@ class CollectionIndex(CollectionClient, LateInteractionIndex):
         codec: str,
         prefetch: str | None,
         width: int | None,
-        pool_factor: int,
+        pool_factor: int | None,
         owned: bool,
     ) -> None:
         CollectionClient.__init__(self, location, collection, owned=owned)
@@ -125,19 +127,19 @@ class CollectionIndex(CollectionClient, LateInteractionIndex):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._where!r}, {self._collection!r}, prefetch={self._prefetch!r})"
 
-    def ids(self) -> list[str]:
-        """The ids of all documents, in the order in which they were added."""
-        if self._opened() is None:
-            return []
-        with self._request("a listing of the documents"):
-            listed = self._listed()
-        return [id for _, id in sorted(listed)]
-
     def __len__(self) -> int:
-        if self._opened() is None:
+        self._check_open()
+        if self._manifest is None:
             return 0
         with self._request("a count"):
             return self._count()
+
+    def close(self) -> None:
+        """Close the client, unless it was passed in; from then on every method raises InvalidRequestError."""
+        if not self._closed:
+            super().close()
+            if self._owned:
+                self._release()
 
     # ------------------------------------------------------------------------------- implemented by each database
 
@@ -217,7 +219,7 @@ class CollectionIndex(CollectionClient, LateInteractionIndex):
         return len(points) - existing
 
     def _delete(self, ids: Sequence[str]) -> int:
-        if self._opened() is None:
+        if self._manifest is None:
             return 0
         deleted = 0
         for start in range(0, len(ids), self.max_rows):
@@ -263,12 +265,26 @@ class CollectionIndex(CollectionClient, LateInteractionIndex):
             results[index] = [one.hit for one in best[: search.k]]
         return results
 
+    def _ids(self) -> list[str]:
+        if self._manifest is None:
+            return []
+        with self._request("a listing of the documents"):
+            return [id for _, id in sorted(self._listed())]
+
     @contextmanager
     def _request(self, request: str) -> Iterator[None]:
-        if self._closed:
-            raise InvalidRequestError("this index is closed; open it again")
-        with super()._request(request):
-            yield
+        super()._check_open()
+        try:
+            with CollectionClient._request(self, request):
+                yield
+        except SinkError:
+            super()._check_open()  # closed meanwhile, which the client's error does not say
+            raise
+
+    def _check_open(self) -> None:
+        """As the base; and rows are made as the collection's are, as soon as there is one."""
+        super()._check_open()
+        self._opened()
 
     def _opened(self) -> IndexManifest | None:
         """The manifest of the collection, checked when it is read for the first time; ``None`` without a collection."""
@@ -277,18 +293,14 @@ class CollectionIndex(CollectionClient, LateInteractionIndex):
                 data = self._read_manifest()
             manifest = IndexManifest.from_dict(data, collection=self._collection)
             manifest.check_options(codec=self._codec, prefetch=self._prefetch, collection=self._collection)
-            manifest.settings.check(
-                None if self._engine is None else self._engine.spec,
-                width=self._width,
-                pool_factor=self._pool_factor,
-                owner=f"collection {self._collection!r}",
-            )
+            self._restore(manifest.settings, owner=f"collection {self._collection!r}")
             self._prepare(manifest)
             self._manifest = manifest
         return self._manifest
 
     def _created(self, width: int) -> IndexManifest:
-        settings = IndexSettings(model=self._identity(), native=width, pool_factor=self._pool_factor, projection=None)
+        """The manifest of the collection, which is created for documents of this width."""
+        settings = self._settings() or self._settings_without_rows(width)
         manifest = IndexManifest.of(settings, codec=self._codec, prefetch=self._prefetch)
         try:
             with self._request("creating the collection"):
@@ -299,7 +311,22 @@ class CollectionIndex(CollectionClient, LateInteractionIndex):
         opened = self._opened()
         if opened is None:
             raise SinkError(f"{self.database} at {self._where} lost the collection {self._collection!r}; add it again")
+        if not _same(opened.settings, settings):
+            raise SinkError(
+                f"collection {self._collection!r} was created by another process at the same time, with another "
+                "projection; add the documents again"
+            )
         return opened
+
+    def _settings_without_rows(self, width: int) -> IndexSettings:
+        """The settings of a collection whose first documents have no rows."""
+        if self._width is not None:
+            raise InvalidRequestError(
+                f"width={self._width} is fitted on the rows of the first documents, and these have none; add others "
+                "first"
+            )
+        model = None if self._engine is None else ModelIdentity.of(self._engine.spec)
+        return IndexSettings(model=model, native=width, pool_factor=self._pool_factor or 1, projection=None)
 
     @contextmanager
     def _reading(self, id: str) -> Iterator[None]:
@@ -312,19 +339,21 @@ class CollectionIndex(CollectionClient, LateInteractionIndex):
                 f"({type(error).__name__}: {error}); delete it, or add it again"
             ) from error
 
-    def close(self) -> None:
-        """Close the client, unless it was passed in; from then on every method raises InvalidRequestError."""
-        if not self._closed:
-            self._closed = True
-            if self._owned:
-                self._release()
-
     def _next_added(self, count: int) -> int:
         """The first of ``count`` numbers, larger than those of any document before: microseconds, if time allows."""
         with self._numbering:
             first = max(time.time_ns() // 1000, self._last_added + 1)
             self._last_added = first + count - 1
             return first
+
+
+def _same(one: IndexSettings, other: IndexSettings) -> bool:
+    """Whether two settings make the same rows."""
+    if one.to_json() != other.to_json():
+        return False
+    if one.projection is None or other.projection is None:
+        return one.projection is other.projection
+    return np.array_equal(one.projection.matrix, other.projection.matrix)
 
 
 def _parts(ids: Sequence[str] | None) -> Iterator[list[str] | None]:
