@@ -153,8 +153,9 @@ for moment in range(4):
     windows = engine.submit("embed", [" ".join(texts[:60])], millpond.PoolingParams(chunking="mean"))
     cancelled = engine.submit("embed", texts[:100])
     completed = concurrent.futures.as_completed([future, cancelled])
-    called = []
+    called, over = [], threading.Event()
     future.add_done_callback(called.append)
+    future.add_done_callback(lambda _: over.set())
     time.sleep(0.05 * moment)
 
     def child_of_a_busy_parent():
@@ -188,6 +189,7 @@ for moment in range(4):
     cancelled.cancel()
     for call in (future, pairs, windows):
         call.result()
+    over.wait()  # result() returns before the callbacks are called
     assert called == [future]
     rows.close()
 
@@ -203,6 +205,36 @@ print("exit:", os.waitstatus_to_exitcode(os.wait()[1]))
 def test_what_a_busy_parent_was_to_finish_fails_in_the_child(tmp_path: Path) -> None:
     printed = run(_BUSY, minilm(), str(tmp_path / "cache.db"))
     assert printed == {f"moment {i}": "works" for i in range(4)} | {"exit": "7", "stats": "0"}
+
+
+_READING = """
+from millpond import Engine
+from millpond.pooling.pooler import Pooler
+
+model = sys.argv[1]
+engine = Engine(model)
+inside, over = threading.Event(), threading.Event()
+tokens = Pooler.tokens
+
+def held(pooler, hidden):
+    inside.set()
+    over.wait()
+    return tokens(pooler, hidden)
+
+Pooler.tokens = held
+future = engine.submit("embed", ["tides"])
+inside.wait()  # a worker reads the vectors of a batch
+Pooler.tokens = tokens
+child("own", lambda: Engine(model).embed(["tides"]) and None)
+over.set()
+print("parent:", "works" if len(future.result().embeddings) == 1 else "fails")
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_fork_while_another_thread_reads_the_vectors_of_a_batch() -> None:
+    """Python 3.11's cached_property has a lock for all objects of a class, which the child would find held."""
+    assert run(_READING, minilm()) == {"own": "works", "parent": "works"}
 
 
 _LOADING = """

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from millpond.late_interaction.index import AddReport, Hit, IndexStats, LateInteractionIndex
+    from millpond.late_interaction.index import AddReport, Hit, IndexStats, LateInteractionIndex, StoredDocument
     from millpond.late_interaction.memory_index import MemoryIndex
     from millpond.late_interaction.reranking import arerank, rerank
     from millpond.late_interaction.similarity import maxsim
@@ -18,6 +18,7 @@ _HOMES = {
     "LateInteractionIndex": "millpond.late_interaction.index",
     "MemoryIndex": "millpond.late_interaction.memory_index",
     "Ragged": "millpond.ragged",
+    "StoredDocument": "millpond.late_interaction.index",
     "arerank": "millpond.late_interaction.reranking",
     "maxsim": "millpond.late_interaction.similarity",
     "rerank": "millpond.late_interaction.reranking",
@@ -30,6 +31,7 @@ __all__ = [
     "LateInteractionIndex",
     "MemoryIndex",
     "Ragged",
+    "StoredDocument",
     "arerank",
     "maxsim",
     "rerank",

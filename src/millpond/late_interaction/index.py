@@ -100,6 +100,21 @@ class Documents:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredDocument:
+    """A document of an index.
+
+    Attributes:
+        id: Its id.
+        text: Its text; ``""`` if it was added as embeddings without one.
+        metadata: Its metadata as a JSON object.
+    """
+
+    id: str
+    text: str
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class IndexStats:
     """The size of an index.
 
@@ -360,6 +375,11 @@ class LateInteractionIndex(ABC):
     @abstractmethod
     def __len__(self) -> int:
         """The number of documents."""
+
+    def get(self, id: str) -> StoredDocument | None:
+        """A document as it was added; ``None`` if the index does not have it."""
+        stored = self._stored(id)
+        return None if stored is None else StoredDocument(id=id, text=stored[0], metadata=stored[1])
 
     def __contains__(self, id: object) -> bool:
         """Whether the index has a document of this id."""

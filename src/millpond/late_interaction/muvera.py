@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from millpond.cached_property import cached_property
 from millpond.errors import InvalidRequestError
 from millpond.ragged import Ragged
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from millpond import matryoshka
+from millpond.cached_property import cached_property
 from millpond.errors import InvalidDimensionsError, InvalidRequestError
 from millpond.ragged import Ragged
 from millpond.spec import ModelSpec

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from millpond.cached_property import cached_property
 from millpond.late_interaction import kmeans
 from millpond.late_interaction.kernels import residuals as kernel
 from millpond.late_interaction.kernels.centroids import Centroids, nearest
@@ -28,7 +28,6 @@ BITS = (2, 4)
 _STD_ROWS = 100_000  # rows of the sample that the spread of the residuals is measured on
 # A dimension without spread in the sample may have some elsewhere: it must not outweigh all others there.
 _LEAST_SPREAD = 0.05
-_BLOCK = 1 << 16  # rows encoded at a time
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -132,31 +131,12 @@ class Codec:
     def encode(self, rows: npt.NDArray[np.floating[Any]], *, threads: int | None = None) -> Encoded:
         """Encode rows ``[n, d]``. A row's encoding does not depend on the others."""
         codes = nearest(rows, self.centroids, threads=threads)
-        scales = np.zeros(len(rows), dtype=np.float16)
-        packed = np.empty((len(rows), self.width), dtype=np.uint8)
         if self.bits:
-            for begin in range(0, len(rows), _BLOCK):
-                some = slice(begin, begin + _BLOCK)
-                self._encode(np.asarray(rows[some], dtype=np.float32), codes[some], scales[some], packed[some])
+            values = self.centroids.values
+            scales, packed = kernel.encode(np.asarray(rows, dtype=np.float32), codes, values, self, threads=threads)
+        else:
+            scales, packed = np.zeros(len(rows), dtype=np.float16), np.empty((len(rows), 0), dtype=np.uint8)
         return Encoded(codes=codes, scales=scales, residuals=packed)
-
-    def _encode(
-        self,
-        rows: npt.NDArray[np.float32],
-        codes: npt.NDArray[np.uint16],
-        scales: npt.NDArray[np.float16],
-        packed: npt.NDArray[np.uint8],
-    ) -> None:
-        residuals = rows - self.centroids.values[codes]
-        spread = residuals / self.std
-        spread /= np.sqrt(np.square(spread).mean(axis=1, keepdims=True)) + np.float32(1e-9)
-        levels = self.levels * np.float32(self.level_scale)
-        numbers = np.searchsorted((levels[1:] + levels[:-1]) / 2, spread.ravel()).astype(np.uint8)
-        numbers = numbers.reshape(spread.shape)
-        product = np.einsum("nd,nd->n", residuals, levels[numbers] * self.std)
-        scale = np.einsum("nd,nd->n", residuals, residuals) / np.where(product > 0, product, np.inf)
-        scales[:] = np.minimum(scale, np.finfo(np.float16).max)
-        packed[:] = kernel.pack(numbers, self.bits)
 
     def decode(
         self,

@@ -18,6 +18,9 @@ using Kernel = std::int64_t (*)(const void* call);
 struct KernelTable {
   Kernel pack_int8, pack_bfloat16;                      // packing.h
   Kernel maxsim_int8, maxsim_bfloat16, maxsim_float32;  // maxsim.h
+  Kernel nearest_centroids, centroid_similarities, similarity_table;  // centroids.h
+  Kernel scan_codes, best_documents;                                  // scan.h
+  Kernel score_residuals, encode_residuals;                           // residuals.h
 };
 
 // In ascending order: a processor has all before its highest one. library.py names them.

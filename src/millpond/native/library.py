@@ -40,13 +40,24 @@ class KernelTable(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.CFUNCTYPE(_int, _pointer))
-        for name in ("pack_int8", "pack_bfloat16", "maxsim_int8", "maxsim_bfloat16", "maxsim_float32")
+        for name in (
+            *("pack_int8", "pack_bfloat16", "maxsim_int8", "maxsim_bfloat16", "maxsim_float32"),
+            *("nearest_centroids", "centroid_similarities", "similarity_table", "scan_codes", "best_documents"),
+            *("score_residuals", "encode_residuals"),
+        )
     ]
     pack_int8: Any
     pack_bfloat16: Any
     maxsim_int8: Any
     maxsim_bfloat16: Any
     maxsim_float32: Any
+    nearest_centroids: Any
+    centroid_similarities: Any
+    similarity_table: Any
+    scan_codes: Any
+    best_documents: Any
+    score_residuals: Any
+    encode_residuals: Any
 
 
 def source_hash() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
+from millpond.cached_property import cached_property
 from millpond.checkpoints.late_interaction import LateInteraction
 from millpond.checkpoints.tokenizer_file import read_as_is
 from millpond.engine.input.casefold import fold, unfold_offsets

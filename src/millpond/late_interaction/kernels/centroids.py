@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from millpond.cached_property import cached_property
+from millpond.late_interaction.kernels.compiled import (
+    address,
+    aligned,
+    compiled,
+    contiguous,
+    fields,
+    run,
+    thread_count,
+)
 
 # A code is a uint16.
 MAX_CENTROIDS = 65_536
@@ -22,6 +33,24 @@ _CENTROIDS_PER_GROUP = 64
 _PROBES = 12  # groups searched for each row
 _GROUP_ROUNDS = 4
 _BLOCK = 1 << 22  # similarities computed at a time
+_GROUP = 4  # columns of a row that are multiplied at once
+
+
+class _NearestCall(ctypes.Structure):
+    """``struct NearestCall`` of centroids.h."""
+
+    _fields_ = fields(
+        pointers="rows found members scales ids first_tile centers",
+        integers="count dim groups probes threads next failed",
+    )
+
+
+class _SimilaritiesCall(ctypes.Structure):
+    """``struct SimilaritiesCall`` of centroids.h."""
+
+    _fields_ = fields(
+        pointers="rows scales sums query query_scales out", integers="count dim tokens columns threads next failed"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,6 +72,8 @@ class Centroids:
             )
         if self.scales.shape != (len(self.rows),) or self.scales.dtype != np.float32:
             raise ValueError(f"scales are {self.scales.dtype} {self.scales.shape}, not float32 [{len(self.rows)}]")
+        if not (self.rows.flags.c_contiguous and self.scales.flags.c_contiguous):
+            raise ValueError("rows and scales must be contiguous")
 
     @classmethod
     def of(cls, values: npt.NDArray[np.float32]) -> Centroids:
@@ -70,6 +101,23 @@ class Centroids:
         """The centroids in groups of similar ones; ``None`` where there are too few for that to pay."""
         return _group(self) if len(self) >= _SMALLEST_GROUPED else None
 
+    @cached_property
+    def sums(self) -> npt.NDArray[np.int32]:
+        """int32 ``[K]``: the sum of each row, which the compiled kernels take off their products."""
+        return self.rows.sum(axis=1, dtype=np.int32)
+
+    @cached_property
+    def lanes(self) -> Lanes:
+        """The centroids in one group, as the compiled kernel compares them."""
+        everything = np.arange(len(self))
+        return _lanes(self, everything, np.array([0, len(self)]), np.zeros((1, self.dim), dtype=np.float32))
+
+    @cached_property
+    def grouped_lanes(self) -> Lanes:
+        """The groups, as the compiled kernel compares them."""
+        groups = self.groups
+        return self.lanes if groups is None else _lanes(self, groups.members, groups.offsets, groups.centers)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Groups:
@@ -84,6 +132,25 @@ class Groups:
     centers: npt.NDArray[np.float32]
     members: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lanes:
+    """Groups of centroids, packed for the compiled kernel: 16 to a tile, a group's last one repeated in its last tile.
+
+    Attributes:
+        packed: uint8 ``[tiles, ceil(d / 4), 16, 4]``: int8 + 128, and 0 in columns from the width on.
+        scales: float32 ``[tiles * 16]``.
+        ids: uint16 ``[tiles * 16]``: the centroid of each lane.
+        first_tile: int64 ``[groups + 1]``.
+        centers: uint8, the centers packed like the centroids; all have one scale.
+    """
+
+    packed: npt.NDArray[np.uint8]
+    scales: npt.NDArray[np.float32]
+    ids: npt.NDArray[np.uint16]
+    first_tile: npt.NDArray[np.int64]
+    centers: npt.NDArray[np.uint8]
 
 
 def nearest(
@@ -103,8 +170,29 @@ def nearest(
     Returns:
         uint16 ``[n]``.
     """
-    groups = None if exhaustive else centroids.groups
     found = np.empty(len(rows), dtype=np.uint16)
+    kernel = compiled("nearest_centroids")
+    if kernel is not None:
+        lanes = centroids.lanes if exhaustive else centroids.grouped_lanes
+        rows = contiguous(rows, np.float32)
+        groups_count = len(lanes.first_tile) - 1
+        call = _NearestCall(
+            rows=address(rows),
+            found=address(found),
+            members=address(lanes.packed),
+            scales=address(lanes.scales),
+            ids=address(lanes.ids),
+            first_tile=address(lanes.first_tile),
+            centers=address(lanes.centers),
+            count=len(rows),
+            dim=centroids.dim,
+            groups=groups_count,
+            probes=min(_PROBES, groups_count),
+            threads=thread_count(threads),
+        )
+        run(kernel, call)
+        return found
+    groups = None if exhaustive else centroids.groups
     wide = len(centroids) if groups is None else len(groups.centers)
     for begin, block in _blocks(rows, wide):
         picked = _nearest_of_all(block, centroids.values) if groups is None else _probe(block, centroids, groups)
@@ -127,7 +215,26 @@ def similarities(
     """
     levels, scales = int8_rows(query)
     columns = -(-len(levels) // LANES) * LANES
-    out = np.zeros((len(centroids), columns), dtype=np.float32)
+    out = aligned((len(centroids), columns), np.float32)
+    kernel = compiled("centroid_similarities")
+    if kernel is not None:
+        scales = np.concatenate((scales, np.zeros(columns - len(scales), dtype=np.float32)))
+        call = _SimilaritiesCall(
+            rows=address(centroids.rows),
+            scales=address(centroids.scales),
+            sums=address(centroids.sums),
+            query=address(levels),
+            query_scales=address(scales),
+            out=address(out),
+            count=len(centroids),
+            dim=centroids.dim,
+            tokens=len(levels),
+            columns=columns,
+            threads=thread_count(threads),
+        )
+        run(kernel, call)
+        return out
+    out[:, len(levels) :] = 0
     # Integers below 2^24 are exact in float32: the product is that of the compiled kernel.
     products = torch.from_numpy(centroids.rows).float() @ torch.from_numpy(levels.astype(np.float32)).T
     products *= torch.from_numpy(scales)
@@ -179,6 +286,39 @@ def _probe(rows: npt.NDArray[np.float32], centroids: Centroids, groups: Groups) 
         best[some[better]] = similarity[better]
         found[some[better]] = picked[better]
     return found
+
+
+def _lanes(
+    centroids: Centroids,
+    members: npt.NDArray[np.int64],
+    offsets: npt.NDArray[np.int64],
+    centers: npt.NDArray[np.float32],
+) -> Lanes:
+    counts = np.diff(offsets)
+    tiles = -(-counts // LANES)
+    first_tile = np.concatenate(([0], np.cumsum(tiles))).astype(np.int64)
+    # The place of each lane in `members`; lanes behind a group's last member repeat it.
+    lane = np.arange(first_tile[-1] * LANES) - np.repeat(first_tile[:-1] * LANES, tiles * LANES)
+    ids = members[np.repeat(offsets[:-1], tiles * LANES) + np.minimum(lane, np.repeat(counts - 1, tiles * LANES))]
+    largest = float(np.abs(centers).max(initial=0)) or 1.0
+    rows = np.zeros((-(-len(centers) // LANES) * LANES, centroids.dim), dtype=np.int8)
+    rows[: len(centers)] = np.rint(centers * np.float32(_LEVEL / largest))
+    return Lanes(
+        packed=_packed(centroids.rows[ids]),
+        scales=centroids.scales[ids],
+        ids=ids.astype(np.uint16),
+        first_tile=first_tile,
+        centers=_packed(rows),
+    )
+
+
+def _packed(rows: npt.NDArray[np.int8]) -> npt.NDArray[np.uint8]:
+    """int8 ``[n, d]``, with n a multiple of 16, as lanes."""
+    count, dim = rows.shape
+    groups = -(-dim // _GROUP)
+    padded = np.zeros((count, groups * _GROUP), dtype=np.uint8)
+    padded[:, :dim] = rows.view(np.uint8) ^ np.uint8(128)
+    return np.ascontiguousarray(padded.reshape(-1, LANES, groups, _GROUP).transpose(0, 2, 1, 3))
 
 
 def _group(centroids: Centroids) -> Groups:

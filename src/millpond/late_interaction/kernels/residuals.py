@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,8 +10,26 @@ import numpy.typing as npt
 import torch
 
 from millpond.late_interaction.kernels.centroids import int8_rows
+from millpond.late_interaction.kernels.compiled import address, compiled, contiguous, fields, run, thread_count
 
 _BLOCK = 1 << 15  # document tokens scored at a time
+
+
+class _ScoreCall(ctypes.Structure):
+    """``struct ScoreCall`` of residuals.h."""
+
+    _fields_ = fields(
+        pointers="codes scales residuals offsets documents levels query query_scales similarities out",
+        integers="count width bits dim tokens columns threads next failed",
+    )
+
+
+class _EncodeCall(ctypes.Structure):
+    """``struct EncodeCall`` of residuals.h."""
+
+    _fields_ = fields(
+        pointers="rows centroids codes std levels scales residuals", integers="count dim bits width threads next failed"
+    )
 
 
 class ResidualCodec(Protocol):
@@ -76,6 +95,36 @@ def score(
         return out
     levels, query_scales = int8_rows(np.asarray(query, dtype=np.float32) * codec.std)
     query_scales *= np.float32(codec.level_scale)
+    kernel = compiled("score_residuals")
+    if kernel is not None:
+        columns = similarities.shape[1]
+        query_scales = np.concatenate((query_scales, np.zeros(columns - tokens, dtype=np.float32)))
+        unsigned = np.zeros(16, dtype=np.uint8)
+        unsigned[: len(codec.levels)] = codec.levels.view(np.uint8) ^ np.uint8(128)
+        codes, scales = contiguous(codes, np.uint16), contiguous(scales, np.float16)
+        residuals, offsets = contiguous(residuals, np.uint8), contiguous(offsets, np.int64)
+        documents, similarities = contiguous(documents, np.int64), contiguous(similarities, np.float32)
+        call = _ScoreCall(
+            codes=address(codes),
+            scales=address(scales),
+            residuals=address(residuals),
+            offsets=address(offsets),
+            documents=address(documents),
+            levels=address(unsigned),
+            query=address(levels),
+            query_scales=address(query_scales),
+            similarities=address(similarities),
+            out=address(out),
+            count=len(documents),
+            width=residuals.shape[1],
+            bits=codec.bits,
+            dim=levels.shape[1],
+            tokens=tokens,
+            columns=columns,
+            threads=thread_count(threads),
+        )
+        run(kernel, call)
+        return out
     matrix = torch.from_numpy(levels.astype(np.float32))  # [query tokens, d]
     starts, ends = np.asarray(offsets)[documents], np.asarray(offsets)[documents + 1]
     out[starts == ends] = -np.inf
@@ -98,6 +147,66 @@ def score(
         out[some] = np.maximum.reduceat(products, bounds, axis=0).sum(axis=1)
         done = stop
     return out
+
+
+def encode(
+    rows: npt.NDArray[np.float32],
+    codes: npt.NDArray[np.uint16],
+    values: npt.NDArray[np.float32],
+    codec: ResidualCodec,
+    *,
+    threads: int | None = None,
+) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.uint8]]:
+    """The scales and the packed residuals of rows.
+
+    A residual is divided by ``std`` and by its own root mean square, and each number rounded to the nearest level. The
+    scale makes its inner product with that equal to its square.
+
+    Args:
+        rows: float32 ``[n, d]``.
+        codes: The centroid of each.
+        values: The centroids, float32 ``[K, d]``.
+        codec: The codec.
+        threads: Most threads; ``None`` is as many as torch uses.
+
+    Returns:
+        float16 ``[n]`` and uint8 ``[n, ceil(d * bits / 8)]``.
+    """
+    levels = codec.levels * np.float32(codec.level_scale)
+    scales = np.empty(len(rows), dtype=np.float16)
+    packed = np.zeros((len(rows), -(-rows.shape[1] * codec.bits // 8)), dtype=np.uint8)
+    kernel = compiled("encode_residuals")
+    if kernel is not None:
+        rows, codes = contiguous(rows, np.float32), contiguous(codes, np.uint16)
+        values, std = contiguous(values, np.float32), contiguous(codec.std, np.float32)
+        call = _EncodeCall(
+            rows=address(rows),
+            centroids=address(values),
+            codes=address(codes),
+            std=address(std),
+            levels=address(levels),
+            scales=address(scales),
+            residuals=address(packed),
+            count=len(rows),
+            dim=rows.shape[1],
+            bits=codec.bits,
+            width=packed.shape[1],
+            threads=thread_count(threads),
+        )
+        run(kernel, call)
+        return scales, packed
+    for begin in range(0, len(rows), _BLOCK):
+        some = slice(begin, begin + _BLOCK)
+        residuals = rows[some] - values[codes[some]]
+        spread = residuals / codec.std
+        spread /= np.sqrt(np.square(spread).mean(axis=1, keepdims=True)) + np.float32(1e-9)
+        numbers = np.searchsorted((levels[1:] + levels[:-1]) / 2, spread.ravel()).astype(np.uint8)
+        numbers = numbers.reshape(spread.shape)
+        product = np.einsum("nd,nd->n", residuals, levels[numbers] * codec.std)
+        scale = np.einsum("nd,nd->n", residuals, residuals) / np.where(product > 0, product, np.inf)
+        scales[some] = np.minimum(scale, np.finfo(np.float16).max)
+        packed[some] = pack(numbers, codec.bits)
+    return scales, packed
 
 
 def pack(numbers: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:

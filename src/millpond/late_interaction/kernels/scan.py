@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from millpond.late_interaction.kernels.compiled import (
+    address,
+    aligned,
+    compiled,
+    contiguous,
+    fields,
+    run,
+    thread_count,
+)
+
 _BLOCK = 1 << 17  # document tokens looked up at a time
 _LARGEST = 255
+
+
+class _TableCall(ctypes.Structure):
+    """``struct TableCall`` of centroids.h."""
+
+    _fields_ = fields(pointers="similarities cells", integers="count columns tokens", floats="span")
+
+
+class _ScanCall(ctypes.Structure):
+    """``struct ScanCall`` of scan.h."""
+
+    _fields_ = fields(pointers="cells codes offsets allowed scores", integers="count columns threads next")
+
+
+class _BestCall(ctypes.Structure):
+    """``struct BestCall`` of scan.h."""
+
+    _fields_ = fields(pointers="scores found", integers="count keep largest")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,9 +84,25 @@ def table(similarities: npt.NDArray[np.float32], query: npt.NDArray[np.floating]
         query: ``[tokens, d]``.
     """
     tokens = len(query)
-    cells = np.zeros(similarities.shape, dtype=np.uint8)
+    count, columns = similarities.shape
+    cells = aligned((count, columns), np.uint8)
+    query = np.asarray(query, dtype=np.float32)
+    span = max(float(np.sqrt(np.einsum("td,td->t", query, query).max(initial=0))), 1e-9)
+    kernel = compiled("similarity_table")
+    if kernel is not None:
+        similarities = contiguous(similarities, np.float32)
+        call = _TableCall(
+            similarities=address(similarities),
+            cells=address(cells),
+            count=count,
+            columns=columns,
+            tokens=tokens,
+            span=span,
+        )
+        run(kernel, call)
+        return Table(cells=cells, tokens=tokens)
+    cells[:, tokens:] = 0
     if tokens:
-        span = max(float(np.linalg.norm(np.asarray(query, dtype=np.float32), axis=1).max()), 1e-9)
         used = similarities[:, :tokens]
         scaled = used - (used.max(axis=0) - np.float32(span))
         scaled *= np.float32(_LARGEST / span)
@@ -103,15 +148,31 @@ def candidates_of(
     starts = np.concatenate(([0], np.cumsum([len(segment) for segment in segments]))).astype(np.int64)
     scores = np.zeros(int(starts[-1]), dtype=np.uint32)
     for segment, start in zip(segments, starts, strict=False):
-        _scan(table, segment, scores[start : start + len(segment)])
+        _scan(table, segment, scores[start : start + len(segment)], threads)
     found = _best(scores, keep, table.tokens * _LARGEST + 1)
     bounds = np.searchsorted(found, starts)
     return [found[bounds[i] : bounds[i + 1]] - starts[i] for i in range(len(segments))]
 
 
-def _scan(table: Table, segment: Codes, scores: npt.NDArray[np.uint32]) -> None:
+def _scan(table: Table, segment: Codes, scores: npt.NDArray[np.uint32], threads: int | None) -> None:
     """Write 1 + the sum of the best cells of each document; 0 stays where a document is no candidate."""
-    offsets = np.asarray(segment.offsets)
+    offsets = contiguous(segment.offsets, np.int64)
+    kernel = compiled("scan_codes")
+    if kernel is not None and table.tokens:
+        codes = contiguous(segment.codes, np.uint16)
+        allowed = None if segment.allowed is None else contiguous(segment.allowed, np.uint8)
+        call = _ScanCall(
+            cells=address(table.cells),
+            codes=address(codes),
+            offsets=address(offsets),
+            allowed=None if allowed is None else address(allowed),
+            scores=address(scores),
+            count=len(segment),
+            columns=table.cells.shape[1],
+            threads=thread_count(threads),
+        )
+        run(kernel, call)
+        return
     wanted = np.diff(offsets) > 0
     if segment.allowed is not None:
         wanted &= np.unpackbits(segment.allowed, count=len(segment), bitorder="little").view(np.bool_)
@@ -128,12 +189,20 @@ def _scan(table: Table, segment: Codes, scores: npt.NDArray[np.uint32]) -> None:
             codes = np.concatenate([segment.codes[offsets[i] : offsets[i + 1]] for i in some])
         cells = table.cells[codes]  # [tokens, columns]
         bounds = np.concatenate(([0], ends[done : stop - 1] - before))
+        if table.tokens == 0:
+            cells = np.zeros((len(codes), 1), dtype=np.uint8)
         scores[some] = np.maximum.reduceat(cells, bounds, axis=0).sum(axis=1, dtype=np.uint32) + np.uint32(1)
         done = stop
 
 
 def _best(scores: npt.NDArray[np.uint32], keep: int, largest: int) -> npt.NDArray[np.int64]:
     """Indices, ascending, of the ``keep`` largest scores above 0; ``largest`` is the most that a score can be."""
+    kernel = compiled("best_documents")
+    if kernel is not None and len(scores) and keep > 0:
+        keep = min(keep, len(scores))
+        found = np.empty(keep, dtype=np.int64)
+        call = _BestCall(scores=address(scores), found=address(found), count=len(scores), keep=keep, largest=largest)
+        return found[: run(kernel, call)]
     counts = np.bincount(scores, minlength=largest + 1)[: largest + 1]
     counts[0] = 0
     at_least = counts[::-1].cumsum()[::-1]  # documents with a score of i or more

@@ -1,0 +1,243 @@
+// Residuals of 2 and 4 bits: exact MaxSim over them as they are stored, and the encoding of rows.
+// Called by late_interaction/kernels/residuals.py.
+#pragma once
+
+#include "kernel_table.h"
+#include "packing.h"
+#include "products.h"
+
+namespace {
+namespace approximate {
+
+struct ScoreCall {
+  const uint16_t* codes;      // [stored tokens]
+  const uint16_t* scales;     // [stored tokens] float16
+  const uint8_t* residuals;   // [stored tokens, width]
+  const int64_t* offsets;     // [stored documents + 1]
+  const int64_t* documents;   // [count]
+  const uint8_t* levels;      // [16] int8 + 128
+  const int8_t* query;        // [tokens, dim]
+  const float* query_scales;  // [columns]
+  const float* similarities;  // [centroids, columns]
+  float* out;                 // [count], all 0
+  int64_t count, width, bits, dim, tokens, columns, threads, next, failed;
+};
+
+struct EncodeCall {
+  const float* rows;       // [count, dim]
+  const float* centroids;  // [centroids, dim]
+  const uint16_t* codes;   // [count]
+  const float* std;        // [dim]
+  const float* levels;     // [2 ** bits] ascending
+  uint16_t* scales;        // [count] float16
+  uint8_t* residuals;      // [count, width], all 0
+  int64_t count, dim, bits, width, threads, next, failed;
+};
+
+constexpr int64_t kScored = 16;     // documents that a thread takes at once
+constexpr int64_t kEncoded = 1024;  // rows
+
+// A thread's workspace.
+struct Scratch {
+  uint8_t* rows;     // [kRows][stride] levels + 128
+  uint8_t* lanes;    // the query
+  int32_t* minus;    // [columns]: 128 times the sum of each query token
+  int64_t stride, groups;
+};
+
+inline void prefetch_document(const ScoreCall& call, int64_t slot) {
+  const int64_t document = call.documents[slot];
+  const int64_t first = call.offsets[document], last = smaller(call.offsets[document + 1], first + 64);
+  for (int64_t at = first * call.width; at < last * call.width; at += 64)
+    _mm_prefetch((const char*)call.residuals + at, _MM_HINT_T0);
+  for (int64_t token = first; token < last; token += 32) {
+    _mm_prefetch((const char*)(call.codes + token), _MM_HINT_T0);
+    _mm_prefetch((const char*)(call.scales + token), _MM_HINT_T0);
+  }
+}
+
+// Adds to the scores of documents [begin, end) the best similarities of one or two tiles of query tokens.
+template <int kTiles>
+inline void score_tiles(const ScoreCall& call, const Scratch& scratch, int64_t begin, int64_t end, int64_t tile) {
+  const uint8_t* packed = scratch.lanes + tile * scratch.groups * kTileGroup;
+  const int64_t column = tile * kLanes;
+  const uint8_t mask = uint8_t((1 << call.bits) - 1);
+  const uint8_t* rows[kRows];
+  for (int r = 0; r < kRows; r++) rows[r] = scratch.rows + r * scratch.stride;
+  Floats weights[kTiles], best[kTiles];
+  Ints minus[kTiles];
+  for (int t = 0; t < kTiles; t++) {
+    weights[t] = load(call.query_scales + column + t * kLanes);
+    minus[t] = load(scratch.minus + column + t * kLanes);
+  }
+  // `slot` and `token` read ahead of `ending`: a block of rows may span documents.
+  int64_t slot = begin, token = 0, stop = 0, ending = begin - 1, left = 0;
+  const auto open = [&] {  // the next document with tokens
+    for (; slot < end; slot++) {
+      token = call.offsets[call.documents[slot]];
+      stop = call.offsets[call.documents[slot] + 1];
+      if (slot + 2 < call.count) prefetch_document(call, slot + 2);
+      if (token < stop) return;
+    }
+  };
+  const auto next_ending = [&] {
+    while (++ending < end) {
+      const int64_t document = call.documents[ending];
+      left = call.offsets[document + 1] - call.offsets[document];
+      for (int t = 0; t < kTiles; t++) best[t] = fill(-__builtin_inff());
+      if (left > 0) return;
+    }
+  };
+  open();
+  next_ending();
+  while (slot < end) {
+    int64_t at[kRows], several = 0;
+    while (several < kRows && slot < end) {
+      at[several] = token;
+      const float* similarities = call.similarities + call.codes[token] * call.columns + column;
+      for (int t = 0; t < kTiles; t++) _mm_prefetch((const char*)(similarities + t * kLanes), _MM_HINT_T0);
+      for (int64_t part = 0; part < 8 / call.bits; part++)
+        look_up(call.residuals + token * call.width, call.width, int(part * call.bits), mask, call.levels,
+                scratch.rows + several * scratch.stride + part * call.width);
+      several++;
+      if (++token == stop) {
+        slot++;
+        open();
+      }
+    }
+    Ints products[kRows][kTiles];
+    multiply<kTiles, true>(rows, packed, scratch.groups, products);
+    for (int64_t r = 0; r < several; r++) {
+      const Floats scale = fill(half_to_float(call.scales[at[r]]));
+      const float* similarities = call.similarities + call.codes[at[r]] * call.columns + column;
+      for (int t = 0; t < kTiles; t++) {
+        const Floats residual = to_floats(products[r][t] - minus[t]) * weights[t];
+        best[t] = larger(best[t], multiply_add(residual, scale, load(similarities + t * kLanes)));
+      }
+      if (--left == 0) {
+        float total = 0.0f;
+        for (int t = 0; t < kTiles; t++) total += sum(best[t]);
+        call.out[ending] += total;
+        next_ending();
+      }
+    }
+  }
+}
+
+inline void score_work(void* job) {
+  auto& call = *(ScoreCall*)job;
+  const int64_t expanded = 8 / call.bits * call.width, tiles = call.columns / kLanes;
+  Scratch scratch;
+  scratch.groups = groups_of(expanded);
+  scratch.stride = scratch.groups * kGroup;
+  const int64_t lanes_bytes = tiles * scratch.groups * kTileGroup;
+  uint8_t* room = (uint8_t*)std::malloc(lanes_bytes + call.columns * 4 + kRows * scratch.stride);
+  if (!room) {
+    __atomic_store_n(&call.failed, 1, __ATOMIC_RELAXED);
+    return;
+  }
+  scratch.lanes = room;
+  scratch.minus = (int32_t*)(room + lanes_bytes);
+  scratch.rows = (uint8_t*)(scratch.minus + call.columns);
+  std::memset(scratch.rows, 0, kRows * scratch.stride);
+  pack(call.query, call.tokens, call.dim, scratch.groups, true, scratch.lanes);
+  for (int64_t i = 0; i < call.columns; i++) {
+    int32_t total = 0;
+    if (i < call.tokens)
+      for (int64_t d = 0; d < call.dim; d++) total += call.query[i * call.dim + d];
+    scratch.minus[i] = 128 * total;
+  }
+  for (int64_t begin; (begin = take(&call.next, kScored)) < call.count;) {
+    const int64_t end = smaller(begin + kScored, call.count);
+    int64_t tile = 0;
+    for (; tile + 1 < tiles; tile += 2) score_tiles<2>(call, scratch, begin, end, tile);
+    if (tile < tiles) score_tiles<1>(call, scratch, begin, end, tile);
+    for (int64_t i = begin; i < end; i++)
+      if (call.offsets[call.documents[i]] == call.offsets[call.documents[i] + 1]) call.out[i] = -__builtin_inff();
+  }
+  std::free(room);
+}
+
+// Sums in 16 parts, which the compiler can keep in a vector.
+struct Parts {
+  float part[kLanes] = {};
+  float total() const {
+    float sum = 0.0f;
+    for (int64_t l = 0; l < kLanes; l++) sum += part[l];
+    return sum;
+  }
+};
+
+inline void encode_row(const EncodeCall& call, int64_t i, float* residual, float* spread, float* step) {
+  const int64_t dim = call.dim, count = int64_t(1) << call.bits;
+  const float* row = call.rows + i * dim;
+  const float* centroid = call.centroids + call.codes[i] * dim;
+  // The buffers are padded to whole vectors with zeros.
+  for (int64_t d = 0; d < dim; d++) {
+    residual[d] = row[d] - centroid[d];
+    spread[d] = residual[d] / call.std[d];
+  }
+  const int64_t padded = tiles_of(dim) * kLanes;
+  Parts squares, lengths, products;
+  for (int64_t d = 0; d < padded; d += kLanes)
+    for (int64_t l = 0; l < kLanes; l++) {
+      squares.part[l] += spread[d + l] * spread[d + l];
+      lengths.part[l] += residual[d + l] * residual[d + l];
+    }
+  const float norm = 1.0f / (__builtin_sqrtf(squares.total() / float(dim)) + 1e-9f);
+  // A number is how many borders between levels lie below; a level is the sum of the steps up to it.
+  int32_t* numbers = (int32_t*)(step + padded);
+  for (int64_t d = 0; d < dim; d++) {
+    spread[d] *= norm;
+    step[d] = call.levels[0];
+    numbers[d] = 0;
+  }
+  for (int64_t b = 1; b < count; b++) {
+    const float border = (call.levels[b] + call.levels[b - 1]) / 2, rise = call.levels[b] - call.levels[b - 1];
+    for (int64_t d = 0; d < dim; d++) {
+      const bool above = spread[d] > border;
+      step[d] += above ? rise : 0.0f;
+      numbers[d] += above;
+    }
+  }
+  for (int64_t d = 0; d < dim; d++) step[d] *= call.std[d];
+  for (int64_t d = 0; d < padded; d += kLanes)
+    for (int64_t l = 0; l < kLanes; l++) products.part[l] += step[d + l] * residual[d + l];
+  const float product = products.total(), scale = product > 0.0f ? lengths.total() / product : 0.0f;
+  call.scales[i] = _cvtss_sh(scale < 65504.0f ? scale : 65504.0f, _MM_FROUND_TO_NEAREST_INT);
+  uint8_t* to = call.residuals + i * call.width;
+  for (int64_t part = 0; part * call.width < dim; part++) {
+    const int64_t first = part * call.width, some = smaller(call.width, dim - first);
+    for (int64_t d = 0; d < some; d++) to[d] |= uint8_t(numbers[first + d] << (part * call.bits));
+  }
+}
+
+inline void encode_work(void* job) {
+  auto& call = *(EncodeCall*)job;
+  const int64_t padded = tiles_of(call.dim) * kLanes;
+  float* room = (float*)std::calloc(4 * padded, sizeof(float));
+  if (!room) {
+    __atomic_store_n(&call.failed, 1, __ATOMIC_RELAXED);
+    return;
+  }
+  for (int64_t begin; (begin = take(&call.next, kEncoded)) < call.count;) {
+    const int64_t end = smaller(begin + kEncoded, call.count);
+    for (int64_t i = begin; i < end; i++) encode_row(call, i, room, room + padded, room + 2 * padded);
+  }
+  std::free(room);
+}
+
+int64_t score_residuals(const void* arguments) {
+  auto call = *(const ScoreCall*)arguments;
+  run(score_work, &call, call.threads, call.count, 4 * kScored);
+  return call.failed ? -1 : 0;
+}
+
+int64_t encode_residuals(const void* arguments) {
+  auto call = *(const EncodeCall*)arguments;
+  run(encode_work, &call, call.threads, call.count, kEncoded);
+  return call.failed ? -1 : 0;
+}
+
+}  // namespace approximate
+}  // namespace
