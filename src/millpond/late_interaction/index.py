@@ -324,6 +324,20 @@ class LateInteractionIndex(ABC):
         embeddings = engine.token_embed(list(queries), role="query", normalize=True).embeddings
         return self._search(self._prepare_queries(embeddings), search)
 
+    def check_search(
+        self,
+        queries: Sequence[str],
+        *,
+        k: int = 10,
+        filter: Filter | None = None,
+        ids: Sequence[str] | None = None,
+        candidates: int | None = None,
+        exact: bool = False,
+    ) -> None:
+        """Raise what :meth:`search` raises for invalid arguments, without encoding anything."""
+        _check_queries(queries)
+        self._checked_search(k=k, filter=filter, ids=ids, candidates=candidates, exact=exact)
+
     async def asearch(
         self,
         queries: Sequence[str],
