@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         SparseEmbeddingOutput,
         TokenClassificationOutput,
         TokenEmbeddingOutput,
+        TokenSpans,
         Usage,
     )
     from millpond.params import PoolingParams
@@ -89,6 +90,7 @@ _HOMES = {
     "TokenClassificationOutput": "outputs",
     "TokenEmbeddingOutput": "outputs",
     "TokenIds": "inputs",
+    "TokenSpans": "outputs",
     "UnknownModelError": "errors",
     "UnsupportedArchitectureError": "errors",
     "UnsupportedTaskError": "errors",
@@ -136,6 +138,7 @@ __all__ = [
     "TokenClassificationOutput",
     "TokenEmbeddingOutput",
     "TokenIds",
+    "TokenSpans",
     "UnknownModelError",
     "UnsupportedArchitectureError",
     "UnsupportedTaskError",
