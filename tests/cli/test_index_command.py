@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.cli.conftest import Run
 from tests.tiny_late import write_stanford
 
 RECORDS = [
@@ -22,21 +22,18 @@ def colbert(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_stanford(tmp_path_factory.mktemp("cli") / "colbert"))
 
 
-def millpond(*arguments: object, stdin: str = "", code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "millpond", *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr if code else done.stdout
+@pytest.fixture
+def millpond(run: Run) -> Callable[..., str]:
+    def millpond(*words: object, stdin: str = "", code: int = 0) -> str:
+        done = run(*words, stdin=stdin)
+        assert done.code == code, done.out + done.err
+        return done.out + done.err if code else done.out
+
+    return millpond
 
 
 @pytest.fixture
-def built(colbert: str, tmp_path: Path) -> Path:
+def built(millpond: Callable[..., str], colbert: str, tmp_path: Path) -> Path:
     source = tmp_path / "docs.jsonl"
     source.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
     counts = json.loads(millpond("index", "build", tmp_path / "docs.index", source, "--model", colbert))
@@ -48,11 +45,12 @@ def ids(printed: str) -> list[str]:
     return [json.loads(line)["id"] for line in printed.splitlines()]
 
 
-def test_build_search_add_and_delete(built: Path, colbert: str) -> None:
+def test_build_search_add_and_delete(millpond: Callable[..., str], built: Path, colbert: str) -> None:
     search = ("index", "search", built, "who sells flour?", "--model", colbert, "--output", "jsonl")
     assert sorted(ids(millpond(*search))) == ["flour", "pond", "wheel"]
     assert sorted(ids(millpond(*search, "--filter", '{"year": 2025}'))) == ["flour", "wheel"]
-    lines = '{"id": "pond", "text": "The pond is dry."}\n{"id": "new", "text": "New."}\n{"id": "flour", "text": " "}\nbroken\n'
+    lines = '{"id": "pond", "text": "The pond is dry."}\n{"id": "new", "text": "New."}\n'
+    lines += '{"id": "flour", "text": " "}\nbroken\n'
     printed = millpond("index", "add", built, "-", "--model", colbert, stdin=lines, code=1)
     counts = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
     del counts["seconds"]
@@ -69,12 +67,12 @@ def test_build_search_add_and_delete(built: Path, colbert: str) -> None:
     assert "no damage" in millpond("index", "check", built)
 
 
-def test_a_second_build_encodes_nothing_again(built: Path, colbert: str) -> None:
+def test_a_second_build_encodes_nothing_again(millpond: Callable[..., str], built: Path, colbert: str) -> None:
     counts = json.loads(millpond("index", "build", built, built.parent / "docs.jsonl", "--model", colbert))
     assert (counts["read"], counts["added"], counts["unchanged"]) == (3, 0, 3)
 
 
-def test_check_names_a_damaged_file(built: Path) -> None:
+def test_check_names_a_damaged_file(millpond: Callable[..., str], built: Path) -> None:
     largest = max((path for path in built.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     content = bytearray(largest.read_bytes())
     content[-1] ^= 1
@@ -82,7 +80,7 @@ def test_check_names_a_damaged_file(built: Path) -> None:
     assert largest.name in millpond("index", "check", built, code=1)
 
 
-def test_a_table_in_a_pipe_is_tab_separated(built: Path, colbert: str) -> None:
+def test_a_table_in_a_pipe_is_tab_separated(millpond: Callable[..., str], built: Path, colbert: str) -> None:
     rows = [
         line.split("\t") for line in millpond("index", "search", built, "flour", "-m", colbert, "-k", 2).splitlines()
     ]
@@ -90,7 +88,7 @@ def test_a_table_in_a_pipe_is_tab_separated(built: Path, colbert: str) -> None:
     assert float(rows[0][0]) >= float(rows[1][0])
 
 
-def test_what_is_not_there_is_named(tmp_path: Path, colbert: str) -> None:
+def test_what_is_not_there_is_named(millpond: Callable[..., str], tmp_path: Path, colbert: str) -> None:
     for command in (["stats"], ["check"], ["compact"], ["delete"]):
         printed = millpond("index", *command, tmp_path / "none", *(["a"] if command == ["delete"] else []), code=2)
         assert "millpond index build creates one" in printed
@@ -99,5 +97,5 @@ def test_what_is_not_there_is_named(tmp_path: Path, colbert: str) -> None:
     assert "none.jsonl" in printed and not (tmp_path / "new").exists()
 
 
-def test_the_model_of_a_local_folder_must_be_named(built: Path) -> None:
+def test_the_model_of_a_local_folder_must_be_named(millpond: Callable[..., str], built: Path) -> None:
     assert "--model" in millpond("index", "search", built, "flour", code=2)
