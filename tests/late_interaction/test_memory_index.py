@@ -21,5 +21,4 @@ class TestMemoryIndex(IndexContract):
     def reopen(
         self, index: LateInteractionIndex, path: Path, engine: Engine | None, **options: Any
     ) -> LateInteractionIndex:
-        index._engine = engine
-        return index
+        pytest.skip("an index in memory is not stored yet")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from millpond.late_interaction.index import Documents, Hit, IndexStats, LateInteractionIndex, SearchOptions, TokenEngine
+from millpond.late_interaction.index import Documents, Hit, IndexStats, LateInteractionIndex, SearchOptions
+from millpond.late_interaction.index_arguments import TokenEngine
 from millpond.late_interaction.metadata_filter import MetadataTable
 from millpond.late_interaction.similarity import maxsim
 from millpond.metadata import Scalar
@@ -28,7 +30,12 @@ class MemoryIndex(LateInteractionIndex):
     """
 
     def __init__(
-        self, engine: TokenEngine | None, codec: Codec = "int8", *, width: int | None = None, pool_factor: int = 1
+        self,
+        engine: TokenEngine | None,
+        codec: Codec = "int8",
+        *,
+        width: int | None = None,
+        pool_factor: int | None = None,
     ) -> None:
         super().__init__(engine, width=width, pool_factor=pool_factor)
         self._codec = codec
@@ -37,6 +44,7 @@ class MemoryIndex(LateInteractionIndex):
 
     def stats(self) -> IndexStats:
         """The size of the index."""
+        self._check_open()
         matrices = [matrix for _, _, matrix in self._documents.values()]
         return IndexStats(
             documents=len(matrices),
@@ -47,6 +55,7 @@ class MemoryIndex(LateInteractionIndex):
         )
 
     def __len__(self) -> int:
+        self._check_open()
         return len(self._documents)
 
     def _upsert(self, documents: Documents) -> int:
@@ -81,7 +90,13 @@ class MemoryIndex(LateInteractionIndex):
         scores, indices = maxsim(queries, matrices, top_k=search.k)
         return [
             [
-                Hit(id=ids[i], score=float(score), exact=True, text=documents[ids[i]][0], metadata=documents[ids[i]][1])
+                Hit(
+                    id=ids[i],
+                    score=float(score),
+                    exact=True,
+                    text=documents[ids[i]][0],
+                    metadata=copy.deepcopy(documents[ids[i]][1]),
+                )
                 for score, i in zip(scores[q], indices[q], strict=True)
             ]
             if len(queries[q])
@@ -92,3 +107,6 @@ class MemoryIndex(LateInteractionIndex):
     def _stored(self, id: str) -> tuple[str, Mapping[str, Any]] | None:
         stored = self._documents.get(id)
         return None if stored is None else stored[:2]
+
+    def _ids(self) -> list[str]:
+        return list(self._documents)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from millpond import matryoshka
 from millpond.errors import InvalidRequestError
@@ -50,11 +51,11 @@ def pool_tokens(documents: Ragged, factor: float, *, protected: int = 1) -> Ragg
     if _check(documents, factor, protected) == 1:
         return documents
     rows, offsets = pooled_rows(documents, factor, protected=protected)
-    order = np.argsort(rows, kind="stable")
     flat = np.asarray(documents.flat, dtype=np.float32)
-    starts = np.searchsorted(rows[order], np.arange(offsets[-1]))
-    sums = np.add.reduceat(flat[order], starts, axis=0) if len(starts) else flat[:0]
-    pooled = matryoshka.cut(sums, flat.shape[1], normalize=True, own=True)
+    sums = torch.zeros(int(offsets[-1]), flat.shape[1])
+    index = torch.from_numpy(rows)[:, None].expand(-1, flat.shape[1])
+    sums.scatter_add_(0, index, torch.from_numpy(np.require(flat, requirements=["C", "W"])))
+    pooled = matryoshka.cut(sums.numpy(), flat.shape[1], normalize=True, own=True)
     kept = _leading(documents, protected)
     pooled[rows[kept]] = flat[kept]
     return Ragged(flat=pooled, offsets=offsets)
