@@ -256,31 +256,21 @@ def _opened(index: Path, model: str, settings: dict[str, Any], **created: Any) -
         yield opened
 
 
-@contextmanager
-def _stored(index: Path) -> Iterator[PlaidIndex]:
+def _stored(index: Path) -> PlaidIndex:
     """An index that exists, without an engine."""
     from millpond.late_interaction.plaid import PlaidIndex
 
-    _check_exists(index)
-    with PlaidIndex(index, None) as opened:
-        yield opened
-
-
-def _check_exists(index: Path) -> None:
-    from millpond.late_interaction.plaid import PlaidIndex
-
-    if not PlaidIndex.exists(index):
-        raise InvalidRequestError(f"there is no index at {str(index)!r}; millpond index build creates one")
+    return PlaidIndex.open(index)
 
 
 def _model_of(index: Path, model: str | None) -> str:
     """The model to encode with: the one named, or the one whose name the index has."""
     with _stored(index) as opened:
-        if model is not None:
-            return model
-        identity = opened.identity
+        identity = opened.model
+    if model is not None:
+        return model
     if identity is None:
-        raise InvalidRequestError(f"the index at {str(index)!r} was not built by a model; name one with --model")
+        raise InvalidRequestError(f"the index at {str(index)!r} names no model; name one with --model")
     return identity.model
 
 

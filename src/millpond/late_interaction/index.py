@@ -408,6 +408,12 @@ class LateInteractionIndex(ABC):
         stored = self._stored(id)
         return None if stored is None else StoredDocument(id=id, text=stored[0], metadata=stored[1])
 
+    @property
+    def model(self) -> ModelIdentity | None:
+        """The model that computed the stored rows; ``None`` if they were added as embeddings, or there are none."""
+        settings = self._settings()
+        return None if settings is None else settings.model
+
     def ids(self) -> list[str]:
         """The ids of all documents, those added earlier first."""
         self._check_open()

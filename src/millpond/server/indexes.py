@@ -111,13 +111,12 @@ def _parsed(setting: str) -> tuple[str, Path]:
 
 
 def _open(name: str, path: Path, models: ServedModels) -> ServedIndex:
-    if not PlaidIndex.exists(path):
-        raise InvalidRequestError(f"there is no index at {str(path)!r}; millpond index build creates one")
+    PlaidIndex.open(path).close()  # without it nothing is created, and a damaged one is an error of its own
     able = [model for model in models if "token_embed" in model.engine.tasks]
     mismatch: FingerprintMismatchError | None = None
     for model in able:
         try:
-            return ServedIndex(name=name, index=PlaidIndex(path, model.engine), model=model)
+            return ServedIndex(name=name, index=PlaidIndex.open(path, model.engine), model=model)
         except FingerprintMismatchError as error:
             mismatch = error
     if mismatch is not None and len(able) == 1:
