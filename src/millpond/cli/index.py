@@ -18,12 +18,12 @@ import typer
 
 from millpond.cli import options
 from millpond.cli.flags import Command
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, ModelLoadError
 
 if TYPE_CHECKING:
     from millpond.ingest.record import Record, Rejected
     from millpond.late_interaction.index import Hit
-    from millpond.late_interaction.plaid import PlaidIndex
+    from millpond.late_interaction.plaid.index import PlaidIndex
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ def add(
     """
     records = _read(source, id_column, text_column, types)
     settings = _settings(device, dtype, max_length, revision, hf_overrides)
-    with _opened(index, _model_of(index, model), settings) as opened:
+    with _reopened(index, model, settings) as opened:
         _add(opened, records)
 
 
@@ -182,7 +182,7 @@ def search(
 ) -> None:
     """Print the documents whose token vectors match those of QUERY best, best first."""
     settings = _settings(device, dtype, max_length, revision, hf_overrides)
-    with _opened(index, _model_of(index, model), settings) as opened:
+    with _reopened(index, model, settings) as opened:
         hits = opened.search([query], k=k, filter=filter, candidates=candidates, exact=exact)[0]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the terminal may not encode every text
@@ -246,7 +246,7 @@ def _opened(index: Path, model: str, settings: dict[str, Any], **created: Any) -
     from millpond.config import EngineConfig
     from millpond.engine.engine import Engine
     from millpond.engine.loading import describe
-    from millpond.late_interaction.plaid import PlaidIndex
+    from millpond.late_interaction.plaid.index import PlaidIndex
 
     # Loading the weights is the slowest step and comes last.
     spec = describe(EngineConfig(model=model, **settings))
@@ -258,20 +258,26 @@ def _opened(index: Path, model: str, settings: dict[str, Any], **created: Any) -
 
 def _stored(index: Path) -> PlaidIndex:
     """An index that exists, without an engine."""
-    from millpond.late_interaction.plaid import PlaidIndex
+    from millpond.late_interaction.plaid.index import PlaidIndex
 
     return PlaidIndex.open(index)
 
 
-def _model_of(index: Path, model: str | None) -> str:
-    """The model to encode with: the one named, or the one whose name the index has."""
-    with _stored(index) as opened:
-        identity = opened.model
-    if model is not None:
-        return model
-    if identity is None:
+@contextmanager
+def _reopened(index: Path, model: str | None, settings: dict[str, Any]) -> Iterator[PlaidIndex]:
+    """An index that exists, with an engine of the model named, or of the one whose name the index has."""
+    with _stored(index) as stored:
+        identity = stored.model
+    if model is None and identity is None:
         raise InvalidRequestError(f"the index at {str(index)!r} names no model; name one with --model")
-    return identity.model
+    name = model if model is not None else identity.model  # type: ignore[union-attr]  # checked above
+    try:
+        with _opened(index, name, settings) as opened:
+            yield opened
+    except ModelLoadError as error:
+        if model is None:
+            error.add_note(f"The index was built by {name}. If that was a folder, name it with --model.")
+        raise
 
 
 def _add(index: PlaidIndex, records: Iterator[Record | Rejected]) -> None:
@@ -302,7 +308,7 @@ def _add_batch(index: PlaidIndex, batch: Iterable[Record | Rejected], counts: Co
         if not isinstance(item, Record):
             counts.failed += 1
             logger.error("%s: %s", item.where, item.reason)
-        elif index.get(item.id) == (item.text, item.metadata):
+        elif _has(index, item):
             counts.unchanged += 1
         else:
             changed.append(item)
@@ -317,6 +323,12 @@ def _add_batch(index: PlaidIndex, batch: Iterable[Record | Rejected], counts: Co
         counts.blank += report.blank
         counts.truncated += report.truncated
     counts.read += sum(1 for _ in batch)
+
+
+def _has(index: PlaidIndex, record: Record) -> bool:
+    """Whether the index has the record as it is."""
+    stored = index.get(record.id)
+    return stored is not None and (stored.text, stored.metadata) == (record.text, record.metadata)
 
 
 def _write_table(hits: list[Hit]) -> None:

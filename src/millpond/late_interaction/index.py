@@ -345,7 +345,7 @@ class LateInteractionIndex(ABC):
         exact: bool = False,
     ) -> None:
         """Raise what :meth:`search` raises for invalid arguments, without encoding anything."""
-        _check_queries(queries)
+        check_queries(queries)
         self._checked_search(k=k, filter=filter, ids=ids, candidates=candidates, exact=exact)
 
     async def asearch(

@@ -11,7 +11,7 @@ from typing import Self
 
 from millpond.errors import FingerprintMismatchError, InvalidRequestError
 from millpond.late_interaction.index import LateInteractionIndex
-from millpond.late_interaction.plaid import PlaidIndex
+from millpond.late_interaction.plaid.index import PlaidIndex
 from millpond.server.errors import RequestError
 from millpond.server.models import ServedModel, ServedModels
 

@@ -186,7 +186,7 @@ async def test_bad_requests(models: ServedModels, folder: Path, path: str, body:
         (["docs="], "NAME=PATH"),
         (["a/b={folder}"], "no name for a route"),
         (["docs={folder}", "docs={folder}"], "two indexes"),
-        (["docs={folder}-not-there"], "millpond index build"),
+        (["docs={folder}-not-there"], "build it first"),
     ],
     ids=["no path", "empty path", "name", "twice", "missing"],
 )
