@@ -3,7 +3,8 @@
 #include <cstdint>
 #include <limits>
 
-#if defined(__x86_64__) && defined(__linux__)
+// Chosen when the library is loaded, which needs a linker that glibc has.
+#if defined(__x86_64__) && defined(__GLIBC__)
 #define WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define WIDE
