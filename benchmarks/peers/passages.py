@@ -1,7 +1,7 @@
 """Retrieval sets made of documentation: docstrings and doc pages of the standard library and the installed packages.
 
-A known-item query is the first sentence of a docstring; its passage is the rest of that docstring, so that a passage does
-not begin with the words of its query. The sets are the same for a given environment, and different in another one.
+A known-item query is the first sentence of a docstring; its passage is the rest of that docstring, so that a passage
+does not begin with the words of its query. The sets are the same for a given environment, and different in another one.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _Collection:
 
     def add(self, text: str) -> int | None:
         """The index of the new passage, or None if it is too short or already there but for case and punctuation."""
-        key = hashlib.blake2b(re.sub(r"\W+", " ", text.lower()).encode(), digest_size=16).digest()
+        key = hashlib.blake2b(" ".join(re.findall(r"\w+", text.lower())).encode(), digest_size=16).digest()
         if key in self.keys or len(text.split()) < LEAST_WORDS:
             return None
         self.keys.add(key)
@@ -120,7 +120,7 @@ def short_passages(texts: Sequence[str], tokenizer: Any, *, count: int, queries:
 
 
 def long_passages(texts: Sequence[str], tokenizer: Any, *, count: int, queries: int, mean: int = 177) -> PassageSet:
-    """``count`` passages of about ``mean`` tokens (standard deviation 50, 60 to 256), each the begin of another text."""
+    """``count`` passages of about ``mean`` tokens (standard deviation 50, 60 to 256), each of another text."""
     chance = random.Random(11)
     collection, asked = _Collection(), []
     for text in chance.sample(texts, len(texts)):
@@ -155,7 +155,7 @@ def _pieces(text: str, tokenizer: Any, tokens: int) -> list[str]:
 
 
 def _drawn(passages: list[str], asked: list[tuple[str, int]], count: int, chance: random.Random) -> PassageSet:
-    """``count`` of ``passages``, those of the queries among them, in a random order of their texts' first appearance."""
+    """``count`` of ``passages``, those of the queries among them."""
     must = {at for _, at in asked}
     others = [index for index in range(len(passages)) if index not in must]
     kept = sorted(must.union(chance.sample(others, min(len(others), max(0, count - len(must))))))

@@ -1,7 +1,7 @@
 """Other engines of late interaction: each takes the token states of a set and answers queries.
 
-An engine is a function of the states and an empty folder; its package is imported there, so that this module loads in every
-environment. It returns its settings, each a function from a query ``[rows, d]`` to document indices, best first.
+An engine is a function of the states and an empty folder; its package is imported there, so that this module loads in
+every environment. It returns its settings, each a function from a query ``[rows, d]`` to document indices, best first.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Built:
         stored: Bytes that the index holds, in memory or on disk; None if that cannot be told.
         scanned: For each setting that reads every token, the bytes it reads; its time is compared with the bandwidth.
         notes: More figures of this engine, as they stand in the result.
+        more: For each further question its measurement, made after the searches.
         close: Ends what the engine has started.
     """
 
@@ -35,7 +36,8 @@ class Built:
     stored: int | None = None
     scanned: Mapping[str, int] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
-    close: Callable[[], None] = lambda: None
+    more: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    close: Callable[[], Any] = lambda: None
 
 
 def maxsim_cpu(states: TokenStates, folder: Path) -> Built:
@@ -84,9 +86,7 @@ def qdrant_edge(states: TokenStates, folder: Path) -> Built:
         settings[name], scanned[name] = search, size * states.flat.size
         stored = max(stored, folder_size(at))
         shards.append(shard)
-    return Built(
-        settings=settings, stored=stored, scanned=scanned, close=lambda: [shard.close() for shard in shards][0]
-    )
+    return Built(settings=settings, stored=stored, scanned=scanned, close=lambda: [shard.close() for shard in shards])
 
 
 def fast_plaid(states: TokenStates, folder: Path) -> Built:

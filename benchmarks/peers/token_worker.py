@@ -1,9 +1,9 @@
 """One engine of late interaction in a process of its own, in the interpreter of its environment.
 
-    python token_worker.py ENGINE --states FOLDER --set NAME [--queries 100] [--timed 25] [--budget 60] [--threads 1]
+    python token_worker.py ENGINE --states FOLDER --set NAME [--queries 100] [--timed 25] [--budget 60]
 
-Prints one line ``RESULT {...}``: CPU seconds of the build, bytes, and for each setting the rankings, and the CPU and wall
-milliseconds of the timed queries: for each query the least of several runs, for the machine may be shared.
+Prints one line ``RESULT {...}``: CPU seconds of the build, bytes, and for each setting the rankings, and the CPU and
+wall milliseconds of the timed queries: for each query the least of several runs, for the machine may be shared.
 """
 
 from __future__ import annotations
@@ -57,7 +57,14 @@ def cpu_seconds() -> float:
 
 
 def measure(
-    engine: Callable[[Any, Path], Any], states: Any, folder: Path, *, queries: int, timed: int, budget: float
+    engine: Callable[[Any, Path], Any],
+    states: Any,
+    folder: Path,
+    *,
+    queries: int,
+    timed: int,
+    budget: float,
+    more: bool,
 ) -> dict[str, Any]:
     """Build the index of ``engine`` and search with each of its settings."""
     began, began_wall = cpu_seconds(), time.perf_counter()
@@ -66,7 +73,7 @@ def measure(
         "build_cpu_s": cpu_seconds() - began,
         "build_wall_s": time.perf_counter() - began_wall,
         "bytes_per_token": built.stored / max(1, len(states.flat)) if built.stored is not None else None,
-        "notes": dict(built.notes),
+        **built.notes,
         "settings": {},
     }
     for name, search in built.settings.items():
@@ -78,6 +85,8 @@ def measure(
                 break
         times = least(search, states.queries[:timed], repeats=5, budget=budget)
         result["settings"][name] = {**times, "scanned_bytes": built.scanned.get(name), "rankings": rankings}
+    for name, measurement in built.more.items() if more else ():
+        result[name] = measurement()
     built.close()
     return result
 
@@ -91,6 +100,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=100)
     parser.add_argument("--timed", type=int, default=25)
     parser.add_argument("--budget", type=float, default=60.0)
+    parser.add_argument("--searches-only", action="store_true", help="no further question, such as writes")
     parser.add_argument("--scratch", type=Path, default=None)
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -107,7 +117,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
         states = load(options.states, options.set)
         result = measure(
-            engine, states, Path(folder), queries=options.queries, timed=options.timed, budget=options.budget
+            engine,
+            states,
+            Path(folder),
+            queries=options.queries,
+            timed=options.timed,
+            budget=options.budget,
+            more=not options.searches_only,
         )
     print("RESULT " + json.dumps(result), flush=True)
 

@@ -17,6 +17,7 @@
     ├── CacheError
     ├── SinkError
     ├── IndexCorruptedError
+    ├── IndexLockedError (TimeoutError)
     ├── FingerprintMismatchError (ValueError)
     └── MissingExtraError (ImportError)
 
@@ -149,6 +150,10 @@ class SinkError(MillpondError):
 
 class IndexCorruptedError(MillpondError):
     """A file of an index is damaged or missing, or of a format that this version cannot read; the message names it."""
+
+
+class IndexLockedError(MillpondError, TimeoutError):
+    """Another process or thread writes the index, and did for longer than a writer waits."""
 
 
 class FingerprintMismatchError(MillpondError, ValueError):

@@ -5,16 +5,19 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
-from millpond.errors import FingerprintMismatchError
+from millpond.errors import FingerprintMismatchError, InvalidRequestError
 from millpond.late_interaction.index_settings import IndexSettings
 from millpond.late_interaction.muvera import Muvera
 from millpond.late_interaction.projection import Projection
+from millpond.ragged import Ragged
 
-Prefetch = Literal["muvera", "dense"]
+FloatArray = npt.NDArray[np.float32]
+Prefetch = Literal["muvera", "dense", "tokens"]
 
 _SCHEMA = 1
 _KIND = "late_interaction"
@@ -27,7 +30,8 @@ class IndexManifest:
     Attributes:
         settings: Model, width and pooling.
         codec: How rows are stored.
-        prefetch: The single vectors by which candidates are found; ``None`` if there are none.
+        prefetch: The single vectors by which candidates are found; ``"tokens"`` if the database has an index of the
+            token rows themselves, ``None`` if every document is scored.
         muvera: Their encoding, of ``"muvera"``.
     """
 
@@ -36,12 +40,44 @@ class IndexManifest:
     prefetch: Prefetch | None
     muvera: Muvera | None
 
+    @classmethod
+    def of(cls, settings: IndexSettings, *, codec: str, prefetch: Prefetch | None) -> IndexManifest:
+        """The manifest of a new collection; MUVERA with its default parameters."""
+        muvera = Muvera(width=settings.width) if prefetch == "muvera" else None
+        return cls(settings=settings, codec=codec, prefetch=prefetch, muvera=muvera)
+
     @property
     def prefetch_width(self) -> int:
         """Columns of the vector by which candidates are found; 0 without one."""
         if self.muvera is not None:
             return self.muvera.output_dimensions
         return self.settings.width if self.prefetch == "dense" else 0
+
+    def check_options(self, *, codec: str, prefetch: Prefetch | None, collection: str) -> None:
+        """Raises InvalidRequestError for another codec or prefetch than the collection has."""
+        for name, value, stored in (("codec", codec, self.codec), ("prefetch", prefetch, self.prefetch)):
+            if value != stored:
+                raise InvalidRequestError(
+                    f"collection {collection!r} was made with {name}={stored!r}, and this index has {name}={value!r}; "
+                    f"pass {name}={stored!r}, or another collection name"
+                )
+
+    def encode_documents(self, documents: Ragged) -> FloatArray:
+        """float32 ``[n, prefetch_width]``: the vectors by which documents are found; zeros without tokens."""
+        return self._means(documents) if self.muvera is None else self.muvera.encode_documents(documents)
+
+    def encode_queries(self, queries: Ragged) -> FloatArray:
+        """float32 ``[n, prefetch_width]``: the vectors that documents are found by."""
+        return self._means(queries) if self.muvera is None else self.muvera.encode_queries(queries)
+
+    def _means(self, matrices: Ragged) -> FloatArray:
+        """The mean of each matrix's rows, of length 1, if it is the prefetch."""
+        means = np.zeros((len(matrices), self.prefetch_width), dtype=np.float32)
+        for index, matrix in enumerate(matrices if self.prefetch_width else ()):
+            if len(matrix):
+                mean = matrix.mean(axis=0)
+                means[index] = mean / max(float(np.linalg.norm(mean)), np.finfo(np.float32).tiny)
+        return means
 
     def to_dict(self) -> dict[str, Any]:
         """The manifest as JSON."""
@@ -82,7 +118,7 @@ class IndexManifest:
             return cls(
                 settings=IndexSettings.from_json(data, _matrix(data)),
                 codec=str(data["codec"]),
-                prefetch=data["prefetch"],
+                prefetch=check_prefetch(data["prefetch"], (*get_args(Prefetch), None)),
                 muvera=None if muvera is None else Muvera.from_parameters(muvera),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -90,6 +126,14 @@ class IndexManifest:
                 f"collection {collection!r} carries a manifest that this version of millpond cannot read ({error}); "
                 "upgrade millpond, or choose another collection name"
             ) from None
+
+
+def check_prefetch(prefetch: str | None, choices: tuple[Prefetch | None, ...]) -> Prefetch | None:
+    """The prefetch of this name; raises InvalidRequestError for one that is not among the choices."""
+    for known in choices:
+        if prefetch == known:
+            return known
+    raise InvalidRequestError(f"prefetch={prefetch!r} is unknown; choose one of {', '.join(map(str, choices))}")
 
 
 def _matrix(data: Mapping[str, Any]) -> Any:

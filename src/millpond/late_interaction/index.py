@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, Self
-
-import numpy as np
+from typing import Any, Self
 
 from millpond.blank import is_blank
 from millpond.errors import InvalidRequestError
 from millpond.fingerprint import ModelIdentity
-from millpond.metadata import Scalar, check_filter, check_str, describe, json_object
-from millpond.outputs import TokenEmbeddingOutput
+from millpond.late_interaction import explanation, projection
+from millpond.late_interaction.explanation import TokenMatch
+from millpond.late_interaction.index_arguments import (
+    Filter,
+    check_count,
+    check_matrices,
+    check_queries,
+    checked_engine,
+    checked_filter,
+    checked_ids,
+    checked_metadata,
+    checked_texts,
+    unit_rows,
+)
+from millpond.late_interaction.index_arguments import TokenEngine as TokenEngine
+from millpond.late_interaction.index_settings import IndexSettings
+from millpond.late_interaction.projection import Projection
+from millpond.late_interaction.token_pooling import pool_tokens, pooled_rows
+from millpond.metadata import Scalar, check_str
 from millpond.progress import draw_bar
 from millpond.ragged import Ragged
-from millpond.spec import ModelSpec
-from millpond.tasks import Role
-
-Filter = Mapping[str, object]
 
 # Texts encoded at a time: their float32 rows are in memory together, about 100 KiB a text at 128 dimensions.
 _PIECE = 512
-
-
-class TokenEngine(Protocol):
-    """The part of :class:`millpond.Engine` that an index needs."""
-
-    @property
-    def spec(self) -> ModelSpec:
-        """The description of the checkpoint."""
-        ...
-
-    def token_embed(
-        self, texts: Sequence[str], *, role: Role | None = None, normalize: bool | None = None
-    ) -> TokenEmbeddingOutput:
-        """As :meth:`millpond.Engine.token_embed`."""
-        ...
+# Rows that a projection is fitted on.
+_SAMPLE_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,13 +138,19 @@ class IndexStats:
 class LateInteractionIndex(ABC):
     """Token matrices of documents under the caller's ids, searched by MaxSim.
 
-    A subclass stores rows: it implements ``_upsert``, ``_delete``, ``_search``, ``_stored``, ``__len__`` and ``stats``.
-    The base checks arguments, encodes texts, cuts and pools rows. Methods may be called from several threads.
+    A subclass stores rows: it implements ``_upsert``, ``_delete``, ``_delete_matching``, ``_search``, ``_stored``,
+    ``_ids``, ``__len__`` and ``stats``. It stores :meth:`_settings` with the first rows, passes them to
+    :meth:`_restore` when it opens stored rows, and begins what it implements of the public methods with
+    ``self._check_open()``. The base checks arguments, encodes texts, cuts and pools rows. Methods may be called from
+    several threads.
 
     Args:
         engine: An engine that serves ``token_embed``; ``None`` for an index that is given embeddings only.
-        width: Columns to keep of every row; ``None`` keeps all.
+        width: Columns to keep of every row; ``None`` keeps all, or those that the index was built with. A checkpoint
+            trained for it (Matryoshka) is cut, other rows are projected to the principal directions (PCA) of those
+            that are added first.
         pool_factor: Mean tokens of a document that become one row (hierarchical token pooling); 1 keeps every token.
+            ``None`` is the factor that the index was built with, and 1 for a new one.
 
     Raises:
         TypeError: ``engine`` is not an engine.
@@ -152,13 +158,15 @@ class LateInteractionIndex(ABC):
         InvalidRequestError: ``width`` or ``pool_factor`` is out of range.
     """
 
-    def __init__(self, engine: TokenEngine | None, *, width: int | None = None, pool_factor: int = 1) -> None:
-        self._engine = _checked_engine(engine)
-        for name, value in (("width", width), ("pool_factor", pool_factor)):
-            if value is not None and (type(value) is not int or value < 1):
-                raise InvalidRequestError(f"{name}={value!r} must be an int from 1")
+    def __init__(self, engine: TokenEngine | None, *, width: int | None = None, pool_factor: int | None = None) -> None:
+        self._engine = checked_engine(engine)
+        check_count("width", width, optional=True)
+        check_count("pool_factor", pool_factor, optional=True)
         self._width = width
         self._pool_factor = pool_factor
+        self._closed = False
+        self._rows: _RowFormat | None = None  # of the rows that were added first
+        self._rows_lock = threading.Lock()
 
     # --------------------------------------------------------------------------------------------------- documents
 
@@ -188,14 +196,14 @@ class LateInteractionIndex(ABC):
             FingerprintMismatchError: The index was built by another model.
         """
         engine = self._required_engine("add")
-        ids, objects = _checked_documents(ids, texts, metadata, of="texts")
-        for index, text in enumerate(texts):
-            check_str(f"the text at index {index}", text)
+        ids, texts = checked_ids(ids), checked_texts(texts)
+        _check_lengths(ids, texts, of="texts")
+        objects = checked_metadata(metadata, len(ids))
         last = {id: index for index, id in enumerate(ids)}  # its insertion order is that of first occurrences
         blank = [index for index in last.values() if is_blank(texts[index])]
         kept = [index for index in last.values() if not is_blank(texts[index])]
         added = replaced = truncated = 0
-        with draw_bar(show=show_progress, total=len(kept), unit=" texts") as bar:
+        with draw_bar(show=show_progress, total=len(kept), unit=" texts") as bar, self._adding():
             for start in range(0, len(kept), _PIECE):
                 piece = kept[start : start + _PIECE]
                 output = engine.token_embed([texts[index] for index in piece], role="document", normalize=True)
@@ -235,32 +243,33 @@ class LateInteractionIndex(ABC):
             InvalidRequestError: Lists of different lengths, another width than the index has, or values that are not
                 finite.
         """
-        if not isinstance(embeddings, Ragged):
-            raise TypeError(
-                f"embeddings are of type {type(embeddings).__name__}; pass a Ragged, as token_embed(...).embeddings is "
-                "(or build one with Ragged.from_matrices)"
-            )
-        ids, objects = _checked_documents(ids, embeddings, metadata, of="embeddings")
+        self._check_open()
+        check_matrices("embeddings", embeddings)
+        ids = checked_ids(ids)
+        _check_lengths(ids, embeddings, of="embeddings")
         if texts is not None:
-            if isinstance(texts, str) or len(texts) != len(ids):
+            if isinstance(texts, str | bytes) or len(texts) != len(ids):
                 raise InvalidRequestError(f"texts must be a list of {len(ids)} texts, one for each id")
-            for index, text in enumerate(texts):
-                check_str(f"the text at index {index}", text)
-        _check_finite("embeddings", embeddings)
+            texts = checked_texts(texts)
+        objects = checked_metadata(metadata, len(ids))
+        self._check_width("embeddings", embeddings)
+        if len(embeddings.flat):
+            self._rows_of(embeddings)  # a projection is fitted on all of them
         last = list({id: index for index, id in enumerate(ids)}.values())
         added = 0
-        for start in range(0, len(last), _PIECE):
-            piece = last[start : start + _PIECE]
-            matrices = [embeddings[index] for index in piece]
-            rows = Ragged.from_matrices(matrices, width=embeddings.flat.shape[1])
-            added += self._upsert(
-                Documents(
-                    ids=[ids[index] for index in piece],
-                    texts=[texts[index] if texts is not None else "" for index in piece],
-                    metadata=[objects[index] for index in piece],
-                    embeddings=self._prepare_documents(_normalized(rows)),
+        with self._adding():
+            for start in range(0, len(last), _PIECE):
+                piece = last[start : start + _PIECE]
+                matrices = [embeddings[index] for index in piece]
+                rows = Ragged.from_matrices(matrices, width=embeddings.flat.shape[1])
+                added += self._upsert(
+                    Documents(
+                        ids=[ids[index] for index in piece],
+                        texts=[texts[index] if texts is not None else "" for index in piece],
+                        metadata=[objects[index] for index in piece],
+                        embeddings=self._prepare_documents(Ragged(flat=unit_rows(rows.flat), offsets=rows.offsets)),
+                    )
                 )
-            )
         return AddReport(added=added, replaced=len(ids) - added)
 
     def delete(self, ids: Sequence[str] | None = None, *, filter: Filter | None = None) -> int:
@@ -277,11 +286,12 @@ class LateInteractionIndex(ABC):
             TypeError: ``ids`` is a bare str.
             InvalidRequestError: Both or neither argument, or a filter without a condition.
         """
+        self._check_open()
         if (ids is None) == (filter is None):
             raise InvalidRequestError("delete takes either ids or filter; pass one of them")
         if ids is not None:
-            return self._delete(list(dict.fromkeys(_checked_ids(ids))))
-        conditions = _checked_filter(filter)
+            return self._delete(list(dict.fromkeys(checked_ids(ids))))
+        conditions = checked_filter(filter)
         if not conditions:
             raise InvalidRequestError(f"filter={filter!r} has no condition and would delete every document")
         return self._delete_matching(conditions)
@@ -317,7 +327,7 @@ class LateInteractionIndex(ABC):
             FingerprintMismatchError: The index was built by another model.
         """
         engine = self._required_engine("search")
-        _check_queries(queries)
+        check_queries(queries)
         search = self._checked_search(k=k, filter=filter, ids=ids, candidates=candidates, exact=exact)
         if not len(queries):
             return []
@@ -353,19 +363,66 @@ class LateInteractionIndex(ABC):
 
         Rows are L2-normalized. A query without rows has no hits.
         """
-        if not isinstance(queries, Ragged):
-            raise TypeError(f"queries are of type {type(queries).__name__}; pass a Ragged of token matrices")
+        self._check_open()
+        check_matrices("queries", queries)
         search = self._checked_search(k=k, filter=filter, ids=ids, candidates=candidates, exact=exact)
-        _check_finite("queries", queries)
-        return self._search(self._prepare_queries(_normalized(queries)), search) if len(queries) else []
+        self._check_width("queries", queries)
+        rows = Ragged(flat=unit_rows(queries.flat), offsets=queries.offsets)
+        return self._search(self._prepare_queries(rows), search) if len(queries) else []
+
+    def explain(self, query: str, id: str) -> list[TokenMatch]:
+        """Where each token of a query finds its best match in a document.
+
+        Query and document are encoded again. Their similarities are those of float32 rows, so that they add up to the
+        score of a hit only about as exactly as the index stores rows.
+
+        Args:
+            query: A query, as :meth:`search` takes several.
+            id: The id of a document that was added with its text.
+
+        Returns:
+            A :class:`~millpond.late_interaction.TokenMatch` for each token of the query, special tokens included.
+
+        Raises:
+            TypeError: ``query`` is not a str.
+            InvalidRequestError: The query is blank, the index has no engine or no such document, or the document was
+                added without its text.
+        """
+        engine = self._required_engine("explain")
+        if not isinstance(query, str):
+            raise TypeError(f"explain takes one query, a str, not a {type(query).__name__}")
+        check_queries([query])
+        check_str("the id", id)
+        stored = self._stored(id)
+        if stored is None:
+            raise InvalidRequestError(f"the index has no document of id {id!r}; take the id of a hit")
+        text = stored[0]
+        if is_blank(text):
+            raise InvalidRequestError(
+                f"the document {id!r} was added without its text, which has the matches; pass texts= to add_embeddings"
+            )
+        query_rows = engine.token_embed([query], role="query", normalize=True).embeddings
+        native = engine.token_embed([text], role="document", normalize=True).embeddings
+        projected = self._prepare_queries(native)  # cut, and not pooled
+        factor = self._pool_factor or 1
+        return explanation.explain(
+            engine.token_spans([query], role="query")[0],
+            self._prepare_queries(query_rows).flat,
+            engine.token_spans([text], role="document")[0],
+            projected.flat,
+            text,
+            pooled=None if factor == 1 else (pool_tokens(projected, factor).flat, pooled_rows(projected, factor)[0]),
+        )
 
     # ------------------------------------------------------------------------------------------------- maintenance
 
-    def compact(self) -> None:  # noqa: B027 - an index without anything to give back has nothing to override
+    def compact(self) -> None:
         """Give back the space of deleted documents; nothing to do by default."""
+        self._check_open()
 
     def check(self) -> list[str]:
         """What is wrong with the stored data, in words that name the file; empty if nothing is."""
+        self._check_open()
         return []
 
     @abstractmethod
@@ -378,17 +435,26 @@ class LateInteractionIndex(ABC):
 
     def get(self, id: str) -> StoredDocument | None:
         """A document as it was added; ``None`` if the index does not have it."""
+        self._check_open()
         stored = self._stored(id)
         return None if stored is None else StoredDocument(id=id, text=stored[0], metadata=stored[1])
 
+    def ids(self) -> list[str]:
+        """The ids of all documents, those added earlier first."""
+        self._check_open()
+        return self._ids()
+
     def __contains__(self, id: object) -> bool:
         """Whether the index has a document of this id."""
+        self._check_open()
         return isinstance(id, str) and self._stored(id) is not None
 
-    def close(self) -> None:  # noqa: B027 - nor one without files
-        """Release files and connections; the engine stays open."""
+    def close(self) -> None:
+        """Release rows, files and connections; the engine stays open. Every later call raises InvalidRequestError."""
+        self._closed = True
 
     def __enter__(self) -> Self:
+        self._check_open()
         return self
 
     def __exit__(
@@ -397,6 +463,14 @@ class LateInteractionIndex(ABC):
         self.close()
 
     # --------------------------------------------------------------------------------- implemented by each index
+
+    @contextmanager
+    def _adding(self) -> Iterator[None]:
+        """Around the pieces of one ``add``: an index may commit several of them together, the last when this ends.
+
+        Also after an error the pieces before it are to be stored.
+        """
+        yield
 
     @abstractmethod
     def _upsert(self, documents: Documents) -> int:
@@ -418,26 +492,99 @@ class LateInteractionIndex(ABC):
     def _stored(self, id: str) -> tuple[str, Mapping[str, Any]] | None:
         """Text and metadata of a document."""
 
+    @abstractmethod
+    def _ids(self) -> list[str]:
+        """The ids of all documents."""
+
     # ----------------------------------------------------------------------------------------------------------
 
     def _required_engine(self, method: str) -> TokenEngine:
+        self._check_open()
         if self._engine is None:
+            instead = "" if method == "explain" else f"use {method}_embeddings, or "
             raise InvalidRequestError(
-                f"this index has no engine to encode texts; use {method}_embeddings, or pass an engine when opening it"
+                f"this index has no engine to encode texts; {instead}pass an engine when opening it"
             )
         return self._engine
 
-    def _identity(self) -> ModelIdentity | None:
-        """The identity of the engine's model, to store with the index; ``None`` without an engine."""
-        return None if self._engine is None else ModelIdentity.of(self._engine.spec)
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidRequestError("this index is closed; open it again")
+
+    def _settings(self) -> IndexSettings | None:
+        """How rows are made, to store with them; ``None`` as long as no row was added. It never changes after that."""
+        rows = self._rows
+        if rows is None:
+            return None
+        model = rows.model if self._engine is None or rows.restored else ModelIdentity.of(self._engine.spec)
+        return IndexSettings(
+            model=model, native=rows.native, pool_factor=self._pool_factor or 1, projection=rows.projection
+        )
+
+    def _restore(self, settings: IndexSettings, *, owner: str) -> None:
+        """Take the settings that rows were stored with.
+
+        Args:
+            settings: What :meth:`_settings` returned.
+            owner: The index in error messages, as ``index '/data/docs'``.
+
+        Raises:
+            FingerprintMismatchError: The engine has another model.
+            InvalidRequestError: The index was opened with another width or pool_factor.
+        """
+        spec = None if self._engine is None else self._engine.spec
+        settings.check(spec, width=self._width, pool_factor=self._pool_factor, owner=owner)
+        self._width, self._pool_factor = settings.width, settings.pool_factor
+        self._rows = _RowFormat(
+            native=settings.native, projection=settings.projection, model=settings.model, restored=True
+        )
 
     def _prepare_documents(self, embeddings: Ragged) -> Ragged:
-        """Rows of length 1 as they are stored: cut to the width, pooled."""
-        return embeddings
+        """Rows of length 1 as they are stored: cut to the width, then pooled."""
+        if not len(embeddings.flat):
+            return Ragged(flat=embeddings.flat[:, : self._width], offsets=embeddings.offsets)
+        projection = self._rows_of(embeddings).projection
+        rows = embeddings if projection is None else projection.apply(embeddings)
+        return pool_tokens(rows, self._pool_factor or 1)
 
     def _prepare_queries(self, embeddings: Ragged) -> Ragged:
-        """Rows of length 1 as they are compared: cut to the width."""
-        return embeddings
+        """Rows of length 1 as they are compared: cut to the width, never pooled."""
+        rows = self._rows
+        return embeddings if rows is None or rows.projection is None else rows.projection.apply(embeddings)
+
+    def _check_width(self, name: str, matrices: Ragged) -> None:
+        """Refuse rows that are not as wide as those of the index (of an empty one: of its engine)."""
+        width, rows = matrices.flat.shape[1], self._rows
+        native, of = (
+            (rows.native, "the rows of this index")
+            if rows is not None
+            else (None, "")
+            if self._engine is None
+            else (self._engine.spec.hidden_size, f"the token vectors of {self._engine.spec.name}")
+        )
+        if native is not None and len(matrices.flat) and width != native:
+            raise InvalidRequestError(f"{name} are {width} wide, and {of} {native}; pass rows of that width")
+
+    def _rows_of(self, first: Ragged) -> _RowFormat:
+        """The format of the rows; decided by the first rows that are added, which a projection is fitted on."""
+        with self._rows_lock:
+            if self._rows is None:
+                native = first.flat.shape[1]
+                if self._width is not None and self._width > native:
+                    raise InvalidRequestError(
+                        f"width={self._width} is more than the rows have ({native}); choose 1 to {native}"
+                    )
+                self._rows = _RowFormat(native=native, projection=self._fitted(first))
+            return self._rows
+
+    def _fitted(self, sample: Ragged) -> Projection | None:
+        width, native = self._width, sample.flat.shape[1]
+        if width is None or width == native:
+            return None
+        if self._engine is not None and projection.is_trained(self._engine.spec, width):
+            return Projection.matryoshka(native, width)
+        every = -(-len(sample.flat) // _SAMPLE_ROWS)
+        return Projection.fit(unit_rows(sample.flat[::every]), width)
 
     def _checked_search(
         self,
@@ -448,8 +595,7 @@ class LateInteractionIndex(ABC):
         candidates: int | None,
         exact: bool,
     ) -> SearchOptions:
-        if type(k) is not int or k < 1:
-            raise InvalidRequestError(f"k={k!r} must be an int from 1")
+        check_count("k", k)
         if candidates is not None and (type(candidates) is not int or candidates < k):
             raise InvalidRequestError(
                 f"candidates={candidates!r} must be an int from k={k}; leave it out for the index's own number"
@@ -458,8 +604,8 @@ class LateInteractionIndex(ABC):
             raise InvalidRequestError(f"exact={exact!r} must be True or False")
         return SearchOptions(
             k=k,
-            conditions=_checked_filter(filter),
-            ids=None if ids is None else list(dict.fromkeys(_checked_ids(ids))),
+            conditions=checked_filter(filter),
+            ids=None if ids is None else list(dict.fromkeys(checked_ids(ids))),
             candidates=candidates,
             exact=exact,
         )
@@ -484,90 +630,28 @@ class SearchOptions:
     exact: bool = False
 
 
-def _checked_engine(engine: TokenEngine | None) -> TokenEngine | None:
-    if engine is None:
-        return None
-    inner = getattr(engine, "engine", engine)  # an AsyncEngine has its engine there
-    if not hasattr(inner, "spec") or not hasattr(inner, "token_embed"):
-        raise TypeError(
-            f"engine is of type {type(engine).__name__}; pass a millpond.Engine (Engine('model') makes one), "
-            "or None for an index that is given embeddings only"
-        )
-    checked: TokenEngine = inner
-    if "token_embed" not in checked.spec.tasks:
-        from millpond.errors import UnsupportedTaskError
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _RowFormat:
+    """How the rows of an index are made of a model's rows.
 
-        raise UnsupportedTaskError(
-            f"{checked.spec.name} has no token vectors (it serves {', '.join(sorted(checked.spec.tasks))}); "
-            "use an embedder or a ColBERT checkpoint"
-        )
-    return checked
+    Attributes:
+        native: Columns of the model's rows.
+        projection: The map to the index's width; ``None`` if it is the model's.
+        model: The model that the index was stored with, if it was.
+        restored: Whether it was stored.
+    """
 
+    native: int
+    projection: Projection | None
+    model: ModelIdentity | None = None
+    restored: bool = False
 
-def _check_queries(queries: Sequence[str]) -> None:
-    if isinstance(queries, str | bytes) or not isinstance(queries, Sequence):
-        raise TypeError(f"queries is of type {type(queries).__name__}; pass a list of str")
-    for index, query in enumerate(queries):
-        check_str(f"the query at index {index}", query)
-        if is_blank(query):
-            raise InvalidRequestError(f"the query at index {index} is blank; leave it out")
+    @property
+    def width(self) -> int:
+        """Columns of a stored row."""
+        return self.native if self.projection is None else self.projection.width
 
 
-def _checked_ids(ids: Sequence[str]) -> list[str]:
-    if isinstance(ids, str | bytes):
-        raise TypeError(f"ids={ids!r} is one str; pass a list of ids")
-    checked = list(ids)
-    for index, id in enumerate(checked):
-        check_str(f"the id at index {index}", id)
-        if not id:
-            raise InvalidRequestError(f"the id at index {index} is empty; every document needs one")
-    return checked
-
-
-def _checked_documents(
-    ids: Sequence[str],
-    contents: Sequence[Any] | Ragged,
-    metadata: Sequence[Mapping[str, Any] | None] | None,
-    *,
-    of: str,
-) -> tuple[list[str], list[dict[str, Any]]]:
-    """The ids, and the metadata as JSON objects of their own."""
-    if isinstance(contents, str | bytes):
-        raise TypeError(f"{of} is one {type(contents).__name__}; pass a list")
-    checked = _checked_ids(ids)
-    if len(checked) != len(contents):
-        raise InvalidRequestError(f"{len(checked)} ids for {len(contents)} {of}; pass one id for each")
-    if metadata is None:
-        return checked, [{} for _ in checked]
-    if isinstance(metadata, Mapping) or len(metadata) != len(checked):
-        raise InvalidRequestError(f"metadata must be a list of {len(checked)} mappings, one for each id")
-    objects = []
-    for index, item in enumerate(metadata):
-        if item is not None and not isinstance(item, Mapping):
-            raise InvalidRequestError(f"metadata[{index}] is {describe(item)}; it must be a mapping or None")
-        objects.append(json_object(f"metadata[{index}]", item) if item is not None else {})
-    return checked, objects
-
-
-def _checked_filter(filter: Filter | None) -> dict[str, tuple[Scalar, ...]]:
-    if filter is None:
-        return {}
-    if not isinstance(filter, Mapping):
-        raise InvalidRequestError(f"filter is of type {type(filter).__name__}; pass a dict of metadata values")
-    return check_filter(filter)
-
-
-def _check_finite(name: str, matrices: Ragged) -> None:
-    if matrices.flat.dtype.kind != "f":
-        raise InvalidRequestError(f"{name} hold {matrices.flat.dtype}; pass floats")
-    finite = np.isfinite(matrices.flat).all(axis=1)  # [tokens]
-    if not finite.all():
-        index = int(np.searchsorted(matrices.offsets, int(np.argmin(finite)), side="right")) - 1
-        raise InvalidRequestError(f"the matrix at index {index} of {name} holds NaN or infinity; leave it out")
-
-
-def _normalized(rows: Ragged) -> Ragged:
-    """Float32 rows of length 1; a row of zeros stays one."""
-    flat = rows.flat.astype(np.float32)
-    flat /= np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-    return Ragged(flat=flat, offsets=rows.offsets)
+def _check_lengths(ids: Sequence[str], contents: Sequence[Any] | Ragged, *, of: str) -> None:
+    if len(ids) != len(contents):
+        raise InvalidRequestError(f"{len(ids)} ids for {len(contents)} {of}; pass one id for each")

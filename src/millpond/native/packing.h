@@ -68,7 +68,7 @@ inline uint16_t to_bfloat16(float number) {
   return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-int64_t pack_int8(const void* arguments) {
+[[maybe_unused]] int64_t pack_int8(const void* arguments) {
   const auto& call = *(const PackCall*)arguments;
   for (int64_t i = 0; i < call.count; i++) {
     int8_t* row = (int8_t*)call.rows + i * call.width;
@@ -78,7 +78,7 @@ int64_t pack_int8(const void* arguments) {
   return 0;
 }
 
-int64_t pack_bfloat16(const void* arguments) {
+[[maybe_unused]] int64_t pack_bfloat16(const void* arguments) {
   const auto& call = *(const PackCall*)arguments;
   for (int64_t i = 0; i < call.count; i++) {
     uint16_t* row = (uint16_t*)call.rows + i * call.width;

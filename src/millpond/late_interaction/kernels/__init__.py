@@ -1,1 +1,1 @@
-"""Late-interaction kernels: compiled where this processor has them, numpy and torch elsewhere."""
+"""Kernels of late interaction: each calls the compiled function of ``native/``, or computes the same with torch."""
