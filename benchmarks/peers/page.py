@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from peers import curves, serving, soaking
+from peers import curves, retrieval_page, serving, soaking
 from peers.engines import COMPETITORS
 from peers.targets import verdicts
 
@@ -17,6 +17,7 @@ Record = Mapping[str, Any]
 ALT = {
     "embed": "Lines of tokens per second over the length of the texts, for each engine",
     "calls": "Lines of tokens per second over the number of texts in one call, for each engine",
+    "late_interaction": "Recall over CPU milliseconds of a query, for each engine, in a panel for each set",
     "latency": "A bar from the median to the 99th percentile of milliseconds, for each engine",
     "soak": "Lines of the server's memory, threads and open files over time",
 }
@@ -178,6 +179,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
 
 # Results of scripts other than compare.py.
 OTHERS: dict[str, Callable[[Record], str]] = {
+    "late_interaction": retrieval_page.table,
     "load": curves.load_table,
     "memory": curves.memory_table,
     "serve": serving.table,

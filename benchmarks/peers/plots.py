@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from peers import curves, soaking
+from peers import curves, retrieval_page, soaking
 from peers.engines import COMPETITORS
 
 Record = Mapping[str, Any]
@@ -111,6 +111,7 @@ PLOTS: dict[str, Callable[[Record], Any]] = {
     "calls": by_calls,
     "latency": percentiles,
     "load": curves.load_plot,
+    "late_interaction": retrieval_page.plot,
     "memory": curves.memory_plot,
     "soak": soaking.plot,
 }

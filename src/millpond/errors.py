@@ -16,6 +16,8 @@
     ├── EngineClosedError
     ├── CacheError
     ├── SinkError
+    ├── IndexCorruptedError
+    ├── IndexLockedError (TimeoutError)
     ├── FingerprintMismatchError (ValueError)
     └── MissingExtraError (ImportError)
 
@@ -144,6 +146,14 @@ class CacheError(MillpondError):
 
 class SinkError(MillpondError):
     """A database refused a request, did not answer, or holds a row that cannot be read."""
+
+
+class IndexCorruptedError(MillpondError):
+    """A file of an index is damaged or missing, or of a format that this version cannot read; the message names it."""
+
+
+class IndexLockedError(MillpondError, TimeoutError):
+    """Another process or thread writes the index, and did for longer than a writer waits."""
 
 
 class FingerprintMismatchError(MillpondError, ValueError):

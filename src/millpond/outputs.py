@@ -118,6 +118,23 @@ class TokenEmbeddingOutput(_Array):
         return self.embeddings
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenSpans:
+    """The tokens whose rows ``token_embed`` returns for one text, from ``token_spans``.
+
+    Attributes:
+        tokens: Each row's token as the vocabulary spells it: ``"##ing"``, ``"[CLS]"``.
+        offsets: int32 ``[rows, 2]`` each row's characters (code points) in the caller's text, half open; ``(0, 0)`` for
+            a token that stands for none: special tokens, marker, prompt, query expansion.
+    """
+
+    tokens: tuple[str, ...]
+    offsets: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
 class LabelScore(NamedTuple):
     """A label and its probability.
 

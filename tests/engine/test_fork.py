@@ -14,8 +14,11 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 
 def run(program: str, *arguments: str) -> dict[str, str]:
-    """What a program printed as ``name: text``. OpenMP has two threads in it: with one, no thread can be missing."""
-    env = {**os.environ, "OMP_NUM_THREADS": "2"}
+    """What a program printed as ``name: text``. OpenMP has two threads in it: with one, no thread can be missing.
+
+    They sleep while they wait: on a busy machine, threads that spin take a child's seconds from each other.
+    """
+    env = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _CHILD + program, *arguments],
         capture_output=True,
@@ -153,8 +156,9 @@ for moment in range(4):
     windows = engine.submit("embed", [" ".join(texts[:60])], millpond.PoolingParams(chunking="mean"))
     cancelled = engine.submit("embed", texts[:100])
     completed = concurrent.futures.as_completed([future, cancelled])
-    called = []
+    called, over = [], threading.Event()
     future.add_done_callback(called.append)
+    future.add_done_callback(lambda _: over.set())
     time.sleep(0.05 * moment)
 
     def child_of_a_busy_parent():
@@ -188,6 +192,7 @@ for moment in range(4):
     cancelled.cancel()
     for call in (future, pairs, windows):
         call.result()
+    over.wait()  # result() returns before the callbacks are called
     assert called == [future]
     rows.close()
 
@@ -203,6 +208,90 @@ print("exit:", os.waitstatus_to_exitcode(os.wait()[1]))
 def test_what_a_busy_parent_was_to_finish_fails_in_the_child(tmp_path: Path) -> None:
     printed = run(_BUSY, minilm(), str(tmp_path / "cache.db"))
     assert printed == {f"moment {i}": "works" for i in range(4)} | {"exit": "7", "stats": "0"}
+
+
+_READING = """
+import millpond.engine.fork as fork
+from millpond import Engine
+from millpond.pooling.pooler import Pooler
+
+model = sys.argv[1]
+engine = Engine(model)
+inside, over = threading.Event(), threading.Event()
+tokens = Pooler.tokens
+
+def held(pooler, hidden):
+    inside.set()
+    over.wait()
+    return tokens(pooler, hidden)
+
+Pooler.tokens = held
+fork._MAX_WAIT = 0.5
+future = engine.submit("embed", ["tides"])
+inside.wait()  # a worker reads the vectors of a batch
+Pooler.tokens = tokens
+child("own", lambda: Engine(model).embed(["tides"]) and None)
+over.set()
+print("parent:", "works" if len(future.result().embeddings) == 1 else "fails")
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_fork_while_another_thread_reads_the_vectors_of_a_batch() -> None:
+    """Python 3.11's cached_property has a lock for all objects of a class, which the child would find held."""
+    assert run(_READING, minilm()) == {"own": "works", "parent": "works"}
+
+
+_COMPUTING = """
+running, ended = [], threading.Event()
+
+def next_batch():
+    with fork.computing():
+        running.append("next")
+        ended.set()
+
+def meanwhile():  # a hook that is called after the engine's, since it was registered before
+    if armed:
+        threading.Thread(target=next_batch).start()
+        time.sleep(0.5)
+
+armed = False
+os.register_at_fork(before=meanwhile)
+
+import millpond.engine.fork as fork
+from millpond import Engine
+from millpond.engine.execute.runner import Runner
+
+engine = Engine(sys.argv[1])
+inside, over = threading.Event(), threading.Event()
+run_batch = Runner.run
+
+def held(runner, requests):
+    running.append("first")
+    inside.set()
+    over.wait()
+    rows = run_batch(runner, requests)
+    running.remove("first")
+    return rows
+
+Runner.run = held
+future = engine.submit("embed", ["tides"])
+inside.wait()
+armed = True
+threading.Timer(0.5, over.set).start()
+
+def nothing_runs():
+    assert running == [], running
+child("during a batch", nothing_runs)
+ended.wait()
+print("parent:", "works" if running == ["next"] and len(future.result().embeddings) == 1 else "fails")
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_fork_waits_for_the_batch_that_runs_and_the_next_batch_for_the_fork() -> None:
+    """Threads that compute hold locks of torch's libraries, such as that of oneDNN's cache of kernels."""
+    assert run(_COMPUTING, minilm()) == {"during a batch": "works", "parent": "works"}
 
 
 _LOADING = """

@@ -19,6 +19,7 @@ PACKAGES = (
     "langchain_millpond",
     "llama_index.embeddings.millpond",
     "llama_index.postprocessor.millpond_rerank",
+    "llama_index.retrievers.millpond",
     "millpond_qdrant",
     "millpond_milvus",
 )

@@ -15,7 +15,12 @@ ROOT = Path(__file__).parents[2]
 WHEELS = {  # folder: (root of its sources, its packages...)
     ".": ("src", "millpond"),
     "integrations/langchain": (".", "langchain_millpond"),
-    "integrations/llama-index": (".", "llama_index/embeddings/millpond", "llama_index/postprocessor/millpond_rerank"),
+    "integrations/llama-index": (
+        ".",
+        "llama_index/embeddings/millpond",
+        "llama_index/postprocessor/millpond_rerank",
+        "llama_index/retrievers/millpond",
+    ),
     "integrations/qdrant": (".", "millpond_qdrant"),
     "integrations/milvus": (".", "millpond_milvus"),
 }

@@ -4,7 +4,7 @@ import re
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest import CollectionSink, Hit
-from millpond.ingest.search import check_filter
+from millpond.metadata import check_filter
 
 
 class MemoryClient(dict):

@@ -17,8 +17,9 @@ from millpond.ingest.batch import record_bytes, slices, storable
 from millpond.ingest.location import is_address, url_of
 from millpond.ingest.manifest import MANIFEST_KEY
 from millpond.ingest.payload import check_payload
-from millpond.ingest.search import check_filter, plan_search
+from millpond.ingest.search import plan_search
 from millpond.ingest.sink import check_widths
+from millpond.metadata import check_filter
 from millpond.outputs import EmbeddingOutput, Usage
 from millpond.spec import ModelSpec
 

@@ -3,5 +3,6 @@
 from langchain_millpond.cross_encoder import MillpondCrossEncoder
 from langchain_millpond.embeddings import MillpondEmbeddings
 from langchain_millpond.reranker import MillpondReranker
+from langchain_millpond.retriever import MillpondColBERTRetriever
 
-__all__ = ["MillpondCrossEncoder", "MillpondEmbeddings", "MillpondReranker"]
+__all__ = ["MillpondColBERTRetriever", "MillpondCrossEncoder", "MillpondEmbeddings", "MillpondReranker"]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.search import Scalar, check_filter
+from millpond.metadata import Scalar, check_filter
 from millpond_milvus.schema import PayloadSchema
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -20,12 +19,13 @@ from millpond.ingest.record import Record, point_id
 from millpond.ingest.search import Hit, SearchPlan
 from millpond.ingest.sink import vector_name
 from millpond.spec import ModelSpec
-from millpond_milvus.client import URL_SCHEMES, connect, describe_error, lite_lock
+from millpond_milvus.client import URL_SCHEMES, lite_lock
+from millpond_milvus.collection import MilvusCollection
 from millpond_milvus.filters import one_of, to_expression
 from millpond_milvus.schema import MAX_VARCHAR, SCHEMAS
 
 
-class MilvusSink(CollectionSink[str]):
+class MilvusSink(MilvusCollection, CollectionSink[str]):
     """Writes to one collection of Milvus, and searches it.
 
     The first write creates the collection: a vector field ``d{width}`` for every width, the metric COSINE (an exact
@@ -50,16 +50,7 @@ class MilvusSink(CollectionSink[str]):
         SinkError: The server does not answer, or another process has the file open.
     """
 
-    database = "Milvus"
-    name_pattern = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
-    name_rule = "letters, digits and underscores, no digit first"
-    # The server takes requests of 64 MB; half of that leaves room for what protobuf adds.
-    max_rows = 1000
-    max_bytes = 32 << 20
-    float_bytes = 4
     max_results = 16_384
-
-    _client: MilvusClient
 
     def __init__(
         self,
@@ -74,10 +65,8 @@ class MilvusSink(CollectionSink[str]):
         path = None if isinstance(uri, MilvusClient) else uri
         super().__init__(path, collection, dimensions=dimensions, payload=payload, owned=client is None)
         self._schema = SCHEMAS[self._payload]
-        self._timeout = timeout
         self._lite = False
-        with self._request("the connection"):
-            self._client = connect(self._where, timeout) if client is None else client
+        self._connect(client, timeout)
 
     def prepare(self, spec: ModelSpec) -> None:
         """Create the collection and its indexes, or check that they fit: see :meth:`CollectionSink.prepare`."""
@@ -88,9 +77,6 @@ class MilvusSink(CollectionSink[str]):
         """Raise InvalidRequestError for a record that Milvus cannot store, such as a text of over 65,535 bytes."""
         widths = self._manifest.dimensions if self._manifest is not None else self._dimensions or ()
         self._schema.row(record, point_id(record.id), vectors=frozenset(map(vector_name, widths)))
-
-    def _exists(self) -> bool:
-        return bool(self._client.has_collection(self._collection, timeout=self._timeout))
 
     def _create(self, manifest: CollectionManifest) -> None:
         schema = self._client.create_schema(auto_id=False, enable_dynamic_field=self._schema.json is None)
@@ -109,17 +95,9 @@ class MilvusSink(CollectionSink[str]):
             timeout=self._timeout,
         )
 
-    def _read_manifest(self) -> object:
-        description = self._client.describe_collection(self._collection, timeout=self._timeout)
-        text = (description.get("properties") or {}).get(MANIFEST_KEY)
-        try:
-            return None if text is None else json.loads(text)
-        except ValueError:
-            return text
-
     def _prepare(self, manifest: CollectionManifest) -> None:
         with self._request("the version"):
-            self._lite = str(self._client.get_server_version(timeout=self._timeout)).startswith("milvus_lite")
+            self._lite = self._is_lite()
         # Fields without an index: those of a new collection, or of one whose creation was interrupted.
         with self._request("indexing the collection"):
             indexed = self._client.list_indexes(self._collection, timeout=self._timeout)
@@ -133,8 +111,7 @@ class MilvusSink(CollectionSink[str]):
                 self._client.create_index(self._collection, index, sync=False, timeout=self._timeout)
 
     def _load(self) -> None:
-        with self._request("loading the collection"):
-            self._client.load_collection(self._collection, timeout=self._timeout)
+        self._load_collection()
 
     def _encode(self, batch: WriteBatch) -> list[dict[str, Any]]:
         names = frozenset(map(vector_name, batch.vectors))
@@ -194,19 +171,6 @@ class MilvusSink(CollectionSink[str]):
         # A row that a framework wrote has its own id, which its hit shows.
         return written if self._manifest is None or self._manifest.payload == "plain" else [*written, record_id]
 
-    def _count(self) -> int:
-        rows = self._client.query(
-            self._collection,
-            filter="",
-            output_fields=["count(*)"],
-            consistency_level="Strong",
-            timeout=self._timeout,
-        )
-        return int(rows[0]["count(*)"])
-
     def _to_native(self, filter: Mapping[str, object] | str | None, payload: Payload) -> str:
         widths = () if self._manifest is None else self._manifest.dimensions
         return to_expression(filter, SCHEMAS[payload], vectors=frozenset(map(vector_name, widths)))
-
-    def _describe_error(self, error: Exception, request: str) -> str | None:
-        return describe_error(error, request)

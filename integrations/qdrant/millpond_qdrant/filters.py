@@ -9,7 +9,7 @@ from qdrant_client import models
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.payload import LLAMA_INDEX_KEYS, Payload
-from millpond.ingest.search import Scalar, check_filter
+from millpond.metadata import Scalar, check_filter
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _UNWRITABLE = {'"': "quote", "\\": "backslash"}  # a path has no escapes

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import sqlite3
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 from qdrant_client import QdrantClient, models
 
@@ -18,16 +16,14 @@ from millpond.ingest.payload import Payload
 from millpond.ingest.record import point_id
 from millpond.ingest.search import Hit, SearchPlan
 from millpond.ingest.sink import vector_name
-from millpond_qdrant.client import connect, describe_error
+from millpond_qdrant.collection import QdrantCollection
 from millpond_qdrant.filters import has_condition, to_filter
-from millpond_qdrant.folder import FolderLease, settle, use_write_ahead_log
-from millpond_qdrant.local import serialized
 from millpond_qdrant.points import payload_of, record_fields
 from millpond_qdrant.probe import PartialPoints
 from millpond_qdrant.queries import queries_of
 
 
-class QdrantSink(CollectionSink[models.Filter]):
+class QdrantSink(QdrantCollection, CollectionSink[models.Filter]):
     """Writes to one collection of Qdrant, and searches it.
 
     The first write creates the collection: a vector ``d{width}`` for every width, cosine distance, and the model's
@@ -51,17 +47,6 @@ class QdrantSink(CollectionSink[models.Filter]):
         SinkError: The folder is in use by another process, damaged, or cannot be created.
     """
 
-    database = "Qdrant"
-    row = "point"
-    name_pattern = re.compile(r'(?!\.\.?\Z)[^<>:"/\\|?*\x00-\x1f]{1,255}')
-    name_rule = '1 to 255 characters without < > : " / \\ | ? *'
-    # The server takes requests of 32 MB by default; a float costs it up to 20 bytes of JSON.
-    max_rows = 256
-    max_bytes = 16 << 20
-    float_bytes = 20
-
-    _client: QdrantClient
-
     def __init__(
         self,
         location: str | os.PathLike[str] | QdrantClient,
@@ -74,14 +59,8 @@ class QdrantSink(CollectionSink[models.Filter]):
         client = location if isinstance(location, QdrantClient) else None
         path = None if isinstance(location, QdrantClient) else location
         super().__init__(path, collection, dimensions=dimensions, payload=payload, owned=client is None)
-        opened = connect(self._where, timeout) if client is None else client
-        self._lease = opened if isinstance(opened, FolderLease) else None  # of a folder that this sink opened
-        self._client = opened.client if isinstance(opened, FolderLease) else opened
+        self._connect(client, timeout)
         self._partial_points = PartialPoints()
-        self._log: sqlite3.Connection | None = None  # of a folder, once it is prepared
-
-    def _exists(self) -> bool:
-        return self._client.collection_exists(self._collection)
 
     def _create(self, manifest: CollectionManifest) -> None:
         vectors = {
@@ -92,14 +71,8 @@ class QdrantSink(CollectionSink[models.Filter]):
             self._collection, vectors_config=vectors, metadata={MANIFEST_KEY: manifest.to_dict()}
         )
 
-    def _read_manifest(self) -> object:
-        metadata = self._client.get_collection(self._collection).config.metadata
-        return (metadata or {}).get(MANIFEST_KEY)
-
     def _prepare(self, manifest: CollectionManifest) -> None:
-        if self._lease is not None:
-            with self._request("opening the write-ahead log"):
-                self._log = use_write_ahead_log(self._client, self._collection)
+        self._open_log()
 
     def _encode(self, batch: WriteBatch) -> models.Batch:
         return models.Batch(
@@ -112,11 +85,6 @@ class QdrantSink(CollectionSink[models.Filter]):
 
     def _upsert(self, rows: models.Batch) -> None:
         self._client.upsert(self._collection, points=rows, wait=True)
-
-    def _flush(self) -> None:
-        if self._log is not None:
-            with self._request("a checkpoint"):
-                settle(self._log)
 
     def _query(self, plan: SearchPlan, native: models.Filter | None, payload: Payload) -> list[models.ScoredPoint]:
         names = [vector_name(width) for width in sorted(plan.vectors)]
@@ -159,21 +127,6 @@ class QdrantSink(CollectionSink[models.Filter]):
 
     def _has_condition(self, native: models.Filter) -> bool:
         return has_condition(native)
-
-    def _describe_error(self, error: Exception, request: str) -> str | None:
-        return describe_error(error, request)
-
-    def _release(self) -> None:
-        if self._lease is not None:
-            self._lease.close()
-        else:
-            with serialized(self._client):
-                self._client.close()
-
-    @contextmanager
-    def _request(self, request: str) -> Iterator[None]:
-        with serialized(self._client), super()._request(request):
-            yield
 
 
 def _own_id(hit_id: str) -> list[models.ExtendedPointId]:

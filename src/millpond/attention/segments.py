@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate, groupby
 from operator import eq
 from typing import Any
 
 import torch
+
+from millpond.cached_property import cached_property
 
 # Microseconds that joining a run to a longer neighbour may cost: about what a separate kernel start costs.
 _START_COST = 70

@@ -15,8 +15,8 @@ from millpond.bench.connection import Answer, Connections
 from millpond.bench.plan import LoadPlan
 from millpond.bench.report import OK, LoadReport, Sample
 from millpond.bench.target import APIS, Target, UnusableAnswerError, excerpt, tokens_of
-from millpond.engine.progress import draw_bar
 from millpond.errors import InvalidRequestError
+from millpond.progress import draw_bar
 
 if TYPE_CHECKING:
     from tqdm import tqdm

@@ -12,10 +12,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from millpond.cached_property import cached_property
 from millpond.errors import InputTooLongError, InvalidRequestError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from millpond.blank import is_blank
 from millpond.cli import options
 from millpond.cli.texts import read_texts
-from millpond.ingest.blank import is_blank
 from millpond.ingest.record import Record
 from millpond.tasks import ScoreMethod, Truncate
 

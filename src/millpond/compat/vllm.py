@@ -20,10 +20,10 @@ from millpond.compat.vllm_outputs import (
 )
 from millpond.engine.composite.scoring import pair_up, vector_params
 from millpond.engine.engine import Engine
-from millpond.engine.progress import draw_bar
 from millpond.errors import InvalidRequestError
 from millpond.inputs import Item, Pair
 from millpond.params import PoolingParams
+from millpond.progress import draw_bar
 from millpond.tasks import Task
 from millpond.vllm_dialect import arguments
 from millpond.vllm_dialect.model import Pending, PoolingModel

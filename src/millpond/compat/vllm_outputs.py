@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
+
+from millpond.cached_property import cached_property
 
 _SHOWN_NUMBERS = 4  # of a vector, in its repr
 

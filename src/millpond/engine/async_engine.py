@@ -27,12 +27,13 @@ import numpy.typing as npt
 from millpond.engine.engine import Engine
 from millpond.engine.execute.interrupts import is_interrupt
 from millpond.engine.input.large_texts import is_large
-from millpond.engine.progress import progress_bar
 from millpond.engine.submission import Submission
 from millpond.engine.task_methods import EmbedOptions, TaskMethods, shows_options_of
+from millpond.outputs import TokenSpans
 from millpond.params import PoolingParams
+from millpond.progress import progress_bar
 from millpond.spec import ModelSpec
-from millpond.tasks import ScoreMethod, Task
+from millpond.tasks import Role, ScoreMethod, Task, Truncate
 
 # More texts than this are checked and deduplicated in a thread, not in the loop.
 _LOOP_TEXTS = 2048
@@ -146,6 +147,12 @@ class AsyncEngine:
         while (chunk := await asyncio.to_thread(_take, rows, _WINDOW)) != []:
             for row in chunk:
                 yield row
+
+    async def token_spans(
+        self, texts: Sequence[str], *, role: Role | None = None, truncate: Truncate = "end"
+    ) -> list[TokenSpans]:
+        """As :meth:`millpond.Engine.token_spans`; the tokenizer works in a thread."""
+        return await asyncio.to_thread(self.engine.token_spans, texts, role=role, truncate=truncate)
 
     async def submit(self, task: Task, inputs: Sequence[Any], params: PoolingParams | None = None) -> Any:
         """As :meth:`millpond.Engine.submit`, awaited: the task's output."""

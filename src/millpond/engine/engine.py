@@ -21,6 +21,7 @@ from millpond.engine.execute.interrupts import is_interrupt
 from millpond.engine.fork import loading, outside_inherited_pool
 from millpond.engine.input import resolve, validate
 from millpond.engine.input.oversize import bunches, part_of
+from millpond.engine.input.token_spans import token_spans
 from millpond.engine.loading import load
 from millpond.engine.schedule.counters import Observer
 from millpond.engine.schedule.timing import CallFuture
@@ -28,11 +29,11 @@ from millpond.engine.submission import Submission
 from millpond.engine.task_methods import EmbedOptions, TaskMethods, embed_params, shows_options_of
 from millpond.errors import InvalidRequestError
 from millpond.inputs import Item
-from millpond.outputs import ScoreOutput
+from millpond.outputs import ScoreOutput, TokenSpans
 from millpond.params import PoolingParams
 from millpond.spec import ModelSpec
 from millpond.stats import EngineStats
-from millpond.tasks import Activation, ScoreMethod, Task
+from millpond.tasks import Activation, Role, ScoreMethod, Task, Truncate
 
 # Tokens per batch: on a CPU, a layer's activations stay in the cache; on a GPU, the batch fills the device.
 _CPU_BATCH_TOKENS = 4096
@@ -246,6 +247,29 @@ class Engine(TaskMethods):
             for indices in bunches(checked)
             for ids in tokenizer.ids([checked[i] for i in indices], special_tokens=special_tokens)
         ]
+
+    def token_spans(
+        self, texts: Sequence[str], *, role: Role | None = None, truncate: Truncate = "end"
+    ) -> list[TokenSpans]:
+        """Where in its text each row of :meth:`token_embed` comes from, for the same text, role and truncation.
+
+        Nothing is computed but the tokens.
+
+        Args:
+            texts: A list of texts.
+            role: As :meth:`token_embed`.
+            truncate: As :meth:`token_embed`.
+
+        Returns:
+            :class:`~millpond.TokenSpans` of each text, with an entry for each of its rows.
+
+        Raises:
+            TypeError: ``texts`` is a bare str.
+            InvalidRequestError: An element is not a text, or is too long and ``truncate="error"``.
+            UnsupportedTaskError: The checkpoint does not serve ``token_embed``.
+        """
+        checked = validate.check_texts(texts, "token_spans", self._loaded)
+        return token_spans(checked, self._loaded, role=role, truncate=truncate)
 
     def truncate_texts(self, texts: Sequence[str], tokens: int) -> list[str]:
         """Each text cut at its end to at most ``tokens`` tokens; special tokens are not counted.

@@ -21,7 +21,6 @@ from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.input import resolve, validate
 from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.plan import EncodesPairs, Plan
-from millpond.engine.progress import Bar, progress_bar
 from millpond.engine.schedule.call import TakeMatrices
 from millpond.engine.schedule.intake import INLINE_TEXTS
 from millpond.engine.schedule.timing import CallFuture, CallTimer
@@ -30,6 +29,7 @@ from millpond.errors import EngineOverloadedError, InvalidRequestError
 from millpond.inputs import Item
 from millpond.outputs import EmbeddingOutput
 from millpond.params import PoolingParams
+from millpond.progress import Bar, progress_bar
 from millpond.tasks import Role, ScoreMethod, ScoreType, Task
 
 # A stream reads this many texts at a time, and keeps this many calls queued ahead of the vector it hands out.

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from millpond.errors import InvalidRequestError, MillpondError, SinkError
+from millpond.errors import InvalidRequestError, SinkError
 from millpond.ingest.arguments import check_engine
 from millpond.ingest.batch import WriteBatch, record_bytes, slices
-from millpond.ingest.location import is_address
+from millpond.ingest.collection_client import CollectionClient
 from millpond.ingest.manifest import CollectionManifest
 from millpond.ingest.payload import Payload, check_payload
 from millpond.ingest.record import Record, point_id
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 NativeFilter = TypeVar("NativeFilter")
 
 
-class CollectionSink(ABC, Generic[NativeFilter]):
+class CollectionSink(CollectionClient, Generic[NativeFilter]):
     """One collection of a database: ingest writes to it, and it can be searched.
 
     A subclass names the database, its limits and its client, and implements the requests: ``_exists``, ``_create``,
@@ -47,16 +45,7 @@ class CollectionSink(ABC, Generic[NativeFilter]):
         InvalidRequestError: A name, location, width or payload form that is not valid.
     """
 
-    database: ClassVar[str]  # as error messages name it
-    row: ClassVar[str] = "row"  # the database's word for a row
-    name_pattern: ClassVar[re.Pattern[str]]
-    name_rule: ClassVar[str]  # the pattern in words, after "use"
-    max_rows: ClassVar[int]  # of one request
-    max_bytes: ClassVar[int]  # of one request
-    float_bytes: ClassVar[int]  # bytes of one float in a request
     max_results: ClassVar[int | None] = None  # of one search
-
-    _client: Any  # set by the subclass
 
     def __init__(
         self,
@@ -67,25 +56,15 @@ class CollectionSink(ABC, Generic[NativeFilter]):
         payload: str,
         owned: bool = True,
     ) -> None:
-        if not isinstance(collection, str) or not self.name_pattern.fullmatch(collection):
-            raise InvalidRequestError(f"collection={collection!r} is no name for {self.database}; use {self.name_rule}")
-        self._collection = collection
+        super().__init__(location, collection, owned=owned)
         self._dimensions = check_widths(dimensions)
         self._payload = check_payload(payload)
-        self._owned = owned
-        self._where = self._check_location(location) if owned else "the client passed in"
         self._manifest: CollectionManifest | None = None
-        self._closed = False
 
     @property
     def dimensions(self) -> tuple[int, ...] | None:
         """The widths passed at construction, ascending; ``None`` stands for the width that ``embed`` returns."""
         return self._dimensions
-
-    @property
-    def collection(self) -> str:
-        """The collection's name."""
-        return self._collection
 
     def prepare(self, spec: ModelSpec) -> None:
         """Create the collection, or check that it was created with this model, these widths and this payload form.
@@ -224,20 +203,6 @@ class CollectionSink(ABC, Generic[NativeFilter]):
             rows = self._query(plan, native, manifest.payload)
         return [self._decode(row, manifest.payload) for row in rows]
 
-    def close(self) -> None:
-        """Close the client, unless it was passed in; from then on requests raise SinkError."""
-        if self._owned and not self._closed:
-            self._closed = True
-            self._release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self._where!r}, {self._collection!r}, dimensions={self._dimensions}, "
@@ -247,16 +212,8 @@ class CollectionSink(ABC, Generic[NativeFilter]):
     # ------------------------------------------------------------------------------- implemented by each database
 
     @abstractmethod
-    def _exists(self) -> bool:
-        """Whether the collection exists."""
-
-    @abstractmethod
     def _create(self, manifest: CollectionManifest) -> None:
         """Create the collection: cosine vectors ``vector_name(width)`` for each width, and the manifest as metadata."""
-
-    @abstractmethod
-    def _read_manifest(self) -> object:
-        """The manifest's JSON as stored, not validated; ``None`` if the collection has none."""
 
     @abstractmethod
     def _upsert(self, rows: Any) -> None:
@@ -281,10 +238,6 @@ class CollectionSink(ABC, Generic[NativeFilter]):
     @abstractmethod
     def _to_native(self, filter: Mapping[str, object] | NativeFilter | None, payload: Payload) -> NativeFilter | None:
         """The database's own filter; ``None`` or an empty one for no condition. InvalidRequestError for other types."""
-
-    @abstractmethod
-    def _describe_error(self, error: Exception, request: str) -> str | None:
-        """An error of the client as the end of "Database at location ..."; ``None`` lets the error through."""
 
     def _has_condition(self, native: NativeFilter) -> bool:
         """Whether a filter has a condition; one without would match every row. By default, whether it is truthy."""
@@ -312,28 +265,7 @@ class CollectionSink(ABC, Generic[NativeFilter]):
         """The database ids that a record may have; a database adds that of a row whose :class:`Hit` has its own id."""
         return [point_id(record_id)]
 
-    def _release(self) -> None:
-        """Close the client that this sink opened; by default nobody shares it."""
-        self._client.close()
-
     # ----------------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _request(self, request: str) -> Iterator[None]:
-        """Turn an error of the client into a SinkError that names the database, its location and the request."""
-        if self._closed:
-            raise SinkError(
-                f"{self.database} at {self._where} refused {request}: this sink is closed; open another one"
-            )
-        try:
-            yield
-        except MillpondError:
-            raise
-        except Exception as error:
-            description = self._describe_error(error, request)
-            if description is None:
-                raise
-            raise SinkError(f"{self.database} at {self._where} {description}") from error
 
     @contextmanager
     def _reading(self, row_id: str, payload: Payload) -> Iterator[None]:
@@ -345,20 +277,6 @@ class CollectionSink(ABC, Generic[NativeFilter]):
                 f"collection {self._collection!r} holds the {self.row} {row_id!r}, which is no payload of the form "
                 f"{payload!r} ({type(error).__name__}: {error}); delete it in {self.database}, or write it again"
             ) from error
-
-    def _check_location(self, location: object) -> str:
-        path = os.fspath(location) if isinstance(location, str | os.PathLike) else None
-        if not isinstance(path, str):
-            raise InvalidRequestError(
-                f"the location of {self.database} is of type {type(location).__name__}; pass a str, a path or a client"
-            )
-        path = os.path.expanduser(path)
-        # A path object says itself that it is no address, and drops the "./" that says so in a str.
-        return path if isinstance(location, str) or not is_address(path) else os.path.join(os.curdir, path)
-
-    def _found(self) -> bool:
-        with self._request("a look for the collection"):
-            return self._exists()
 
     def _stored_manifest(self) -> CollectionManifest:
         with self._request("a look at the collection"):

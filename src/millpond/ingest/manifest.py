@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from millpond.errors import FingerprintMismatchError, InvalidRequestError
+from millpond.fingerprint import ModelIdentity, stored_name, stored_settings
 from millpond.ingest.payload import Payload
-from millpond.ingest.settings import differences, stored_settings
 from millpond.spec import ModelSpec
 
 MANIFEST_KEY = "millpond"
@@ -25,7 +24,7 @@ class CollectionManifest:
         model: The model's name, for error messages.
         dimensions: The stored widths, ascending.
         payload: The form of the payload.
-        settings: The model's settings, as :func:`~millpond.ingest.settings.stored_settings` makes them; empty for a
+        settings: The model's settings, as :func:`~millpond.fingerprint.stored_settings` makes them; empty for a
             collection of an earlier version. Only error messages use them.
     """
 
@@ -45,7 +44,7 @@ class CollectionManifest:
         widths = tuple(sorted({spec.check_dimensions(width) for width in dimensions or (None,)}))
         return cls(
             fingerprint=spec.fingerprint,
-            model=_stored_name(spec),
+            model=stored_name(spec),
             dimensions=widths,
             payload=payload,
             settings=stored_settings(spec),
@@ -92,29 +91,8 @@ class CollectionManifest:
 
     def check_model(self, spec: ModelSpec, *, collection: str) -> None:
         """Raises FingerprintMismatchError for any model but the one that filled the collection."""
-        if self.fingerprint == spec.fingerprint:
-            return
-        name, differing = _stored_name(spec), differences(self.settings, spec)
-        stored = ", ".join(f"{setting.name}={setting.stored}" for setting in differing)
-        actual = ", ".join(f"{setting.name}={setting.actual}" for setting in differing)
-        options = ", ".join(f"{setting.name}={setting.stored}" for setting in differing if setting.is_option)
-        reason = "vectors of two models do not compare"
-        if self.model != name:
-            way_out = f"Use {self.model}"
-        elif differing:
-            reason += ", nor those of one model with two settings"
-            way_out = (
-                f"Open the engine with {options}" if options else "Use the checkpoint with the collection's settings"
-            )
-        else:
-            unnamed = "" if self.settings else ", or settings, which the collection of an older version does not name"
-            reason += f", and their files differ (weights, tokenizer or configuration{unnamed})"
-            way_out = "Use the files that it was built from"
-        raise FingerprintMismatchError(
-            f"collection {collection!r} was built by {self.model}{' with ' * bool(stored)}{stored} (fingerprint "
-            f"{self.fingerprint[:12]}), and this engine is {name}{' with ' * bool(actual)}{actual} "
-            f"({spec.fingerprint[:12]}); {reason}. {way_out}, or another collection name"
-        )
+        identity = ModelIdentity(fingerprint=self.fingerprint, model=self.model, settings=self.settings)
+        identity.check(spec, owner=f"collection {collection!r}", another="another collection name")
 
     def check_write(self, wanted: CollectionManifest, spec: ModelSpec, *, collection: str) -> None:
         """Raises unless ``wanted`` has the same model, widths and payload form as this collection."""
@@ -139,11 +117,6 @@ class CollectionManifest:
                 f"choose among {list(self.dimensions)}"
             )
         return wanted or self.dimensions
-
-
-def _stored_name(spec: ModelSpec) -> str:
-    """The model's name; of a local folder only the last part, since its full path is private to this machine."""
-    return os.path.basename(os.path.normpath(spec.name)) if os.path.isdir(spec.name) else spec.name
 
 
 CollectionMark = CollectionManifest

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from millpond import matryoshka
-from millpond.engine.progress import draw_bar
+from millpond.blank import is_blank
 from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import (
     CacheError,
@@ -32,7 +32,6 @@ from millpond.errors import (
 )
 from millpond.ingest.arguments import check_engine, check_records, check_sink
 from millpond.ingest.batch import WriteBatch, storable
-from millpond.ingest.blank import is_blank
 from millpond.ingest.counts import RunCounts
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.report import IngestReport
@@ -42,6 +41,7 @@ from millpond.ingest.sources import Rejected, SkippedFiles, read
 from millpond.ingest.writer import BatchWriter
 from millpond.outputs import EmbeddingOutput
 from millpond.params import PoolingParams
+from millpond.progress import draw_bar
 from millpond.spec import ModelSpec
 
 if TYPE_CHECKING:

@@ -12,12 +12,9 @@ import numpy.typing as npt
 from millpond import matryoshka
 from millpond.errors import InvalidRequestError
 from millpond.ingest.batch import storable
-from millpond.ingest.metadata import json_value
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
-
-Scalar = str | int | float | bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,31 +96,3 @@ def plan_search(
     if not {full, full if coarse is None else coarse} <= vectors.keys():
         raise InvalidRequestError("the question's vector is not finite, or all zero, so nothing is nearest to it")
     return SearchPlan(k=k, candidates=candidates, coarse=coarse, full=full, vectors=vectors)
-
-
-def check_filter(conditions: Mapping[str, object]) -> dict[str, tuple[Scalar, ...]]:
-    """Check a filter on metadata: every key must have its value, or one of a list of values, converted as metadata is.
-
-    Returns:
-        For each key, the accepted values: str, int, bool or finite float.
-    """
-    result: dict[str, tuple[Scalar, ...]] = {}
-    for key, condition in conditions.items():
-        if not isinstance(key, str):
-            raise InvalidRequestError(f"filter key {key!r} is not a str")
-        # As the metadata was stored: dates as ISO 8601, numpy's numbers as Python's.
-        value = json_value(f"filter[{key!r}]", condition)
-        values = tuple(value) if isinstance(value, list) else (value,)
-        if not values:
-            raise InvalidRequestError(f"filter[{key!r}] is an empty list, which nothing matches; leave the key out")
-        result[key] = tuple(_scalar(key, value) for value in values)
-    return result
-
-
-def _scalar(key: str, value: object) -> Scalar:
-    if isinstance(value, str | bool | int) or (isinstance(value, float) and np.isfinite(value)):
-        return value
-    raise InvalidRequestError(
-        f"filter[{key!r}] holds {value!r}; pass a str, int, bool, float or a list of these, "
-        "or one of the database's own filters instead of the dict"
-    )

@@ -4,19 +4,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from millpond.late_interaction.explanation import TokenMatch
+    from millpond.late_interaction.index import AddReport, Hit, IndexStats, LateInteractionIndex, StoredDocument
+    from millpond.late_interaction.memory_index import MemoryIndex
+    from millpond.late_interaction.plaid.index import PlaidIndex
     from millpond.late_interaction.reranking import arerank, rerank
     from millpond.late_interaction.similarity import maxsim
     from millpond.ragged import Ragged
 
 # No module has the name of a function: importing it would hide the function.
 _HOMES = {
+    "AddReport": "millpond.late_interaction.index",
+    "Hit": "millpond.late_interaction.index",
+    "IndexStats": "millpond.late_interaction.index",
+    "LateInteractionIndex": "millpond.late_interaction.index",
+    "MemoryIndex": "millpond.late_interaction.memory_index",
+    "PlaidIndex": "millpond.late_interaction.plaid.index",
     "Ragged": "millpond.ragged",
+    "StoredDocument": "millpond.late_interaction.index",
+    "TokenMatch": "millpond.late_interaction.explanation",
     "arerank": "millpond.late_interaction.reranking",
     "maxsim": "millpond.late_interaction.similarity",
     "rerank": "millpond.late_interaction.reranking",
 }
 
-__all__ = ["Ragged", "arerank", "maxsim", "rerank"]
+__all__ = [
+    "AddReport",
+    "Hit",
+    "IndexStats",
+    "LateInteractionIndex",
+    "MemoryIndex",
+    "PlaidIndex",
+    "Ragged",
+    "StoredDocument",
+    "TokenMatch",
+    "arerank",
+    "maxsim",
+    "rerank",
+]
 
 
 def __getattr__(name: str) -> Any:

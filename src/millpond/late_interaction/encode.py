@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +27,18 @@ class EncodedText:
         truncated: Whether the text was cut.
         attended: Number of leading tokens that attention may see; ``None`` is all.
         kept: bool ``[tokens]``: the rows that are scored; ``None`` is all.
+        offsets: int32 ``[tokens, 2]``: each token's characters, half open, in ``prompt`` and the text after it, both
+            folded if the checkpoint folds case; ``(0, 0)`` for special tokens, marker and expansion. ``None`` unless
+            requested.
+        prompt: What stands before the text: the part of the marker that is no token, and the prompt.
     """
 
     ids: npt.NDArray[np.int32]
     truncated: bool
     attended: int | None = None
     kept: npt.NDArray[np.bool_] | None = None
+    offsets: npt.NDArray[np.int32] | None = None
+    prompt: str = ""
 
 
 class ColbertEncoder:
@@ -98,6 +104,7 @@ class ColbertEncoder:
         limit: int | None = None,
         truncate: Truncate = "end",
         index_of: Callable[[int], int],
+        align: bool = False,
     ) -> list[EncodedText]:
         """Tokenize each text as ``role``.
 
@@ -108,6 +115,7 @@ class ColbertEncoder:
             limit: Most tokens of each result; the checkpoint's own length applies if it is smaller.
             truncate: The end at which a text is cut.
             index_of: The index of a text in the caller's list, for errors.
+            align: Whether the results have the offsets of their tokens.
 
         Raises:
             InputTooLongError: A text is too long and ``truncate="error"``, or marker, prompt and special tokens leave
@@ -119,9 +127,10 @@ class ColbertEncoder:
         longest = min(limits) if limits else None
         prompt = self._texts[role] + prompt
         encoded = []
-        for i, encoding in enumerate(self._encode([prompt + text for text in texts])):
+        for i, encoding in enumerate(self._encode([prompt + text for text in texts], offsets=align)):
             ids = np.array(encoding.ids, dtype=np.int32)
             ids = np.concatenate((ids[: self._prefix], self._markers[role], ids[self._prefix :]))
+            offsets = self._offsets(encoding, role) if align else None
             cut = False
             if longest is not None and len(ids) > longest:
                 cut = True
@@ -133,16 +142,28 @@ class ColbertEncoder:
                         tokens=len(ids),
                         limit=longest,
                     )
-                ids = self._cut(ids, prompt + texts[i], prompt, role, longest, truncate)
+                kept = self._cut(len(ids), prompt + texts[i], prompt, role, longest, truncate)
+                ids, offsets = ids[kept], None if offsets is None else offsets[kept]
             if len(ids) == 0:
                 ids = self._stand_in(index_of(i))
-            encoded.append(self._finish(ids, cut, role, limit))
+            finished = self._finish(ids, cut, role, limit)
+            if offsets is not None:
+                padding = ((0, len(finished.ids) - len(offsets)), (0, 0))
+                finished = replace(finished, offsets=np.pad(offsets, padding), prompt=prompt)
+            encoded.append(finished)
         return encoded
 
-    def _encode(self, texts: list[str]) -> list[Encoding]:
+    def _encode(self, texts: list[str], *, offsets: bool) -> list[Encoding]:
         if self._lower:
             texts = [_LOWER.normalize_str(text) for text in texts]
-        return self._backend.encode_batch_fast(texts)
+        # The fast variant leaves the offsets out.
+        return self._backend.encode_batch(texts) if offsets else self._backend.encode_batch_fast(texts)
+
+    def _offsets(self, encoding: Encoding, role: Role) -> npt.NDArray[np.int32]:
+        """``[tokens, 2]`` of an encoding with the marker."""
+        offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
+        offsets[np.array(encoding.special_tokens_mask, dtype=np.bool_)] = 0
+        return np.insert(offsets, [min(self._prefix, len(offsets))] * len(self._markers[role]), 0, axis=0)
 
     def _finish(self, ids: npt.NDArray[np.int32], cut: bool, role: Role, limit: int | None) -> EncodedText:
         """Expand a query, and mark the tokens that are not attended to and the rows that are not scored."""
@@ -169,19 +190,19 @@ class ColbertEncoder:
         return np.array([self._fill], dtype=np.int32)
 
     def _cut(
-        self, ids: npt.NDArray[np.int32], text: str, prompt: str, role: Role, longest: int, truncate: Truncate
-    ) -> npt.NDArray[np.int32]:
-        """The ids of an over-long text, cut to ``longest``: special tokens, marker and prompt stay."""
+        self, length: int, text: str, prompt: str, role: Role, longest: int, truncate: Truncate
+    ) -> npt.NDArray[np.int64]:
+        """Which of an over-long text's tokens stay, ``longest`` of them: special tokens, marker and prompt do."""
         front = self._prefix + len(self._markers[role]) + self._prompt_tokens(text, prompt)
-        end = len(ids) - self._suffix
+        end = length - self._suffix
         room = longest - front - self._suffix
         if room < 1:
             raise InputTooLongError(
                 f"marker, prompt and special tokens take {front + self._suffix} of a {role}'s {longest} tokens, which "
                 "leaves none for the text; shorten the prompt or raise the limit"
             )
-        kept = ids[front : front + room] if truncate == "end" else ids[end - room : end]
-        return np.concatenate((ids[:front], kept, ids[end:]))
+        first = front if truncate == "end" else end - room
+        return np.concatenate((np.arange(front), np.arange(first, first + room), np.arange(end, length)))
 
     def _prompt_tokens(self, text: str, prompt: str) -> int:
         """The number of tokens, without special tokens, that begin inside the prompt."""

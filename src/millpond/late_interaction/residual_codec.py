@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from millpond.cached_property import cached_property
 from millpond.late_interaction import kmeans
 from millpond.late_interaction.kernels import residuals as kernel
 from millpond.late_interaction.kernels.centroids import Centroids, nearest

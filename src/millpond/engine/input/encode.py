@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.engine.input.large_texts import turn
+from millpond.engine.input.long_runs import Excerpt
 from millpond.engine.input.oversize import bunches, is_oversize, reduced
 from millpond.engine.input.plan import EncodesPairs, IndexOf, Plan
 from millpond.engine.input.text_tokenizer import TextTokenizer
-from millpond.engine.input.tokenized import Tokenized
+from millpond.engine.input.tokenized import TokenAlignment, Tokenized
 from millpond.errors import InputTooLongError
 from millpond.inputs import Item, Pair, SpannedText, TokenIds, size_of, text_of
-from millpond.late_interaction.encode import ColbertEncoder
+from millpond.late_interaction.encode import ColbertEncoder, EncodedText
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,28 +117,54 @@ class InputEncoder:
 
     def _texts(self, items: Sequence[Item], plan: Plan, index_of: IndexOf) -> list[Tokenized]:
         texts = [text_of(item) for item in items]
+        align = plan.task == "token_classify" or any(not isinstance(item, str) for item in items)
         if plan.form == "colbert":
-            assert self.colbert is not None and plan.role is not None
-            texts = [self.texts.shorten(text).text for text in texts]
-            with turn(texts):
-                encoded = self.colbert.encode(
-                    texts,
-                    role=plan.role,
-                    prompt=plan.prompt,
-                    limit=plan.limit,
-                    truncate=plan.truncate,
-                    index_of=index_of,
-                )
-            return [Tokenized(ids=e.ids, truncated=e.truncated, attended=e.attended, kept=e.kept) for e in encoded]
+            return self._colbert_texts(texts, plan, index_of, align=align)
         return self.texts.encode(
             texts,
             prompt=plan.prompt,
             limit=plan.limit,
             truncate=plan.truncate,
             index_of=index_of,
-            align=plan.task == "token_classify" or any(not isinstance(item, str) for item in items),
+            align=align,
             noun=plan.role or "text",
         )
+
+    def _colbert_texts(self, texts: Sequence[str], plan: Plan, index_of: IndexOf, *, align: bool) -> list[Tokenized]:
+        assert self.colbert is not None and plan.role is not None
+        excerpts = [self.texts.shorten(text, align=align) for text in texts]
+        texts = [excerpt.text for excerpt in excerpts]
+        with turn(texts):
+            encoded = self.colbert.encode(
+                texts,
+                role=plan.role,
+                prompt=plan.prompt,
+                limit=plan.limit,
+                truncate=plan.truncate,
+                index_of=index_of,
+                align=align,
+            )
+        return [
+            Tokenized(
+                ids=text.ids,
+                truncated=text.truncated,
+                attended=text.attended,
+                kept=text.kept,
+                alignment=self._colbert_alignment(text, excerpt) if align else None,
+            )
+            for text, excerpt in zip(encoded, excerpts, strict=True)
+        ]
+
+    def _colbert_alignment(self, text: EncodedText, excerpt: Excerpt) -> TokenAlignment:
+        """The alignment of the tokens that are scored; it has no words."""
+        assert text.offsets is not None
+        offsets, inside = self.texts.offsets_in_text(text.offsets, text.prompt, excerpt)
+        alignment = TokenAlignment(
+            offsets=offsets,
+            special=~inside | (text.offsets[:, 0] == text.offsets[:, 1]),
+            words=np.full(len(offsets), -1, dtype=np.int32),
+        )
+        return alignment if text.kept is None else alignment.take(text.kept)
 
 
 def _nth(indices: Sequence[int], index_of: IndexOf, i: int) -> int:

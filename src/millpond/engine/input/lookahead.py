@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +18,7 @@ from tokenizers.models import BPE, Unigram
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
+from millpond.cached_property import cached_property
 from millpond.engine.input.large_texts import turn
 from millpond.engine.input.long_runs import LongRuns, WordpieceRuns
 

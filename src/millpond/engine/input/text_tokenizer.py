@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
+from millpond.cached_property import cached_property
 from millpond.checkpoints.late_interaction import LateInteraction
 from millpond.checkpoints.tokenizer_file import read_as_is
 from millpond.engine.input.casefold import fold, unfold_offsets
@@ -128,6 +129,10 @@ class TextTokenizer:
     def token_id(self, token: str) -> int | None:
         """A token's id, if the vocabulary has it."""
         return self._backend.token_to_id(token)
+
+    def token_names(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """The vocabulary's entries for token ids; ``"<id>"`` for one that it does not have."""
+        return tuple(self._backend.id_to_token(number) or f"<{number}>" for number in ids)
 
     def count(self, text: str) -> int:
         """Number of tokens of a text, special tokens included."""
@@ -381,14 +386,29 @@ class TextTokenizer:
         (encoding,) = self.encode_rendered([text], special_tokens=False, offsets=True)
         return _tokens_before(encoding.offsets, len(self.fold(prompt)))
 
+    def offsets_in_text(
+        self, offsets: npt.NDArray[np.int32], prompt: str, excerpt: Excerpt
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+        """Offsets ``[tokens, 2]`` in the folded ``prompt + excerpt`` as offsets in the whole text.
+
+        Args:
+            offsets: Half open, in characters.
+            prompt: What stands before the text.
+            excerpt: Of the text, as :meth:`shorten` gives it with ``align``.
+
+        Returns:
+            The offsets, and bool ``[tokens]`` whether a token reaches beyond the prompt.
+        """
+        if self._lower:
+            offsets = unfold_offsets(offsets, prompt + excerpt.text)
+        offsets = offsets - np.int32(len(prompt))
+        inside = offsets[:, 1] > 0 if prompt else np.ones(len(offsets), dtype=np.bool_)
+        return excerpt.offsets_in_whole(offsets.clip(min=0)), inside
+
     def _alignment(self, encoding: Encoding, prompt: str, excerpt: Excerpt, text: str) -> TokenAlignment:
         """The alignment of an encoding of ``prompt + excerpt`` with ``text``; the prompt's tokens count as special."""
         offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
-        if self._lower:
-            offsets = unfold_offsets(offsets, prompt + excerpt.text)
-        offsets -= len(prompt)
-        inside = offsets[:, 1] > 0 if prompt else np.ones(len(offsets), dtype=np.bool_)
-        offsets = excerpt.offsets_in_whole(offsets.clip(min=0))
+        offsets, inside = self.offsets_in_text(offsets, prompt, excerpt)
         special = np.array(encoding.special_tokens_mask, dtype=np.bool_) | ~inside
         unknown = self._backend.token_to_id(self.specials.get("unk_token", ""))
         marked = getattr(self._backend.model, "continuing_subword_prefix", None)  # "##" of WordPiece

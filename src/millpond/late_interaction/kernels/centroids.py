@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from millpond.cached_property import cached_property
 from millpond.late_interaction.kernels.compiled import (
     address,
     aligned,

@@ -1,4 +1,4 @@
-"""Metadata as JSON: what a database can store of the values that Python programs have."""
+"""Metadata as JSON: what a database can store of the values that Python programs have, and filters on it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing import Any
 from uuid import UUID
 
 from millpond.errors import InvalidRequestError
+
+Scalar = str | int | float | bool
 
 _MAX_DEPTH = 32
 _INT64 = 1 << 63
@@ -48,6 +50,25 @@ def json_object(name: str, value: Mapping[Any, Any]) -> dict[str, Any]:
 def json_value(name: str, value: object) -> Any:
     """One value as JSON, as :func:`json_object` converts it."""
     return _value(name, value, 1)
+
+
+def check_filter(conditions: Mapping[str, object]) -> dict[str, tuple[Scalar, ...]]:
+    """Check a filter on metadata: every key must have its value, or one of a list of values, converted as metadata is.
+
+    Returns:
+        For each key, the accepted values: str, int, bool or finite float.
+    """
+    result: dict[str, tuple[Scalar, ...]] = {}
+    for key, condition in conditions.items():
+        if not isinstance(key, str):
+            raise InvalidRequestError(f"filter key {key!r} is not a str")
+        # As the metadata was stored: dates as ISO 8601, numpy's numbers as Python's.
+        value = json_value(f"filter[{key!r}]", condition)
+        values = tuple(value) if isinstance(value, list) else (value,)
+        if not values:
+            raise InvalidRequestError(f"filter[{key!r}] is an empty list, which nothing matches; leave the key out")
+        result[key] = tuple(_scalar(key, value) for value in values)
+    return result
 
 
 def check_str(name: str, value: object) -> None:
@@ -199,3 +220,12 @@ def _float(name: str, value: float, given: object) -> float:
     if not math.isfinite(value):
         raise InvalidRequestError(f"{name}={given} is not JSON; store a finite number or None")
     return value
+
+
+def _scalar(key: str, value: object) -> Scalar:
+    if isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise InvalidRequestError(
+        f"filter[{key!r}] holds {value!r}; pass a str, int, bool, float or a list of these, "
+        "or one of the database's own filters instead of the dict"
+    )

@@ -1,0 +1,205 @@
+"""MillpondColBERTRetriever: LangChain's retriever over a late-interaction index in this process or a database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from typing import Annotated, Any
+from uuid import NAMESPACE_OID, uuid5
+
+from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.vectorstores import VectorStore
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from millpond.late_interaction.index import Hit, LateInteractionIndex
+from millpond.late_interaction.retrieval import aretrieve, retrieve
+
+_SCORE, _SPANS = "relevance_score", "spans"
+
+
+def _check_index(value: object) -> object:
+    if not isinstance(value, LateInteractionIndex):
+        raise ValueError(
+            f"index is of type {type(value).__name__}; pass a MemoryIndex, a PlaidIndex, a QdrantIndex or a MilvusIndex"
+        )
+    return value
+
+
+def _check_sources(value: object) -> object:
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ValueError(f"sources is of type {type(value).__name__}; pass a list of sources")
+    if not value:
+        raise ValueError("sources=[] finds no candidates; leave it out to search the index")
+    for source in value:
+        if not (source in ("index", "exact") if isinstance(source, str) else callable(source) or _searches(source)):
+            raise ValueError(
+                f'{source!r} is no source of candidates; pass "index", "exact", a retriever, a vector store or a '
+                "function (query, limit) that returns ids"
+            )
+    return value
+
+
+class MillpondColBERTRetriever(BaseRetriever):
+    """Retrieves documents by late interaction: MaxSim over the token vectors of query and document.
+
+    A document's ``id`` is that of the index, and its metadata is a copy of what was stored, with ``relevance_score``
+    (MaxSim) added, and with ``include_spans`` the characters that each token of the query matched. ``k`` and
+    ``filter`` can also be passed to ``invoke``. The async method does not block the event loop.
+
+    With ``sources``, candidates come from several searches, are fused by reciprocal rank fusion, and the index scores
+    them: for example ``sources=["index", bm25_retriever]``.
+
+    Attributes:
+        index: A ``MemoryIndex``, ``PlaidIndex``, ``QdrantIndex`` or ``MilvusIndex``. Never serialized.
+        k: How many documents to return.
+        filter: Metadata values that must match (of a list, one of them).
+        candidates: Documents that are scored exactly; the index's own number by default, with ``sources``
+            ``max(100, 10 * k)``.
+        exact: Score every document, without a first stage.
+        sources: Where candidates come from: ``"index"``, ``"exact"``, a vector store, a retriever (their documents must
+            have the ids of the index), or a function ``(query, limit)`` that returns ids, best first.
+        weights: A weight for each source.
+        id_key: The metadata key that holds the id of a source's document; by default its ``id``, or the key ``id``.
+        include_spans: Add ``metadata["spans"]``: for each token of the query ``token``, ``score``, ``start``, ``end``
+            and ``text`` of its best match. The documents returned are encoded again for it.
+        score_threshold: Return only documents with at least this score.
+    """
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    index: Annotated[LateInteractionIndex, BeforeValidator(_check_index)] = Field(exclude=True, repr=False)
+    k: int = Field(default=4, gt=0, strict=True)
+    filter: dict[str, Any] | None = None
+    candidates: int | None = Field(default=None, gt=0, strict=True)
+    exact: bool = False
+    sources: Annotated[Sequence[Any] | None, BeforeValidator(_check_sources)] = Field(default=None, exclude=True)
+    weights: Sequence[float] | None = None
+    id_key: str | None = None
+    include_spans: bool = False
+    score_threshold: float | None = None
+
+    @classmethod
+    def from_documents(
+        cls, documents: Iterable[Document], *, index: LateInteractionIndex, **options: Any
+    ) -> MillpondColBERTRetriever:
+        """A retriever over an index to which ``documents`` are added.
+
+        Args:
+            documents: As :meth:`add_documents`.
+            index: The index, for example ``MemoryIndex(Engine("..."))``.
+            options: The other fields.
+        """
+        retriever = cls(index=index, **options)
+        retriever.add_documents(documents)
+        return retriever
+
+    def add_documents(self, documents: Iterable[Document]) -> list[str]:
+        """Add documents to the index; those of equal ids are replaced. The documents are not changed.
+
+        Returns:
+            Their ids, in order: ``document.id``, or a UUID of the content for a document without one.
+        """
+        added = list(documents)
+        ids = [document.id or str(uuid5(NAMESPACE_OID, document.page_content)) for document in added]
+        self.index.add(ids, [document.page_content for document in added], [document.metadata for document in added])
+        return ids
+
+    def _get_relevant_documents(
+        self,
+        query: str,
+        *,
+        run_manager: CallbackManagerForRetrieverRun,
+        k: int | None = None,
+        filter: dict[str, Any] | None = None,
+    ) -> list[Document]:
+        hits = retrieve(self.index, query, **self._options(k, filter), sources=self._functions())
+        return self._documents(query, hits)
+
+    async def _aget_relevant_documents(
+        self,
+        query: str,
+        *,
+        run_manager: AsyncCallbackManagerForRetrieverRun,
+        k: int | None = None,
+        filter: dict[str, Any] | None = None,
+    ) -> list[Document]:
+        hits = await aretrieve(self.index, query, **self._options(k, filter), sources=self._async_functions())
+        if not self.include_spans:
+            return self._documents(query, hits)
+        import asyncio
+
+        return await asyncio.to_thread(self._documents, query, hits)
+
+    def _options(self, k: int | None, filter: dict[str, Any] | None) -> dict[str, Any]:
+        return {
+            "k": self.k if k is None else k,
+            "filter": self.filter if filter is None else filter,
+            "candidates": self.candidates,
+            "exact": self.exact,
+            "weights": self.weights,
+        }
+
+    def _documents(self, query: str, hits: Sequence[Hit]) -> list[Document]:
+        documents = []
+        for hit in hits:
+            if self.score_threshold is not None and hit.score < self.score_threshold:
+                continue
+            metadata = {**deepcopy(dict(hit.metadata)), _SCORE: hit.score}
+            if self.include_spans:
+                metadata[_SPANS] = [
+                    {"token": match.token, "score": match.score, "start": match.start, "end": match.end}
+                    | {"text": match.text}
+                    for match in self.index.explain(query, hit.id)
+                ]
+            documents.append(Document(id=hit.id, page_content=hit.text, metadata=metadata))
+        return documents
+
+    def _functions(self) -> list[Any] | None:
+        """The sources as functions that return ids."""
+        return None if self.sources is None else [self._function(source) for source in self.sources]
+
+    def _async_functions(self) -> list[Any] | None:
+        return None if self.sources is None else [self._async_function(source) for source in self.sources]
+
+    def _function(self, source: Any) -> Any:
+        if isinstance(source, VectorStore):
+            return lambda query, limit: self._ids(source, source.similarity_search(query, k=limit))
+        if isinstance(source, BaseRetriever):  # k is ignored by a retriever that does not take it
+            return lambda query, limit: self._ids(source, source.invoke(query, k=limit))
+        return source
+
+    def _async_function(self, source: Any) -> Any:
+        if isinstance(source, VectorStore):
+
+            async def of_store(query: str, limit: int) -> list[str]:
+                return self._ids(source, await source.asimilarity_search(query, k=limit))
+
+            return of_store
+        if isinstance(source, BaseRetriever):
+
+            async def of_retriever(query: str, limit: int) -> list[str]:
+                return self._ids(source, await source.ainvoke(query, k=limit))
+
+            return of_retriever
+        return source
+
+    def _ids(self, source: object, documents: Sequence[Document]) -> list[str]:
+        ids = []
+        for document in documents:
+            id = document.metadata.get(self.id_key) if self.id_key else document.id or document.metadata.get("id")
+            if id is None:
+                where = f"metadata[{self.id_key!r}]" if self.id_key else "id, nor metadata['id']"
+                raise ValueError(
+                    f"a document of {type(source).__name__} has no {where}; id_key= names the metadata key that holds "
+                    "the id under which the index has the document"
+                )
+            ids.append(str(id))
+        return ids
+
+
+def _searches(source: object) -> bool:
+    return isinstance(source, VectorStore | BaseRetriever)

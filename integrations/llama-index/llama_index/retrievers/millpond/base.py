@@ -1,0 +1,202 @@
+"""MillpondColBERTRetriever: LlamaIndex's retriever over a late-interaction index in this process or a database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
+from llama_index.core.vector_stores import FilterCondition, FilterOperator, MetadataFilter, MetadataFilters
+from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
+
+from millpond.late_interaction.index import Hit, LateInteractionIndex
+from millpond.late_interaction.retrieval import aretrieve, retrieve
+
+_SPANS, _NODE = "spans", "_node_content"
+
+
+class MillpondColBERTRetriever(BaseRetriever):
+    """Retrieves nodes by late interaction: MaxSim over the token vectors of query and node.
+
+    Nodes that :meth:`add_nodes` added come back with their ids, relationships and metadata; a document that was added
+    to the index otherwise comes back as a ``TextNode`` with its id, text and metadata. Their score is MaxSim.
+
+    With ``sources``, candidates come from several searches, are fused by reciprocal rank fusion, and the index scores
+    them: for example ``sources=["index", bm25_retriever]``.
+
+    Attributes:
+        index: The index.
+        similarity_top_k: How many nodes to return.
+    """
+
+    def __init__(
+        self,
+        index: LateInteractionIndex,
+        similarity_top_k: int = 4,
+        *,
+        filters: MetadataFilters | Mapping[str, Any] | None = None,
+        candidates: int | None = None,
+        exact: bool = False,
+        sources: Sequence[Any] | None = None,
+        weights: Sequence[float] | None = None,
+        include_spans: bool = False,
+        callback_manager: CallbackManager | None = None,
+        object_map: dict[str, Any] | None = None,
+        verbose: bool = False,
+    ) -> None:
+        """Over an index.
+
+        Args:
+            index: A ``MemoryIndex``, ``PlaidIndex``, ``QdrantIndex`` or ``MilvusIndex``.
+            similarity_top_k: How many nodes to return.
+            filters: Metadata values that must match: a dict (of a list, one of its values), or LlamaIndex's filters
+                with the operators ``==``, ``in`` and ``any`` that all must hold.
+            candidates: Documents that are scored exactly; the index's own number by default, with ``sources``
+                ``max(100, 10 * similarity_top_k)``.
+            exact: Score every document, without a first stage.
+            sources: Where candidates come from: ``"index"``, ``"exact"``, a retriever (its nodes must have the ids of
+                the index), or a function ``(query, limit)`` that returns ids, best first.
+            weights: A weight for each source.
+            include_spans: Add ``metadata["spans"]``: for each token of the query ``token``, ``score``, ``start``,
+                ``end`` and ``text`` of its best match, as positions in the node's text; ``start`` and ``end`` are
+                ``None`` where the match is in metadata, which is read before the text. The nodes returned are encoded
+                again for it.
+            callback_manager: As of every retriever.
+            object_map: As of every retriever.
+            verbose: As of every retriever.
+
+        Raises:
+            TypeError: ``index`` or a source is none.
+            ValueError: ``similarity_top_k`` is not a positive int, or a filter that the index does not have.
+        """
+        if not isinstance(index, LateInteractionIndex):
+            raise TypeError(
+                f"index is of type {type(index).__name__}; pass a MemoryIndex, a PlaidIndex, a QdrantIndex or a "
+                "MilvusIndex"
+            )
+        if type(similarity_top_k) is not int or similarity_top_k < 1:
+            raise ValueError(f"similarity_top_k={similarity_top_k!r} must be an int from 1")
+        self.index = index
+        self.similarity_top_k = similarity_top_k
+        self._sources = None if sources is None else list(sources)
+        self._include_spans = include_spans
+        self._options: dict[str, Any] = {
+            "filter": _conditions(filters),
+            "candidates": candidates,
+            "exact": exact,
+            "weights": weights,
+        }
+        super().__init__(callback_manager=callback_manager, object_map=object_map, verbose=verbose)
+
+    def add_nodes(self, nodes: Sequence[BaseNode], *, show_progress: bool = False) -> list[str]:
+        """Add nodes to the index; those of equal ids are replaced. The nodes are not changed.
+
+        The index reads what an embedding model would: the text, and metadata without the keys that a node excludes.
+
+        Args:
+            nodes: Nodes with text.
+            show_progress: Draw a bar in a terminal or notebook.
+
+        Returns:
+            Their ids.
+        """
+        ids = [node.node_id for node in nodes]
+        self.index.add(
+            ids,
+            [node.get_content(metadata_mode=MetadataMode.EMBED) for node in nodes],
+            [node_to_metadata_dict(node, remove_text=False, flat_metadata=False) for node in nodes],
+            show_progress=show_progress,
+        )
+        return ids
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        query = query_bundle.query_str
+        hits = retrieve(self.index, query, k=self.similarity_top_k, sources=self._functions(), **self._options)
+        return self._nodes(query, hits)
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        query = query_bundle.query_str
+        sources = self._async_functions()
+        hits = await aretrieve(self.index, query, k=self.similarity_top_k, sources=sources, **self._options)
+        if not self._include_spans:
+            return self._nodes(query, hits)
+        return await asyncio.to_thread(self._nodes, query, hits)
+
+    def _nodes(self, query: str, hits: Sequence[Hit]) -> list[NodeWithScore]:
+        found = []
+        for hit in hits:
+            node = _node(hit)
+            if self._include_spans:
+                first = max(hit.text.rfind(node.get_content(metadata_mode=MetadataMode.NONE)), 0)  # after metadata
+                node.metadata[_SPANS] = [
+                    {
+                        "token": match.token,
+                        "score": match.score,
+                        "start": match.start - first if match.start >= first else None,
+                        "end": match.end - first if match.start >= first else None,
+                        "text": match.text,
+                    }
+                    for match in self.index.explain(query, hit.id)
+                ]
+                node.excluded_embed_metadata_keys = [*node.excluded_embed_metadata_keys, _SPANS]
+                node.excluded_llm_metadata_keys = [*node.excluded_llm_metadata_keys, _SPANS]
+            found.append(NodeWithScore(node=node, score=hit.score))
+        return found
+
+    def _functions(self) -> list[Any] | None:
+        """The sources as functions that return ids."""
+        return None if self._sources is None else [_function(source) for source in self._sources]
+
+    def _async_functions(self) -> list[Any] | None:
+        return None if self._sources is None else [_async_function(source) for source in self._sources]
+
+
+def _node(hit: Hit) -> BaseNode:
+    metadata = deepcopy(dict(hit.metadata))
+    if _NODE in metadata:
+        return metadata_dict_to_node(metadata)
+    return TextNode(id_=hit.id, text=hit.text, metadata=metadata)
+
+
+def _function(source: Any) -> Any:
+    if not isinstance(source, BaseRetriever):
+        return source
+    return lambda query, limit: [found.node.node_id for found in source.retrieve(query)][:limit]
+
+
+def _async_function(source: Any) -> Any:
+    if not isinstance(source, BaseRetriever):
+        return source
+
+    async def ids(query: str, limit: int) -> list[str]:
+        return [found.node.node_id for found in await source.aretrieve(query)][:limit]
+
+    return ids
+
+
+def _conditions(filters: MetadataFilters | Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """LlamaIndex's filters as metadata values that must match."""
+    if filters is None:
+        return None
+    if isinstance(filters, Mapping):
+        return dict(filters)
+    if not isinstance(filters, MetadataFilters):
+        raise ValueError(f"filters is of type {type(filters).__name__}; pass a dict of metadata or MetadataFilters")
+    conditions: dict[str, Any] = {}
+    for condition in filters.filters:
+        if len(filters.filters) > 1 and filters.condition != FilterCondition.AND:
+            raise ValueError(f"the filters are joined by {filters.condition!r}; a late-interaction index joins by AND")
+        if not isinstance(condition, MetadataFilter) or condition.operator not in (
+            FilterOperator.EQ,
+            FilterOperator.IN,
+            FilterOperator.ANY,
+        ):
+            raise ValueError(f"the filter {condition!r} is none of ==, in, any, which a late-interaction index has")
+        if condition.key in conditions:
+            raise ValueError(f"two filters name the key {condition.key!r}; a late-interaction index takes one for each")
+        conditions[condition.key] = condition.value
+    return conditions

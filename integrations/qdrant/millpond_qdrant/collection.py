@@ -1,0 +1,74 @@
+"""QdrantCollection: a collection of Qdrant, reached as sinks and indexes reach it."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+from qdrant_client import QdrantClient
+
+from millpond.ingest.collection_client import CollectionClient
+from millpond.ingest.manifest import MANIFEST_KEY
+from millpond_qdrant.client import connect, describe_error
+from millpond_qdrant.folder import FolderLease, settle, use_write_ahead_log
+from millpond_qdrant.local import serialized
+
+
+class QdrantCollection(CollectionClient):
+    """A client, its requests and their errors; a subclass calls :meth:`_connect` when it is made."""
+
+    database: ClassVar[str] = "Qdrant"
+    row: ClassVar[str] = "point"
+    name_pattern = re.compile(r'(?!\.\.?\Z)[^<>:"/\\|?*\x00-\x1f]{1,255}')
+    name_rule = '1 to 255 characters without < > : " / \\ | ? *'
+    # The server takes requests of 32 MB by default; a float costs it up to 20 bytes of JSON.
+    max_rows = 256
+    max_bytes = 16 << 20
+    float_bytes = 20
+
+    _client: QdrantClient
+    _lease: FolderLease | None = None  # of a folder that this object opened
+    _log: sqlite3.Connection | None = None  # of a folder, once it is prepared
+
+    def _connect(self, client: QdrantClient | None, timeout: int) -> None:
+        """Open the location, unless there is a client."""
+        opened = connect(self._where, timeout) if client is None else client
+        self._lease = opened if isinstance(opened, FolderLease) else None
+        self._client = opened.client if isinstance(opened, FolderLease) else opened
+
+    def _exists(self) -> bool:
+        return self._client.collection_exists(self._collection)
+
+    def _read_manifest(self) -> object:
+        metadata = self._client.get_collection(self._collection).config.metadata
+        return (metadata or {}).get(MANIFEST_KEY)
+
+    def _open_log(self) -> None:
+        """Let the commits of a folder go to a write-ahead log."""
+        if self._lease is not None:
+            with self._request("opening the write-ahead log"):
+                self._log = use_write_ahead_log(self._client, self._collection)
+
+    def _flush(self) -> None:
+        """Make acknowledged changes durable, once after the requests of a write or delete."""
+        if self._log is not None:
+            with self._request("a checkpoint"):
+                settle(self._log)
+
+    def _describe_error(self, error: Exception, request: str) -> str | None:
+        return describe_error(error, request)
+
+    def _release(self) -> None:
+        if self._lease is not None:
+            self._lease.close()
+        else:
+            with serialized(self._client):
+                self._client.close()
+
+    @contextmanager
+    def _request(self, request: str) -> Iterator[None]:
+        with serialized(self._client), super()._request(request):
+            yield

@@ -1,0 +1,49 @@
+"""Token spans: where in the caller's text each row of ``token_embed`` comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from millpond.engine.input import resolve
+from millpond.engine.input.model import LoadedModel
+from millpond.engine.input.tokenized import Tokenized
+from millpond.inputs import SpannedText
+from millpond.outputs import TokenSpans
+from millpond.params import PoolingParams
+from millpond.tasks import Role, Truncate
+
+
+def token_spans(
+    texts: Sequence[str], loaded: LoadedModel, *, role: Role | None, truncate: Truncate
+) -> list[TokenSpans]:
+    """The tokens of the rows that ``token_embed`` returns for each text.
+
+    Args:
+        texts: Checked texts.
+        loaded: The model.
+        role: As in the call of ``token_embed``.
+        truncate: The same.
+
+    Raises:
+        InvalidRequestError: ``role`` or ``truncate`` is unknown, or a text cannot be tokenized.
+        UnsupportedTaskError: The checkpoint does not serve ``token_embed``.
+    """
+    params = PoolingParams(role=role, truncate=truncate)
+    task = resolve.check_task("token_embed", params, loaded)
+    plan = resolve.plan(task, params, loaded, count=len(texts))
+    # Texts with spans are tokenized with their alignment.
+    items = [SpannedText(text, ()) for text in texts]
+    tokenized = loaded.encoder.encode(items, plan, index_of=lambda i: i)
+    return [_spans(item, loaded) for item in tokenized]
+
+
+def _spans(item: Tokenized, loaded: LoadedModel) -> TokenSpans:
+    alignment = item.alignment
+    assert alignment is not None
+    ids = item.ids if item.kept is None else item.ids[item.kept]
+    outside = alignment.special | (alignment.offsets[:, 0] >= alignment.offsets[:, 1])
+    offsets = np.where(outside[:, None], np.int32(0), alignment.offsets)
+    offsets.flags.writeable = False
+    return TokenSpans(tokens=loaded.encoder.texts.token_names(ids.tolist()), offsets=offsets)

@@ -1,0 +1,331 @@
+"""PlaidIndex: token matrices on disk, found by centroid codes and compared by what is stored of their rows."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from millpond.errors import IndexLockedError, InvalidRequestError, SourceNotFoundError
+from millpond.late_interaction.index import Documents, Hit, IndexStats, LateInteractionIndex, SearchOptions
+from millpond.late_interaction.index_arguments import TokenEngine
+from millpond.late_interaction.plaid import compaction, scoring, writer
+from millpond.late_interaction.plaid.check import check_folder
+from millpond.late_interaction.plaid.folder import IndexFolder, Transaction
+from millpond.late_interaction.plaid.lock import LOCK, WriteLock
+from millpond.late_interaction.plaid.manifest import PAYLOADS, Manifest, Payload
+from millpond.late_interaction.plaid.pending import PendingDocuments
+from millpond.late_interaction.plaid.snapshot import Snapshot, open_snapshot
+from millpond.metadata import Scalar
+from millpond.ragged import Ragged
+
+logger = logging.getLogger(__name__)
+
+# Token rows, and bytes of texts and metadata, that an add commits together. They are in memory until then.
+_COMMIT_TOKENS = 1 << 20
+_COMMIT_BYTES = 1 << 28
+_DEFAULT_PAYLOAD: Payload = "4"
+
+
+class PlaidIndex(LateInteractionIndex):
+    """Token matrices in a folder, mapped into memory.
+
+    Any number of threads and processes may read while one writes; a reader sees what was committed at its next call.
+    ``add`` and ``delete`` are durable when they return. ``add`` commits every million token rows, and what is left at
+    its end: of one that is interrupted, whole documents are stored.
+
+    Rows are kept in int8 until an ``add`` ends with 131,072 of them or more in the index. Centroids are trained then,
+    and the payload says how rows are stored from there on:
+
+    ========== ============================== ======================================================
+    payload    bytes a token of 128 columns    scores of the documents that the scan of codes keeps
+    ========== ============================== ======================================================
+    ``"int8"`` 132                             of the rows
+    ``"4"``    68                              of centroids and residuals of 4 bits
+    ``"2"``    36                              of centroids and residuals of 2 bits
+    ========== ============================== ======================================================
+
+    With 2 and 4 bits the rows themselves are gone, and the centroids stay those of the first training: build a large
+    index by one ``add``. With ``"int8"``, :meth:`compact` trains anew once there are eight times as many rows.
+
+    Args:
+        path: The folder. It is created if it does not exist or is empty.
+        engine: As :class:`LateInteractionIndex`.
+        payload: How rows are stored; ``None`` is that of the index, and ``"4"`` for a new one.
+        width: As :class:`LateInteractionIndex`.
+        pool_factor: As :class:`LateInteractionIndex`.
+
+    Raises:
+        InvalidRequestError: The path is a file or a folder of something else, or an option is invalid or not that of
+            the index.
+        IndexCorruptedError: A file is damaged or missing; the message names it.
+        FingerprintMismatchError: The index was built by another model.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        engine: TokenEngine | None,
+        payload: Payload | None = None,
+        *,
+        width: int | None = None,
+        pool_factor: int | None = None,
+    ) -> None:
+        super().__init__(engine, width=width, pool_factor=pool_factor)
+        if payload is not None and payload not in PAYLOADS:
+            raise InvalidRequestError(f"payload={payload!r} must be one of {', '.join(map(repr, PAYLOADS))}")
+        self._path = Path(path)
+        self._folder = IndexFolder(self._path)
+        self._lock = WriteLock(self._path / LOCK)
+        self._local = threading.local()
+        self._restored = False
+        if not self._folder.exists():
+            self._path.mkdir(parents=True, exist_ok=True)
+            with self._lock.held():
+                self._folder.create(Manifest(payload=payload or _DEFAULT_PAYLOAD, width=width, pool_factor=pool_factor))
+        self._snapshot = open_snapshot(self._folder)
+        self._take_options(payload)
+        self._restore_settings(self._snapshot)
+        self._sweep()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], engine: TokenEngine | None = None) -> Self:
+        """Open an index that exists, with its own options.
+
+        Raises:
+            SourceNotFoundError: There is none at this path.
+        """
+        if not IndexFolder(Path(path)).exists():
+            raise SourceNotFoundError(f"{path} has no index; build it first")
+        return cls(path, engine)
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._path
+
+    @property
+    def payload(self) -> Payload:
+        """How rows are stored."""
+        return self._refresh().manifest.payload
+
+    # ------------------------------------------------------------------------------------------------- maintenance
+
+    def compact(self) -> None:
+        """Make one segment of all, without deleted documents.
+
+        Trains centroids if there are enough rows for the first ones, or, with payload ``"int8"``, eight times as many
+        as at the last training. Others may read meanwhile; writers wait.
+
+        Raises:
+            IndexLockedError: Another process writes the index.
+            OSError: The disk is full or cannot be written; the index is as before.
+        """
+        with self._writing() as (transaction, snapshot):
+            manifest = snapshot.manifest
+            if not compaction.is_compact(manifest):
+                if compaction.is_trainable(manifest) or compaction.is_outgrown(manifest):
+                    manifest = writer.train(transaction, snapshot)
+                else:
+                    manifest = writer.merge(transaction, snapshot, range(len(snapshot.segments)))
+                transaction.commit(manifest)
+        self._refresh()
+
+    def check(self) -> list[str]:
+        """Read every file, and say which are damaged: a sentence for each, empty if none is."""
+        self._check_open()
+        return check_folder(self._path)
+
+    def stats(self) -> IndexStats:
+        """The size of the index; ``details`` has ``segments``, ``deleted_documents``, ``centroids`` and ``payload``."""
+        snapshot = self._refresh()
+        manifest = snapshot.manifest
+        arrays = [
+            array
+            for segment in snapshot.segments
+            for array in (*segment.file.columns.token_arrays.values(), segment.file.columns.offsets)
+        ]
+        codec = snapshot.codec
+        tables = 0 if manifest.codec is None else manifest.codec.bytes
+        return IndexStats(
+            documents=manifest.documents,
+            tokens=manifest.tokens,
+            width=0 if snapshot.settings is None else snapshot.settings.width,
+            codec=manifest.payload,
+            bytes=sum(array.nbytes for array in arrays) + tables,
+            details={
+                "segments": len(snapshot.segments),
+                "deleted_documents": sum(segment.deleted_documents for segment in manifest.segments),
+                "centroids": 0 if codec is None else len(codec.centroids),
+                "bytes_on_disk": sum(entry.bytes for entry in manifest.files()),
+            },
+        )
+
+    def __len__(self) -> int:
+        return self._refresh().manifest.documents
+
+    # ------------------------------------------------------------------------------------------------------ changes
+
+    @contextmanager
+    def _adding(self) -> Iterator[None]:
+        self._local.pending = PendingDocuments()
+        try:
+            yield
+        finally:
+            pending = self._local.pending
+            del self._local.pending
+            if len(pending):
+                self._commit(pending)
+        self._tidy()
+
+    def _upsert(self, documents: Documents) -> int:
+        snapshot = self._refresh()
+        found = snapshot.find(documents.ids)
+        known = sum(int(np.count_nonzero(some >= 0)) for some in found)
+        pending: PendingDocuments = self._local.pending
+        pending.add(documents, self._settings())
+        if pending.tokens >= _COMMIT_TOKENS or pending.text_bytes >= _COMMIT_BYTES:
+            self._local.pending = PendingDocuments()  # first: what cannot be committed is not tried again
+            self._commit(pending)
+        return len(documents) - known
+
+    def _delete(self, ids: Sequence[str]) -> int:
+        with self._writing() as (transaction, snapshot):
+            documents = [some[some >= 0] for some in snapshot.find(ids)]
+            deleted = sum(map(len, documents))
+            if deleted:
+                transaction.commit(writer.delete(transaction, snapshot, documents))
+        self._refresh()
+        return deleted
+
+    def _delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
+        with self._writing() as (transaction, snapshot):
+            documents = []
+            for segment in snapshot.segments:
+                mask = segment.file.metadata.mask(conditions)
+                documents.append(np.flatnonzero(mask if segment.live is None else mask & segment.live))
+            deleted = sum(map(len, documents))
+            if deleted:
+                transaction.commit(writer.delete(transaction, snapshot, documents))
+        self._refresh()
+        return deleted
+
+    def _commit(self, pending: PendingDocuments) -> None:
+        with self._writing() as (transaction, snapshot):
+            if not pending.fits(snapshot.settings):
+                raise InvalidRequestError(
+                    f"another process added the first rows to index {self._path} meanwhile, with another projection to "
+                    "its width; add these documents again"
+                )
+            transaction.commit(writer.append(transaction, snapshot, pending))
+        self._refresh()
+
+    def _tidy(self) -> None:
+        """After an add: train the first centroids, or make one segment of many small ones."""
+        manifest = self._refresh().manifest
+        try:
+            while compaction.is_trainable(manifest) or compaction.due_segments(manifest) is not None:
+                with self._writing() as (transaction, snapshot):
+                    manifest = snapshot.manifest
+                    due = compaction.due_segments(manifest)
+                    if compaction.is_trainable(manifest):
+                        transaction.commit(writer.train(transaction, snapshot))
+                    elif due is not None:
+                        transaction.commit(writer.merge(transaction, snapshot, due))
+                manifest = self._refresh().manifest
+        except (OSError, IndexLockedError) as error:
+            # The documents are stored; the next add tries again.
+            logger.warning("index %s was not compacted: %s", self._path, error)
+
+    @contextmanager
+    def _writing(self) -> Iterator[tuple[Transaction, Snapshot]]:
+        """Hold the write lock, with the newest state; what is written is removed again after an error."""
+        self._check_open()
+        with self._lock.held():
+            snapshot = self._refresh()
+            transaction = Transaction(self._folder, snapshot.manifest)
+            with transaction.rolled_back_on_error():
+                yield transaction, snapshot
+
+    def _sweep(self) -> None:
+        """Remove what processes left that died while they wrote."""
+        if not self._folder.orphans(self._snapshot.manifest):
+            return
+        try:
+            with self._lock.held(seconds=0):
+                self._folder.remove(self._folder.orphans(self._refresh().manifest))
+        except (IndexLockedError, OSError):
+            pass  # they are a living writer's, or the folder is read-only
+
+    # ------------------------------------------------------------------------------------------------------ reading
+
+    def _search(self, queries: Ragged, search: SearchOptions) -> list[list[Hit]]:
+        snapshot = self._refresh()
+        return [
+            [
+                Hit(
+                    id=match.segment.file.id(match.document),
+                    score=match.score,
+                    exact=match.segment.file.columns.rows is not None,
+                    text=match.segment.file.text(match.document),
+                    metadata=match.segment.file.object(match.document),
+                )
+                for match in matches
+            ]
+            for matches in scoring.search(snapshot, queries, search)
+        ]
+
+    def _ids(self) -> list[str]:
+        snapshot = self._refresh()
+        return [
+            segment.file.id(document)
+            for segment in snapshot.segments
+            for document in range(segment.entry.documents)
+            if segment.live is None or segment.live[document]
+        ]
+
+    def _stored(self, id: str) -> tuple[str, Mapping[str, Any]] | None:
+        snapshot = self._refresh()
+        for segment, documents in zip(snapshot.segments, snapshot.find([id]), strict=True):
+            if documents[0] >= 0:
+                return segment.file.text(int(documents[0])), segment.file.object(int(documents[0]))
+        return None
+
+    def _refresh(self) -> Snapshot:
+        """The state that is committed now."""
+        super()._check_open()
+        known = self._snapshot
+        snapshot = open_snapshot(self._folder, known)
+        if snapshot is not known:
+            self._restore_settings(snapshot)
+            self._snapshot = snapshot
+        return snapshot
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        if self._rows is None:  # another process may have added the first rows, which say how queries are encoded
+            self._refresh()
+
+    def _take_options(self, payload: Payload | None) -> None:
+        """Options that were not named are those that the index was created with."""
+        manifest = self._snapshot.manifest
+        if payload not in (None, manifest.payload):
+            raise InvalidRequestError(
+                f"payload={payload!r} is not that of index {self._path}, which has {manifest.payload!r}; leave it out, "
+                "or build another one"
+            )
+        if manifest.settings is None:  # else these have the options
+            self._width = self._width or manifest.width
+            self._pool_factor = self._pool_factor or manifest.pool_factor
+
+    def _restore_settings(self, snapshot: Snapshot) -> None:
+        """Take the settings of stored rows, once there are some."""
+        if snapshot.settings is not None and not self._restored:
+            self._restore(snapshot.settings, owner=f"index {self._path}")
+            self._restored = True

@@ -1,0 +1,186 @@
+"""Segment: a mapped file of documents, and those of them that are deleted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.cached_property import cached_property
+from millpond.errors import IndexCorruptedError
+from millpond.late_interaction.metadata_filter import MetadataTable
+from millpond.late_interaction.plaid.array_file import ArrayFile
+from millpond.late_interaction.plaid.columns import ByteStrings, Columns, Ids
+from millpond.late_interaction.plaid.manifest import FileEntry, SegmentEntry
+
+
+class SegmentFile:
+    """The documents of a segment, mapped: opening one reads a page.
+
+    Args:
+        folder: The index.
+        entry: What the manifest says of it.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        IndexCorruptedError: It has another size, or other arrays than a segment's.
+    """
+
+    def __init__(self, folder: Path, entry: SegmentEntry) -> None:
+        self.path = folder / entry.file.name
+        arrays = ArrayFile(self.path, entry.file.bytes).arrays
+        try:
+            self.columns = Columns(
+                offsets=arrays["offsets"],
+                scales=arrays["scales"],
+                rows=arrays.get("rows"),
+                codes=arrays["codes"] if entry.coded else None,
+                residuals=arrays.get("residuals"),
+                ids=Ids(
+                    strings=ByteStrings(data=arrays["ids"], offsets=arrays["id_offsets"]),
+                    hashes=arrays["id_hashes"],
+                    order=arrays["id_order"],
+                ),
+                texts=ByteStrings(data=arrays["texts"], offsets=arrays["text_offsets"]),
+                metadata=ByteStrings(data=arrays["metadata"], offsets=arrays["metadata_offsets"]),
+            )
+        except KeyError as error:
+            raise self._damaged(f"it has no array {error}") from None
+        columns = self.columns
+        lengths = {len(array) for array in columns.token_arrays.values()}
+        counts = {len(columns), len(columns.ids), len(columns.ids.order), len(columns.texts), len(columns.metadata)}
+        if (
+            lengths != {entry.tokens}
+            or counts != {entry.documents}
+            or (columns.rows is None) == (columns.residuals is None)
+        ):
+            raise self._damaged("its arrays do not have the lengths in the manifest")
+
+    def tokens(self, centroids: int) -> Columns:
+        """The columns, once it is certain that offsets and codes point inside the arrays: kernels do not check that.
+
+        Args:
+            centroids: Number of centroids.
+
+        Raises:
+            IndexCorruptedError: They do not.
+        """
+        offsets, codes = self._checked_tokens
+        if codes >= max(centroids, 1) or not offsets:
+            raise self._damaged("its offsets or codes point outside of its arrays")
+        return self.columns
+
+    @cached_property
+    def metadata(self) -> MetadataTable:
+        """Its metadata by key and value."""
+        return MetadataTable(_Objects(self))
+
+    def id(self, document: int) -> str:
+        """The id of a document."""
+        try:
+            return self.columns.ids.strings[document].decode()
+        except UnicodeDecodeError as error:
+            raise self._damaged(f"the id of document {document} is no UTF-8") from error
+
+    def text(self, document: int) -> str:
+        """The text of a document."""
+        try:
+            return self.columns.texts[document].decode()
+        except UnicodeDecodeError as error:
+            raise self._damaged(f"the text of document {document} is no UTF-8") from error
+
+    def object(self, document: int) -> Mapping[str, Any]:
+        """The metadata of a document."""
+        data = self.columns.metadata[document]
+        try:
+            value = json.loads(data) if data else {}
+            if not isinstance(value, dict):
+                raise ValueError("not an object")
+        except ValueError as error:
+            raise self._damaged(f"the metadata of document {document} is no JSON object") from error
+        return value
+
+    @cached_property
+    def _checked_tokens(self) -> tuple[bool, int]:
+        """Whether the offsets are in order, and the largest code."""
+        offsets, codes = self.columns.offsets, self.columns.codes
+        ordered = offsets[0] == 0 and offsets[-1] == len(self.columns.scales) and bool((np.diff(offsets) >= 0).all())
+        return bool(ordered), 0 if codes is None or not len(codes) else int(codes.max())
+
+    def _damaged(self, reason: str) -> IndexCorruptedError:
+        return IndexCorruptedError(f"{self.path} is damaged: {reason}; restore it, or build the index anew")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Segment:
+    """A segment as one manifest has it.
+
+    Attributes:
+        entry: What the manifest says of it.
+        file: Its documents.
+        live: bool ``[documents]``, those that are not deleted; ``None`` if all are.
+    """
+
+    entry: SegmentEntry
+    file: SegmentFile
+    live: npt.NDArray[np.bool_] | None
+
+    @classmethod
+    def open(cls, folder: Path, entry: SegmentEntry, known: Mapping[FileEntry, Segment]) -> Segment:
+        """Open a segment, or take those parts of it that are known by their files."""
+        before = known.get(entry.file)
+        file = SegmentFile(folder, entry) if before is None else before.file
+        if entry.deleted is None:
+            live = None
+        elif before is not None and before.entry.deleted == entry.deleted:
+            live = before.live
+        else:
+            live = ~_read_bitmap(folder, entry.deleted, entry.documents)
+        return cls(entry=entry, file=file, live=live)
+
+
+def bitmap(mask: npt.NDArray[np.bool_]) -> bytes:
+    """A mask as it is stored: a bit for each document, the first in the lowest bit."""
+    return np.packbits(mask, bitorder="little").tobytes()
+
+
+def _read_bitmap(folder: Path, entry: FileEntry, documents: int) -> npt.NDArray[np.bool_]:
+    path = folder / entry.name
+    content = path.read_bytes()
+    if len(content) != -(-documents // 8) or hashlib.sha256(content).hexdigest() != entry.sha256:
+        raise IndexCorruptedError(
+            f"{path} is damaged: its size or checksum is not the one in the manifest; restore it, or build the index "
+            "anew"
+        )
+    bits = np.unpackbits(np.frombuffer(content, dtype=np.uint8), count=documents, bitorder="little")
+    return bits.view(np.bool_)
+
+
+class _Objects(Sequence[Mapping[str, Any]]):
+    """The metadata of a segment's documents, read when asked for."""
+
+    def __init__(self, file: SegmentFile) -> None:
+        self._file = file
+
+    def __len__(self) -> int:
+        return len(self._file.columns)
+
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Mapping[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
+        if isinstance(index, slice):
+            return [self._file.object(document) for document in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._file.object(index)
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return (self._file.object(document) for document in range(len(self)))

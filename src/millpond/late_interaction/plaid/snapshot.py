@@ -1,0 +1,146 @@
+"""Snapshot: one state of an index, opened. It never changes, and stays readable whatever is written meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.errors import IndexCorruptedError, SourceNotFoundError
+from millpond.late_interaction.index_settings import IndexSettings
+from millpond.late_interaction.plaid.array_file import ArrayFile, ArrayFileWriter, ArraySpec
+from millpond.late_interaction.plaid.columns import id_hashes
+from millpond.late_interaction.plaid.folder import IndexFolder
+from millpond.late_interaction.plaid.manifest import FileEntry, Manifest
+from millpond.late_interaction.plaid.segment import Segment
+from millpond.late_interaction.residual_codec import Codec
+
+_BITS = {"int8": 0, "4": 4, "2": 2}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Snapshot:
+    """One state of an index.
+
+    Attributes:
+        current: The content of ``CURRENT`` that named it.
+        manifest: Its manifest.
+        segments: Its segments, oldest first.
+        codec: Its codec; ``None`` before training.
+        settings: How texts became its rows; ``None`` as long as there are none.
+    """
+
+    current: bytes
+    manifest: Manifest
+    segments: tuple[Segment, ...]
+    codec: Codec | None
+    settings: IndexSettings | None
+
+    def find(self, ids: Sequence[str]) -> list[npt.NDArray[np.int64]]:
+        """For each segment, the live documents among these ids, -1 for an id that is not in it."""
+        encoded = [id.encode() for id in ids]
+        hashes = id_hashes(encoded)
+        found = []
+        for segment in self.segments:
+            documents = segment.file.columns.ids.find(encoded, hashes)
+            if segment.live is not None:
+                documents[(documents >= 0) & ~segment.live[documents]] = -1
+            found.append(documents)
+        return found
+
+
+def open_snapshot(folder: IndexFolder, known: Snapshot | None = None) -> Snapshot:
+    """Open the state that ``CURRENT`` names now.
+
+    Args:
+        folder: The index.
+        known: An earlier state, whose open files are used again.
+
+    Raises:
+        SourceNotFoundError: There is no index.
+        IndexCorruptedError: A file is missing or damaged.
+    """
+    while True:
+        current = folder.current()
+        if known is not None and known.current == current:
+            return known
+        try:
+            return _open(folder, current, known)
+        except SourceNotFoundError:
+            raise
+        except FileNotFoundError as error:
+            # A writer may have removed it since; then CURRENT names other files.
+            if folder.current() == current:
+                raise IndexCorruptedError(f"{error.filename} is missing; restore it, or build the index anew") from None
+
+
+def write_codec(path: Path, codec: Codec) -> None:
+    """Write the file of a codec. The caller syncs it."""
+    arrays = codec.arrays()
+    names = [name for name in arrays if name != "bits"]  # the payload says that
+    specs = {name: ArraySpec(dtype=arrays[name].dtype.name, shape=arrays[name].shape) for name in names}
+    with ArrayFileWriter(path, specs) as file:
+        for name in names:
+            file.write(name, arrays[name])
+
+
+def write_projection(path: Path, matrix: npt.NDArray[np.float32]) -> None:
+    """Write the file of a projection. The caller syncs it."""
+    with ArrayFileWriter(path, {"matrix": ArraySpec(dtype="float32", shape=matrix.shape)}) as file:
+        file.write("matrix", matrix)
+
+
+def codec_bits(payload: str) -> int:
+    """Bits of the residuals of a payload."""
+    return _BITS[payload]
+
+
+def _open(folder: IndexFolder, current: bytes, known: Snapshot | None) -> Snapshot:
+    manifest = folder.manifest(current)
+    segments_known = {} if known is None else {segment.entry.file: segment for segment in known.segments}
+    segments = tuple(Segment.open(folder.path, entry, segments_known) for entry in manifest.segments)
+    if manifest.codec is None:
+        codec = None
+    elif known is not None and known.manifest.codec == manifest.codec:
+        codec = known.codec
+    else:
+        codec = _read_codec(folder.path, manifest.codec, manifest)
+    if known is not None and (known.manifest.settings, known.manifest.projection) == (
+        manifest.settings,
+        manifest.projection,
+    ):
+        settings = known.settings
+    else:
+        settings = _read_settings(folder.path, manifest)
+    return Snapshot(current=current, manifest=manifest, segments=segments, codec=codec, settings=settings)
+
+
+def _read_settings(folder: Path, manifest: Manifest) -> IndexSettings | None:
+    if manifest.settings is None:
+        return None
+    path, matrix = folder / manifest.name, None
+    try:
+        if manifest.projection is not None:
+            path = folder / manifest.projection.name
+            matrix = np.array(ArrayFile(path, manifest.projection.bytes).arrays["matrix"])
+        return IndexSettings.from_json(manifest.settings, matrix)
+    except (KeyError, TypeError, ValueError) as error:
+        raise IndexCorruptedError(f"{path} is damaged ({error}); restore it, or build the index anew") from error
+
+
+def _read_codec(folder: Path, entry: FileEntry, manifest: Manifest) -> Codec:
+    path = folder / entry.name
+    mapped = ArrayFile(path, entry.bytes).arrays
+    arrays = {name: np.array(array) for name, array in mapped.items()}
+    arrays["bits"] = np.array(_BITS[manifest.payload])
+    try:
+        codec = Codec.from_arrays(arrays)
+        width = (manifest.settings or {}).get("width")
+        if codec.dim != width:
+            raise ValueError(f"its rows have {codec.dim} columns instead of {width}")
+    except (KeyError, ValueError) as error:
+        raise IndexCorruptedError(f"{path} is damaged ({error}); restore it, or build the index anew") from error
+    return codec

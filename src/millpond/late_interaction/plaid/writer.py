@@ -1,0 +1,144 @@
+"""Writer: what one commit changes. Each function writes files and returns the manifest to commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.late_interaction import kmeans
+from millpond.late_interaction.index_settings import IndexSettings
+from millpond.late_interaction.plaid import int8_rows
+from millpond.late_interaction.plaid.folder import Transaction
+from millpond.late_interaction.plaid.manifest import Manifest, SegmentEntry
+from millpond.late_interaction.plaid.pending import PendingDocuments
+from millpond.late_interaction.plaid.segment import Segment, bitmap
+from millpond.late_interaction.plaid.segment_writer import Source, write_segment
+from millpond.late_interaction.plaid.snapshot import Snapshot, codec_bits, write_codec, write_projection
+from millpond.late_interaction.residual_codec import Codec
+
+_SEED = 0
+
+
+def append(transaction: Transaction, snapshot: Snapshot, pending: PendingDocuments) -> Manifest:
+    """Store documents in a new segment, and delete older ones of equal ids.
+
+    Args:
+        transaction: The transaction.
+        snapshot: The state now.
+        pending: The documents.
+    """
+    replaced = snapshot.find([id.decode() for id in pending.ids])
+    kept = delete(transaction, snapshot, [documents[documents >= 0] for documents in replaced])
+    settings = pending.settings
+    manifest = kept if settings is None or kept.settings is not None else _with_settings(transaction, kept, settings)
+    segment = _write(transaction, manifest, [Source(columns=pending.columns())], snapshot.codec)
+    return replace(manifest, segments=(*manifest.segments, segment))
+
+
+def delete(transaction: Transaction, snapshot: Snapshot, documents: Sequence[npt.NDArray[np.int64]]) -> Manifest:
+    """Delete documents of each segment, live ones, by new bitmaps."""
+    entries = [
+        _with_deleted(transaction, segment, some) if len(some) else segment.entry
+        for segment, some in zip(snapshot.segments, documents, strict=True)
+    ]
+    return replace(snapshot.manifest, segments=tuple(entries))
+
+
+def merge(transaction: Transaction, snapshot: Snapshot, merged: range) -> Manifest:
+    """Make one segment of neighbouring ones, without their deleted documents."""
+    entries = list(snapshot.manifest.segments)
+    segments = [snapshot.segments[index] for index in merged]
+    sources = [Source(columns=segment.file.columns, live=segment.live) for segment in segments]
+    entries[merged.start : merged.stop] = [_write(transaction, snapshot.manifest, sources, snapshot.codec)]
+    return replace(snapshot.manifest, segments=tuple(entries))
+
+
+def train(
+    transaction: Transaction,
+    snapshot: Snapshot,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Manifest:
+    """Train centroids on the int8 rows of all segments, and make one segment of them with the new codes."""
+    manifest = snapshot.manifest
+    tokens = manifest.tokens
+    codec = Codec.train(
+        _sample(snapshot, kmeans.sample_count(tokens)),
+        bits=codec_bits(manifest.payload),
+        k=kmeans.centroid_count(tokens),
+        seed=_SEED,
+        progress=progress,
+    )
+    path = transaction.new_path("codec")
+    write_codec(path, codec)
+    sources = [Source(columns=segment.file.columns, live=segment.live) for segment in snapshot.segments]
+    entry = _write(transaction, manifest, sources, codec, encode=True)
+    return replace(manifest, codec=transaction.entry(path), trained_tokens=tokens, segments=(entry,))
+
+
+def _with_settings(transaction: Transaction, manifest: Manifest, settings: IndexSettings) -> Manifest:
+    entry = None
+    if settings.projection is not None:
+        path = transaction.new_path("projection")
+        write_projection(path, settings.projection.matrix)
+        entry = transaction.entry(path)
+    return replace(manifest, settings=settings.to_json(), projection=entry)
+
+
+def _write(
+    transaction: Transaction,
+    manifest: Manifest,
+    sources: Sequence[Source],
+    codec: Codec | None,
+    *,
+    encode: bool = False,
+) -> SegmentEntry:
+    path = transaction.new_path("segment")
+    documents, tokens = write_segment(
+        path, sources, dim=_dim(manifest), payload=manifest.payload, codec=codec, encode=encode
+    )
+    return SegmentEntry(file=transaction.entry(path), documents=documents, tokens=tokens, coded=codec is not None)
+
+
+def _dim(manifest: Manifest) -> int:
+    return 0 if manifest.settings is None else int(manifest.settings["width"])
+
+
+def _with_deleted(transaction: Transaction, segment: Segment, documents: npt.NDArray[np.int64]) -> SegmentEntry:
+    entry = segment.entry
+    live = np.ones(entry.documents, dtype=np.bool_) if segment.live is None else segment.live.copy()
+    live[documents] = False
+    offsets = segment.file.columns.offsets
+    return replace(
+        entry,
+        deleted=transaction.write("deleted", bitmap(~live)) if live.any() else None,
+        deleted_documents=entry.documents - int(np.count_nonzero(live)),
+        deleted_tokens=entry.deleted_tokens + int((offsets[documents + 1] - offsets[documents]).sum()),
+    )
+
+
+def _sample(snapshot: Snapshot, count: int) -> npt.NDArray[np.float32]:
+    """Rows of live documents drawn at random, float32 ``[count, columns]``."""
+    random = np.random.default_rng(_SEED)
+    positions = np.sort(random.choice(snapshot.manifest.tokens, count, replace=False))
+    rows = []
+    start = 0
+    for segment in snapshot.segments:
+        columns = segment.file.columns
+        assert columns.rows is not None
+        source = Source(columns=columns, live=segment.live)
+        stop = start + segment.entry.live_tokens
+        some = positions[np.searchsorted(positions, start) : np.searchsorted(positions, stop)] - start
+        # From a position among the copied tokens to one among all.
+        copied = source.offsets
+        document = np.searchsorted(copied, some, side="right") - 1
+        original = columns.offsets[:-1] if segment.live is None else columns.offsets[:-1][segment.live]
+        tokens = original[document] + some - copied[document]
+        rows.append(int8_rows.unpack(columns.rows[tokens], columns.scales[tokens], _dim(snapshot.manifest)))
+        start = stop
+    sample = np.concatenate(rows)
+    random.shuffle(sample)
+    return sample

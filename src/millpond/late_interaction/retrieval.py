@@ -1,0 +1,195 @@
+"""Retrieval: candidates of several searches, fused by their ranks, and then scored by MaxSim."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Literal
+
+from millpond.errors import InvalidRequestError
+from millpond.late_interaction.index import Hit, LateInteractionIndex
+from millpond.late_interaction.index_arguments import Filter
+
+logger = logging.getLogger(__name__)
+
+CandidateSource = Literal["index", "exact"] | Callable[[str, int], Iterable[str] | Awaitable[Iterable[str]]]
+"""Where candidates come from: the index's own search, the same without a first stage, or a function.
+
+The function takes a query and the number of candidates wanted, and returns ids of the index, best first.
+"""
+
+# Cormack, Clarke and Büttcher, "Reciprocal Rank Fusion", 2009: 60 was best on all their collections.
+_CONSTANT = 60
+
+
+def reciprocal_rank_fusion(
+    rankings: Sequence[Iterable[str]], *, weights: Sequence[float] | None = None, constant: int = _CONSTANT
+) -> list[tuple[str, float]]:
+    """Fuse rankings by their ranks: ``score(id) = sum over rankings of weight / (constant + rank)``, ranks from 1.
+
+    Source: Cormack, Clarke and Büttcher, SIGIR 2009.
+
+    Args:
+        rankings: Ids, best first; an id that comes twice in one ranking counts at its better rank.
+        weights: A weight for each ranking; equal by default.
+        constant: The larger, the less the first ranks count.
+
+    Returns:
+        (id, score), best first; of equal scores the id that was seen first comes first.
+
+    Raises:
+        InvalidRequestError: Not one weight for each ranking, or a weight or constant that is negative.
+    """
+    if weights is None:
+        weights = [1.0] * len(rankings)
+    if len(weights) != len(rankings):
+        raise InvalidRequestError(f"{len(weights)} weights for {len(rankings)} rankings; pass one for each")
+    if constant < 0 or not all(weight >= 0 for weight in weights):  # NaN too
+        raise InvalidRequestError(f"weights={list(weights)!r} and constant={constant!r} must not be negative")
+    scores: dict[str, float] = {}
+    for ranking, weight in zip(rankings, weights, strict=True):
+        for rank, id in enumerate(dict.fromkeys(ranking), start=1):
+            scores[id] = scores.get(id, 0.0) + weight / (constant + rank)
+    return sorted(scores.items(), key=lambda item: -item[1])
+
+
+def retrieve(
+    index: LateInteractionIndex,
+    query: str,
+    *,
+    k: int = 10,
+    sources: Sequence[CandidateSource] | None = None,
+    weights: Sequence[float] | None = None,
+    candidates: int | None = None,
+    filter: Filter | None = None,
+    exact: bool = False,
+) -> list[Hit]:
+    """The documents that match a query best, among the candidates of several searches.
+
+    Every source is asked for candidates; their rankings are fused by :func:`reciprocal_rank_fusion`, and MaxSim sorts
+    the best ``candidates`` of the fused ranking. Without ``sources`` this is ``index.search``.
+
+    Args:
+        index: The index; a candidate that it does not have is ignored.
+        query: One query.
+        k: Most hits.
+        sources: Where candidates come from.
+        weights: A weight for each source.
+        candidates: How many each source is asked for, and how many are scored: ``max(100, 10 * k)`` by default. Without
+            ``sources``, as of ``index.search``.
+        filter: As of ``index.search``. It is applied to the candidates of a function after they were found, so a
+            function that can filter itself should.
+        exact: As of ``index.search``, without ``sources``.
+
+    Returns:
+        At most ``k`` hits, best first, scored by MaxSim.
+
+    Raises:
+        TypeError: ``query`` is not a str, or a source is neither a name nor a function.
+        InvalidRequestError: An argument out of range, or an awaitable source (use :func:`aretrieve`).
+    """
+    _check(query, sources, k=k, candidates=candidates, exact=exact)
+    if sources is None:
+        return index.search([query], k=k, filter=filter, candidates=candidates, exact=exact)[0]
+    limit = candidates if candidates is not None else max(100, 10 * k)
+    rankings = []
+    for source in sources:
+        found = _ask(index, source, query, limit, filter)
+        if inspect.isawaitable(found):
+            if inspect.iscoroutine(found):
+                found.close()
+            raise InvalidRequestError(f"the source {source!r} is asynchronous; await aretrieve(...) instead")
+        rankings.append(_checked_ids(source, found))
+    return _score(index, query, rankings, k=k, weights=weights, limit=limit, filter=filter)
+
+
+async def aretrieve(
+    index: LateInteractionIndex,
+    query: str,
+    *,
+    k: int = 10,
+    sources: Sequence[CandidateSource] | None = None,
+    weights: Sequence[float] | None = None,
+    candidates: int | None = None,
+    filter: Filter | None = None,
+    exact: bool = False,
+) -> list[Hit]:
+    """As :func:`retrieve`, for an event loop: the sources are asked at the same time, plain functions in threads."""
+    _check(query, sources, k=k, candidates=candidates, exact=exact)
+    if sources is None:
+        return (await index.asearch([query], k=k, filter=filter, candidates=candidates, exact=exact))[0]
+    limit = candidates if candidates is not None else max(100, 10 * k)
+
+    async def ranking_of(source: CandidateSource) -> list[str]:
+        if inspect.iscoroutinefunction(source) or inspect.iscoroutinefunction(type(source).__call__):  # an object's
+            found = _ask(index, source, query, limit, filter)
+        else:
+            found = await asyncio.to_thread(_ask, index, source, query, limit, filter)
+        return _checked_ids(source, await found if inspect.isawaitable(found) else found)
+
+    rankings = await asyncio.gather(*(ranking_of(source) for source in sources))
+    return await asyncio.to_thread(_score, index, query, rankings, k=k, weights=weights, limit=limit, filter=filter)
+
+
+def _check(
+    query: str, sources: Sequence[CandidateSource] | None, *, k: int, candidates: int | None, exact: bool
+) -> None:
+    if not isinstance(query, str):
+        raise TypeError(f"query is of type {type(query).__name__}; pass one str")
+    if type(k) is not int or k < 1:
+        raise InvalidRequestError(f"k={k!r} must be an int from 1")
+    if sources is None:
+        return
+    if isinstance(sources, str) or not isinstance(sources, Sequence):
+        raise TypeError(f"sources is of type {type(sources).__name__}; pass a list of sources")
+    if not sources:
+        raise InvalidRequestError("sources=[] finds no candidates; leave it out to search the index")
+    if exact:
+        raise InvalidRequestError('exact=True searches the index alone; pass sources=["exact", ...] instead')
+    if candidates is not None and (type(candidates) is not int or candidates < k):
+        raise InvalidRequestError(f"candidates={candidates!r} must be an int from k={k}")
+    for source in sources:
+        if not callable(source) and source not in ("index", "exact"):
+            raise TypeError(
+                f'{source!r} is no source of candidates; pass "index", "exact" or a function (query, limit)'
+            )
+
+
+def _ask(index: LateInteractionIndex, source: CandidateSource, query: str, limit: int, filter: Filter | None) -> Any:
+    if isinstance(source, str):
+        hits = index.search([query], k=limit, filter=filter, exact=source == "exact")[0]
+        return [hit.id for hit in hits]
+    return source(query, limit)
+
+
+def _checked_ids(source: CandidateSource, found: Any) -> list[str]:
+    if isinstance(found, str) or not isinstance(found, Iterable):
+        raise TypeError(f"the source {source!r} returned {type(found).__name__}; return a list of ids")
+    ids = list(found)
+    for id in ids:
+        if not isinstance(id, str):
+            raise TypeError(f"the source {source!r} returned the id {id!r}; ids are str, as they were added")
+    return ids
+
+
+def _score(
+    index: LateInteractionIndex,
+    query: str,
+    rankings: Sequence[Sequence[str]],
+    *,
+    k: int,
+    weights: Sequence[float] | None,
+    limit: int,
+    filter: Filter | None,
+) -> list[Hit]:
+    fused = [id for id, _ in reciprocal_rank_fusion(rankings, weights=weights)[:limit]]
+    hits = index.search([query], k=k, ids=fused, filter=filter, exact=True)[0] if fused else []
+    if fused and not hits and not filter:
+        logger.warning(
+            "none of %d candidates is in the index (the first is %r); sources must return the ids of the index",
+            len(fused),
+            fused[0],
+        )
+    return hits
