@@ -329,14 +329,14 @@ class CollectionIndex(LateInteractionIndex, CollectionClient):
         return IndexSettings(model=model, native=width, pool_factor=self._pool_factor or 1, projection=None)
 
     @contextmanager
-    def _reading(self, id: str) -> Iterator[None]:
-        """Turn an error from reading a stored document into a SinkError that names it, not the database."""
+    def _reading(self, ids: str) -> Iterator[None]:
+        """Turn an error from reading stored documents into a SinkError that names them, not the database."""
         try:
             yield
         except (LookupError, TypeError, ValueError) as error:
             raise SinkError(
-                f"collection {self._collection!r} holds the document {id!r}, which cannot be read "
-                f"({type(error).__name__}: {error}); delete it, or add it again"
+                f"collection {self._collection!r} holds rows that cannot be read (document {ids}: "
+                f"{type(error).__name__}: {error}); check() names them; delete or add them again"
             ) from error
 
     def _next_added(self, count: int) -> int:
