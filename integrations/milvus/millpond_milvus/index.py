@@ -43,7 +43,7 @@ _MAX_CAPACITY = 4096
 _MAX_RESULTS = 16_384
 # Characters of a field in Milvus Lite, which has no limit of its own; a request takes less.
 _MAX_LITE = 1 << 26
-_MAX_REQUEST = 64 << 20
+_MAX_REQUEST = 63 << 20
 # Bytes of rows that a search holds at a time.
 _MAX_FETCHED = 32 << 20
 
@@ -397,29 +397,27 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
                 return struct_tokens([row[ROWS] or [] for row in rows], width=width)
             return packed_tokens([row[ROWS] for row in rows], [int(row["tokens"]) for row in rows], width=width)
 
-    def _check_document(self, id: str, fields: Mapping[str, Any], matrix: npt.NDArray[np.float32]) -> None:
-        tokens, width = matrix.shape
-        text, metadata = (
-            len(fields["text"].encode()),
-            len(json.dumps(fields["metadata"], ensure_ascii=False).encode()),
-        )
-        if self._lite:
-            size = text + metadata + 2 * tokens * (width + 2)
-            if size > _MAX_REQUEST:
+    def _check_document(self, fields: Mapping[str, Any], matrix: npt.NDArray[np.float32], size: int) -> None:
+        id, tokens = fields["id"], len(matrix)
+        if not self._lite:
+            metadata = json.dumps(fields["metadata"], ensure_ascii=False)
+            for name, stored, most in (
+                ("an id", id, MAX_VARCHAR),
+                ("a text", fields["text"], MAX_VARCHAR),
+                ("metadata", metadata, MAX_JSON),
+            ):
+                if (length := len(stored.encode())) > most:
+                    raise InvalidRequestError(
+                        f"document {id[:100]!r} has {name} of {length} bytes; Milvus stores at most {most}, so split it"
+                    )
+            if tokens > _MAX_CAPACITY:
                 raise InvalidRequestError(
-                    f"document {id!r} has {size} bytes of text, metadata and token rows; Milvus takes at most "
-                    f"{_MAX_REQUEST} in a request, so split it"
+                    f"document {id!r} has {tokens} token rows; Milvus stores at most {_MAX_CAPACITY} of a document; "
+                    "split the text, or build the index with a larger pool_factor"
                 )
-            return
-        for name, size, most in (("text", text, MAX_VARCHAR), ("metadata", metadata, MAX_JSON)):
-            if size > most:
-                raise InvalidRequestError(
-                    f"document {id!r} has {size} bytes of {name}; Milvus stores at most {most}, so split it"
-                )
-        if tokens > _MAX_CAPACITY:
+        if size > _MAX_REQUEST:
             raise InvalidRequestError(
-                f"document {id!r} has {tokens} token rows; Milvus stores at most {_MAX_CAPACITY} of a document; split "
-                "the text, or build the index with a larger pool_factor"
+                f"document {id[:100]!r} takes {size} bytes in a request, and Milvus at most {_MAX_REQUEST}; split it"
             )
 
 
