@@ -14,8 +14,11 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 
 def run(program: str, *arguments: str) -> dict[str, str]:
-    """What a program printed as ``name: text``. OpenMP has two threads in it: with one, no thread can be missing."""
-    env = {**os.environ, "OMP_NUM_THREADS": "2"}
+    """What a program printed as ``name: text``. OpenMP has two threads in it: with one, no thread can be missing.
+
+    They sleep while they wait: on a busy machine, threads that spin take a child's seconds from each other.
+    """
+    env = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _CHILD + program, *arguments],
         capture_output=True,
@@ -208,6 +211,7 @@ def test_what_a_busy_parent_was_to_finish_fails_in_the_child(tmp_path: Path) -> 
 
 
 _READING = """
+import millpond.engine.fork as fork
 from millpond import Engine
 from millpond.pooling.pooler import Pooler
 
@@ -222,6 +226,7 @@ def held(pooler, hidden):
     return tokens(pooler, hidden)
 
 Pooler.tokens = held
+fork._MAX_WAIT = 0.5
 future = engine.submit("embed", ["tides"])
 inside.wait()  # a worker reads the vectors of a batch
 Pooler.tokens = tokens
@@ -235,6 +240,58 @@ print("parent:", "works" if len(future.result().embeddings) == 1 else "fails")
 def test_a_fork_while_another_thread_reads_the_vectors_of_a_batch() -> None:
     """Python 3.11's cached_property has a lock for all objects of a class, which the child would find held."""
     assert run(_READING, minilm()) == {"own": "works", "parent": "works"}
+
+
+_COMPUTING = """
+running, ended = [], threading.Event()
+
+def next_batch():
+    with fork.computing():
+        running.append("next")
+        ended.set()
+
+def meanwhile():  # a hook that is called after the engine's, since it was registered before
+    if armed:
+        threading.Thread(target=next_batch).start()
+        time.sleep(0.5)
+
+armed = False
+os.register_at_fork(before=meanwhile)
+
+import millpond.engine.fork as fork
+from millpond import Engine
+from millpond.engine.execute.runner import Runner
+
+engine = Engine(sys.argv[1])
+inside, over = threading.Event(), threading.Event()
+run_batch = Runner.run
+
+def held(runner, requests):
+    running.append("first")
+    inside.set()
+    over.wait()
+    rows = run_batch(runner, requests)
+    running.remove("first")
+    return rows
+
+Runner.run = held
+future = engine.submit("embed", ["tides"])
+inside.wait()
+armed = True
+threading.Timer(0.5, over.set).start()
+
+def nothing_runs():
+    assert running == [], running
+child("during a batch", nothing_runs)
+ended.wait()
+print("parent:", "works" if running == ["next"] and len(future.result().embeddings) == 1 else "fails")
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_fork_waits_for_the_batch_that_runs_and_the_next_batch_for_the_fork() -> None:
+    """Threads that compute hold locks of torch's libraries, such as that of oneDNN's cache of kernels."""
+    assert run(_COMPUTING, minilm()) == {"during a batch": "works", "parent": "works"}
 
 
 _LOADING = """

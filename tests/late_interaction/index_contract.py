@@ -26,7 +26,7 @@ from tests.tiny_late import DIM, DOCUMENT_LENGTH, write_stanford
 
 from millpond import Engine
 from millpond.errors import FingerprintMismatchError, InvalidRequestError
-from millpond.late_interaction import AddReport, Hit, IndexStats, LateInteractionIndex, Ragged
+from millpond.late_interaction import AddReport, Hit, IndexStats, LateInteractionIndex, Ragged, StoredDocument
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -586,6 +586,49 @@ class IndexContract:
             index.add(["a"], ["text"])
         with pytest.raises(InvalidRequestError, match=r"no engine .* use search_embeddings"):
             index.search(["text"])
+        with pytest.raises(InvalidRequestError, match="no engine to encode texts; pass an engine"):
+            index.explain("text", "a")
+
+    def test_a_hit_is_explained_by_the_matches_of_its_tokens(self, texts: LateInteractionIndex, engine: Engine) -> None:
+        (hit,) = texts.search([QUERY], k=1)[0]
+        matches = texts.explain(QUERY, hit.id)
+        spans = engine.token_spans([QUERY], role="query")[0]
+        assert [match.token for match in matches] == list(spans.tokens)
+        error = self.score_error * len(matches)
+        assert sum(match.score for match in matches) == pytest.approx(hit.score, abs=error)
+        assert all(match.text == hit.text[match.start : match.end] for match in matches)
+        assert any(match.text for match in matches)
+
+    def test_what_cannot_be_explained_is_refused(self, texts: LateInteractionIndex) -> None:
+        texts.add_embeddings(["bare"], ragged(matrices(1, width=DIM), DIM))
+        wrong: Any = [QUERY]
+        for query, id, error, message in (
+            (QUERY, "unknown", InvalidRequestError, "no document of id 'unknown'"),
+            (QUERY, "bare", InvalidRequestError, "'bare' was added without its text"),
+            (" ", "doc-1", InvalidRequestError, "query at index 0 is blank"),
+            (wrong, "doc-1", TypeError, "one query, a str, not a list"),
+            (QUERY, 1, InvalidRequestError, "the id is of type int"),
+        ):
+            with pytest.raises(error, match=message):
+                texts.explain(query, id)  # type: ignore[arg-type]
+
+    def test_a_match_in_a_cut_and_pooled_document_has_its_span(self, path: Path, engine: Engine) -> None:
+        with self.open(path, engine, width=12, pool_factor=2) as index:
+            index.add(names(5), TEXTS)
+            (hit,) = index.search([QUERY], k=1)[0]
+            matches = index.explain(QUERY, hit.id)
+            error = self.score_error * len(matches)
+            assert sum(match.score for match in matches) == pytest.approx(hit.score, abs=error)
+            assert all(match.text == hit.text[match.start : match.end] for match in matches)
+
+    def test_a_document_is_returned_by_its_id(self, texts: LateInteractionIndex) -> None:
+        document = texts.get("doc-3")
+        assert document == StoredDocument(id="doc-3", text=TEXTS[3], metadata={"number": 3})
+        assert texts.get("unknown") is None
+        changed: Any = document.metadata
+        changed["number"] = 4
+        again = texts.get("doc-3")
+        assert again is not None and again.metadata == {"number": 3}
 
     # -------------------------------------------------------------------------------------------------- opening again
 
@@ -896,7 +939,9 @@ class IndexContract:
             lambda: index.search(["text"]),
             lambda: index.search([]),
             lambda: index.search_embeddings(ragged(matrices(1, width=DIM), DIM)),
+            lambda: index.explain("text", "a"),
             lambda: index.ids(),
+            lambda: index.get("a"),
             lambda: index.stats(),
             lambda: index.compact(),
             lambda: index.check(),
@@ -904,7 +949,7 @@ class IndexContract:
             lambda: "a" in index,
             lambda: index.__enter__(),
         ):
-            with pytest.raises(InvalidRequestError, match="this index is closed; open it again"):
+            with pytest.raises(InvalidRequestError, match="index .*is closed; open it again"):
                 call()
 
     def test_the_context_manager_closes(self, path: Path) -> None:

@@ -6,14 +6,24 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import millpond.late_interaction
 from millpond.errors import InvalidRequestError
 from millpond.late_interaction import Ragged, maxsim
+from millpond.late_interaction.kernels import exact
 
 module = importlib.import_module("millpond.late_interaction.similarity")
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def path(request, monkeypatch):
+    """With the compiled kernels, where there are any, and without."""
+    if request.param == "torch":
+        monkeypatch.setattr(exact, "kernel_table", lambda: None)
+    elif exact.kernel_table() is None:
+        pytest.skip("no compiled kernels")
 
 
 def ragged(lengths, width=8, seed=0, dtype=np.float32):
@@ -35,13 +45,15 @@ def naive(queries, documents):
 lengths = st.lists(st.integers(0, 9), max_size=6)
 
 
-@settings(deadline=None)
+@pytest.mark.usefixtures("path")
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(queries=lengths, documents=lengths, block=st.integers(1, 64), tokens=st.integers(1, 12), seed=st.integers(0, 99))
 def test_equals_the_definition_at_any_block_size(queries, documents, block, tokens, seed):
     query_matrices, document_matrices = ragged(queries, seed=seed), ragged(documents, seed=seed + 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_BLOCK", block)
-        patch.setattr(module, "_QUERY_TOKENS", tokens)
+        patch.setattr(exact, "_BLOCK", block)
+        patch.setattr(exact, "_QUERY_TOKENS", tokens)
         scores = maxsim(query_matrices, document_matrices)
         best, indices = maxsim(query_matrices, document_matrices, top_k=3)
     expected = naive(query_matrices, document_matrices)
@@ -56,6 +68,7 @@ def test_equals_the_definition_at_any_block_size(queries, documents, block, toke
     np.testing.assert_array_equal(best, np.take_along_axis(scores, order, axis=1))
 
 
+@pytest.mark.usefixtures("path")
 def test_no_implicit_zero_and_no_token_of_a_neighbour():
     """Every similarity of the middle document is negative, and its neighbours' tokens would all score higher."""
     query = Ragged.from_matrices([np.array([[1.0, 0.0], [0.0, 1.0]], dtype=np.float32)], width=2)
@@ -65,12 +78,14 @@ def test_no_implicit_zero_and_no_token_of_a_neighbour():
     np.testing.assert_array_equal(maxsim(query, documents), [[18.0, -3.0, 18.0]])
 
 
+@pytest.mark.usefixtures("path")
 def test_the_sum_is_over_query_tokens():
     """Negative control: exchanging the arguments changes the score."""
     one, other = ragged([3]), ragged([5], seed=1)
     assert abs(maxsim(one, other)[0, 0] - maxsim(other, one)[0, 0]) > 0.1
 
 
+@pytest.mark.usefixtures("path")
 def test_empty_documents_rank_last_and_empty_queries_score_zero():
     queries, documents = ragged([2, 0]), ragged([0, 3, 0], seed=1)
     scores = maxsim(queries, documents)
@@ -80,6 +95,7 @@ def test_empty_documents_rank_last_and_empty_queries_score_zero():
     np.testing.assert_array_equal(maxsim(queries, documents, top_k=3)[1], [[1, 0, 2], [0, 1, 2]])
 
 
+@pytest.mark.usefixtures("path")
 def test_equal_scores_keep_the_order_of_the_documents(monkeypatch):
     monkeypatch.setattr(module, "_BLOCK", 40)
     query, document = ragged([4])[0], ragged([5], seed=1)[0]
@@ -89,12 +105,15 @@ def test_equal_scores_keep_the_order_of_the_documents(monkeypatch):
     assert indices.tolist() == [list(range(7))]
 
 
+@pytest.mark.usefixtures("path")
 def test_a_document_longer_than_a_block(monkeypatch):
     monkeypatch.setattr(module, "_BLOCK", 256)
+    monkeypatch.setattr(exact, "_BLOCK", 256)
     queries, documents = ragged([300, 7]), ragged([2, 700, 3], seed=1)
     np.testing.assert_allclose(maxsim(queries, documents), naive(queries, documents), rtol=1e-5)
 
 
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int8])
 def test_other_dtypes_are_computed_in_float32(dtype):
     queries, documents = ragged([3]), ragged([4, 5], seed=1)
@@ -104,6 +123,7 @@ def test_other_dtypes_are_computed_in_float32(dtype):
     np.testing.assert_allclose(scores, naive(queries, scaled), rtol=1e-5)
 
 
+@pytest.mark.usefixtures("path")
 def test_read_only_rows_give_no_warning():
     queries, documents = ragged([3]), ragged([4, 5], seed=1)
     expected = maxsim(queries, documents)
@@ -112,6 +132,7 @@ def test_read_only_rows_give_no_warning():
     np.testing.assert_array_equal(maxsim(queries, documents), expected)
 
 
+@pytest.mark.usefixtures("path")
 def test_strided_rows_are_not_changed():
     queries, documents = ragged([3]), ragged([4, 5], width=16, seed=1)
     expected = maxsim(queries, Ragged(flat=documents.flat[:, :8].copy(), offsets=documents.offsets))
@@ -121,6 +142,7 @@ def test_strided_rows_are_not_changed():
     np.testing.assert_array_equal(documents.flat, before)
 
 
+@pytest.mark.usefixtures("path")
 def test_a_nan_stays_visible():
     documents = ragged([4, 5], seed=1)
     documents.flat[2, 3] = np.nan

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.late_interaction.index_contract import IndexContract
 
 from millpond import Engine
@@ -16,9 +15,12 @@ class TestMemoryIndex(IndexContract):
     """In int8, stored by ``save``."""
 
     def open(self, path: Path, engine: Engine | None, **options: Any) -> LateInteractionIndex:
-        return MemoryIndex(engine, **options)
+        return MemoryIndex.open(path, engine, **options) if path.exists() else MemoryIndex(engine, **options)
 
     def reopen(
         self, index: LateInteractionIndex, path: Path, engine: Engine | None, **options: Any
     ) -> LateInteractionIndex:
-        pytest.skip("an index in memory is not stored yet")
+        assert isinstance(index, MemoryIndex)
+        index.save(path)
+        index.close()
+        return MemoryIndex.open(path, engine, **options)

@@ -230,9 +230,9 @@ def test_a_document_may_have_8192_rows(tmp_path: Path, payload: str) -> None:
 def test_rows_of_another_width_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     index = filled(tmp_path, 5)
     before = sorted(os.listdir(tmp_path))
-    with pytest.raises(InvalidRequestError, match=rf"16 columns.*{WIDTH}"):
+    with pytest.raises(InvalidRequestError, match=rf"16 wide.*{WIDTH}"):
         index.add_embeddings(["other"], ragged(matrices(1, width=16), 16))
-    with pytest.raises(InvalidRequestError, match=rf"16 columns.*{WIDTH}"):
+    with pytest.raises(InvalidRequestError, match=rf"16 wide.*{WIDTH}"):
         index.search_embeddings(ragged(matrices(1, width=16), 16))
     assert sorted(os.listdir(tmp_path)) == before and len(index) == 5
 

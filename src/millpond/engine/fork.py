@@ -1,8 +1,9 @@
 """Fork: what a forked child finds of its parent's engines, whose threads it does not have.
 
 A fork copies the memory of a process, but of its threads only the one that forks. So a child must not wait for a future
-that the parent's threads were to settle, for the threads of OpenMP's pool, or for a module that another thread was
-importing. Importing this module does not import torch.
+that the parent's threads were to settle, for the threads of OpenMP's pool, for a module that another thread was
+importing, or for a lock that another thread held in one of torch's libraries. Importing this module does not import
+torch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from millpond.errors import EngineClosedError, ModelLoadError
 
 Output = TypeVar("Output")
 
-# Most seconds that a fork waits for models that other threads are loading.
+# Most seconds that a fork waits for models that other threads load, and then for batches that they compute.
 _MAX_WAIT = 30.0
 # OpenMP's omp_pause_hard: free everything that can be made anew.
 _PAUSE_HARD = 2
@@ -102,6 +103,52 @@ class _Loads:
         return bool(self._depths.keys() - {threading.get_ident()})
 
 
+class _Batches:
+    """The batches that are being computed. Forks wait for them, and they for forks.
+
+    A thread that computes holds locks of the process now and then, above all that of oneDNN's cache of kernels, and a
+    child that finds one held waits for ever when it computes itself.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._depths: dict[int, int] = {}  # by thread: batches inside each other
+        self._forking: set[int] = set()  # threads
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A batch in the calling thread."""
+        thread = threading.get_ident()
+        with self._changed:
+            if thread not in self._depths:
+                self._changed.wait_for(lambda: not self._forking - {thread}, timeout=_MAX_WAIT)
+            self._depths[thread] = self._depths.get(thread, 0) + 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._depths[thread] -= 1
+                if self._depths[thread] == 0:
+                    del self._depths[thread]
+                    self._changed.notify_all()
+
+    def before_fork(self) -> None:
+        thread = threading.get_ident()
+        with self._changed:
+            self._forking.add(thread)
+            self._changed.wait_for(lambda: not self._depths.keys() - {thread}, timeout=_MAX_WAIT)
+
+    def after_in_parent(self) -> None:
+        with self._changed:
+            self._forking.discard(threading.get_ident())
+            self._changed.notify_all()
+
+    def after_in_child(self) -> None:
+        self._changed = threading.Condition()
+        self._depths = {thread: depth for thread, depth in self._depths.items() if thread == threading.get_ident()}
+        self._forking = set()
+
+
 class _OpenMP:
     """OpenMP's threads, a pool for each thread that computes; GNU's has no way to notice that a child lacks them."""
 
@@ -136,6 +183,7 @@ class _OpenMP:
 
 
 _loads = _Loads()
+_batches = _Batches()
 _openmp = _OpenMP()
 
 
@@ -146,6 +194,14 @@ def loading() -> AbstractContextManager[None]:
         ModelLoadError: This process was forked during a load, so that modules may be half imported.
     """
     return _loads.running()
+
+
+def computing() -> AbstractContextManager[None]:
+    """Context of calls into torch's libraries; forks of other threads wait for its end, a while, and it for theirs.
+
+    Call no user's code inside it: that may wait for the thread that forks.
+    """
+    return _batches.running()
 
 
 def inherited_pool() -> bool:
@@ -188,15 +244,22 @@ def _pause_function() -> Callable[[int], int] | None:
 
 def _before_fork() -> None:
     _loads.before_fork()
+    _batches.before_fork()
     _openmp.before_fork()
+
+
+def _after_in_parent() -> None:
+    _openmp.after_in_parent()
+    _batches.after_in_parent()
 
 
 def _after_in_child() -> None:
     _openmp.after_in_child()
     _loads.after_in_child()
+    _batches.after_in_child()
     for future in list(_futures):
         future._fail_in_child()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(before=_before_fork, after_in_parent=_openmp.after_in_parent, after_in_child=_after_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

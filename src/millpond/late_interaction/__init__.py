@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from millpond.late_interaction.explanation import TokenMatch
     from millpond.late_interaction.index import AddReport, Hit, IndexStats, LateInteractionIndex, StoredDocument
     from millpond.late_interaction.memory_index import MemoryIndex
     from millpond.late_interaction.plaid.index import PlaidIndex
@@ -21,6 +22,7 @@ _HOMES = {
     "PlaidIndex": "millpond.late_interaction.plaid.index",
     "Ragged": "millpond.ragged",
     "StoredDocument": "millpond.late_interaction.index",
+    "TokenMatch": "millpond.late_interaction.explanation",
     "arerank": "millpond.late_interaction.reranking",
     "maxsim": "millpond.late_interaction.similarity",
     "rerank": "millpond.late_interaction.reranking",
@@ -35,6 +37,7 @@ __all__ = [
     "PlaidIndex",
     "Ragged",
     "StoredDocument",
+    "TokenMatch",
     "arerank",
     "maxsim",
     "rerank",

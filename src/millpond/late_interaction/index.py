@@ -14,10 +14,10 @@ from typing import Any, Self
 from millpond.blank import is_blank
 from millpond.errors import InvalidRequestError
 from millpond.fingerprint import ModelIdentity
-from millpond.late_interaction import projection
+from millpond.late_interaction import explanation, projection
+from millpond.late_interaction.explanation import TokenMatch
 from millpond.late_interaction.index_arguments import (
     Filter,
-    TokenEngine,
     check_count,
     check_matrices,
     check_queries,
@@ -28,10 +28,11 @@ from millpond.late_interaction.index_arguments import (
     checked_texts,
     unit_rows,
 )
+from millpond.late_interaction.index_arguments import TokenEngine as TokenEngine
 from millpond.late_interaction.index_settings import IndexSettings
 from millpond.late_interaction.projection import Projection
-from millpond.late_interaction.token_pooling import pool_tokens
-from millpond.metadata import Scalar
+from millpond.late_interaction.token_pooling import pool_tokens, pooled_rows
+from millpond.metadata import Scalar, check_str
 from millpond.progress import draw_bar
 from millpond.ragged import Ragged
 
@@ -333,6 +334,20 @@ class LateInteractionIndex(ABC):
         embeddings = engine.token_embed(list(queries), role="query", normalize=True).embeddings
         return self._search(self._prepare_queries(embeddings), search)
 
+    def check_search(
+        self,
+        queries: Sequence[str],
+        *,
+        k: int = 10,
+        filter: Filter | None = None,
+        ids: Sequence[str] | None = None,
+        candidates: int | None = None,
+        exact: bool = False,
+    ) -> None:
+        """Raise what :meth:`search` raises for invalid arguments, without encoding anything."""
+        check_queries(queries)
+        self._checked_search(k=k, filter=filter, ids=ids, candidates=candidates, exact=exact)
+
     async def asearch(
         self,
         queries: Sequence[str],
@@ -369,6 +384,50 @@ class LateInteractionIndex(ABC):
         rows = Ragged(flat=unit_rows(queries.flat), offsets=queries.offsets)
         return self._search(self._prepare_queries(rows), search) if len(queries) else []
 
+    def explain(self, query: str, id: str) -> list[TokenMatch]:
+        """Where each token of a query finds its best match in a document.
+
+        Query and document are encoded again. Their similarities are those of float32 rows, so that they add up to the
+        score of a hit only about as exactly as the index stores rows.
+
+        Args:
+            query: A query, as :meth:`search` takes several.
+            id: The id of a document that was added with its text.
+
+        Returns:
+            A :class:`~millpond.late_interaction.TokenMatch` for each token of the query, special tokens included.
+
+        Raises:
+            TypeError: ``query`` is not a str.
+            InvalidRequestError: The query is blank, the index has no engine or no such document, or the document was
+                added without its text.
+        """
+        engine = self._required_engine("explain")
+        if not isinstance(query, str):
+            raise TypeError(f"explain takes one query, a str, not a {type(query).__name__}")
+        check_queries([query])
+        check_str("the id", id)
+        stored = self._stored(id)
+        if stored is None:
+            raise InvalidRequestError(f"the index has no document of id {id!r}; take the id of a hit")
+        text = stored[0]
+        if is_blank(text):
+            raise InvalidRequestError(
+                f"the document {id!r} was added without its text, which has the matches; pass texts= to add_embeddings"
+            )
+        query_rows = engine.token_embed([query], role="query", normalize=True).embeddings
+        native = engine.token_embed([text], role="document", normalize=True).embeddings
+        projected = self._prepare_queries(native)  # cut, and not pooled
+        factor = self._pool_factor or 1
+        return explanation.explain(
+            engine.token_spans([query], role="query")[0],
+            self._prepare_queries(query_rows).flat,
+            engine.token_spans([text], role="document")[0],
+            projected.flat,
+            text,
+            pooled=None if factor == 1 else (pool_tokens(projected, factor).flat, pooled_rows(projected, factor)[0]),
+        )
+
     # ------------------------------------------------------------------------------------------------- maintenance
 
     def compact(self) -> None:
@@ -393,6 +452,12 @@ class LateInteractionIndex(ABC):
         self._check_open()
         stored = self._stored(id)
         return None if stored is None else StoredDocument(id=id, text=stored[0], metadata=stored[1])
+
+    @property
+    def model(self) -> ModelIdentity | None:
+        """The model that computed the stored rows; ``None`` if they were added as embeddings, or there are none."""
+        settings = self._settings()
+        return None if settings is None else settings.model
 
     def ids(self) -> list[str]:
         """The ids of all documents, those added earlier first."""
@@ -456,8 +521,9 @@ class LateInteractionIndex(ABC):
     def _required_engine(self, method: str) -> TokenEngine:
         self._check_open()
         if self._engine is None:
+            instead = "" if method == "explain" else f"use {method}_embeddings, or "
             raise InvalidRequestError(
-                f"this index has no engine to encode texts; use {method}_embeddings, or pass an engine when opening it"
+                f"this index has no engine to encode texts; {instead}pass an engine when opening it"
             )
         return self._engine
 
@@ -599,6 +665,11 @@ class _RowFormat:
     projection: Projection | None
     model: ModelIdentity | None = None
     restored: bool = False
+
+    @property
+    def width(self) -> int:
+        """Columns of a stored row."""
+        return self.native if self.projection is None else self.projection.width
 
 
 def _check_lengths(ids: Sequence[str], contents: Sequence[Any] | Ragged, *, of: str) -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from millpond.blank import is_blank
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
 from millpond.metadata import Scalar, check_filter, check_str, describe, json_object
-from millpond.outputs import TokenEmbeddingOutput
+from millpond.outputs import TokenEmbeddingOutput, TokenSpans
 from millpond.ragged import Ragged
 from millpond.spec import ModelSpec
 from millpond.tasks import Role
@@ -33,6 +33,10 @@ class TokenEngine(Protocol):
         self, texts: Sequence[str], *, role: Role | None = None, normalize: bool | None = None
     ) -> TokenEmbeddingOutput:
         """As :meth:`millpond.Engine.token_embed`."""
+        ...
+
+    def token_spans(self, texts: Sequence[str], *, role: Role | None = None) -> list[TokenSpans]:
+        """As :meth:`millpond.Engine.token_spans`; only :meth:`LateInteractionIndex.explain` needs it."""
         ...
 
 

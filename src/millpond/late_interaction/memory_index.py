@@ -1,32 +1,55 @@
-"""MemoryIndex: token matrices in this process, compared exactly."""
+"""MemoryIndex: token matrices in this process."""
 
 from __future__ import annotations
 
 import copy
-import threading
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
+from millpond.errors import InvalidRequestError
 from millpond.late_interaction.index import Documents, Hit, IndexStats, LateInteractionIndex, SearchOptions
 from millpond.late_interaction.index_arguments import TokenEngine
-from millpond.late_interaction.metadata_filter import MetadataTable
-from millpond.late_interaction.similarity import maxsim
+from millpond.late_interaction.index_files import StoredIndex, write_index
+from millpond.late_interaction.kernels.centroids import similarities
+from millpond.late_interaction.kernels.exact import CODECS, Codec, score, score_on_device
+from millpond.late_interaction.kernels.scan import Codes, candidates_of, table
+from millpond.late_interaction.token_blocks import IndexArray, View
+from millpond.late_interaction.token_store import Snapshot, TokenStore
 from millpond.metadata import Scalar
 from millpond.ragged import Ragged
 
-Codec = Literal["int8", "bfloat16", "float32"]
+# Documents that the codes keep for exact scoring: so many, or so many for each hit.
+_CANDIDATES, _CANDIDATES_PER_HIT = 1_024, 20
+# Scores computed before the best are taken: 64 MiB of float32.
+_SCORES = 1 << 24
 
 
 class MemoryIndex(LateInteractionIndex):
     """Token matrices in memory, compared exactly.
 
+    From 20,000 documents on, a call of ``add`` also trains centroids, and a search scans their codes (2 bytes a token)
+    for the ``max(1024, 20 k)`` documents that it compares exactly; ``exact=True`` compares all. Training takes seconds
+    to minutes, at 20,000 documents and again each time there are four times as many tokens; searches go on meanwhile.
+
+    A search sees the documents of one moment, and never waits for a writer.
+
     Args:
         engine: As :class:`LateInteractionIndex`.
-        codec: How rows are stored.
+        codec: How rows are stored: ``"int8"`` (a float16 scale for each row), ``"bfloat16"`` or ``"float32"``.
         width: As :class:`LateInteractionIndex`.
         pool_factor: As :class:`LateInteractionIndex`.
+        device: Where rows are stored and compared: ``"cpu"``, or a GPU as torch names it, where all are compared.
+
+    Raises:
+        InvalidRequestError: Besides those of :class:`LateInteractionIndex`, an unknown codec or device.
     """
 
     def __init__(
@@ -36,77 +59,250 @@ class MemoryIndex(LateInteractionIndex):
         *,
         width: int | None = None,
         pool_factor: int | None = None,
+        device: str = "cpu",
     ) -> None:
         super().__init__(engine, width=width, pool_factor=pool_factor)
-        self._codec = codec
-        self._documents: dict[str, tuple[str, Mapping[str, Any], Any]] = {}
-        self._lock = threading.Lock()
+        if codec not in CODECS:
+            raise InvalidRequestError(f"codec={codec!r} is unknown; choose {', '.join(map(repr, CODECS))}")
+        self._store = TokenStore(codec, _device(device))
 
     def stats(self) -> IndexStats:
-        """The size of the index."""
+        """The size of the index; ``details`` has its blocks of memory, deleted documents and centroids."""
         self._check_open()
-        matrices = [matrix for _, _, matrix in self._documents.values()]
+        snapshot = self._store.snapshot
+        views, centroids = snapshot.views, snapshot.centroids
         return IndexStats(
-            documents=len(matrices),
-            tokens=sum(map(len, matrices)),
-            width=matrices[0].shape[1] if matrices else 0,
-            codec=self._codec,
-            bytes=sum(matrix.nbytes for matrix in matrices),
+            documents=snapshot.documents,
+            tokens=snapshot.tokens,
+            width=0 if self._rows is None else self._rows.width,
+            codec=self._store.codec,
+            bytes=sum(view.bytes for view in views) + (0 if centroids is None else centroids.rows.nbytes),
+            details={
+                "blocks": len(views),
+                "deleted": sum(view.documents - view.live_documents for view in views),
+                "centroids": 0 if centroids is None else len(centroids),
+                "device": str(self._store.device),
+            },
         )
 
     def __len__(self) -> int:
+        """The number of documents."""
         self._check_open()
-        return len(self._documents)
+        return self._store.snapshot.documents
+
+    def compact(self) -> None:
+        """Give back the memory of deleted documents; done without a call when a fifth is deleted."""
+        self._check_open()
+        self._store.compact()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the index to a folder, in place of the index that may be there.
+
+        The folder has the index as it was before or as it is now, whenever it is read and if the process is killed.
+        Other threads may search and change the index meanwhile: what is saved are the documents of one moment.
+
+        Args:
+            path: A folder that has a saved index, is empty or does not exist.
+
+        Raises:
+            InvalidRequestError: The path is a file or a folder with other files.
+            OSError: The files cannot be written.
+        """
+        self._check_open()
+        write_index(Path(path), self._store.snapshot, self._store.codec, self._settings())
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        engine: TokenEngine | None,
+        *,
+        width: int | None = None,
+        pool_factor: int | None = None,
+        device: str = "cpu",
+    ) -> Self:
+        """Read an index that :meth:`save` wrote. Changes of it are not written before it is saved again.
+
+        Args:
+            path: The folder.
+            engine: An engine of the model that the index was built with; ``None`` if it is given embeddings only.
+            width: The index's width, if it is to be checked.
+            pool_factor: The index's pool factor, if it is to be checked.
+            device: As :class:`MemoryIndex`; it need not be that of the index that was saved.
+
+        Raises:
+            SourceNotFoundError: There is no saved index.
+            FingerprintMismatchError: It was built by another model, or with other settings of it.
+            InvalidRequestError: It has another width or pool factor.
+            IndexCorruptedError: A file of it is damaged; the message names the file.
+        """
+        with StoredIndex(Path(path)) as stored:
+            index = cls(engine, stored.codec, width=width, pool_factor=pool_factor, device=device)
+            if stored.settings is not None:
+                index._restore(stored.settings, owner=f"index {str(path)!r}")
+            index._store.load(stored.batches(), stored.centroids, stored.trained_tokens)
+        return index
+
+    def close(self) -> None:
+        """Release the rows."""
+        super().close()
+        self._store = TokenStore(self._store.codec, self._store.device)
+
+    # -------------------------------------------------------------------------------------- what the base leaves open
 
     def _upsert(self, documents: Documents) -> int:
-        with self._lock:
-            new = sum(id not in self._documents for id in documents.ids)
-            for id, text, metadata, matrix in zip(
-                documents.ids, documents.texts, documents.metadata, documents.embeddings, strict=True
-            ):
-                self._documents[id] = (text, metadata, matrix.copy())
-            return new
+        return self._store.upsert(documents.ids, documents.texts, documents.metadata, documents.embeddings)
+
+    @contextmanager
+    def _adding(self) -> Iterator[None]:
+        yield
+        self._store.train()
 
     def _delete(self, ids: Sequence[str]) -> int:
-        with self._lock:
-            return sum(self._documents.pop(id, None) is not None for id in ids)
+        return self._store.delete(ids)
 
     def _delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
-        ids = list(self._documents)
-        mask = MetadataTable([self._documents[id][1] for id in ids]).mask(conditions)
-        return self._delete([id for id, matches in zip(ids, mask, strict=True) if matches])
-
-    def _search(self, queries: Ragged, search: SearchOptions) -> list[list[Hit]]:
-        documents = dict(self._documents)
-        ids = list(documents)
-        mask = MetadataTable([documents[id][1] for id in ids]).mask(search.conditions)
-        if search.ids is not None:
-            mask &= np.isin(np.array(ids, dtype=object), np.array(search.ids, dtype=object))
-        mask &= np.array([len(documents[id][2]) > 0 for id in ids], dtype=np.bool_)
-        ids = [id for id, matches in zip(ids, mask, strict=True) if matches]
-        if not ids:
-            return [[] for _ in queries]
-        matrices = Ragged.from_matrices([documents[id][2] for id in ids], width=queries.flat.shape[1])
-        scores, indices = maxsim(queries, matrices, top_k=search.k)
-        return [
-            [
-                Hit(
-                    id=ids[i],
-                    score=float(score),
-                    exact=True,
-                    text=documents[ids[i]][0],
-                    metadata=copy.deepcopy(documents[ids[i]][1]),
-                )
-                for score, i in zip(scores[q], indices[q], strict=True)
-            ]
-            if len(queries[q])
-            else []
-            for q in range(len(queries))
-        ]
+        return self._store.delete_matching(conditions)
 
     def _stored(self, id: str) -> tuple[str, Mapping[str, Any]] | None:
-        stored = self._documents.get(id)
-        return None if stored is None else stored[:2]
+        stored = self._store.document(id)
+        return None if stored is None else (stored[0], copy.deepcopy(stored[1]))
 
     def _ids(self) -> list[str]:
-        return list(self._documents)
+        return self._store.snapshot.ids()
+
+    def _search(self, queries: Ragged, search: SearchOptions) -> list[list[Hit]]:
+        snapshot, numbers = (self._store.snapshot, None) if search.ids is None else self._store.lookup(search.ids)
+        selections = [_Selection.of(view, search, numbers) for view in snapshot.views]
+        selections = [selection for selection in selections if len(selection)]
+        if not selections:
+            return [[] for _ in queries]
+        keep = search.candidates or max(_CANDIDATES, _CANDIDATES_PER_HIT * search.k)
+        if snapshot.centroids is None or search.exact or sum(map(len, selections)) <= keep:
+            return self._search_all(queries, selections, search.k)
+        return [
+            self._search_candidates(query, snapshot, selections, keep, search.k) if len(query) else []
+            for query in queries
+        ]
+
+    def _search_candidates(
+        self, query: npt.NDArray[np.float32], snapshot: Snapshot, selections: Sequence[_Selection], keep: int, k: int
+    ) -> list[Hit]:
+        """The best of the ``keep`` documents whose codes match a query best."""
+        assert snapshot.centroids is not None
+        found = candidates_of(
+            table(similarities(query, snapshot.centroids), query),
+            [selection.codes() for selection in selections],
+            keep,
+        )
+        kept = [
+            _Selection(view=selection.view, documents=documents)
+            for selection, documents in zip(selections, found, strict=True)
+            if len(documents)
+        ]
+        queries = Ragged(flat=query, offsets=np.array([0, len(query)]))
+        return self._search_all(queries, kept, k)[0]
+
+    def _search_all(self, queries: Ragged, selections: Sequence[_Selection], k: int) -> list[list[Hit]]:
+        """The best of the selected documents, all of them compared."""
+        starts = np.cumsum([0, *(len(selection) for selection in selections)])
+        step = max(1, _SCORES // int(starts[-1]))  # queries at a time
+        results = []
+        for first in range(0, len(queries), step):
+            some = Ragged.from_matrices(queries[first : first + step], width=queries.flat.shape[1])
+            scores = np.concatenate([self._scores(some, selection) for selection in selections], axis=1)
+            for row, length in zip(scores, some.lengths, strict=True):
+                best: Sequence[Any] | IndexArray = _best(row, k) if length else ()
+                owners = np.searchsorted(starts, best, side="right") - 1
+                results.append(
+                    [
+                        selections[owner].hit(position - starts[owner], float(row[position]))
+                        for owner, position in zip(owners, best, strict=True)
+                    ]
+                )
+        return results
+
+    def _scores(self, queries: Ragged, selection: _Selection) -> npt.NDArray[np.float32]:
+        """MaxSim ``[q, selected documents]``."""
+        if self._store.device.type == "cpu":
+            return score(queries, selection.view.host_tokens, documents=selection.documents)
+        return score_on_device(queries, selection.view.device_tokens, documents=selection.documents)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Selection:
+    """Documents of a view that a search may find: each has rows.
+
+    Attributes:
+        view: The view.
+        documents: int64, their numbers in ascending order; ``None`` is all.
+    """
+
+    view: View
+    documents: IndexArray | None
+
+    @classmethod
+    def of(cls, view: View, search: SearchOptions, numbers: Mapping[int, Sequence[int]] | None) -> Self:
+        """The documents that match; ``numbers`` are those of the search's ids, by block."""
+        if numbers is None and not search.conditions and view.all_searchable:
+            return cls(view=view, documents=None)
+        mask = view.searchable
+        if search.conditions:
+            mask = mask & view.block.table(view.documents).mask(search.conditions)
+        if numbers is not None:
+            named = np.zeros(view.documents, dtype=np.bool_)
+            named[numbers.get(view.block.serial, [])] = True
+            mask = mask & named
+        return cls(view=view, documents=np.flatnonzero(mask))
+
+    def __len__(self) -> int:
+        return self.view.documents if self.documents is None else len(self.documents)
+
+    def codes(self) -> Codes:
+        """The codes to scan."""
+        allowed = None
+        if self.documents is not None:
+            mask = np.zeros(self.view.documents, dtype=np.bool_)
+            mask[self.documents] = True
+            allowed = np.packbits(mask, bitorder="little")
+        assert self.view.codes is not None
+        return Codes(codes=self.view.codes[: self.view.rows], offsets=self.view.offsets, allowed=allowed)
+
+    def hit(self, position: int, score: float) -> Hit:
+        """The document at a position among those selected, as a hit."""
+        block = self.view.block
+        number = position if self.documents is None else self.documents[position]
+        return Hit(
+            id=block.ids[number],
+            score=score,
+            exact=True,
+            text=block.texts[number],
+            metadata=copy.deepcopy(block.metadata[number]),
+        )
+
+
+def _best(scores: npt.NDArray[np.float32], k: int) -> IndexArray:
+    """The indices of the ``k`` largest scores, best first; of equal ones the first."""
+    if k < len(scores):
+        least = np.partition(scores, len(scores) - k)[len(scores) - k]
+        above = np.flatnonzero(scores > least)
+        chosen = np.concatenate((above, np.flatnonzero(scores == least)[: k - len(above)]))
+    else:
+        chosen = np.arange(len(scores))
+    # Stable, from ascending indices: of equal scores the first stays first.
+    chosen.sort()
+    best: IndexArray = chosen[np.argsort(-scores[chosen], kind="stable")]
+    return best
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (
+        RuntimeError,
+        TypeError,
+        AssertionError,
+    ) as error:  # CUDA that torch was not built with is an AssertionError
+        raise InvalidRequestError(f"device={name!r} cannot be used: {str(error).splitlines()[0]}") from None
+    return device

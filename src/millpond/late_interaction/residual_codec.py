@@ -53,8 +53,7 @@ class Encoded:
 class Codec:
     """A trained codec.
 
-    A row is read as ``centroid + scale * std * level[bits]``. The scale is such that the inner product of a residual
-    with its own quantization is exact (as in RaBitQ, arXiv 2405.12497): no norm is needed when a query is scored.
+    A row is read as ``centroid + scale * std * level[bits]``.
 
     Attributes:
         centroids: The centroids.

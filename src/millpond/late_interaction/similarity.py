@@ -6,22 +6,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from millpond.errors import InvalidRequestError
+from millpond.late_interaction.kernels.exact import Tokens, runs, score
 from millpond.ragged import Ragged
 
 FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.int64]
 
-# Token similarities computed at a time: 2 MiB of float32 stay in a core's cache between the product and the maximum.
-_BLOCK = 1 << 19
-# Query tokens compared at a time.
-_QUERY_TOKENS = 256
+# Scores computed at a time where not all are kept, and numbers of documents that are converted to float32 at a time.
+_BLOCK = 1 << 20
 
 
 @overload
@@ -36,7 +35,8 @@ def maxsim(
     The maximum runs over the document's own tokens only: there is no padding, so no implicit zero, and a score may be
     negative. A document without tokens scores ``-inf``, which ranks it last; a query without tokens scores 0.
 
-    The function needs a few MiB besides its result, for any lengths; with ``top_k`` it never holds all scores.
+    The function needs a copy of the queries and a few MiB besides its result, for any lengths; with ``top_k`` it never
+    holds all scores. It uses torch's number of threads, each for a part of the documents.
 
     Args:
         queries: ``q`` matrices ``[tokens, d]``; normalize the rows for cosine.
@@ -63,9 +63,11 @@ def maxsim(
             "both must come from one model, cut to one width"
         )
     if top_k is None:
+        if _readable(documents.flat):
+            return score(queries, _tokens(documents, 0, len(documents)))
         scores = np.empty((len(queries), len(documents)), dtype=np.float32)
         for start, stop, block in _blocks(queries, documents):
-            scores[:, start:stop] = block.numpy()
+            scores[:, start:stop] = block
         return scores
     if type(top_k) is not int or top_k < 1:  # not a bool either
         raise InvalidRequestError(f"top_k={top_k!r} must be an int from 1; leave it out for all scores")
@@ -73,45 +75,29 @@ def maxsim(
     indices = torch.empty(len(queries), 0, dtype=torch.int64)  # [q, k]
     for start, stop, block in _blocks(queries, documents):
         # A stable sort with the earlier documents first: of equal scores the lower index stays first.
-        best, order = torch.cat((best, block), dim=1).sort(dim=1, descending=True, stable=True)
+        best, order = torch.cat((best, torch.from_numpy(block)), dim=1).sort(dim=1, descending=True, stable=True)
         block_indices = torch.arange(start, stop).expand(len(queries), -1)
         best = best[:, :top_k].clone()  # a view would keep the whole block in memory
         indices = torch.cat((indices, block_indices), dim=1).gather(1, order[:, :top_k])
     return best.numpy(), indices.numpy()
 
 
-def _blocks(queries: Ragged, documents: Ragged) -> Iterator[tuple[int, int, torch.Tensor]]:
+def _blocks(queries: Ragged, documents: Ragged) -> Iterator[tuple[int, int, FloatArray]]:
     """``(start, stop, scores [q, stop - start])`` over runs of whole documents, in order."""
-    tall = min(max(len(queries.flat), 1), _QUERY_TOKENS)
-    rows = max(1, _BLOCK // max(tall, len(queries)))  # most document tokens, and most documents, in a block
-    offsets = documents.offsets
-    start = 0
-    while start < len(documents):
-        fits = int(np.searchsorted(offsets, offsets[start] + rows, side="right")) - 1
-        stop = max(start + 1, min(fits, start + rows))
-        yield start, stop, _score(queries, documents, start, stop, rows)
-        start = stop
+    most = max(1, _BLOCK // max(documents.flat.shape[1], len(queries)))  # document tokens, and documents, of a run
+    for start, stop in runs(documents.offsets, most):
+        yield start, stop, score(queries, _tokens(documents, start, stop))
 
 
-def _score(queries: Ragged, documents: Ragged, start: int, stop: int, rows: int) -> torch.Tensor:
-    """Scores ``[q, stop - start]`` of a run of documents; a single one may be longer than ``rows`` tokens."""
-    first, last = int(documents.offsets[start]), int(documents.offsets[stop])
-    document_of = torch.repeat_interleave(torch.from_numpy(documents.lengths[start:stop]))  # [tokens]
-    query_of = torch.repeat_interleave(torch.from_numpy(queries.lengths))  # [query tokens]
-    scores = torch.zeros(len(queries), stop - start)
-    for begin in range(0, len(queries.flat), _QUERY_TOKENS):
-        query_rows = slice(begin, begin + _QUERY_TOKENS)
-        query_tokens = _matrix(queries.flat[query_rows])  # [query tokens, d]
-        best = torch.full((stop - start, len(query_tokens)), -torch.inf)
-        for row in range(first, last, rows):
-            document_rows = slice(row, min(row + rows, last))
-            similarities = _matrix(documents.flat[document_rows]) @ query_tokens.T  # [tokens, query tokens]
-            documents_of_rows = document_of[document_rows.start - first : document_rows.stop - first, None]
-            best.scatter_reduce_(0, documents_of_rows.expand_as(similarities), similarities, "amax")
-        scores.index_add_(0, query_of[query_rows], best.T)
-    return scores
+def _tokens(documents: Ragged, start: int, stop: int) -> Tokens:
+    """A run of documents; its rows are copied only if they are no float32, or have gaps between their columns."""
+    offsets = documents.offsets[start : stop + 1]
+    rows = documents.flat[offsets[0] : offsets[-1]]
+    if not _readable(rows):
+        rows = np.require(rows, dtype=np.float32, requirements="C")
+    return Tokens(codec="float32", rows=rows, scales=None, offsets=offsets - offsets[0])
 
 
-def _matrix(rows: npt.NDArray[Any]) -> torch.Tensor:
-    """Rows as a float32 tensor, copied only if torch cannot use their memory (read-only, for example)."""
-    return torch.from_numpy(np.require(rows, dtype=np.float32, requirements=["C", "W"]))
+def _readable(rows: npt.NDArray[np.generic]) -> bool:
+    """Whether the kernels can read the rows where they are."""
+    return rows.dtype == np.float32 and rows.strides[1] == rows.itemsize and rows.strides[0] > 0

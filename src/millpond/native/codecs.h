@@ -10,6 +10,12 @@
 
 namespace {
 
+constexpr int64_t kAhead = 2048;  // bytes ahead at which rows that are read in place are brought into the cache
+
+inline void prefetch(const uint8_t* from, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) _mm_prefetch((const char*)from + at, _MM_HINT_T0);
+}
+
 // A block of rows times vectors of query tokens.
 struct Product {
   const void* rows;         // [count], as the codec multiplies them

@@ -33,7 +33,6 @@ namespace {
 constexpr int64_t kGroupLanes = 256;        // query tokens that pass over a chunk of documents together
 constexpr int64_t kChunkBytes = 192 << 10;  // rows that a thread takes at once: they stay in its cache for all groups
 constexpr int64_t kThreadWork = 4 << 20;    // products of words and vectors that are worth a thread
-constexpr int64_t kAhead = 2048;            // bytes of a chosen document to bring into the cache two documents ahead
 
 inline int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
@@ -104,10 +103,6 @@ struct Cursor {
     }
   }
 };
-
-inline void prefetch(const uint8_t* from, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) _mm_prefetch((const char*)from + at, _MM_HINT_T0);
-}
 
 template <class Codec>
 struct MaxSim {

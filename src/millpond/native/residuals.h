@@ -168,63 +168,73 @@ struct Parts {
   }
 };
 
-inline void encode_row(const EncodeCall& call, int64_t i, float* residual, float* spread, float* step) {
-  const int64_t dim = call.dim, count = int64_t(1) << call.bits;
-  const float* row = call.rows + i * dim;
-  const float* centroid = call.centroids + call.codes[i] * dim;
-  // The buffers are padded to whole vectors with zeros.
-  for (int64_t d = 0; d < dim; d++) {
-    residual[d] = row[d] - centroid[d];
-    spread[d] = residual[d] / call.std[d];
-  }
-  const int64_t padded = tiles_of(dim) * kLanes;
-  Parts squares, lengths, products;
+// Zeros behind the width of a row: whole vectors.
+struct EncodeRoom {
+  float *row, *residual, *spread, *step;
+  int32_t* numbers;
+};
+
+inline float product(const float* a, const float* b, int64_t padded) {
+  Parts parts;
   for (int64_t d = 0; d < padded; d += kLanes)
-    for (int64_t l = 0; l < kLanes; l++) {
-      squares.part[l] += spread[d + l] * spread[d + l];
-      lengths.part[l] += residual[d + l] * residual[d + l];
-    }
-  const float norm = 1.0f / (__builtin_sqrtf(squares.total() / float(dim)) + 1e-9f);
-  // A number is how many borders between levels lie below; a level is the sum of the steps up to it.
-  int32_t* numbers = (int32_t*)(step + padded);
+    for (int64_t l = 0; l < kLanes; l++) parts.part[l] += a[d + l] * b[d + l];
+  return parts.total();
+}
+
+inline void encode_row(const EncodeCall& call, int64_t i, const EncodeRoom& room) {
+  const int64_t dim = call.dim, count = int64_t(1) << call.bits, padded = tiles_of(dim) * kLanes;
+  const float* centroid = call.centroids + call.codes[i] * dim;
+  std::memcpy(room.row, call.rows + i * dim, dim * sizeof(float));
   for (int64_t d = 0; d < dim; d++) {
-    spread[d] *= norm;
-    step[d] = call.levels[0];
-    numbers[d] = 0;
+    room.residual[d] = room.row[d] - centroid[d];
+    room.spread[d] = room.residual[d] / call.std[d];
+  }
+  const float norm = 1.0f / (__builtin_sqrtf(product(room.spread, room.spread, padded) / float(dim)) + 1e-9f);
+  // A number is how many borders between levels lie below; a level is the sum of the rises up to it.
+  for (int64_t d = 0; d < dim; d++) {
+    room.spread[d] *= norm;
+    room.step[d] = call.levels[0];
+    room.numbers[d] = 0;
   }
   for (int64_t b = 1; b < count; b++) {
     const float border = (call.levels[b] + call.levels[b - 1]) / 2, rise = call.levels[b] - call.levels[b - 1];
     for (int64_t d = 0; d < dim; d++) {
-      const bool above = spread[d] > border;
-      step[d] += above ? rise : 0.0f;
-      numbers[d] += above;
+      const bool above = room.spread[d] > border;
+      room.step[d] += above ? rise : 0.0f;
+      room.numbers[d] += above;
     }
   }
-  for (int64_t d = 0; d < dim; d++) step[d] *= call.std[d];
-  for (int64_t d = 0; d < padded; d += kLanes)
-    for (int64_t l = 0; l < kLanes; l++) products.part[l] += step[d + l] * residual[d + l];
-  const float product = products.total(), scale = product > 0.0f ? lengths.total() / product : 0.0f;
+  for (int64_t d = 0; d < dim; d++) room.step[d] *= call.std[d];
+  const float length = product(room.row, room.row, padded), steps = product(room.step, room.step, padded);
+  const float along = product(room.row, room.step, padded), wanted = product(room.row, room.residual, padded);
+  const float match = product(room.residual, room.step, padded);
+  const float weight = length > 0.0f ? float(dim) / length : 0.0f;
+  const float plain = match / steps;
+  float scale = (weight * along * wanted + match) / (weight * along * along + steps);
+  scale = scale > 2.0f * plain ? 2.0f * plain : scale < 0.5f * plain ? 0.5f * plain : scale;
   call.scales[i] = _cvtss_sh(scale < 65504.0f ? scale : 65504.0f, _MM_FROUND_TO_NEAREST_INT);
   uint8_t* to = call.residuals + i * call.width;
   for (int64_t part = 0; part * call.width < dim; part++) {
     const int64_t first = part * call.width, some = smaller(call.width, dim - first);
-    for (int64_t d = 0; d < some; d++) to[d] |= uint8_t(numbers[first + d] << (part * call.bits));
+    for (int64_t d = 0; d < some; d++) to[d] |= uint8_t(room.numbers[first + d] << (part * call.bits));
   }
 }
 
 inline void encode_work(void* job) {
   auto& call = *(EncodeCall*)job;
   const int64_t padded = tiles_of(call.dim) * kLanes;
-  float* room = (float*)std::calloc(4 * padded, sizeof(float));
-  if (!room) {
+  float* numbers = (float*)std::calloc(5 * padded, sizeof(float));
+  if (!numbers) {
     __atomic_store_n(&call.failed, 1, __ATOMIC_RELAXED);
     return;
   }
+  const EncodeRoom room = {numbers, numbers + padded, numbers + 2 * padded, numbers + 3 * padded,
+                           (int32_t*)(numbers + 4 * padded)};
   for (int64_t begin; (begin = take(&call.next, kEncoded)) < call.count;) {
     const int64_t end = smaller(begin + kEncoded, call.count);
-    for (int64_t i = begin; i < end; i++) encode_row(call, i, room, room + padded, room + 2 * padded);
+    for (int64_t i = begin; i < end; i++) encode_row(call, i, room);
   }
-  std::free(room);
+  std::free(numbers);
 }
 
 int64_t score_residuals(const void* arguments) {

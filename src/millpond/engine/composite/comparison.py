@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond import matryoshka
+from millpond.engine.fork import computing
 from millpond.inputs import Pair
 from millpond.late_interaction.similarity import maxsim
 from millpond.ragged import Ragged
@@ -62,10 +63,11 @@ class Comparison:
         arrived = Ragged(flat=cut, offsets=rows.offsets)
         for query, indices, documents in self._complete(role, dict(zip(slots, arrived, strict=True))):
             whole = role == "document" and len(documents) == len(arrived)  # then in the same order
-            scores = maxsim(
-                Ragged.from_matrices([query], width=self._width),
-                arrived if whole else Ragged.from_matrices(documents, width=self._width),
-            )[0]
+            with computing():
+                scores = maxsim(
+                    Ragged.from_matrices([query], width=self._width),
+                    arrived if whole else Ragged.from_matrices(documents, width=self._width),
+                )[0]
             self._scores[indices] = scores / (len(query) if self._mean else 1)
 
     def scores(self) -> npt.NDArray[np.float32]:

@@ -15,6 +15,7 @@ import torch
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.execute.lanes import DeviceLane, Lanes
 from millpond.engine.execute.results import RequestResult
+from millpond.engine.fork import computing
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.counters import Counters
 from millpond.engine.schedule.request import Request
@@ -135,7 +136,8 @@ class Worker:
         if not requests:
             return []
         try:
-            results = self._runner.run(requests)
+            with computing():
+                results = self._runner.run(requests)
             self._scheduler.recover()
             return results
         except Exception as error:

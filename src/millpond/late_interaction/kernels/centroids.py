@@ -236,9 +236,9 @@ def similarities(
         return out
     out[:, len(levels) :] = 0
     # Integers below 2^24 are exact in float32: the product is that of the compiled kernel.
-    products = torch.from_numpy(centroids.rows).float() @ torch.from_numpy(levels.astype(np.float32)).T
-    products *= torch.from_numpy(scales)
-    products *= torch.from_numpy(centroids.scales)[:, None]
+    products = _tensor(centroids.rows.astype(np.float32)) @ _tensor(levels.astype(np.float32)).T
+    products *= _tensor(scales)
+    products *= _tensor(centroids.scales)[:, None]
     out[:, : len(levels)] = products.numpy()
     return out
 

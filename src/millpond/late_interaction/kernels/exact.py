@@ -155,7 +155,7 @@ def pack_rows(rows: npt.NDArray[Any], codec: Codec) -> tuple[npt.NDArray[Any], n
         )
         (table.pack_bfloat16 if scales is None else table.pack_int8)(ctypes.byref(call))
     elif scales is None:
-        packed[:, :dim] = torch.from_numpy(_writable(numbers)).bfloat16().view(torch.uint16).numpy()
+        packed[:, :dim] = _tensor(numbers).bfloat16().view(torch.uint16).numpy()
         packed[:, dim:] = 0
     else:
         for start in range(0, count, 4096):
@@ -215,7 +215,8 @@ def score(
     if threads < 1:
         raise InvalidRequestError(f"threads={threads} must be 1 or more")
     table = kernel_table()
-    if table is None or tokens.rows.strides[1] != tokens.rows.itemsize or tokens.rows.strides[0] <= 0:
+    rows = tokens.rows
+    if table is None or dim == 0 or rows.strides[1] != rows.itemsize or rows.strides[0] <= 0:
         return _torch_score(queries, DeviceTokens.of(tokens, "cpu"), chosen)
     count = len(tokens) if chosen is None else len(chosen)
     out = np.empty((len(queries), count), dtype=np.float32)
@@ -224,7 +225,7 @@ def score(
     scales = None if tokens.scales is None else np.ascontiguousarray(tokens.scales)
     offsets = np.ascontiguousarray(tokens.offsets)
     call = _MaxSimCall(
-        tokens.rows.ctypes.data,
+        rows.ctypes.data,
         None if scales is None else scales.ctypes.data,
         offsets.ctypes.data,
         None if chosen is None else chosen.ctypes.data,
@@ -234,7 +235,7 @@ def score(
         count,
         len(queries),
         dim,
-        tokens.rows.strides[0],
+        rows.strides[0],
         threads,
     )
     if getattr(table, f"maxsim_{tokens.codec}")(ctypes.byref(call)) != 0:
@@ -242,7 +243,7 @@ def score(
     return out
 
 
-# --- torch --------------------------------------------------------------------------------------------------------------
+# --- torch ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -257,10 +258,10 @@ class DeviceTokens:
     @classmethod
     def of(cls, tokens: Tokens, device: torch.device | str) -> DeviceTokens:
         """Tokens copied to a device; on a CPU they share memory."""
-        rows = torch.from_numpy(_writable(tokens.rows))
+        rows = _tensor(tokens.rows)
         if tokens.codec == "bfloat16":
             rows = rows.view(torch.bfloat16)
-        scales = None if tokens.scales is None else torch.from_numpy(_writable(tokens.scales)).to(device)
+        scales = None if tokens.scales is None else _tensor(tokens.scales).to(device)
         return cls(codec=tokens.codec, rows=rows.to(device), scales=scales, offsets=tokens.offsets)
 
     def __len__(self) -> int:
@@ -335,7 +336,7 @@ def _query_rows(
     flat: npt.NDArray[Any], tokens: DeviceTokens, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Query tokens rounded as the kernels do: ``[query tokens, width]``, and for int8 their scales."""
-    numbers = torch.from_numpy(_writable(np.require(flat, dtype=np.float32)))
+    numbers = _tensor(np.require(flat, dtype=np.float32))
     width = tokens.rows.shape[1]
     rows = torch.zeros(len(numbers), width)
     if tokens.codec != "int8":
@@ -361,7 +362,7 @@ def _quantize(numbers: FloatArray, packed: npt.NDArray[np.int8]) -> npt.NDArray[
         divisors = np.where(usable, scales, 1).astype(np.float32)[:, None]
         packed[:, : numbers.shape[1]] = np.where(usable[:, None], np.rint(numbers / divisors), 0)
     packed[:, numbers.shape[1] :] = 0
-    return scales
+    return np.asarray(scales)
 
 
 def _check_codec(codec: str) -> None:
@@ -393,6 +394,15 @@ def _aligned(shape: tuple[int, int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return memory[first : first + size].view(dtype).reshape(shape)
 
 
-def _writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array, copied only if it is read-only: torch warns of such memory."""
-    return np.require(array, requirements=["C", "W"])
+class _Alias:
+    """The memory of an array, called writable: torch warns of memory that is not, though nothing here writes to it."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._array = array  # keeps the memory
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
+def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+    """A tensor over the same memory, read-only or not; copied if its columns are not contiguous."""
+    return torch.from_numpy(np.asarray(_Alias(np.ascontiguousarray(array))))

@@ -160,7 +160,9 @@ def encode(
     """The scales and the packed residuals of rows.
 
     A residual is divided by ``std`` and by its own root mean square, and each number rounded to the nearest level. The
-    scale makes its inner product with that equal to its square.
+    scale of the result makes its error small above all along the row itself: queries that find a row point the same
+    way, so that part of the error counts ``d`` times as much as the others. (The loss is that of anisotropic vector
+    quantization, arXiv 1908.10396; with one number a row to choose, its minimum is a quotient.)
 
     Args:
         rows: float32 ``[n, d]``.
@@ -202,11 +204,27 @@ def encode(
         spread /= np.sqrt(np.square(spread).mean(axis=1, keepdims=True)) + np.float32(1e-9)
         numbers = np.searchsorted((levels[1:] + levels[:-1]) / 2, spread.ravel()).astype(np.uint8)
         numbers = numbers.reshape(spread.shape)
-        product = np.einsum("nd,nd->n", residuals, levels[numbers] * codec.std)
-        scale = np.einsum("nd,nd->n", residuals, residuals) / np.where(product > 0, product, np.inf)
+        scale = _scale(rows[some], residuals, levels[numbers] * codec.std)
         scales[some] = np.minimum(scale, np.finfo(np.float16).max)
         packed[some] = pack(numbers, codec.bits)
     return scales, packed
+
+
+def _scale(
+    rows: npt.NDArray[np.float32], residuals: npt.NDArray[np.float32], steps: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """The scales of ``steps``, the quantized residuals; at most twice or half the one of least squared error."""
+    length, size = _products(rows, rows), _products(steps, steps)
+    along, wanted, match = _products(rows, steps), _products(rows, residuals), _products(residuals, steps)
+    weight = rows.shape[1] / np.where(length > 0, length, np.inf)
+    plain = match / size
+    scale: npt.NDArray[np.float32] = (weight * along * wanted + match) / (weight * along * along + size)
+    return np.clip(scale, plain / 2, plain * 2)
+
+
+def _products(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    products: npt.NDArray[np.float32] = np.einsum("nd,nd->n", a, b)
+    return products
 
 
 def pack(numbers: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:

@@ -23,7 +23,9 @@ from millpond.late_interaction.plaid.manifest import (
 )
 
 _TEMPORARY = ".tmp"
-_OWN_FILES = re.compile(rf"((segment|deleted|codec)-\d{{8,}}\.bin|manifest-\d{{8,}}\.json|{CURRENT})(\.tmp)?")
+_OWN_FILES = re.compile(
+    rf"((segment|deleted|codec|projection)-\d{{8,}}\.bin|manifest-\d{{8,}}\.json|{CURRENT})(\.tmp)?"
+)
 # What a process that died while it created an index leaves behind.
 _UNBORN = re.compile(rf"{LOCK}|manifest-0{{8}}\.json(\.tmp)?|{CURRENT}\.tmp")
 

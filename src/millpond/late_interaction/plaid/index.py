@@ -13,7 +13,6 @@ from typing import Any, Self
 import numpy as np
 
 from millpond.errors import IndexLockedError, InvalidRequestError, SourceNotFoundError
-from millpond.fingerprint import ModelIdentity
 from millpond.late_interaction.index import Documents, Hit, IndexStats, LateInteractionIndex, SearchOptions
 from millpond.late_interaction.index_arguments import TokenEngine
 from millpond.late_interaction.plaid import compaction, scoring, writer
@@ -58,9 +57,9 @@ class PlaidIndex(LateInteractionIndex):
     Args:
         path: The folder. It is created if it does not exist or is empty.
         engine: As :class:`LateInteractionIndex`.
-        payload: How rows are stored. An index that exists keeps its own, and another one than the default must be it.
-        width: As :class:`LateInteractionIndex`; of an index that exists as ``payload``.
-        pool_factor: As :class:`LateInteractionIndex`; of an index that exists as ``payload``.
+        payload: How rows are stored; ``None`` is that of the index, and ``"4"`` for a new one.
+        width: As :class:`LateInteractionIndex`.
+        pool_factor: As :class:`LateInteractionIndex`.
 
     Raises:
         InvalidRequestError: The path is a file or a folder of something else, or an option is invalid or not that of
@@ -73,39 +72,26 @@ class PlaidIndex(LateInteractionIndex):
         self,
         path: str | os.PathLike[str],
         engine: TokenEngine | None,
-        payload: Payload = _DEFAULT_PAYLOAD,
+        payload: Payload | None = None,
         *,
         width: int | None = None,
-        pool_factor: int = 1,
+        pool_factor: int | None = None,
     ) -> None:
         super().__init__(engine, width=width, pool_factor=pool_factor)
-        if payload not in PAYLOADS:
+        if payload is not None and payload not in PAYLOADS:
             raise InvalidRequestError(f"payload={payload!r} must be one of {', '.join(map(repr, PAYLOADS))}")
         self._path = Path(path)
         self._folder = IndexFolder(self._path)
         self._lock = WriteLock(self._path / LOCK)
         self._local = threading.local()
-        self._closed = False
+        self._restored = False
         if not self._folder.exists():
             self._path.mkdir(parents=True, exist_ok=True)
             with self._lock.held():
-                self._folder.create(
-                    Manifest(payload=payload, width=width, pool_factor=pool_factor, identity=(None if self._engine is None else ModelIdentity.of(self._engine.spec)))
-                )
+                self._folder.create(Manifest(payload=payload or _DEFAULT_PAYLOAD, width=width, pool_factor=pool_factor))
         self._snapshot = open_snapshot(self._folder)
-        manifest = self._snapshot.manifest
-        for name, value, default, stored in (
-            ("payload", payload, _DEFAULT_PAYLOAD, manifest.payload),
-            ("width", width, None, manifest.width),
-            ("pool_factor", pool_factor, 1, manifest.pool_factor),
-        ):
-            if value not in (default, stored):
-                raise InvalidRequestError(
-                    f"{name}={value!r} is not that of index {self._path}, which has {stored!r}; leave it out, or pass "
-                    "another path"
-                )
-        self._width, self._pool_factor = manifest.width, manifest.pool_factor
-        self._check_identity(manifest)
+        self._take_options(payload)
+        self._restore_settings(self._snapshot)
         self._sweep()
 
     @classmethod
@@ -153,6 +139,7 @@ class PlaidIndex(LateInteractionIndex):
 
     def check(self) -> list[str]:
         """Read every file, and say which are damaged: a sentence for each, empty if none is."""
+        self._check_open()
         return check_folder(self._path)
 
     def stats(self) -> IndexStats:
@@ -169,24 +156,19 @@ class PlaidIndex(LateInteractionIndex):
         return IndexStats(
             documents=manifest.documents,
             tokens=manifest.tokens,
-            width=manifest.columns,
+            width=0 if snapshot.settings is None else snapshot.settings.width,
             codec=manifest.payload,
             bytes=sum(array.nbytes for array in arrays) + tables,
             details={
                 "segments": len(snapshot.segments),
                 "deleted_documents": sum(segment.deleted_documents for segment in manifest.segments),
                 "centroids": 0 if codec is None else len(codec.centroids),
-                "pool_factor": manifest.pool_factor,
                 "bytes_on_disk": sum(entry.bytes for entry in manifest.files()),
             },
         )
 
     def __len__(self) -> int:
         return self._refresh().manifest.documents
-
-    def close(self) -> None:
-        """Release the files; the engine stays open."""
-        self._closed = True
 
     # ------------------------------------------------------------------------------------------------------ changes
 
@@ -204,11 +186,10 @@ class PlaidIndex(LateInteractionIndex):
 
     def _upsert(self, documents: Documents) -> int:
         snapshot = self._refresh()
-        self._check_columns(snapshot, documents.embeddings)
         found = snapshot.find(documents.ids)
         known = sum(int(np.count_nonzero(some >= 0)) for some in found)
         pending: PendingDocuments = self._local.pending
-        pending.add(documents)
+        pending.add(documents, self._settings())
         if pending.tokens >= _COMMIT_TOKENS or pending.text_bytes >= _COMMIT_BYTES:
             self._local.pending = PendingDocuments()  # first: what cannot be committed is not tried again
             self._commit(pending)
@@ -237,9 +218,12 @@ class PlaidIndex(LateInteractionIndex):
 
     def _commit(self, pending: PendingDocuments) -> None:
         with self._writing() as (transaction, snapshot):
-            if snapshot.manifest.columns not in (0, pending.columns_of_a_row):
-                raise self._wrong_columns(pending.columns_of_a_row, snapshot)
-            transaction.commit(writer.append(transaction, snapshot, pending, (None if self._engine is None else ModelIdentity.of(self._engine.spec))))
+            if not pending.fits(snapshot.settings):
+                raise InvalidRequestError(
+                    f"another process added the first rows to index {self._path} meanwhile, with another projection to "
+                    "its width; add these documents again"
+                )
+            transaction.commit(writer.append(transaction, snapshot, pending))
         self._refresh()
 
     def _tidy(self) -> None:
@@ -283,7 +267,6 @@ class PlaidIndex(LateInteractionIndex):
 
     def _search(self, queries: Ragged, search: SearchOptions) -> list[list[Hit]]:
         snapshot = self._refresh()
-        self._check_columns(snapshot, queries)
         return [
             [
                 Hit(
@@ -298,6 +281,15 @@ class PlaidIndex(LateInteractionIndex):
             for matches in scoring.search(snapshot, queries, search)
         ]
 
+    def _ids(self) -> list[str]:
+        snapshot = self._refresh()
+        return [
+            segment.file.id(document)
+            for segment in snapshot.segments
+            for document in range(segment.entry.documents)
+            if segment.live is None or segment.live[document]
+        ]
+
     def _stored(self, id: str) -> tuple[str, Mapping[str, Any]] | None:
         snapshot = self._refresh()
         for segment, documents in zip(snapshot.segments, snapshot.find([id]), strict=True):
@@ -307,30 +299,33 @@ class PlaidIndex(LateInteractionIndex):
 
     def _refresh(self) -> Snapshot:
         """The state that is committed now."""
-        self._check_open()
+        super()._check_open()
         known = self._snapshot
         snapshot = open_snapshot(self._folder, known)
         if snapshot is not known:
-            if snapshot.manifest.identity != known.manifest.identity:
-                self._check_identity(snapshot.manifest)
+            self._restore_settings(snapshot)
             self._snapshot = snapshot
         return snapshot
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise InvalidRequestError(f"index {self._path} is closed; open it again")
+        super()._check_open()
+        if self._rows is None:  # another process may have added the first rows, which say how queries are encoded
+            self._refresh()
 
-    def _check_identity(self, manifest: Manifest) -> None:
-        if self._engine is not None and manifest.identity is not None:
-            manifest.identity.check(self._engine.spec, owner=f"index {self._path}", another="another path")
+    def _take_options(self, payload: Payload | None) -> None:
+        """Options that were not named are those that the index was created with."""
+        manifest = self._snapshot.manifest
+        if payload not in (None, manifest.payload):
+            raise InvalidRequestError(
+                f"payload={payload!r} is not that of index {self._path}, which has {manifest.payload!r}; leave it out, "
+                "or build another one"
+            )
+        if manifest.settings is None:  # else these have the options
+            self._width = self._width or manifest.width
+            self._pool_factor = self._pool_factor or manifest.pool_factor
 
-    def _check_columns(self, snapshot: Snapshot, embeddings: Ragged) -> None:
-        columns = snapshot.manifest.columns
-        if columns and embeddings.flat.shape[1] != columns:
-            raise self._wrong_columns(embeddings.flat.shape[1], snapshot)
-
-    def _wrong_columns(self, columns: int, snapshot: Snapshot) -> InvalidRequestError:
-        return InvalidRequestError(
-            f"rows have {columns} columns, and those of index {self._path} have {snapshot.manifest.columns}; "
-            "use the model that it was built with, or another path"
-        )
+    def _restore_settings(self, snapshot: Snapshot) -> None:
+        """Take the settings of stored rows, once there are some."""
+        if snapshot.settings is not None and not self._restored:
+            self._restore(snapshot.settings, owner=f"index {self._path}")
+            self._restored = True

@@ -12,18 +12,25 @@ _LEVEL = 127
 _BLOCK = 1 << 15  # tokens scored at a time
 
 
+def stored_columns(dim: int) -> int:
+    """Columns of stored rows of ``dim`` numbers: a multiple of 4."""
+    return -(-dim // 4) * 4
+
+
 def pack(rows: npt.NDArray[np.floating[Any]]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
-    """Round rows ``[n, d]``: int8 ``[n, d]``, and the float16 scale ``[n]`` of each."""
+    """Round rows ``[n, d]``: int8 ``[n, stored_columns(d)]``, and the float16 scale ``[n]`` of each."""
     rows = np.asarray(rows, dtype=np.float32)
     largest = np.abs(rows).max(axis=1, initial=0)
     scales = np.where(largest > 0, largest / _LEVEL, 1).astype(np.float16)
     levels = np.rint(rows / scales.astype(np.float32)[:, None])
-    return np.clip(levels, -_LEVEL, _LEVEL, out=levels).astype(np.int8), scales
+    packed = np.zeros((len(rows), stored_columns(rows.shape[1])), dtype=np.int8)
+    packed[:, : rows.shape[1]] = np.clip(levels, -_LEVEL, _LEVEL)
+    return packed, scales
 
 
-def unpack(rows: npt.NDArray[np.int8], scales: npt.NDArray[np.float16]) -> npt.NDArray[np.float32]:
-    """The rows as float32 ``[n, d]``."""
-    return rows * scales.astype(np.float32)[:, None]
+def unpack(rows: npt.NDArray[np.int8], scales: npt.NDArray[np.float16], dim: int) -> npt.NDArray[np.float32]:
+    """The rows as float32 ``[n, dim]``."""
+    return rows[:, :dim] * scales.astype(np.float32)[:, None]
 
 
 def score(
@@ -57,7 +64,7 @@ def score(
         some = filled[done:stop]
         bounds = np.concatenate(([0], counts[done : stop - 1] - before))
         tokens = np.arange(int(counts[stop - 1]) - before) + np.repeat(starts[some] - bounds, (ends - starts)[some])
-        products = (torch.from_numpy(unpack(rows[tokens], scales[tokens])) @ matrix).numpy()
+        products = (torch.from_numpy(unpack(rows[tokens], scales[tokens], query.shape[1])) @ matrix).numpy()
         out[some] = np.maximum.reduceat(products, bounds, axis=0).sum(axis=1)
         done = stop
     return out

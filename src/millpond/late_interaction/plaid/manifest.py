@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from millpond.errors import IndexCorruptedError
-from millpond.fingerprint import ModelIdentity
 
 Payload = Literal["int8", "4", "2"]
 PAYLOADS: tuple[Payload, ...] = ("int8", "4", "2")
@@ -75,10 +75,11 @@ class Manifest:
         generation: 0 for a new index, one more with every change.
         next_number: Number of the next file that is written.
         payload: How rows are stored in coded segments.
-        columns: Columns of a stored row; 0 as long as nothing was added.
-        width: The option ``width`` of the index.
-        pool_factor: The option ``pool_factor`` of the index.
-        identity: The model that encoded the documents; ``None`` if they were added as embeddings without an engine.
+        width: The option that the index was created with; ``settings`` have the width of the rows.
+        pool_factor: The option that the index was created with.
+        settings: :class:`millpond.late_interaction.index_settings.IndexSettings` as JSON; ``None`` as long as no row
+            was added.
+        projection: The file of their projection; ``None`` if they have none.
         codec: The file of the trained codec; ``None`` before training.
         trained_tokens: Token rows of the index when the codec was trained.
         segments: The segments, oldest first.
@@ -87,10 +88,10 @@ class Manifest:
     generation: int = 0
     next_number: int = 1
     payload: Payload
-    columns: int = 0
     width: int | None = None
-    pool_factor: int = 1
-    identity: ModelIdentity | None = None
+    pool_factor: int | None = None
+    settings: Mapping[str, Any] | None = field(default=None, hash=False)
+    projection: FileEntry | None = None
     codec: FileEntry | None = None
     trained_tokens: int = 0
     segments: tuple[SegmentEntry, ...] = ()
@@ -112,7 +113,7 @@ class Manifest:
 
     def files(self) -> list[FileEntry]:
         """Every file that it names."""
-        entries = [] if self.codec is None else [self.codec]
+        entries = [entry for entry in (self.projection, self.codec) if entry is not None]
         for segment in self.segments:
             entries.append(segment.file)
             if segment.deleted is not None:
@@ -144,10 +145,10 @@ class Manifest:
                 )
             if fields["payload"] not in PAYLOADS:
                 raise ValueError(f"unknown payload {fields['payload']!r}")
-            identity, codec = fields.pop("identity"), fields.pop("codec")
+            codec, projection = fields.pop("codec"), fields.pop("projection")
             segments = tuple(_segment(segment) for segment in fields.pop("segments"))
             return cls(
-                identity=None if identity is None else ModelIdentity(**identity),
+                projection=None if projection is None else FileEntry(**projection),
                 codec=None if codec is None else FileEntry(**codec),
                 segments=segments,
                 **fields,

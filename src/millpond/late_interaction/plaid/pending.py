@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.late_interaction.index import Documents
+from millpond.late_interaction.index_settings import IndexSettings
 from millpond.late_interaction.plaid import int8_rows
 from millpond.late_interaction.plaid.columns import ByteStrings, Columns, Ids, id_hashes
 
@@ -20,6 +21,7 @@ class PendingDocuments:
         self.ids: list[bytes] = []
         self.tokens = 0
         self.text_bytes = 0
+        self.settings: IndexSettings | None = None
         self._texts: list[bytes] = []
         self._metadata: list[bytes] = []
         self._lengths: list[npt.NDArray[np.int64]] = []
@@ -28,30 +30,38 @@ class PendingDocuments:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
-    def columns_of_a_row(self) -> int:
-        """Width of the rows."""
-        return int(self._rows[0][0].shape[1])
+    def fits(self, stored: IndexSettings | None) -> bool:
+        """Whether the rows of an index were made as these are; ``None`` is an index without rows."""
+        mine = self.settings
+        if mine is None or stored is None:
+            return True
+        if mine.projection is None or stored.projection is None:
+            return mine.projection is stored.projection and mine.pool_factor == stored.pool_factor
+        return np.array_equal(mine.projection.matrix, stored.projection.matrix)
 
-    def add(self, documents: Documents) -> None:
-        """Keep documents."""
+    def add(self, documents: Documents, settings: IndexSettings | None) -> None:
+        """Keep documents, and how texts became their rows (``None`` if they have none)."""
+        self.settings = settings
         texts = [text.encode() for text in documents.texts]
         metadata = [_json(value) for value in documents.metadata]
         self.ids += [id.encode() for id in documents.ids]
         self._texts += texts
         self._metadata += metadata
         self._lengths.append(documents.embeddings.lengths)
-        self._rows.append(int8_rows.pack(documents.embeddings.flat))
+        if len(documents.embeddings.flat):
+            self._rows.append(int8_rows.pack(documents.embeddings.flat))
         self.tokens += len(documents.embeddings.flat)
         self.text_bytes += sum(map(len, texts)) + sum(map(len, metadata))
 
     def columns(self) -> Columns:
         """The documents as arrays."""
         lengths = np.concatenate(self._lengths)
+        none = (np.empty((0, 0), dtype=np.int8), np.empty(0, dtype=np.float16))
+        rows = self._rows or [none]
         return Columns(
             offsets=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
-            scales=np.concatenate([scales for _, scales in self._rows]),
-            rows=np.concatenate([rows for rows, _ in self._rows]),
+            scales=np.concatenate([scales for _, scales in rows]),
+            rows=np.concatenate([part for part, _ in rows]),
             codes=None,
             residuals=None,
             ids=Ids.of(ByteStrings.of(self.ids), id_hashes(self.ids)),

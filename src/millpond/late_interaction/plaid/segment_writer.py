@@ -51,6 +51,7 @@ def write_segment(
     path: Path,
     sources: Sequence[Source],
     *,
+    dim: int,
     payload: Payload,
     codec: Codec | None,
     encode: bool,
@@ -61,6 +62,7 @@ def write_segment(
     Args:
         path: The file; it must not exist.
         sources: The documents, one after the other, all of one width.
+        dim: Columns of a row.
         payload: How rows are stored if there is a codec.
         codec: The codec of the segment; ``None`` keeps int8 rows without codes.
         encode: Encode the rows of sources that have codes anew, from their int8 rows.
@@ -80,7 +82,7 @@ def write_segment(
     documents, tokens = len(offsets) - 1, int(offsets[-1])
     specs = {
         "offsets": ArraySpec(dtype="int64", shape=(documents + 1,)),
-        **_token_specs(tokens, sources, payload, codec),
+        **_token_specs(tokens, dim, payload, codec),
         "ids": ids.spec,
         "id_offsets": ArraySpec(dtype="int64", shape=(documents + 1,)),
         "id_hashes": ArraySpec(dtype="uint64", shape=(documents,)),
@@ -100,10 +102,10 @@ def write_segment(
         start = 0
         for source in sources:
             for block in _token_blocks(source):
-                block = _encoded(block, payload, codec, encode, threads)
-                for name, values in block.items():
+                stored = _encoded(block, dim, payload, codec, encode, threads)
+                for name, values in stored.items():
                     file.write(name, values, start)
-                start += len(block["scales"])
+                start += len(stored["scales"])
     return documents, tokens
 
 
@@ -132,25 +134,29 @@ class ByteStringsPlan:
                 start += len(block)
 
 
-def _token_specs(tokens: int, sources: Sequence[Source], payload: Payload, codec: Codec | None) -> dict[str, ArraySpec]:
+def _token_specs(tokens: int, dim: int, payload: Payload, codec: Codec | None) -> dict[str, ArraySpec]:
     specs = {"scales": ArraySpec(dtype="float16", shape=(tokens,))}
     if codec is not None:
         specs["codes"] = ArraySpec(dtype="uint16", shape=(tokens,))
     if codec is not None and payload != "int8":
         specs["residuals"] = ArraySpec(dtype="uint8", shape=(tokens, codec.width))
     else:
-        rows = next(source.columns.rows for source in sources if source.columns.rows is not None)
-        specs["rows"] = ArraySpec(dtype="int8", shape=(tokens, rows.shape[1]))
+        specs["rows"] = ArraySpec(dtype="int8", shape=(tokens, int8_rows.stored_columns(dim)))
     return specs
 
 
 def _encoded(
-    block: dict[str, npt.NDArray[Any]], payload: Payload, codec: Codec | None, encode: bool, threads: int | None
+    block: dict[str, npt.NDArray[Any]],
+    dim: int,
+    payload: Payload,
+    codec: Codec | None,
+    encode: bool,
+    threads: int | None,
 ) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a block of tokens as the segment stores them."""
     if codec is None or ("codes" in block and not encode):
         return block
-    encoded = codec.encode(int8_rows.unpack(block["rows"], block["scales"]), threads=threads)
+    encoded = codec.encode(int8_rows.unpack(block["rows"], block["scales"], dim), threads=threads)
     if payload == "int8":
         return {"codes": encoded.codes, "rows": block["rows"], "scales": block["scales"]}
     return {"codes": encoded.codes, "residuals": encoded.residuals, "scales": encoded.scales}

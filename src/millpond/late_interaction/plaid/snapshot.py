@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.errors import IndexCorruptedError, SourceNotFoundError
+from millpond.late_interaction.index_settings import IndexSettings
 from millpond.late_interaction.plaid.array_file import ArrayFile, ArrayFileWriter, ArraySpec
 from millpond.late_interaction.plaid.columns import id_hashes
 from millpond.late_interaction.plaid.folder import IndexFolder
@@ -29,12 +30,14 @@ class Snapshot:
         manifest: Its manifest.
         segments: Its segments, oldest first.
         codec: Its codec; ``None`` before training.
+        settings: How texts became its rows; ``None`` as long as there are none.
     """
 
     current: bytes
     manifest: Manifest
     segments: tuple[Segment, ...]
     codec: Codec | None
+    settings: IndexSettings | None
 
     def find(self, ids: Sequence[str]) -> list[npt.NDArray[np.int64]]:
         """For each segment, the live documents among these ids, -1 for an id that is not in it."""
@@ -84,6 +87,12 @@ def write_codec(path: Path, codec: Codec) -> None:
             file.write(name, arrays[name])
 
 
+def write_projection(path: Path, matrix: npt.NDArray[np.float32]) -> None:
+    """Write the file of a projection. The caller syncs it."""
+    with ArrayFileWriter(path, {"matrix": ArraySpec(dtype="float32", shape=matrix.shape)}) as file:
+        file.write("matrix", matrix)
+
+
 def codec_bits(payload: str) -> int:
     """Bits of the residuals of a payload."""
     return _BITS[payload]
@@ -99,7 +108,27 @@ def _open(folder: IndexFolder, current: bytes, known: Snapshot | None) -> Snapsh
         codec = known.codec
     else:
         codec = _read_codec(folder.path, manifest.codec, manifest)
-    return Snapshot(current=current, manifest=manifest, segments=segments, codec=codec)
+    if known is not None and (known.manifest.settings, known.manifest.projection) == (
+        manifest.settings,
+        manifest.projection,
+    ):
+        settings = known.settings
+    else:
+        settings = _read_settings(folder.path, manifest)
+    return Snapshot(current=current, manifest=manifest, segments=segments, codec=codec, settings=settings)
+
+
+def _read_settings(folder: Path, manifest: Manifest) -> IndexSettings | None:
+    if manifest.settings is None:
+        return None
+    path, matrix = folder / manifest.name, None
+    try:
+        if manifest.projection is not None:
+            path = folder / manifest.projection.name
+            matrix = np.array(ArrayFile(path, manifest.projection.bytes).arrays["matrix"])
+        return IndexSettings.from_json(manifest.settings, matrix)
+    except (KeyError, TypeError, ValueError) as error:
+        raise IndexCorruptedError(f"{path} is damaged ({error}); restore it, or build the index anew") from error
 
 
 def _read_codec(folder: Path, entry: FileEntry, manifest: Manifest) -> Codec:
@@ -109,8 +138,9 @@ def _read_codec(folder: Path, entry: FileEntry, manifest: Manifest) -> Codec:
     arrays["bits"] = np.array(_BITS[manifest.payload])
     try:
         codec = Codec.from_arrays(arrays)
-        if codec.dim != manifest.columns:
-            raise ValueError(f"its rows have {codec.dim} columns instead of {manifest.columns}")
+        width = (manifest.settings or {}).get("width")
+        if codec.dim != width:
+            raise ValueError(f"its rows have {codec.dim} columns instead of {width}")
     except (KeyError, ValueError) as error:
         raise IndexCorruptedError(f"{path} is damaged ({error}); restore it, or build the index anew") from error
     return codec

@@ -8,43 +8,34 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from millpond.fingerprint import ModelIdentity
 from millpond.late_interaction import kmeans
+from millpond.late_interaction.index_settings import IndexSettings
 from millpond.late_interaction.plaid import int8_rows
 from millpond.late_interaction.plaid.folder import Transaction
 from millpond.late_interaction.plaid.manifest import Manifest, SegmentEntry
 from millpond.late_interaction.plaid.pending import PendingDocuments
 from millpond.late_interaction.plaid.segment import Segment, bitmap
 from millpond.late_interaction.plaid.segment_writer import Source, write_segment
-from millpond.late_interaction.plaid.snapshot import Snapshot, codec_bits, write_codec
+from millpond.late_interaction.plaid.snapshot import Snapshot, codec_bits, write_codec, write_projection
 from millpond.late_interaction.residual_codec import Codec
 
 _SEED = 0
 
 
-def append(
-    transaction: Transaction, snapshot: Snapshot, pending: PendingDocuments, identity: ModelIdentity | None
-) -> Manifest:
+def append(transaction: Transaction, snapshot: Snapshot, pending: PendingDocuments) -> Manifest:
     """Store documents in a new segment, and delete older ones of equal ids.
 
     Args:
         transaction: The transaction.
         snapshot: The state now.
         pending: The documents.
-        identity: The model that encoded them, stored if they are the first.
     """
-    manifest = snapshot.manifest
-    columns = pending.columns()
     replaced = snapshot.find([id.decode() for id in pending.ids])
     kept = delete(transaction, snapshot, [documents[documents >= 0] for documents in replaced])
-    segment = _write(transaction, snapshot.manifest, [Source(columns=columns)], snapshot.codec)
-    first = manifest.columns == 0
-    return replace(
-        kept,
-        columns=pending.columns_of_a_row,
-        identity=identity if first and manifest.identity is None else manifest.identity,
-        segments=(*kept.segments, segment),
-    )
+    settings = pending.settings
+    manifest = kept if settings is None or kept.settings is not None else _with_settings(transaction, kept, settings)
+    segment = _write(transaction, manifest, [Source(columns=pending.columns())], snapshot.codec)
+    return replace(manifest, segments=(*manifest.segments, segment))
 
 
 def delete(transaction: Transaction, snapshot: Snapshot, documents: Sequence[npt.NDArray[np.int64]]) -> Manifest:
@@ -88,6 +79,15 @@ def train(
     return replace(manifest, codec=transaction.entry(path), trained_tokens=tokens, segments=(entry,))
 
 
+def _with_settings(transaction: Transaction, manifest: Manifest, settings: IndexSettings) -> Manifest:
+    entry = None
+    if settings.projection is not None:
+        path = transaction.new_path("projection")
+        write_projection(path, settings.projection.matrix)
+        entry = transaction.entry(path)
+    return replace(manifest, settings=settings.to_json(), projection=entry)
+
+
 def _write(
     transaction: Transaction,
     manifest: Manifest,
@@ -97,8 +97,14 @@ def _write(
     encode: bool = False,
 ) -> SegmentEntry:
     path = transaction.new_path("segment")
-    documents, tokens = write_segment(path, sources, payload=manifest.payload, codec=codec, encode=encode)
+    documents, tokens = write_segment(
+        path, sources, dim=_dim(manifest), payload=manifest.payload, codec=codec, encode=encode
+    )
     return SegmentEntry(file=transaction.entry(path), documents=documents, tokens=tokens, coded=codec is not None)
+
+
+def _dim(manifest: Manifest) -> int:
+    return 0 if manifest.settings is None else int(manifest.settings["width"])
 
 
 def _with_deleted(transaction: Transaction, segment: Segment, documents: npt.NDArray[np.int64]) -> SegmentEntry:
@@ -131,7 +137,7 @@ def _sample(snapshot: Snapshot, count: int) -> npt.NDArray[np.float32]:
         document = np.searchsorted(copied, some, side="right") - 1
         original = columns.offsets[:-1] if segment.live is None else columns.offsets[:-1][segment.live]
         tokens = original[document] + some - copied[document]
-        rows.append(int8_rows.unpack(columns.rows[tokens], columns.scales[tokens]))
+        rows.append(int8_rows.unpack(columns.rows[tokens], columns.scales[tokens], _dim(snapshot.manifest)))
         start = stop
     sample = np.concatenate(rows)
     random.shuffle(sample)

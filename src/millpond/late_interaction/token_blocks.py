@@ -1,0 +1,283 @@
+"""Token blocks: packed rows of documents in memory, written once each and read without a lock.
+
+A block is an array that one writer appends to. A view is a prefix of it, with the documents of the prefix that are
+live; views never change, so that a reader who holds some sees the same documents for as long as it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from millpond.cached_property import cached_property
+from millpond.late_interaction.kernels.exact import Codec, DeviceTokens, Tokens, packed_width
+from millpond.late_interaction.metadata_filter import MetadataTable
+
+# Bytes of a full block: what a compaction of it copies at a time.
+FULL_BLOCK = 1 << 26
+_FIRST_ROWS = 1 << 12
+_DTYPES: dict[Codec, torch.dtype] = {"int8": torch.int8, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+IndexArray = npt.NDArray[np.int64]
+_serials = count()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """Packed documents to append.
+
+    Attributes:
+        ids: Their ids.
+        texts: Their texts.
+        metadata: Their metadata.
+        lengths: int64 ``[n]``, rows of each.
+        width: Columns of a row before it was packed.
+        rows: Packed rows ``[tokens, columns]``.
+        scales: float16 ``[tokens]`` of int8 rows, else ``None``.
+        codes: uint16 ``[tokens]``; ``None`` without centroids.
+    """
+
+    ids: Sequence[str]
+    texts: Sequence[str]
+    metadata: Sequence[Mapping[str, Any]]
+    lengths: IndexArray
+    width: int
+    rows: npt.NDArray[Any]
+    scales: npt.NDArray[np.float16] | None
+    codes: npt.NDArray[np.uint16] | None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def part(self, start: int, stop: int) -> Batch:
+        """The documents from ``start`` to before ``stop``."""
+        first, last = int(self.lengths[:start].sum()), int(self.lengths[:stop].sum())
+        return Batch(
+            ids=self.ids[start:stop],
+            texts=self.texts[start:stop],
+            metadata=self.metadata[start:stop],
+            lengths=self.lengths[start:stop],
+            width=self.width,
+            rows=self.rows[first:last],
+            scales=None if self.scales is None else self.scales[first:last],
+            codes=None if self.codes is None else self.codes[first:last],
+        )
+
+
+class Block:
+    """An array of rows that documents are appended to, by one thread at a time.
+
+    Args:
+        codec: How rows are packed.
+        width: Columns of a row before it was packed.
+        capacity: Rows that there is memory for.
+        device: The device of the rows; texts, metadata and codes are in host memory.
+    """
+
+    def __init__(self, codec: Codec, width: int, capacity: int, device: torch.device) -> None:
+        self.serial = next(_serials)
+        self.codec = codec
+        self.width = width
+        self.capacity = capacity
+        self.device = device
+        self.ids: list[str] = []
+        self.texts: list[str] = []
+        self.metadata: list[Mapping[str, Any]] = []
+        # torch aligns them to cache lines. Memory that was never written to takes no room.
+        self.rows = torch.empty(capacity, packed_width(width, codec), dtype=_DTYPES[codec], device=device)
+        self.scales = torch.empty(capacity, dtype=torch.float16, device=device) if codec == "int8" else None
+        self.offsets = np.zeros(64, dtype=np.int64)  # [documents + 1], then unused
+        self._table: tuple[int, MetadataTable] = (0, MetadataTable([]))
+
+    @classmethod
+    def after(cls, views: Sequence[View], batch: Batch, rows: int, codec: Codec, device: torch.device) -> Block:
+        """An empty block for documents like those of a batch, of at least ``rows`` rows; larger the more there are."""
+        full = FULL_BLOCK // (packed_width(batch.width, codec) * _DTYPES[codec].itemsize)
+        present = sum(view.rows for view in views)
+        return cls(codec, batch.width, max(rows, min(max(present, _FIRST_ROWS), full)), device)
+
+    def takes(self, batch: Batch) -> bool:
+        """Whether the rows of a batch have this block's width; documents without rows may have come with another."""
+        return batch.width == self.width or not len(batch.rows)
+
+    def append(self, view: View, batch: Batch) -> View:
+        """Write documents behind those of a view, the last one of this block; returns the view that has them too.
+
+        What an append that failed has left behind is overwritten.
+        """
+        first, stop = view.rows, view.rows + len(batch.rows)
+        if stop > first:
+            self.rows[first:stop] = _tensor(batch.rows, self.codec)
+            if self.scales is not None and batch.scales is not None:
+                self.scales[first:stop] = torch.from_numpy(batch.scales)
+        codes = view.codes
+        if batch.codes is not None and codes is not None:
+            codes[first:stop] = batch.codes
+        documents = view.documents + len(batch)
+        if documents + 1 > len(self.offsets):
+            grown = np.zeros(max(documents + 1, 2 * len(self.offsets)), dtype=np.int64)
+            grown[: view.documents + 1] = self.offsets[: view.documents + 1]
+            self.offsets = grown
+        self.offsets[view.documents + 1 : documents + 1] = first + np.cumsum(batch.lengths)
+        # Behind the view there may be documents of an append that failed.
+        self.ids[view.documents :] = batch.ids
+        self.texts[view.documents :] = batch.texts
+        self.metadata[view.documents :] = batch.metadata
+        live = None if view.live is None else np.concatenate((view.live, np.ones(len(batch), dtype=np.bool_)))
+        return View(block=self, documents=documents, offsets=self.offsets[: documents + 1], live=live, codes=codes)
+
+    def view(self, codes: npt.NDArray[np.uint16] | None) -> View:
+        """The view of the empty block; ``codes`` ``[capacity]`` is memory for those of its rows."""
+        return View(block=self, documents=0, offsets=self.offsets[:1], live=None, codes=codes)
+
+    def table(self, documents: int) -> MetadataTable:
+        """The metadata of the first documents. Kept for the next filter."""
+        known, table = self._table
+        if known != documents:
+            table = MetadataTable(self.metadata[:documents])
+            self._table = documents, table
+        return table
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class View:
+    """The first documents of a block.
+
+    Attributes:
+        block: The block.
+        documents: How many documents of it, deleted ones included.
+        offsets: int64 ``[documents + 1]``, of their rows.
+        live: bool ``[documents]``, those that are not deleted; ``None`` is all.
+        codes: uint16 ``[capacity]``, the centroid of each row; ``None`` without centroids.
+    """
+
+    block: Block
+    documents: int
+    offsets: IndexArray
+    live: npt.NDArray[np.bool_] | None
+    codes: npt.NDArray[np.uint16] | None
+
+    @property
+    def rows(self) -> int:
+        """Rows, those of deleted documents included."""
+        return int(self.offsets[-1])
+
+    @cached_property
+    def lengths(self) -> IndexArray:
+        """int64 ``[documents]``, rows of each."""
+        return np.diff(self.offsets)
+
+    @cached_property
+    def live_documents(self) -> int:
+        """Documents that are not deleted."""
+        return self.documents if self.live is None else int(np.count_nonzero(self.live))
+
+    @cached_property
+    def live_rows(self) -> int:
+        """Their rows."""
+        return self.rows if self.live is None else int(self.lengths[self.live].sum())
+
+    @cached_property
+    def searchable(self) -> npt.NDArray[np.bool_]:
+        """bool ``[documents]``: those that are not deleted and have rows."""
+        return self.lengths > 0 if self.live is None else self.live & (self.lengths > 0)
+
+    @cached_property
+    def all_searchable(self) -> bool:
+        """Whether all are."""
+        return bool(self.searchable.all())
+
+    @property
+    def dead_share(self) -> float:
+        """The share of its documents or rows that is deleted, whichever is larger."""
+        if self.live is None:
+            return 0.0
+        live = self.live_documents / self.documents
+        return 1 - (min(live, self.live_rows / self.rows) if self.rows else live)
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of the rows that are not deleted."""
+        return self.live_rows * self.block.rows.shape[1] * self.block.rows.itemsize
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of rows, scales, codes and offsets, those of deleted documents included."""
+        scales, codes = self.block.scales, self.codes
+        row = self.block.rows.shape[1] * self.block.rows.itemsize
+        row += (0 if scales is None else scales.itemsize) + (0 if codes is None else codes.itemsize)
+        return self.rows * row + self.offsets.nbytes
+
+    @cached_property
+    def host_tokens(self) -> Tokens:
+        """The rows, for the kernels. They are in host memory."""
+        return Tokens(
+            codec=self.block.codec,
+            rows=_array(self.block.rows[: self.rows]),
+            scales=None if self.block.scales is None else self.block.scales[: self.rows].numpy(),
+            offsets=self.offsets,
+        )
+
+    @cached_property
+    def device_tokens(self) -> DeviceTokens:
+        """The rows, for torch on their device."""
+        return DeviceTokens(
+            codec=self.block.codec,
+            rows=self.block.rows[: self.rows],
+            scales=None if self.block.scales is None else self.block.scales[: self.rows],
+            offsets=self.offsets,
+        )
+
+    def without(self, documents: IndexArray) -> View:
+        """The view after documents were deleted."""
+        live = np.ones(self.documents, dtype=np.bool_) if self.live is None else self.live.copy()
+        live[documents] = False
+        return View(block=self.block, documents=self.documents, offsets=self.offsets, live=live, codes=self.codes)
+
+    def with_codes(self, codes: npt.NDArray[np.uint16] | None) -> View:
+        """The view with other codes ``[capacity]``."""
+        return View(block=self.block, documents=self.documents, offsets=self.offsets, live=self.live, codes=codes)
+
+    def live_numbers(self) -> IndexArray:
+        """int64, the documents that are not deleted."""
+        return np.arange(self.documents) if self.live is None else np.flatnonzero(self.live)
+
+    def batch(self, documents: IndexArray) -> Batch:
+        """Some documents, ascending, as they are stored: copies of their rows in host memory."""
+        block = self.block
+        lengths = self.lengths[documents]
+        chosen = _row_numbers(self.offsets[documents], lengths)
+        rows, scales = block.rows[: self.rows], block.scales
+        return Batch(
+            ids=[block.ids[i] for i in documents],
+            texts=[block.texts[i] for i in documents],
+            metadata=[block.metadata[i] for i in documents],
+            lengths=lengths,
+            width=block.width,
+            rows=_array(rows[chosen.to(block.device)].cpu()),
+            scales=None if scales is None else scales[chosen.to(block.device)].cpu().numpy(),
+            codes=None if self.codes is None else self.codes[chosen.numpy()],
+        )
+
+
+def _row_numbers(starts: IndexArray, lengths: IndexArray) -> torch.Tensor:
+    """The rows of documents that begin at ``starts``, one document after the other."""
+    before = np.cumsum(lengths) - lengths
+    return torch.from_numpy(np.repeat(starts - before, lengths) + np.arange(int(lengths.sum())))
+
+
+def _array(rows: torch.Tensor) -> npt.NDArray[Any]:
+    """Rows of a CPU as packed rows of numpy, which has no bfloat16."""
+    array: npt.NDArray[Any] = (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy()
+    return array
+
+
+def _tensor(rows: npt.NDArray[Any], codec: Codec) -> torch.Tensor:
+    tensor = torch.from_numpy(np.require(rows, requirements=["C", "W"]))
+    return tensor.view(torch.bfloat16) if codec == "bfloat16" else tensor
