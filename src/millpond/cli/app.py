@@ -16,6 +16,7 @@ from millpond.cli.demo.command import demo
 from millpond.cli.embed import embed
 from millpond.cli.env import env
 from millpond.cli.flags import Command
+from millpond.cli.index import app as index
 from millpond.cli.ingest import ingest
 from millpond.cli.models import models
 from millpond.cli.rerank import rerank
@@ -36,6 +37,7 @@ app = typer.Typer(
 for command in (demo, embed, rerank, ingest, models, env, bench_serve):
     app.command(cls=Command)(command)
 app.command(cls=ServeCommand)(serve)
+app.add_typer(index)
 
 
 def _print_version(requested: bool) -> None:

@@ -334,6 +334,20 @@ class LateInteractionIndex(ABC):
         embeddings = engine.token_embed(list(queries), role="query", normalize=True).embeddings
         return self._search(self._prepare_queries(embeddings), search)
 
+    def check_search(
+        self,
+        queries: Sequence[str],
+        *,
+        k: int = 10,
+        filter: Filter | None = None,
+        ids: Sequence[str] | None = None,
+        candidates: int | None = None,
+        exact: bool = False,
+    ) -> None:
+        """Raise what :meth:`search` raises for invalid arguments, without encoding anything."""
+        check_queries(queries)
+        self._checked_search(k=k, filter=filter, ids=ids, candidates=candidates, exact=exact)
+
     async def asearch(
         self,
         queries: Sequence[str],
@@ -438,6 +452,12 @@ class LateInteractionIndex(ABC):
         self._check_open()
         stored = self._stored(id)
         return None if stored is None else StoredDocument(id=id, text=stored[0], metadata=stored[1])
+
+    @property
+    def model(self) -> ModelIdentity | None:
+        """The model that computed the stored rows; ``None`` if they were added as embeddings, or there are none."""
+        settings = self._settings()
+        return None if settings is None else settings.model
 
     def ids(self) -> list[str]:
         """The ids of all documents, those added earlier first."""

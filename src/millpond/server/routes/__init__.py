@@ -14,6 +14,7 @@ _MODULES = (
     "tokenize",
     "score",
     "rerank",
+    "indexes",
     "cohere",
     "tei",
     "predict",
