@@ -43,7 +43,6 @@ ONLY_ON = {
     "qdrant-edge": ("cranfield", "docs5k"),
     "fast-plaid": ("cranfield",),
     "colsearch": ("cranfield",),
-    "colsearch-rroq158": ("cranfield",),
 }
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
 

@@ -19,7 +19,6 @@ ENGINES = {
     "qdrant-edge": ("qdrant-edge", "#4d7c0f"),
     "fast-plaid": ("fast-plaid", "#7e22ce"),
     "colsearch": ("colsearch", "#0f766e"),
-    "colsearch-rroq158": ("colsearch 1.58 bits", "#14b8a6"),
 }
 SETS = {"cranfield": "cranfield", "docs5k": "5 k passages", "docs99k": "99 k passages"}
 MISSING = "-"
