@@ -104,7 +104,8 @@ class Centroids:
     @cached_property
     def sums(self) -> npt.NDArray[np.int32]:
         """int32 ``[K]``: the sum of each row, which the compiled kernels take off their products."""
-        return self.rows.sum(axis=1, dtype=np.int32)
+        sums: npt.NDArray[np.int32] = self.rows.sum(axis=1, dtype=np.int32)
+        return sums
 
     @cached_property
     def lanes(self) -> Lanes:
