@@ -30,7 +30,7 @@ LANES = 16
 _LEVEL = 127  # largest int8 level
 _SMALLEST_GROUPED = 2_048  # centroids; fewer are all compared
 _CENTROIDS_PER_GROUP = 64
-_PROBES = 12  # groups searched for each row
+_PROBES = 16  # groups searched for each row
 _GROUP_ROUNDS = 4
 _BLOCK = 1 << 22  # similarities computed at a time
 _GROUP = 4  # columns of a row that are multiplied at once
@@ -104,7 +104,8 @@ class Centroids:
     @cached_property
     def sums(self) -> npt.NDArray[np.int32]:
         """int32 ``[K]``: the sum of each row, which the compiled kernels take off their products."""
-        return self.rows.sum(axis=1, dtype=np.int32)
+        sums: npt.NDArray[np.int32] = self.rows.sum(axis=1, dtype=np.int32)
+        return sums
 
     @cached_property
     def lanes(self) -> Lanes:
