@@ -7,7 +7,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction import token_pooling
+from millpond.late_interaction import token_pooling, ward
 from millpond.late_interaction.token_pooling import pool_tokens, pooled_rows
 from millpond.ragged import Ragged
 
@@ -33,6 +33,15 @@ def sorted_rows(rows: np.ndarray) -> np.ndarray:
 def scipy_labels(rows: np.ndarray, clusters: int) -> np.ndarray:
     distances = np.clip(1 - rows.astype(np.float64) @ rows.T.astype(np.float64), 0, 2)
     return fcluster(linkage(squareform(distances, checks=False), "ward"), clusters, "maxclust")
+
+
+@pytest.fixture(params=["compiled", "numpy"], autouse=True)
+def kernel(request, monkeypatch):
+    """Every test runs with the compiled kernel and with numpy."""
+    if request.param == "numpy":
+        monkeypatch.setattr(ward, "portable", lambda: None)
+    elif ward.portable() is None:
+        pytest.skip("the kernels are not built")
 
 
 @pytest.mark.parametrize("factor", [1.5, 2, 3, 7, 100])
@@ -64,6 +73,16 @@ def test_a_document_is_pooled_alike_whatever_stands_beside_it():
     together = pool_tokens(ragged(*matrices), 2)
     for matrix, rows in zip(matrices, together, strict=True):
         assert np.allclose(pool_tokens(ragged(matrix), 2).flat, rows, atol=1e-6)
+
+
+def test_numpy_and_the_compiled_kernel_find_the_same_clusters(monkeypatch):
+    random = np.random.default_rng(8)
+    documents = ragged(*(tokens(int(count), seed) for seed, count in enumerate(random.integers(0, 300, size=40))))
+    for factor in (1.3, 2, 5):
+        rows, _ = pooled_rows(documents, factor)
+        with monkeypatch.context() as patch:
+            patch.setattr(ward, "portable", lambda: None)
+            assert np.array_equal(pooled_rows(documents, factor)[0], rows)
 
 
 def test_rows_are_the_normalized_means_of_the_tokens_that_are_named():
@@ -99,6 +118,11 @@ def test_equal_tokens_become_one_however_many_they_are():
     pooled = pool_tokens(ragged(np.repeat(row, 2000, axis=0)), 2)
     assert pooled.lengths.tolist() == [2]  # the protected one, and the others
     assert np.allclose(pooled.flat, row, atol=1e-5)
+
+
+def test_equal_tokens_are_merged_exactly_whatever_their_dot_product_rounds_to():
+    pooled = pool_tokens(ragged(np.repeat(tokens(20), 50, axis=0)), 2, protected=0)
+    assert pooled.lengths.tolist() == [20]  # of 500 at most: all merges of equal tokens have the height of the cut
 
 
 def test_clusters_of_texts_that_repeat_their_tokens_are_those_of_scipy():

@@ -112,6 +112,14 @@ def serve(
         str | None,
         _option(help="Most texts waiting for a model; further requests get 429 (16384).", panel=_MODELS, metavar="N"),
     ] = None,
+    index: Annotated[
+        list[str] | None,
+        _option(
+            help="Late-interaction index to serve at /v1/indexes/NAME; repeat for more.",
+            panel=_MODELS,
+            metavar="NAME=PATH",
+        ),
+    ] = None,
     max_inputs: Annotated[
         str | None, _option(help="Most texts in one request (2048).", panel=_REQUESTS, metavar="N")
     ] = None,

@@ -36,6 +36,7 @@ from millpond.metadata import Scalar, check_str
 from millpond.progress import draw_bar
 from millpond.ragged import Ragged
 
+CLOSED = "this index is closed; open it again"
 # Texts encoded at a time: their float32 rows are in memory together, about 100 KiB a text at 128 dimensions.
 _PIECE = 512
 # Rows that a projection is fitted on.
@@ -334,6 +335,20 @@ class LateInteractionIndex(ABC):
         embeddings = engine.token_embed(list(queries), role="query", normalize=True).embeddings
         return self._search(self._prepare_queries(embeddings), search)
 
+    def check_search(
+        self,
+        queries: Sequence[str],
+        *,
+        k: int = 10,
+        filter: Filter | None = None,
+        ids: Sequence[str] | None = None,
+        candidates: int | None = None,
+        exact: bool = False,
+    ) -> None:
+        """Raise what :meth:`search` raises for invalid arguments, without encoding anything."""
+        check_queries(queries)
+        self._checked_search(k=k, filter=filter, ids=ids, candidates=candidates, exact=exact)
+
     async def asearch(
         self,
         queries: Sequence[str],
@@ -439,6 +454,12 @@ class LateInteractionIndex(ABC):
         stored = self._stored(id)
         return None if stored is None else StoredDocument(id=id, text=stored[0], metadata=stored[1])
 
+    @property
+    def model(self) -> ModelIdentity | None:
+        """The model that computed the stored rows; ``None`` if they were added as embeddings, or there are none."""
+        settings = self._settings()
+        return None if settings is None else settings.model
+
     def ids(self) -> list[str]:
         """The ids of all documents, those added earlier first."""
         self._check_open()
@@ -509,7 +530,7 @@ class LateInteractionIndex(ABC):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise InvalidRequestError("this index is closed; open it again")
+            raise InvalidRequestError(CLOSED)
 
     def _settings(self) -> IndexSettings | None:
         """How rows are made, to store with them; ``None`` as long as no row was added. It never changes after that."""

@@ -1,8 +1,8 @@
 """Ward's clustering of the rows of many short matrices at once, over cosine distances.
 
 Two clusters that are each other's nearest are merged by every order of merging, since Ward's linkage is reducible
-(Murtagh and Contreras, Algorithms for hierarchical clustering: an overview, 2012). So all such pairs are merged
-together, in a few dozen rounds, of many matrices at a time.
+(Murtagh and Contreras, Algorithms for hierarchical clustering: an overview, 2012). So numpy merges all such pairs
+together, in a few dozen rounds, of many matrices at a time. The compiled kernel merges them one by one, by height.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from millpond.native.library import portable
+
 FloatArray = npt.NDArray[np.float32]
 DoubleArray = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.int64]
@@ -20,6 +22,8 @@ IndexArray = npt.NDArray[np.int64]
 _CELLS = 1 << 21
 # Distances computed or compared at a time: 512 KiB of float64 stay in a core's cache.
 _BLOCK = 1 << 16
+# Cosines computed at a time: 1 MiB of float32. Products of fewer rows are slower.
+_PRODUCTS = 1 << 18
 
 
 def ward_clusters(
@@ -85,6 +89,19 @@ class _Tree:
 
     def grow(self) -> None:
         """Merge, up to the cut at least."""
+        library = portable()
+        if library is None:
+            self.grow_in_rounds()
+            return
+        count, longest = self._gone.shape
+        left = self._merges - self._made  # equal rows are merged
+        arrays = (self._distances, self._sizes, self._gone, left, self._parents, self._heights)
+        workspace = np.empty(4 * longest)
+        library.millpond_ward(*(array.ctypes.data for array in arrays), count, longest, workspace.ctypes.data)
+        self._made = np.isfinite(self._heights).sum(axis=1)
+
+    def grow_in_rounds(self) -> None:
+        """As :meth:`grow`, without the compiled kernel."""
         self._find_nearest(*np.nonzero(self._sizes > 0))
         while True:
             self._lower_highest()
@@ -176,7 +193,6 @@ class _Tree:
             rows[part] = self._merged_rows(
                 matrices[part], left[part], right[part], heights[part], partner, pair_heights, paired
             )
-        self._mirror(rows, matrices, left)
         self._sizes[matrices, left] += self._sizes[matrices, right]
         self._sizes[matrices, right] = 0
         self._gone[matrices, right] = np.inf
@@ -223,18 +239,6 @@ class _Tree:
         joined /= sizes + other_sizes + both
         return np.where(paired[matrices], joined, rows)
 
-    def _mirror(self, rows: DoubleArray, matrices: IndexArray, left: IndexArray) -> None:
-        """Make the distances between merged clusters the same from both sides, which rounding may have made differ."""
-        if len(self._gone) == 1:
-            block = rows[:, left]
-            rows[:, left] = np.minimum(block, block.T)
-            return
-        pair_at = np.full(self._gone.shape, -1, dtype=np.int64)
-        pair_at[matrices, left] = np.arange(len(left))
-        pairs, columns = np.nonzero(pair_at[matrices] >= 0)
-        others = pair_at[matrices[pairs], columns]
-        rows[pairs, columns] = np.minimum(rows[pairs, columns], rows[others, left[pairs]])
-
     def _settle(self, matrices: IndexArray, left: IndexArray, right: IndexArray) -> tuple[IndexArray, IndexArray]:
         """``(matrix, place)`` of the clusters whose nearest was merged and is farther now, and of the merged ones."""
         union = np.full(self._gone.shape, -1, dtype=np.int64)
@@ -243,8 +247,7 @@ class _Tree:
         to = union[of, self._nearest[of, at]]
         merged = union[of, at] >= 0
         farther = self._distances[of, at, to] > self._near[of, at]
-        kept = ~merged & ~farther
-        self._nearest[of[kept], at[kept]] = to[kept]
+        self._nearest[of, at] = to  # also where it is farther now, and found anew
         again = ~merged & farther
         return np.concatenate((matrices, of[again])), np.concatenate((left, at[again]))
 
@@ -253,14 +256,15 @@ def _distances(rows: FloatArray, sizes: DoubleArray) -> DoubleArray:
     """``[b, n, n]`` squared distances between clusters of equal rows; infinite from a cluster to itself."""
     count, longest, _ = rows.shape
     distances = np.empty((count, longest, longest))
-    step = max(1, _BLOCK // longest)
+    step = max(1, _PRODUCTS // longest)
     for matrix, unit, size in zip(distances, rows, sizes, strict=True):
-        cosines = unit @ unit.T  # of a matrix with itself, which takes half the time
+        columns = np.ascontiguousarray(unit.T)  # a product with a transposed view takes longer
         for begin in range(0, longest, step):
+            cosines = unit[begin : begin + step] @ columns
+            np.subtract(np.float32(1), cosines, out=cosines)
+            np.clip(cosines, 0, 2, out=cosines)
             block = matrix[begin : begin + step]
-            np.subtract(np.float32(1), cosines[begin : begin + step], out=block)
-            np.clip(block, 0, 2, out=block)
-            block *= block
+            np.multiply(cosines, cosines, out=block, dtype=np.float64)
         if size.max() > 1:  # Ward's distance of clusters whose rows are equal
             matrix *= 2 * size[:, None] * size / np.maximum(size[:, None] + size, 1)
         np.fill_diagonal(matrix, np.inf)

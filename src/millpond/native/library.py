@@ -78,6 +78,11 @@ def library() -> ctypes.CDLL | None:
     return None if isinstance(loaded := _encoder(), str) else loaded
 
 
+def portable() -> ctypes.CDLL | None:
+    """The functions that every x86-64 processor runs; ``None`` if the library was not built or is switched off."""
+    return None if isinstance(loaded := _load(), str) else loaded
+
+
 def unavailable() -> str | None:
     """The reason why :func:`library` returns ``None``; ``None`` if it returns the kernels."""
     return loaded if isinstance(loaded := _encoder(), str) else None
@@ -172,3 +177,5 @@ def _declare(loaded: ctypes.CDLL) -> None:
     loaded.millpond_rms_norm.restype = None
     loaded.millpond_apply_rotary.argtypes = [*[_pointer] * 4, *[_int] * 8]
     loaded.millpond_apply_rotary.restype = None
+    loaded.millpond_ward.argtypes = [*[_pointer] * 6, _int, _int, _pointer]
+    loaded.millpond_ward.restype = None

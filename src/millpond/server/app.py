@@ -21,6 +21,7 @@ from millpond.server.admission.body_budget import BodyBudget
 from millpond.server.admission.drain import Drain
 from millpond.server.admission.prepare_executor import PrepareExecutor
 from millpond.server.errors import answer_error
+from millpond.server.indexes import ServedIndexes
 from millpond.server.middleware import ApiKeys, RequestMiddleware
 from millpond.server.models import ServedModels
 from millpond.server.routes import ROUTERS
@@ -33,11 +34,12 @@ from millpond.server.violations import answer_violation
 
 
 def create_app(models: ServedModels, config: ServerConfig | None = None) -> FastAPI:
-    """An ASGI application that serves ``models``, and closes them when it is shut down.
+    """An ASGI application that serves ``models`` and the indexes of ``config``, and closes them when it is shut down.
 
     ``app.state.drain.begin()`` announces the shutdown.
     """
     config = config or ServerConfig()
+    indexes = ServedIndexes.load(config.indexes, models)
     prepare_executor = PrepareExecutor()
     tracing = tracing_of(config.otlp_traces_endpoint, os.environ)
     routes = {route.path for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)}
@@ -49,6 +51,7 @@ def create_app(models: ServedModels, config: ServerConfig | None = None) -> Fast
             yield
         finally:
             await asyncio.to_thread(models.close)  # waits for the queued work
+            await asyncio.to_thread(indexes.close)
             prepare_executor.close()
             metrics.close()
             if tracing is not None:
@@ -68,6 +71,7 @@ def create_app(models: ServedModels, config: ServerConfig | None = None) -> Fast
         responses={"default": {"model": ErrorAnswer, "description": "What went wrong."}},
     )
     app.state.models = models
+    app.state.indexes = indexes
     app.state.config = config
     app.state.prepare_executor = prepare_executor
     app.state.metrics = metrics

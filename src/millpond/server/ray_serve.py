@@ -40,7 +40,7 @@ except ImportError as error:
 
 # Ray Serve's proxies listen instead of the server; its http_options set the address and the certificate.
 _PROXY = ("host", "port", "uds", "max_connections", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
-_LISTS = ("served_model_name", "api_key", "allowed_origins")
+_LISTS = ("served_model_name", "api_key", "allowed_origins", "index")
 _ATTEMPTS = 3  # more retries would not load the checkpoint either
 
 

@@ -10,6 +10,7 @@ from fastapi import Request
 from millpond.server.admission.body_budget import BodyBudget
 from millpond.server.admission.drain import Drain
 from millpond.server.admission.prepare_executor import PrepareExecutor
+from millpond.server.indexes import ServedIndexes
 from millpond.server.models import ServedModel, ServedModels
 from millpond.server.settings.config import ServerConfig
 from millpond.server.telemetry.metrics import Metrics
@@ -19,6 +20,11 @@ from millpond.tasks import Task
 def models_of(request: Request) -> ServedModels:
     """The served models."""
     return cast("ServedModels", request.app.state.models)
+
+
+def indexes_of(request: Request) -> ServedIndexes:
+    """The served indexes."""
+    return cast("ServedIndexes", request.app.state.indexes)
 
 
 def config_of(request: Request) -> ServerConfig:

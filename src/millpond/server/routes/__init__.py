@@ -14,6 +14,8 @@ _MODULES = (
     "tokenize",
     "score",
     "rerank",
+    "indexes",
+    "explain",
     "cohere",
     "tei",
     "predict",

@@ -95,6 +95,7 @@ class ServerConfig:
     """Options of the server itself.
 
     Attributes:
+        indexes: Late-interaction indexes to serve, each as ``NAME=PATH``.
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
         uds: Unix socket to listen on instead of host and port.
@@ -120,6 +121,7 @@ class ServerConfig:
         InvalidRequestError: An invalid option.
     """
 
+    indexes: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8000
     uds: Path | None = None

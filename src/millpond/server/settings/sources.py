@@ -24,7 +24,12 @@ Config = TypeVar("Config", ModelConfig, ServerConfig)
 Layer = dict[str, RawValue]  # the values of one source, by setting
 
 # Settings whose name differs from their field's.
-_SETTING_NAMES = {"names": "served_model_name", "api_keys": "api_key", "cors_origins": "allowed_origins"}
+_SETTING_NAMES = {
+    "names": "served_model_name",
+    "api_keys": "api_key",
+    "indexes": "index",
+    "cors_origins": "allowed_origins",
+}
 # Other names of a setting: vLLM's, current and older.
 SYNONYMS = {
     "override_pooler_config": "pooler_config",
