@@ -246,7 +246,8 @@ def similarities(
 
 def int8_rows(values: npt.NDArray[np.floating[Any]]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
     """Rows of int8 levels, and the float32 scale of each: the largest number of a row becomes 127."""
-    values = np.asarray(values, dtype=np.float32)
+    # The levels have the order of the values in memory, and the kernels read row after row.
+    values = np.ascontiguousarray(values, dtype=np.float32)
     largest = np.abs(values).max(axis=1, initial=0)
     scales = np.where(largest > 0, largest / _LEVEL, 1).astype(np.float32)
     return np.rint(values / scales[:, None]).astype(np.int8), scales
