@@ -294,6 +294,16 @@ def test_exact_searches_and_few_ids_are_scored_here(fake: Fake) -> None:
         assert fake.searches == []
 
 
+def test_more_hits_than_a_server_hands_out_are_refused(fake: Fake) -> None:
+    with open_index(fake) as index:
+        index.add_embeddings(["a"], ragged(matrices(1)))
+        with pytest.raises(InvalidRequestError, match="k=16385 is more than Milvus hands out .16384.; pass exact=True"):
+            index.search_embeddings(ragged(matrices(1)), k=16_385)
+        assert len(index.search_embeddings(ragged(matrices(1)), k=16_385, exact=True)[0]) == 1
+        index.search_embeddings(ragged(matrices(1)), k=1000)
+        assert fake.searches[-1][1]["topk"] == "16384"  # and not 20 k
+
+
 def test_documents_are_listed_replaced_and_deleted(fake: Fake) -> None:
     with open_index(fake) as index:
         report = index.add_embeddings(names(2500), ragged([np.ones((1, 32), np.float32)] * 2500))
