@@ -182,7 +182,8 @@ def _values(field: Any) -> Sequence[Any]:
     if field.field_name == "rows":
         (vectors,) = field.struct_arrays.fields
         array = vectors.vectors.vector_array
-        assert vectors.field_name == "embedding" and array.element_type == schema_pb2.FloatVector and array.dim == 32
+        assert vectors.field_name == "embedding" and array.dim == 32
+        assert array.element_type in (schema_pb2.FloatVector, 0)  # pymilvus 2.6 leaves it out
         return [np.array(row.float_vector.data, np.float32).reshape(-1, 32).tolist() for row in array.data]
     kind = field.scalars.WhichOneof("data")
     values = list(getattr(field.scalars, kind).data)

@@ -315,7 +315,8 @@ class CollectionIndex(LateInteractionIndex, CollectionClient):
         if opened is None or not _same(opened.settings, settings):
             done = "deleted" if opened is None else "created"
             raise SinkError(
-                f"collection {self._collection!r} was {done} by another process at the same time; add the documents again"
+                f"collection {self._collection!r} was {done} by another process at the same time; add the "
+                "documents again"
             )
         return opened
 
