@@ -115,30 +115,19 @@ def fast_plaid(states: TokenStates, folder: Path) -> Built:
 
 
 def colsearch(states: TokenStates, folder: Path) -> Built:
-    """colsearch: shards on the CPU behind its router, with float16 rows."""
-    return _colsearch(states, folder, "fp16")
-
-
-def colsearch_rroq158(states: TokenStates, folder: Path) -> Built:
-    """colsearch: the same with 1.58-bit rows, its default."""
-    return _colsearch(states, folder, "rroq158")
-
-
-def _colsearch(states: TokenStates, folder: Path, compression: str) -> Built:
+    """colsearch: shards on the CPU behind the router that it trains, with float16 rows, its most precise ones."""
     import torch
     from colsearch import Index
 
     torch.set_num_threads(1)
-    index = Index(
-        str(folder / "index"), dim=states.flat.shape[1], engine="shard", compression=compression, enable_wal=False
-    )
+    index = Index(str(folder / "index"), dim=states.flat.shape[1], engine="shard", compression="fp16", enable_wal=False)
     index.add(matrices(states), ids=list(range(len(states))))
     index.flush()
 
     def search(query: FloatArray) -> list[int]:
         return [int(hit.doc_id) for hit in index.search(query, k=K)]
 
-    return Built(settings={compression: search}, stored=folder_size(folder), close=index.close)
+    return Built(settings={"float16": search}, stored=folder_size(folder), close=index.close)
 
 
 PEERS: Mapping[str, tuple[str, Callable[[TokenStates, Path], Built]]] = {
@@ -147,7 +136,6 @@ PEERS: Mapping[str, tuple[str, Callable[[TokenStates, Path], Built]]] = {
     "qdrant-edge": ("late-peers", qdrant_edge),
     "fast-plaid": ("fast-plaid", fast_plaid),
     "colsearch": ("colsearch", colsearch),
-    "colsearch-rroq158": ("colsearch", colsearch_rroq158),
 }
 
 

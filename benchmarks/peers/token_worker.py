@@ -15,7 +15,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,9 @@ def measure(
     queries: int,
     timed: int,
     budget: float,
-    more: bool,
+    more: Container[str] | None,
 ) -> dict[str, Any]:
-    """Build the index of ``engine`` and search with each of its settings."""
+    """Build the index of ``engine``, search with each of its settings, and put the questions ``more``: None is all."""
     began, began_wall = cpu_seconds(), time.perf_counter()
     built = engine(states, folder)
     result: dict[str, Any] = {
@@ -85,8 +85,9 @@ def measure(
                 break
         times = least(search, states.queries[:timed], repeats=5, budget=budget)
         result["settings"][name] = {**times, "scanned_bytes": built.scanned.get(name), "rankings": rankings}
-    for name, measurement in built.more.items() if more else ():
-        result[name] = measurement()
+    for name, measurement in built.more.items():
+        if more is None or name in more:
+            result[name] = measurement()
     built.close()
     return result
 
@@ -123,7 +124,7 @@ def main() -> None:
             queries=options.queries,
             timed=options.timed,
             budget=options.budget,
-            more=not options.searches_only,
+            more=() if options.searches_only else None,
         )
     print("RESULT " + json.dumps(result), flush=True)
 
