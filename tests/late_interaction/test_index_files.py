@@ -138,6 +138,15 @@ def test_a_manifest_that_does_not_fit_is_refused(folder: Path, change: dict[str,
     assert str(folder) in str(caught.value)
 
 
+def test_a_manifest_that_was_edited_is_refused(folder: Path) -> None:
+    path = folder / "index.json"
+    text = path.read_text()
+    assert text.count('"pool_factor": 1') == 1
+    path.write_text(text.replace('"pool_factor": 1', '"pool_factor": 3'))
+    with pytest.raises(IndexCorruptedError, match=r"index\.json is damaged: its checksum"):
+        MemoryIndex.open(folder, None)
+
+
 def replaced(folder: Path, name: str, data: bytes) -> None:
     """Write other data in place of a file, with a checksum that fits: a file that was made so."""
     path = file_of(folder, name)
