@@ -128,6 +128,27 @@ def test_an_error_keeps_the_pieces_before_it(embedder: Engine, monkeypatch: pyte
     assert sorted(index.ids()) == sorted(ids)
 
 
+def test_long_documents_are_stored_a_few_at_a_time(embedder: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their float32 rows would not fit memory together."""
+    monkeypatch.setattr("millpond.late_interaction.index._PIECE_CHARACTERS", 100)
+    monkeypatch.setattr("millpond.late_interaction.index._PIECE_ROWS", 20)
+    sizes: list[int] = []
+    upsert = MemoryIndex._upsert
+
+    def counted(index: MemoryIndex, documents: Any) -> int:
+        sizes.append(len(documents))
+        return upsert(index, documents)
+
+    monkeypatch.setattr(MemoryIndex, "_upsert", counted)
+    index = MemoryIndex(embedder)
+    index.add(names(7), ["word " * length for length in (4, 4, 12, 3, 50, 50, 1)])
+    assert sizes == [3, 1, 1, 1, 1] and index.ids() == names(7)
+    sizes.clear()
+    index = MemoryIndex(None)
+    index.add_embeddings(names(5), ragged(matrices(5, tokens=[8, 12, 30, 1, 0])))
+    assert sizes == [2, 1, 2] and index.stats().tokens == 51
+
+
 def test_progress_is_drawn_in_a_terminal(
     embedder: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

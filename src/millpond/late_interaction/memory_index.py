@@ -302,8 +302,7 @@ def _best(scores: npt.NDArray[np.float32], k: int) -> IndexArray:
         chosen = np.concatenate((above, np.flatnonzero(scores == least)[: k - len(above)]))
     else:
         chosen = np.arange(len(scores))
-    # Stable, from ascending indices: of equal scores the first stays first.
-    chosen.sort()
+    # Equal scores are in ascending order, and a stable sort leaves them there.
     best: IndexArray = chosen[np.argsort(-scores[chosen], kind="stable")]
     return best
 
