@@ -228,6 +228,17 @@ def test_rows_of_deleted_documents_train_no_centroids(tmp_path: Path, monkeypatc
     assert used.tolist() == [True, False, True, False] + [False] * 20
 
 
+def test_an_index_without_documents_trains_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "TRAIN_TOKENS", 500)
+    index = filled(tmp_path, 100)
+    assert index.delete(names(100)) == 100
+    assert index.stats().details["centroids"] == 0 and not list(tmp_path.glob("codec-*"))
+    index.add_embeddings(names(9), ragged(matrices(9)))
+    assert all(hit.exact for hit in index.search_embeddings(ragged(matrices(1)))[0])
+    index.add_embeddings(names(200), ragged(matrices(200)))
+    assert index.stats().details["centroids"] > 0 and len(index) == 200
+
+
 def test_a_payload_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="payload='8' must be one of 'int8', '4', '2'"):
         PlaidIndex(tmp_path / "x", None, "8")  # type: ignore[arg-type]

@@ -375,6 +375,16 @@ def test_a_flipped_bit_anywhere_is_found_and_crashes_nothing(tmp_path: Path) -> 
     assert check_folder(folder) == []
 
 
+@pytest.mark.parametrize("kind", ["codec", "deleted", "projection", "manifest"])
+def test_a_small_file_is_compared_with_its_checksum_when_it_is_opened(tmp_path: Path, kind: str) -> None:
+    folder, files = damaged_copy(tmp_path)
+    name = next(name for name in files if name.startswith(kind))
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    with pytest.raises(IndexCorruptedError, match=rf"{name} is damaged"):
+        PlaidIndex(folder, None)
+
+
 def test_several_damaged_files_are_all_named(tmp_path: Path) -> None:
     folder, files = damaged_copy(tmp_path)
     named = [name for name in files if name.endswith(".bin")]

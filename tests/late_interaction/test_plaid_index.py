@@ -12,6 +12,7 @@ from millpond.errors import IndexCorruptedError, InvalidRequestError, SourceNotF
 from millpond.late_interaction import PlaidIndex
 from millpond.late_interaction.kernels import centroids as centroids_module
 from millpond.late_interaction.plaid import compaction
+from millpond.late_interaction.plaid.columns import ByteStrings, Ids
 
 PAYLOADS = ["int8", "4", "2"]
 # Largest difference of a score from that of the rows, a query token.
@@ -269,6 +270,15 @@ def test_a_closed_index_says_so(tmp_path: Path) -> None:
         index.search_embeddings(ragged(matrices(1)))
     with pytest.raises(InvalidRequestError, match="closed"):
         index.delete(["d1"])
+
+
+def test_ids_of_equal_hashes_are_told_apart() -> None:
+    strings = [b"a", b"b", b"c", b"d"]
+    hashes = np.array([5, 9, 5, 5], dtype=np.uint64)
+    ids = Ids.of(ByteStrings.of(strings), hashes)
+    wanted = np.array([5, 5, 9, 5, 7], dtype=np.uint64)
+    assert ids.find([b"c", b"a", b"b", b"z", b"d"], wanted).tolist() == [2, 0, 1, -1, -1]
+    assert ids.hash_of_each.tolist() == hashes.tolist()
 
 
 def test_groups_of_centroids_are_stored_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

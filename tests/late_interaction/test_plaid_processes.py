@@ -1,5 +1,6 @@
 """PlaidIndex: readers and writers in several objects, threads and processes."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -128,6 +129,41 @@ def test_an_opening_whose_files_a_writer_removes_takes_the_new_state(
     reader = PlaidIndex(tmp_path, None)
     assert opened == 2 and len(reader) == 199
     assert reader.search_embeddings(ragged(matrices(1)), k=3) == writer.search_embeddings(ragged(matrices(1)), k=3)
+
+
+def test_files_that_a_writer_removes_during_a_check_are_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = filled(tmp_path, 200)
+    index.delete(["d1"])
+    manifest = IndexFolder.manifest
+    checked: list[int] = []
+
+    def raced(folder: IndexFolder, current: bytes) -> Manifest:
+        found = manifest(folder, current)
+        checked.append(found.generation)
+        if len(checked) == 1:
+            with monkeypatch.context() as patch:
+                patch.setattr(IndexFolder, "manifest", manifest)
+                PlaidIndex(tmp_path, None).compact()
+        return found
+
+    monkeypatch.setattr(IndexFolder, "manifest", raced)
+    assert index.check() == [] and len(checked) == 2
+
+
+def test_a_closed_index_lets_its_files_go(tmp_path: Path) -> None:
+    index = filled(tmp_path, 200)
+    index.search_embeddings(ragged(matrices(1)))
+    segment = next(tmp_path.glob("segment-*"))
+
+    def mapped() -> bool:
+        return str(segment) in Path("/proc/self/maps").read_text()
+
+    assert mapped()
+    index.close()
+    gc.collect()
+    assert not mapped()
 
 
 def test_writers_in_several_objects_and_threads_lose_nothing(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -169,6 +170,12 @@ class PlaidIndex(LateInteractionIndex):
 
     def __len__(self) -> int:
         return self._refresh().manifest.documents
+
+    def close(self) -> None:
+        """Release the files; the engine stays open. Every later call raises InvalidRequestError."""
+        super().close()
+        # A search that has just begun takes the files again, and lets them go when it ends.
+        self._snapshot = replace(self._snapshot, current=b"", segments=(), codec=None)
 
     # ------------------------------------------------------------------------------------------------------ changes
 

@@ -186,8 +186,11 @@ def read_current(path: Path, content: bytes) -> tuple[str, str]:
 
 
 def without_empty(manifest: Manifest) -> Manifest:
-    """Without the segments whose documents are all deleted."""
-    return replace(manifest, segments=tuple(segment for segment in manifest.segments if segment.live_documents))
+    """Without the segments whose documents are all deleted; without documents, centroids are trained anew."""
+    segments = tuple(segment for segment in manifest.segments if segment.live_documents)
+    if not segments:
+        return replace(manifest, segments=(), codec=None, trained_tokens=0)
+    return replace(manifest, segments=segments)
 
 
 def _segment(fields: dict[str, Any]) -> SegmentEntry:
