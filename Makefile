@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PACKAGES := langchain llama-index qdrant milvus
 PROJECTS := pyproject.toml $(PACKAGES:%=integrations/%/pyproject.toml)
 # Installing compiles the kernels.
-KERNELS := $(wildcard $(addprefix src/millpond/native/,*.cpp *.h */*.cpp */*.h)) hatch_build.py
+KERNELS := $(wildcard hatch_build.py $(addprefix src/millpond/native/,*.cpp *.h */*.cpp */*.h))
 # A script that has --smoke is a benchmark; the others are modules. The GPU benchmark has its own target (bench-gpu), but its
 # smoke run needs no GPU.
 BENCHMARKS = $(filter-out $(if $(findstring --smoke,$(ARGS)),,benchmarks/gpu.py),$(shell grep -l -e '"--smoke"' benchmarks/*.py))

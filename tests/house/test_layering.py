@@ -118,6 +118,18 @@ BREACHES = (
         "allowed in millpond.engine.execute.cuda.",
     ),
     ("engine-weights", "engine/input/encode.py", "import millpond.models.load", "input.encode -> millpond.models.load"),
+    (
+        "late-interaction",
+        "late_interaction/token_blocks.py",
+        "import millpond.late_interaction.index",
+        "token_blocks -> millpond.late_interaction.index",
+    ),
+    (
+        "late-interaction-plaid",
+        "late_interaction/plaid/manifest.py",
+        "import millpond.late_interaction.plaid.segment",
+        "manifest -> millpond.late_interaction.plaid.segment",
+    ),
     ("attention", "attention/flex.py", "import millpond.attention.varlen", "flex -> millpond.attention.varlen"),
     ("server", "engine/input/validate.py", "import pydantic", "validate -> pydantic"),
     ("server", "bench/plan.py", "import pydantic", "bench.plan -> pydantic"),

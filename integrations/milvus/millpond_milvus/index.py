@@ -23,14 +23,14 @@ from millpond.ingest.manifest import MANIFEST_KEY
 from millpond.ingest.record import point_id
 from millpond.late_interaction.index import Hit, IndexStats
 from millpond.late_interaction.index_arguments import TokenEngine
+from millpond.late_interaction.kernels.exact import Tokens, score
 from millpond.late_interaction.metadata_filter import MetadataTable
-from millpond.late_interaction.similarity import maxsim
 from millpond.metadata import Scalar
 from millpond.ragged import Ragged
 from millpond_milvus.client import URL_SCHEMES, lite_lock
 from millpond_milvus.collection import MilvusCollection
 from millpond_milvus.filters import one_of, to_expression
-from millpond_milvus.rows import PATH, ROWS, VECTOR, from_structs, pack, to_structs, unpack
+from millpond_milvus.rows import PATH, ROWS, VECTOR, pack, packed_tokens, struct_tokens, to_structs
 from millpond_milvus.schema import MAX_JSON, MAX_VARCHAR, SCHEMAS
 
 _PLAIN = SCHEMAS["plain"]
@@ -43,7 +43,7 @@ _MAX_CAPACITY = 4096
 _MAX_RESULTS = 16_384
 # Characters of a field in Milvus Lite, which has no limit of its own; a request takes less.
 _MAX_LITE = 1 << 26
-_MAX_REQUEST = 64 << 20
+_MAX_REQUEST = 63 << 20
 # Bytes of rows that a search holds at a time.
 _MAX_FETCHED = 32 << 20
 
@@ -153,7 +153,7 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
                     )
             for row in self._fetched("", manifest, fields=["id", "tokens"]):
                 try:
-                    self._matrix(row, manifest)
+                    self._tokens([row], manifest)
                 except SinkError as error:
                     problems.append(str(error))
         return problems
@@ -322,19 +322,18 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
         """
         among = [None if candidates is None else set(candidates[index]) for index in range(len(queries))]
         best: list[list[Found]] = [[] for _ in queries]
+        width = manifest.settings.width
         for rows in self._pages(expression, manifest):
             matching = MetadataTable([row["metadata"] or {} for row in rows]).mask(queries[0].conditions)
-            rows = [row for row, matches in zip(rows, matching, strict=True) if matches and row["tokens"]]
-            matrices = [self._matrix(row, manifest) for row in rows]
+            rows = [row for row, matches in zip(rows, matching, strict=True) if matches]
+            tokens = self._tokens(rows, manifest)
             for index, query in enumerate(queries):
                 own = among[index]
                 chosen = [n for n, row in enumerate(rows) if own is None or row[_PLAIN.primary] in own]
                 if not chosen:
                     continue
-                width = manifest.settings.width
-                documents = Ragged.from_matrices([matrices[n] for n in chosen], width=width)
-                (scores,) = maxsim(Ragged.from_matrices([query.matrix], width=width), documents)
-                found = [_hit(rows[n], float(score)) for n, score in zip(chosen, scores, strict=True)]
+                (scores,) = score(Ragged.from_matrices([query.matrix], width=width), tokens, documents=chosen)
+                found = [_hit(rows[n], float(value)) for n, value in zip(chosen, scores, strict=True)]
                 best[index] = nsmallest(query.k, best[index] + found, key=lambda one: (-one.hit.score, one.added))
         return best
 
@@ -390,37 +389,35 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
             self._client.query(self._collection, filter=expression, output_fields=fields, timeout=self._timeout)
         )
 
-    def _matrix(self, row: Mapping[str, Any], manifest: IndexManifest) -> npt.NDArray[np.float32]:
-        """The token rows of a document."""
+    def _tokens(self, rows: Sequence[Mapping[str, Any]], manifest: IndexManifest) -> Tokens:
+        """The token rows of documents, ready to be scored."""
         width = manifest.settings.width
-        with self._reading(str(row["id"])):
+        with self._reading(", ".join(repr(row["id"]) for row in rows[:3]) + ", ..." * (len(rows) > 3)):
             if manifest.codec == "float32":
-                return from_structs(row[ROWS] or [], width=width)
-            return unpack(row[ROWS], tokens=int(row["tokens"]), width=width)
+                return struct_tokens([row[ROWS] or [] for row in rows], width=width)
+            return packed_tokens([row[ROWS] for row in rows], [int(row["tokens"]) for row in rows], width=width)
 
-    def _check_document(self, id: str, fields: Mapping[str, Any], matrix: npt.NDArray[np.float32]) -> None:
-        tokens, width = matrix.shape
-        text, metadata = (
-            len(fields["text"].encode()),
-            len(json.dumps(fields["metadata"], ensure_ascii=False).encode()),
-        )
-        if self._lite:
-            size = text + metadata + 2 * tokens * (width + 2)
-            if size > _MAX_REQUEST:
+    def _check_document(self, fields: Mapping[str, Any], matrix: npt.NDArray[np.float32], size: int) -> None:
+        id, tokens = fields["id"], len(matrix)
+        if not self._lite:
+            metadata = json.dumps(fields["metadata"], ensure_ascii=False)
+            for name, stored, most in (
+                ("an id", id, MAX_VARCHAR),
+                ("a text", fields["text"], MAX_VARCHAR),
+                ("metadata", metadata, MAX_JSON),
+            ):
+                if (length := len(stored.encode())) > most:
+                    raise InvalidRequestError(
+                        f"document {id[:100]!r} has {name} of {length} bytes; Milvus stores at most {most}, so split it"
+                    )
+            if tokens > _MAX_CAPACITY:
                 raise InvalidRequestError(
-                    f"document {id!r} has {size} bytes of text, metadata and token rows; Milvus takes at most "
-                    f"{_MAX_REQUEST} in a request, so split it"
+                    f"document {id!r} has {tokens} token rows; Milvus stores at most {_MAX_CAPACITY} of a document; "
+                    "split the text, or build the index with a larger pool_factor"
                 )
-            return
-        for name, size, most in (("text", text, MAX_VARCHAR), ("metadata", metadata, MAX_JSON)):
-            if size > most:
-                raise InvalidRequestError(
-                    f"document {id!r} has {size} bytes of {name}; Milvus stores at most {most}, so split it"
-                )
-        if tokens > _MAX_CAPACITY:
+        if size > _MAX_REQUEST:
             raise InvalidRequestError(
-                f"document {id!r} has {tokens} token rows; Milvus stores at most {_MAX_CAPACITY} of a document; split "
-                "the text, or build the index with a larger pool_factor"
+                f"document {id[:100]!r} takes {size} bytes in a request, and Milvus at most {_MAX_REQUEST}; split it"
             )
 
 

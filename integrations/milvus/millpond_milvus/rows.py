@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpond.late_interaction.kernels.exact import Tokens, pack_rows, packed_width
+
 FloatArray = npt.NDArray[np.float32]
 
 ROWS = "rows"
@@ -20,35 +22,39 @@ VECTOR = "embedding"
 PATH = f"{ROWS}[{VECTOR}]"
 """Where an index of the structs' vectors is made and searched."""
 
-_LEVELS = 127
-
 
 def pack(matrix: FloatArray) -> str:
-    """Rows as int8 with a float16 scale each, in base64: Milvus Lite has no field for bytes.
-
-    Args:
-        matrix: float32 ``[tokens, width]``.
-    """
-    peaks = np.abs(matrix).max(axis=1, initial=0)  # [tokens]
-    scales = (peaks / _LEVELS).astype("<f2")
-    # Rounded by the scale that is read back; that of a row of zeros is arbitrary.
-    divisors = np.where(scales > 0, scales, 1).astype(np.float32)[:, None]
-    codes = np.clip(np.rint(matrix / divisors), -_LEVELS, _LEVELS).astype(np.int8)
+    """Rows ``[tokens, width]`` as int8 with a float16 scale each, in base64: Milvus Lite has no field for bytes."""
+    codes, scales = pack_rows(matrix, "int8")
+    assert scales is not None
     return base64.b64encode(codes.tobytes() + scales.tobytes()).decode("ascii")
 
 
-def unpack(text: str, *, tokens: int, width: int) -> FloatArray:
-    """The rows of :func:`pack`, float32 ``[tokens, width]``.
+def packed_tokens(texts: Sequence[str], lengths: Sequence[int], *, width: int) -> Tokens:
+    """The documents of :func:`pack`, ready to be scored.
+
+    Args:
+        texts: ``n`` packed documents.
+        lengths: ``n`` numbers of rows.
+        width: Columns of a row before packing.
 
     Raises:
-        ValueError: The text has another size, or is not base64.
+        ValueError: A text has another size, or is not base64.
     """
-    content = base64.b64decode(text, validate=True)
-    if len(content) != tokens * (width + 2):
-        raise ValueError(f"{len(content)} bytes are no {tokens} rows of {width} columns")
-    codes = np.frombuffer(content, dtype=np.int8, count=tokens * width).reshape(tokens, width)
-    scales = np.frombuffer(content, dtype="<f2", offset=tokens * width)
-    return codes * scales.astype(np.float32)[:, None]
+    columns = packed_width(width, "int8")
+    codes, scales = [np.empty(0, np.int8)], [np.empty(0, np.float16)]
+    for text, tokens in zip(texts, lengths, strict=True):
+        content = base64.b64decode(text, validate=True)
+        if len(content) != tokens * (columns + 2):
+            raise ValueError(f"{len(content)} bytes are no {tokens} rows of {width} columns")
+        codes.append(np.frombuffer(content, dtype=np.int8, count=tokens * columns))
+        scales.append(np.frombuffer(content, dtype=np.float16, offset=tokens * columns))
+    return Tokens(
+        codec="int8",
+        rows=np.concatenate(codes).reshape(-1, columns),
+        scales=np.concatenate(scales),
+        offsets=_offsets(lengths),
+    )
 
 
 def to_structs(matrix: FloatArray) -> list[dict[str, FloatArray]]:
@@ -56,6 +62,18 @@ def to_structs(matrix: FloatArray) -> list[dict[str, FloatArray]]:
     return [{VECTOR: row} for row in matrix]
 
 
-def from_structs(structs: Sequence[Mapping[str, Any]], *, width: int) -> FloatArray:
-    """The rows of :func:`to_structs`, float32 ``[tokens, width]``."""
-    return np.array([struct[VECTOR] for struct in structs], dtype=np.float32).reshape(len(structs), width)
+def struct_tokens(documents: Sequence[Sequence[Mapping[str, Any]]], *, width: int) -> Tokens:
+    """The documents of :func:`to_structs`, ready to be scored."""
+    rows = [struct[VECTOR] for structs in documents for struct in structs]
+    return Tokens(
+        codec="float32",
+        rows=np.array(rows, dtype=np.float32).reshape(len(rows), width),
+        scales=None,
+        offsets=_offsets([len(structs) for structs in documents]),
+    )
+
+
+def _offsets(lengths: Sequence[int]) -> npt.NDArray[np.int64]:
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets

@@ -19,8 +19,9 @@ def test_readme(
     exec(compile(program, str(README), "exec"), scope := {})
     shown = capsys.readouterr().out.splitlines()
     assert (
-        len(blocks) == 2
+        len(blocks) == 3
         and shown[0] == "2 of 2 records written"
         and shown[1].endswith("bread: " + scope["hits"][0].text)
+        and shown[2].endswith(" bread: Bread rises because of yeast.")
     )
     scope["engine"].close()

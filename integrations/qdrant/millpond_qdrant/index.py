@@ -29,7 +29,8 @@ TOKENS = "tokens"
 
 # Of a multivector. The server refuses more: it stores one in a single block of 4 MiB.
 _MAX_FLOATS = 1 << 20
-_MAX_REQUEST = 32 << 20
+# The server's limit, without 1 MiB for what is around a point.
+_MAX_REQUEST = 31 << 20
 _PAYLOAD = ["id", "text", "metadata", "added"]
 _PAGE = 1000  # points of a scroll
 _BYTES = {"float32": 4, "float16": 2}
@@ -67,6 +68,7 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
         SinkError: The database does not answer, refuses, or its folder is in use by another process.
     """
 
+    float_bytes = 22  # of JSON: most have 17 digits and a sign
     codecs: ClassVar[tuple[str, ...]] = ("float32", "float16")
     prefetches: ClassVar[tuple[Prefetch | None, ...]] = ("muvera", "dense", None)
 
@@ -253,13 +255,19 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
                 )
         return problems
 
-    def _check_document(self, id: str, fields: Mapping[str, Any], matrix: npt.NDArray[np.float32]) -> None:
+    def _check_document(self, fields: Mapping[str, Any], matrix: npt.NDArray[np.float32], size: int) -> None:
+        id = fields["id"]
         if matrix.size > _MAX_FLOATS:
             tokens, width = matrix.shape
             raise InvalidRequestError(
-                f"document {id!r} has {tokens} token rows of {width} columns, {tokens * width} floats; Qdrant stores "
-                f"at most {_MAX_FLOATS} of a document, {_MAX_FLOATS // width} rows; split the text, or build the index "
-                "with a smaller width or a larger pool_factor"
+                f"document {id!r} has {tokens} token rows of {width} columns, {tokens * width} floats; Qdrant "
+                f"stores at most {_MAX_FLOATS} of a document, {_MAX_FLOATS // width} rows; split the text, or build "
+                "the index with a smaller width or a larger pool_factor"
+            )
+        if size > _MAX_REQUEST:
+            raise InvalidRequestError(
+                f"document {id!r} takes {size} bytes in a request, and Qdrant at most {_MAX_REQUEST}; split the "
+                "text, or store less metadata"
             )
 
 

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from qdrant_client import QdrantClient
-from tests.late_interaction.index_contract import IndexContract
+from qdrant_client import QdrantClient, models
+from tests.late_interaction.index_contract import IndexContract, matrices, names, ragged
 
-from millpond import Engine
+from millpond import Engine, FingerprintMismatchError, InvalidRequestError
+from millpond.ingest import Record, SinkError, content_hash, ingest, point_id
 from millpond.late_interaction import LateInteractionIndex
-from millpond_qdrant import QdrantIndex
+from millpond_qdrant import QdrantIndex, QdrantSink
 
 
 class TestFolder(IndexContract):
@@ -34,12 +36,270 @@ class TestMemory(IndexContract):
     rounds = 8
 
     @pytest.fixture(autouse=True)
-    def client(self) -> Iterator[QdrantClient]:
-        client = QdrantClient(":memory:", force_disable_check_same_thread=True)
-        self.clients: dict[Path, QdrantClient] = {}
-        yield client
-        client.close()
+    def clients(self) -> Iterator[None]:
+        self.opened: dict[Path, QdrantClient] = {}
+        yield
+        for client in self.opened.values():
+            client.close()
 
     def open(self, path: Path, engine: Engine | None, **options: Any) -> LateInteractionIndex:
-        client = self.clients.setdefault(path, QdrantClient(":memory:"))
+        client = self.opened.get(path) or QdrantClient(":memory:", force_disable_check_same_thread=True)
+        self.opened[path] = client
         return QdrantIndex(client, "docs", engine, prefetch="dense", **options)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "index"
+
+
+@pytest.fixture
+def client() -> Iterator[QdrantClient]:
+    client = QdrantClient(":memory:", force_disable_check_same_thread=True)
+    yield client
+    client.close()
+
+
+# ------------------------------------------------------------------------------------------------------- what is stored
+
+
+def test_a_document_is_a_point_of_the_plain_payload(client: QdrantClient) -> None:
+    index = QdrantIndex(client, "docs", None)
+    index.add_embeddings(["a/1", "ü"], ragged(matrices(2)), texts=["one", ""], metadata=[{"n": 1}, None])
+    points = {str(point.id): point for point in client.scroll("docs", with_vectors=True)[0]}
+    assert sorted(points) == sorted([point_id("a/1"), point_id("ü")])
+    payload = points[point_id("a/1")].payload or {}
+    added = payload.pop("added")
+    assert payload == {
+        "id": "a/1",
+        "text": "one",
+        "metadata": {"n": 1},
+        "content_hash": content_hash("one"),
+        "tokens": 6,
+    }
+    assert (points[point_id("ü")].payload or {})["added"] == added + 1
+    vectors: Any = points[point_id("a/1")].vector
+    assert np.shape(vectors["tokens"]) == (6, 32) and np.shape(vectors["muvera"]) == (2560,)
+
+
+def test_token_rows_have_no_graph_and_candidates_are_int8(client: QdrantClient) -> None:
+    for prefetch, width in (("muvera", 2560), ("dense", 32), (None, None)):
+        QdrantIndex(client, f"c-{prefetch}", None, prefetch=prefetch).add_embeddings(["a"], ragged(matrices(1)))
+        vectors: Any = client.get_collection(f"c-{prefetch}").config.params.vectors
+        tokens = vectors.pop("tokens")
+        assert (tokens.size, tokens.distance, tokens.on_disk, tokens.hnsw_config.m) == (32, "Dot", True, 0)
+        assert (tokens.multivector_config.comparator, tokens.datatype) == ("max_sim", "float16")
+        assert {name: (vector.size, vector.distance) for name, vector in vectors.items()} == (
+            {} if prefetch is None else {prefetch: (width, "Dot")}
+        )
+        for vector in vectors.values():
+            assert vector.quantization_config.scalar.type == "int8" and vector.quantization_config.scalar.always_ram
+
+
+def test_the_manifest_says_how_rows_were_made(path: Path) -> None:
+    with QdrantIndex(path, "docs", None, width=8, pool_factor=2) as index:
+        index.add_embeddings(["a"], ragged(matrices(1, tokens=40)))
+        manifest: Any = index._read_manifest()
+    matrix = manifest.pop("projection")
+    assert len(matrix) == 4 * -(-32 * 8 * 4 // 3)  # base64 of float32
+    assert manifest == {
+        "schema": 1,
+        "kind": "late_interaction",
+        "model": None,
+        "native": 32,
+        "width": 8,
+        "pool_factor": 2,
+        "codec": "float16",
+        "prefetch": "muvera",
+        "muvera": {"width": 8, "repetitions": 20, "bits": 3, "projected": 16, "dimensions": None, "seed": 0},
+    }
+
+
+@pytest.mark.parametrize("options", [{"prefetch": "dense"}, {"prefetch": None}, {"codec": "float32"}], ids=str)
+def test_other_options_than_the_collections_are_refused(client: QdrantClient, options: dict[str, Any]) -> None:
+    QdrantIndex(client, "docs", None).add_embeddings(["a"], ragged(matrices(1)))
+    (name,) = options
+    with pytest.raises(InvalidRequestError, match=f"'docs' was made with {name}=.*; pass {name}="):
+        QdrantIndex(client, "docs", None, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prefetch": "bm25"}, "prefetch='bm25' is unknown; choose one of muvera, dense, None"),
+        ({"prefetch": "tokens"}, "prefetch='tokens' is unknown"),
+        ({"codec": "int8"}, "codec='int8' is unknown; choose one of float32, float16"),
+    ],
+    ids=["prefetch", "prefetch of another database", "codec"],
+)
+def test_unknown_options_are_refused(client: QdrantClient, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        QdrantIndex(client, "docs", None, **options)
+
+
+def test_a_collection_of_something_else_is_refused(client: QdrantClient) -> None:
+    client.create_collection("foreign", {"x": models.VectorParams(size=2, distance=models.Distance.DOT)})
+    client.create_collection("sink", {}, metadata={"millpond": {"schema": 1, "dimensions": [4], "payload": "plain"}})
+    client.create_collection("later", {}, metadata={"millpond": {"schema": 2, "kind": "late_interaction"}})
+    client.create_collection("broken", {}, metadata={"millpond": {"schema": 1, "kind": "late_interaction"}})
+    for name, message in (
+        ("foreign", "'foreign' was not made by millpond"),
+        ("sink", "'sink' holds one vector for each text, as a sink writes them"),
+        ("later", "'later' carries a manifest that this version of millpond cannot read .another schema"),
+        ("broken", "'broken' carries a manifest that this version"),
+    ):
+        with pytest.raises(FingerprintMismatchError, match=message):
+            QdrantIndex(client, name, None)
+
+
+def test_a_sink_refuses_the_collection_of_an_index(client: QdrantClient, engine: Engine) -> None:
+    QdrantIndex(client, "docs", None).add_embeddings(["a"], ragged(matrices(1)))
+    with pytest.raises(FingerprintMismatchError, match="'docs' carries a manifest"):
+        ingest([Record("a", "text")], engine=engine, sink=QdrantSink(client, "docs"), show_progress=False)
+
+
+def test_an_index_in_use_reads_what_another_object_created(client: QdrantClient) -> None:
+    first, second = (QdrantIndex(client, "docs", None, width=8) for _ in range(2))
+    values = matrices(12, tokens=10)
+    first.add_embeddings(names(12), ragged(values))
+    assert len(second) == 12 and second.stats() == first.stats()
+    assert second.search_embeddings(ragged(values)) == first.search_embeddings(ragged(values))
+    second.add_embeddings(["more"], ragged(values[:1]))
+    assert [hit.id for hit in first.search_embeddings(ragged(values[:1]), k=2)[0]] == ["doc-0", "more"]
+
+
+# --------------------------------------------------------------------------------------------------------------- limits
+
+
+def test_a_document_above_the_limit_of_a_multivector_is_refused_before_anything_is_written(
+    client: QdrantClient,
+) -> None:
+    index = QdrantIndex(client, "docs", None, prefetch="dense")
+    rows = np.zeros((8193, 128), np.float32)
+    rows[:, 0] = 1
+    message = (
+        r"'doc-1' has 8193 token rows of 128 columns, 1048704 floats; Qdrant stores at most 1048576 of a document, "
+        r"8192 rows; split the text"
+    )
+    with pytest.raises(InvalidRequestError, match=message):
+        index.add_embeddings(names(3), ragged([rows[:2], rows, rows[:1]], 128))
+    assert len(index) == 0
+    assert index.add_embeddings(names(3), ragged([rows[:2], rows[:8192], rows[:1]], 128)).added == 3
+    assert index.stats().tokens == 8195
+
+
+def test_a_document_that_no_request_can_carry_is_refused(client: QdrantClient) -> None:
+    index = QdrantIndex(client, "docs", None, prefetch=None)
+    with pytest.raises(
+        InvalidRequestError, match=r"document 'b' takes 325\d+ bytes in a request, and Qdrant at most 32505"
+    ):
+        index.add_embeddings(["a", "b"], ragged(matrices(2)), texts=["", "x" * 32_504_000])
+    assert len(index) == 0
+
+
+def test_requests_are_bounded_by_bytes(client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    upsert, search = client.upsert, client.query_batch_points
+
+    def upserted(collection: str, points: list[models.PointStruct], **options: Any) -> object:
+        sent.append(sum(len(point.model_dump_json()) for point in points))
+        assert options == {"wait": True}
+        return upsert(collection, points, **options)
+
+    def searched(collection: str, requests: list[models.QueryRequest], **options: Any) -> object:
+        sent.append(sum(len(request.model_dump_json(exclude_none=True)) for request in requests))
+        return search(collection, requests, **options)
+
+    monkeypatch.setattr(client, "upsert", upserted)
+    monkeypatch.setattr(client, "query_batch_points", searched)
+    index = QdrantIndex(client, "docs", None, prefetch="dense")
+    values = matrices(20, tokens=800, width=128)
+    index.add_embeddings(names(20), ragged(values, 128), texts=["text " * 1000] * 20)
+    assert len(sent) == 3 and max(sent) < 16 << 20 and len(index) == 20
+    sent.clear()
+    results = index.search_embeddings(ragged(values, 128), k=1)
+    assert [hits[0].id for hits in results] == names(20)
+    assert len(sent) == 3 and max(sent) < 16 << 20
+
+
+def test_more_ids_than_a_request_takes_are_asked_in_parts(
+    client: QdrantClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millpond.ingest.collection_index._MAX_IDS", 7)
+    index = QdrantIndex(client, "docs", None)
+    values = matrices(30)
+    index.add_embeddings(names(30), ragged(values))
+    among = names(30)[5:25]
+    expected = [hit for hit in index.search_embeddings(ragged(values[:3]), k=30, exact=True)[2] if hit.id in among]
+    assert index.search_embeddings(ragged(values[:3]), k=4, ids=among)[2] == expected[:4]
+
+
+def test_many_equal_scores_at_the_end_are_cut_in_order(client: QdrantClient) -> None:
+    index = QdrantIndex(client, "docs", None, prefetch=None)
+    (same,) = matrices(1)
+    for start in range(40, 0, -10):  # later documents first
+        index.add_embeddings(names(start)[start - 10 :], ragged([same] * 10))
+    hits = index.search_embeddings(ragged([same]), k=12)[0]
+    assert [hit.id for hit in hits] == [*names(40)[30:], *names(30)[20:22]]
+
+
+# ------------------------------------------------------------------------------------------------------------- problems
+
+
+def test_check_names_what_is_wrong(client: QdrantClient) -> None:
+    index = QdrantIndex(client, "docs", None)
+    index.add_embeddings(names(3), ragged(matrices(3, tokens=[4, 0, 5])))
+    assert index.check() == []
+    client.delete_vectors("docs", ["muvera"], [point_id("doc-2")])
+    client.upsert("docs", [models.PointStruct(id=7, vector={}, payload={"id": "doc-0"})])
+    lacking, foreign = index.check()
+    assert "1 points lack the vector 'muvera'" in lacking
+    assert "the point 7 was not written by an index (its payload's id is 'doc-0')" in foreign
+
+
+def test_check_compares_the_vectors_with_the_manifest(client: QdrantClient) -> None:
+    QdrantIndex(client, "docs", None).add_embeddings(["a"], ragged(matrices(1)))
+    manifest = (client.get_collection("docs").config.metadata or {})["millpond"]
+    vectors = {"tokens": models.VectorParams(size=32, distance=models.Distance.COSINE)}
+    client.create_collection("copy", vectors, metadata={"millpond": manifest})
+    problems = QdrantIndex(client, "copy", None).check()
+    assert [problem.split("its vector ")[1].split(" is not")[0] for problem in problems] == ["'tokens'", "'muvera'"]
+
+
+@pytest.mark.parametrize("key", ['a"b', "a\\b"])
+def test_a_key_that_no_path_can_hold_is_refused_in_a_filter(client: QdrantClient, key: str) -> None:
+    index = QdrantIndex(client, "docs", None)
+    index.add_embeddings(["a"], ragged(matrices(1)), metadata=[{key: 1}])
+    with pytest.raises(InvalidRequestError, match="rename the key"):
+        index.search_embeddings(ragged(matrices(1)), filter={key: 1})
+    with pytest.raises(InvalidRequestError, match="rename the key"):
+        index.delete(filter={key: 1})
+
+
+def test_an_error_of_the_database_names_it(client: QdrantClient) -> None:
+    index = QdrantIndex(client, "docs", None)
+    index.add_embeddings(["a"], ragged(matrices(1)))
+    client.delete_collection("docs")
+    with pytest.raises(SinkError, match="Qdrant at the client passed in refused a search: Collection docs not found"):
+        index.search_embeddings(ragged(matrices(1)))
+
+
+def test_first_documents_without_rows_leave_no_projection_to_fit(client: QdrantClient) -> None:
+    index = QdrantIndex(client, "docs", None, width=8)
+    with pytest.raises(InvalidRequestError, match="width=8 is fitted on the rows of the first documents"):
+        index.add_embeddings(["a"], ragged(matrices(1, tokens=[0])))
+    index.add_embeddings(["a", "b"], ragged(matrices(2, tokens=[0, 20])))
+    assert len(index) == 2 and index.stats().width == 8
+
+
+def test_an_index_in_a_folder_leaves_the_folder_to_others(path: Path) -> None:
+    index = QdrantIndex(path, "docs", None)
+    index.add_embeddings(["a"], ragged(matrices(1)))
+    with QdrantIndex(path, "others", None) as other:
+        other.add_embeddings(["b"], ragged(matrices(1)))
+    assert index.ids() == ["a"]
+    index.close()
+    with pytest.raises(InvalidRequestError, match="prefetch"):
+        QdrantIndex(path, "docs", None, prefetch=None)
+    with QdrantIndex(path, "docs", None) as index:  # the refused one gave the folder up
+        assert index.ids() == ["a"]

@@ -15,6 +15,7 @@ from millpond.cli.bench_serve import bench_serve
 from millpond.cli.demo.command import demo
 from millpond.cli.embed import embed
 from millpond.cli.env import env
+from millpond.cli.explain import explain
 from millpond.cli.flags import Command
 from millpond.cli.index import app as index
 from millpond.cli.ingest import ingest
@@ -34,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # keep Python's own traceback, which shows no values of locals
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, embed, rerank, ingest, models, env, bench_serve):
+for command in (demo, embed, rerank, explain, ingest, models, env, bench_serve):
     app.command(cls=Command)(command)
 app.command(cls=ServeCommand)(serve)
 app.add_typer(index)

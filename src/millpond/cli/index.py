@@ -21,6 +21,7 @@ from millpond.cli.flags import Command
 from millpond.errors import InvalidRequestError, ModelLoadError
 
 if TYPE_CHECKING:
+    from millpond.engine.engine import Engine
     from millpond.ingest.record import Record, Rejected
     from millpond.late_interaction.index import Hit
     from millpond.late_interaction.plaid.index import PlaidIndex
@@ -110,7 +111,7 @@ def build(
     is 1.
     """
     records = _read(source, id_column, text_column, types)
-    settings = _settings(device, dtype, max_length, revision, hf_overrides)
+    settings = engine_settings(device, dtype, max_length, revision, hf_overrides)
     with _opened(index, model, settings, payload=payload, width=width, pool_factor=pool_factor) as opened:
         _add(opened, records)
 
@@ -136,8 +137,8 @@ def add(
     encoded again. A blank text is left out, and the document that its id had is deleted.
     """
     records = _read(source, id_column, text_column, types)
-    settings = _settings(device, dtype, max_length, revision, hf_overrides)
-    with _reopened(index, model, settings) as opened:
+    settings = engine_settings(device, dtype, max_length, revision, hf_overrides)
+    with reopened_index(index, model, settings) as opened:
         _add(opened, records)
 
 
@@ -154,7 +155,7 @@ def delete(
     if bool(ids) == (filter is not None):
         raise typer.BadParameter("name ids or --filter, one of them", param_hint="IDS")
     wanted = [line.rstrip("\r\n") for line in sys.stdin if line.strip()] if ids == ["-"] else ids
-    with _stored(index) as opened:
+    with stored_index(index) as opened:
         deleted = opened.delete(wanted) if wanted is not None else opened.delete(filter=filter)
     print(json.dumps({"deleted": deleted}))
 
@@ -181,8 +182,8 @@ def search(
     hf_overrides: options.HfOverrides = None,
 ) -> None:
     """Print the documents whose token vectors match those of QUERY best, best first."""
-    settings = _settings(device, dtype, max_length, revision, hf_overrides)
-    with _reopened(index, model, settings) as opened:
+    settings = engine_settings(device, dtype, max_length, revision, hf_overrides)
+    with reopened_index(index, model, settings) as opened:
         hits = opened.search([query], k=k, filter=filter, candidates=candidates, exact=exact)[0]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the terminal may not encode every text
@@ -196,14 +197,14 @@ def search(
 @app.command(cls=Command)
 def stats(index: IndexPath) -> None:
     """Print the size of an index as JSON."""
-    with _stored(index) as opened:
+    with stored_index(index) as opened:
         print(json.dumps(asdict(opened.stats()), default=str, indent=2))
 
 
 @app.command(cls=Command)
 def check(index: IndexPath) -> None:
     """Read every file of an index, and print what is damaged; the exit code is then 1."""
-    with _stored(index) as opened:
+    with stored_index(index) as opened:
         problems = opened.check()
         documents = len(opened)
     for problem in problems:
@@ -216,7 +217,7 @@ def check(index: IndexPath) -> None:
 @app.command(cls=Command)
 def compact(index: IndexPath) -> None:
     """Merge the segments of an index, and give back the space of deleted documents."""
-    with _stored(index) as opened:
+    with stored_index(index) as opened:
         opened.compact()
         print(json.dumps(asdict(opened.stats()), default=str, indent=2))
 
@@ -227,7 +228,7 @@ def _read(source: str, id_column: str, text_column: str, types: str | None) -> I
     return read(source, id_column=id_column, text_column=text_column, types=options.read_types(types))
 
 
-def _settings(
+def engine_settings(
     device: str, dtype: str, max_length: int | None, revision: str | None, hf_overrides: dict[str, Any] | None
 ) -> dict[str, Any]:
     """The options of an Engine."""
@@ -243,20 +244,26 @@ def _settings(
 @contextmanager
 def _opened(index: Path, model: str, settings: dict[str, Any], **created: Any) -> Iterator[PlaidIndex]:
     """The index, with an engine to encode texts."""
+    from millpond.late_interaction.plaid.index import PlaidIndex
+
+    with token_engine(model, settings) as engine, PlaidIndex(index, engine, **created) as opened:
+        yield opened
+
+
+def token_engine(model: str, settings: dict[str, Any]) -> Engine:
+    """An engine that has token vectors."""
     from millpond.config import EngineConfig
     from millpond.engine.engine import Engine
     from millpond.engine.loading import describe
-    from millpond.late_interaction.plaid.index import PlaidIndex
 
     # Loading the weights is the slowest step and comes last.
     spec = describe(EngineConfig(model=model, **settings))
     if "token_embed" not in spec.tasks:
         raise InvalidRequestError(f"model={model!r} has no token vectors; name an embedder or a ColBERT checkpoint")
-    with Engine(model, **settings) as engine, PlaidIndex(index, engine, **created) as opened:
-        yield opened
+    return Engine(model, **settings)
 
 
-def _stored(index: Path) -> PlaidIndex:
+def stored_index(index: Path) -> PlaidIndex:
     """An index that exists, without an engine."""
     from millpond.late_interaction.plaid.index import PlaidIndex
 
@@ -264,9 +271,9 @@ def _stored(index: Path) -> PlaidIndex:
 
 
 @contextmanager
-def _reopened(index: Path, model: str | None, settings: dict[str, Any]) -> Iterator[PlaidIndex]:
+def reopened_index(index: Path, model: str | None, settings: dict[str, Any]) -> Iterator[PlaidIndex]:
     """An index that exists, with an engine of the model named, or of the one whose name the index has."""
-    with _stored(index) as stored:
+    with stored_index(index) as stored:
         identity = stored.model
     if model is None and identity is None:
         raise InvalidRequestError(f"the index at {str(index)!r} names no model; name one with --model")

@@ -177,8 +177,14 @@ class CollectionIndex(LateInteractionIndex, CollectionClient):
     def _flush(self) -> None:
         """Make acknowledged changes durable, once after the requests of a write or delete."""
 
-    def _check_document(self, id: str, fields: Mapping[str, Any], matrix: FloatArray) -> None:
-        """Raise InvalidRequestError for a document that the database cannot store."""
+    def _check_document(self, fields: Mapping[str, Any], matrix: FloatArray, size: int) -> None:
+        """Raise InvalidRequestError for a document that the database cannot store.
+
+        Args:
+            fields: As :attr:`IndexRow.fields`.
+            matrix: float32 ``[tokens, width]``.
+            size: Bytes of all of it in a request.
+        """
 
     # ----------------------------------------------------------------------------------------------------------
 
@@ -201,8 +207,9 @@ class CollectionIndex(LateInteractionIndex, CollectionClient):
         sizes = []
         for row, matrix in zip(fields, documents.embeddings, strict=True):
             text_bytes = len(json.dumps(row, ensure_ascii=False).encode())
-            sizes.append(text_bytes + self.float_bytes * (matrix.size + manifest.prefetch_width))
-            self._check_document(str(row["id"]), row, matrix)
+            size = text_bytes + self.float_bytes * (matrix.size + manifest.prefetch_width)
+            self._check_document(row, matrix, size)
+            sizes.append(size)
         points = [point_id(id) for id in documents.ids]
         with self._request("a look for stored documents"):
             existing = self._existing(points)
@@ -329,14 +336,14 @@ class CollectionIndex(LateInteractionIndex, CollectionClient):
         return IndexSettings(model=model, native=width, pool_factor=self._pool_factor or 1, projection=None)
 
     @contextmanager
-    def _reading(self, id: str) -> Iterator[None]:
-        """Turn an error from reading a stored document into a SinkError that names it, not the database."""
+    def _reading(self, ids: str) -> Iterator[None]:
+        """Turn an error from reading stored documents into a SinkError that names them, not the database."""
         try:
             yield
         except (LookupError, TypeError, ValueError) as error:
             raise SinkError(
-                f"collection {self._collection!r} holds the document {id!r}, which cannot be read "
-                f"({type(error).__name__}: {error}); delete it, or add it again"
+                f"collection {self._collection!r} holds rows that cannot be read (document {ids}: "
+                f"{type(error).__name__}: {error}); check() names them; delete or add them again"
             ) from error
 
     def _next_added(self, count: int) -> int:

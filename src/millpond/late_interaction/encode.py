@@ -161,8 +161,7 @@ class ColbertEncoder:
 
     def _offsets(self, encoding: Encoding, role: Role) -> npt.NDArray[np.int32]:
         """``[tokens, 2]`` of an encoding with the marker."""
-        offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
-        offsets[np.array(encoding.special_tokens_mask, dtype=np.bool_)] = 0
+        offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)  # (0, 0) of special tokens
         return np.insert(offsets, [min(self._prefix, len(offsets))] * len(self._markers[role]), 0, axis=0)
 
     def _finish(self, ids: npt.NDArray[np.int32], cut: bool, role: Role, limit: int | None) -> EncodedText:

@@ -36,6 +36,7 @@ from millpond.metadata import Scalar, check_str
 from millpond.progress import draw_bar
 from millpond.ragged import Ragged
 
+CLOSED = "this index is closed; open it again"
 # Texts encoded at a time: their float32 rows are in memory together, about 100 KiB a text at 128 dimensions.
 _PIECE = 512
 # Rows that a projection is fitted on.
@@ -529,7 +530,7 @@ class LateInteractionIndex(ABC):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise InvalidRequestError("this index is closed; open it again")
+            raise InvalidRequestError(CLOSED)
 
     def _settings(self) -> IndexSettings | None:
         """How rows are made, to store with them; ``None`` as long as no row was added. It never changes after that."""

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -57,9 +57,9 @@ def write_index(folder: Path, snapshot: Snapshot, codec: Codec, settings: IndexS
                 "settings": None if settings is None else settings.to_json(),
                 "files": files,
             }
-            manifest = FileWriter(folder / f"index-{save}.json")
-            manifest.write(json.dumps({**content, "sha256": _digest(content)}, indent=1).encode())
-            manifest.finish()
+            with closing(FileWriter(folder / f"index-{save}.json")) as manifest:
+                manifest.write(json.dumps({**content, "sha256": _digest(content)}, indent=1).encode())
+                manifest.finish()
             sync_folder(folder)
             os.replace(manifest.path, folder / _MANIFEST)
         except BaseException:
@@ -91,10 +91,9 @@ def _write_files(
     with ExitStack() as stack:
         writers = {}
         for name, (dtype, shape) in shapes.items():
-            writers[name] = FileWriter.array(folder / f"{name}-{save}.npy", dtype, shape)
-            stack.callback(writers[name].close)
-        writers["documents"] = FileWriter(folder / f"documents-{save}.jsonl")
-        stack.callback(writers["documents"].close)
+            path = folder / f"{name}-{save}.npy"
+            writers[name] = stack.enter_context(closing(FileWriter.array(path, dtype, shape)))
+        writers["documents"] = stack.enter_context(closing(FileWriter(folder / f"documents-{save}.jsonl")))
         for name, array in whole.items():
             writers[name].write_rows(array)
         for batch in snapshot.batches():

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction.index import Documents, Hit, IndexStats, LateInteractionIndex, SearchOptions
-from millpond.late_interaction.index_arguments import TokenEngine
+from millpond.late_interaction.index import CLOSED, Documents, Hit, IndexStats, LateInteractionIndex, SearchOptions
+from millpond.late_interaction.index_arguments import TokenEngine, check_count
 from millpond.late_interaction.index_files import StoredIndex, write_index
 from millpond.late_interaction.kernels.centroids import similarities
 from millpond.late_interaction.kernels.exact import CODECS, Codec, score, score_on_device
@@ -47,6 +47,7 @@ class MemoryIndex(LateInteractionIndex):
         width: As :class:`LateInteractionIndex`.
         pool_factor: As :class:`LateInteractionIndex`.
         device: Where rows are stored and compared: ``"cpu"``, or a GPU as torch names it, where all are compared.
+        threads: Most threads of a search on the CPU; ``None`` is as many as torch uses.
 
     Raises:
         InvalidRequestError: Besides those of :class:`LateInteractionIndex`, an unknown codec or device.
@@ -60,39 +61,39 @@ class MemoryIndex(LateInteractionIndex):
         width: int | None = None,
         pool_factor: int | None = None,
         device: str = "cpu",
+        threads: int | None = None,
     ) -> None:
         super().__init__(engine, width=width, pool_factor=pool_factor)
         if codec not in CODECS:
             raise InvalidRequestError(f"codec={codec!r} is unknown; choose {', '.join(map(repr, CODECS))}")
-        self._store = TokenStore(codec, _device(device))
+        check_count("threads", threads, optional=True)
+        self._open_store: TokenStore | None = TokenStore(codec, _device(device), threads)
 
     def stats(self) -> IndexStats:
         """The size of the index; ``details`` has its blocks of memory, deleted documents and centroids."""
-        self._check_open()
-        snapshot = self._store.snapshot
+        store = self._store
+        snapshot = store.snapshot
         views, centroids = snapshot.views, snapshot.centroids
         return IndexStats(
             documents=snapshot.documents,
             tokens=snapshot.tokens,
             width=0 if self._rows is None else self._rows.width,
-            codec=self._store.codec,
+            codec=store.codec,
             bytes=sum(view.bytes for view in views) + (0 if centroids is None else centroids.rows.nbytes),
             details={
                 "blocks": len(views),
                 "deleted": sum(view.documents - view.live_documents for view in views),
                 "centroids": 0 if centroids is None else len(centroids),
-                "device": str(self._store.device),
+                "device": str(store.device),
             },
         )
 
     def __len__(self) -> int:
         """The number of documents."""
-        self._check_open()
         return self._store.snapshot.documents
 
     def compact(self) -> None:
         """Give back the memory of deleted documents; done without a call when a fifth is deleted."""
-        self._check_open()
         self._store.compact()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -108,8 +109,8 @@ class MemoryIndex(LateInteractionIndex):
             InvalidRequestError: The path is a file or a folder with other files.
             OSError: The files cannot be written.
         """
-        self._check_open()
-        write_index(Path(path), self._store.snapshot, self._store.codec, self._settings())
+        store = self._store
+        write_index(Path(path), store.snapshot, store.codec, self._settings())
 
     @classmethod
     def open(
@@ -120,6 +121,7 @@ class MemoryIndex(LateInteractionIndex):
         width: int | None = None,
         pool_factor: int | None = None,
         device: str = "cpu",
+        threads: int | None = None,
     ) -> Self:
         """Read an index that :meth:`save` wrote. Changes of it are not written before it is saved again.
 
@@ -129,6 +131,7 @@ class MemoryIndex(LateInteractionIndex):
             width: The index's width, if it is to be checked.
             pool_factor: The index's pool factor, if it is to be checked.
             device: As :class:`MemoryIndex`; it need not be that of the index that was saved.
+            threads: As :class:`MemoryIndex`.
 
         Raises:
             SourceNotFoundError: There is no saved index.
@@ -137,7 +140,7 @@ class MemoryIndex(LateInteractionIndex):
             IndexCorruptedError: A file of it is damaged; the message names the file.
         """
         with StoredIndex(Path(path)) as stored:
-            index = cls(engine, stored.codec, width=width, pool_factor=pool_factor, device=device)
+            index = cls(engine, stored.codec, width=width, pool_factor=pool_factor, device=device, threads=threads)
             if stored.settings is not None:
                 index._restore(stored.settings, owner=f"index {str(path)!r}")
             index._store.load(stored.batches(), stored.centroids, stored.trained_tokens)
@@ -146,9 +149,16 @@ class MemoryIndex(LateInteractionIndex):
     def close(self) -> None:
         """Release the rows."""
         super().close()
-        self._store = TokenStore(self._store.codec, self._store.device)
+        self._open_store = None
 
     # -------------------------------------------------------------------------------------- what the base leaves open
+
+    @property
+    def _store(self) -> TokenStore:
+        store = self._open_store
+        if store is None:
+            raise InvalidRequestError(CLOSED)
+        return store
 
     def _upsert(self, documents: Documents) -> int:
         return self._store.upsert(documents.ids, documents.texts, documents.metadata, documents.embeddings)
@@ -190,10 +200,12 @@ class MemoryIndex(LateInteractionIndex):
     ) -> list[Hit]:
         """The best of the ``keep`` documents whose codes match a query best."""
         assert snapshot.centroids is not None
+        threads = self._store.threads
         found = candidates_of(
-            table(similarities(query, snapshot.centroids), query),
+            table(similarities(query, snapshot.centroids, threads=threads), query),
             [selection.codes() for selection in selections],
             keep,
+            threads=threads,
         )
         kept = [
             _Selection(view=selection.view, documents=documents)
@@ -224,8 +236,9 @@ class MemoryIndex(LateInteractionIndex):
 
     def _scores(self, queries: Ragged, selection: _Selection) -> npt.NDArray[np.float32]:
         """MaxSim ``[q, selected documents]``."""
-        if self._store.device.type == "cpu":
-            return score(queries, selection.view.host_tokens, documents=selection.documents)
+        if self._store.uses_kernels:
+            tokens = selection.view.host_tokens
+            return score(queries, tokens, documents=selection.documents, threads=self._store.threads)
         return score_on_device(queries, selection.view.device_tokens, documents=selection.documents)
 
 

@@ -19,7 +19,7 @@ from millpond.ragged import Ragged
 FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.int64]
 
-# Scores computed at a time where not all are kept, and numbers of documents that are converted to float32 at a time.
+# Scores computed at a time, and numbers of documents that are converted to float32 at a time: 4 MiB.
 _BLOCK = 1 << 20
 
 
@@ -63,8 +63,6 @@ def maxsim(
             "both must come from one model, cut to one width"
         )
     if top_k is None:
-        if _readable(documents.flat):
-            return score(queries, _tokens(documents, 0, len(documents)))
         scores = np.empty((len(queries), len(documents)), dtype=np.float32)
         for start, stop, block in _blocks(queries, documents):
             scores[:, start:stop] = block
@@ -84,8 +82,10 @@ def maxsim(
 
 def _blocks(queries: Ragged, documents: Ragged) -> Iterator[tuple[int, int, FloatArray]]:
     """``(start, stop, scores [q, stop - start])`` over runs of whole documents, in order."""
-    most = max(1, _BLOCK // max(documents.flat.shape[1], len(queries)))  # document tokens, and documents, of a run
-    for start, stop in runs(documents.offsets, most):
+    most_documents = max(1, _BLOCK // max(1, len(queries)))
+    total, width = documents.flat.shape
+    most_rows = max(1, total if _readable(documents.flat) else _BLOCK // max(1, width))
+    for start, stop in runs(documents.offsets, most_rows, most_documents):
         yield start, stop, score(queries, _tokens(documents, start, stop))
 
 

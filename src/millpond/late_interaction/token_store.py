@@ -71,16 +71,23 @@ class TokenStore:
     Args:
         codec: How rows are packed.
         device: Where the rows are.
+        threads: Most threads of the kernels; ``None`` is as many as torch uses.
     """
 
-    def __init__(self, codec: Codec, device: torch.device) -> None:
+    def __init__(self, codec: Codec, device: torch.device, threads: int | None = None) -> None:
         self.codec = codec
         self.device = device
+        self.threads = threads
         self.snapshot = Snapshot()
         self._places: dict[str, int] = {}
         self._writing = threading.Lock()
         self._publishing = threading.Lock()  # of snapshot and places together: never held for long
         self._training = threading.Lock()
+
+    @property
+    def uses_kernels(self) -> bool:
+        """Whether rows are in host memory, where the compiled kernels read them; else torch does, on their device."""
+        return self.device.type == "cpu"
 
     # --------------------------------------------------------------------------------------------------------- reading
 
@@ -120,7 +127,7 @@ class TokenStore:
                 width=embeddings.flat.shape[1],
                 rows=rows,
                 scales=scales,
-                codes=None if before.centroids is None else nearest(embeddings.flat, before.centroids),
+                codes=None if before.centroids is None else self._nearest(embeddings.flat, before.centroids),
             )
             replaced = [place for id in ids if (place := self._places.get(id)) is not None]
             views, places = self._appended(_without(before.views, replaced), batch)
@@ -161,15 +168,15 @@ class TokenStore:
                 return
             tokens = sum(view.rows for view in snapshot.views)
             sample = _sample(snapshot.views, kmeans.sample_count(tokens))
-            centroids = Centroids.of(kmeans.train(sample, kmeans.centroid_count(tokens)))
+            centroids = Centroids.of(kmeans.train(sample, kmeans.centroid_count(tokens), threads=self.threads))
             del sample
-            encoded = {view.block.serial: (view.rows, _codes(view, centroids)) for view in snapshot.views}
+            encoded = {view.block.serial: (view.rows, self._codes(view, centroids)) for view in snapshot.views}
             with self._writing:
                 now = self.snapshot
                 views = []
                 for view in now.views:  # some may have grown, others be new
                     rows, codes = encoded.get(view.block.serial, (0, None))
-                    views.append(view.with_codes(_codes(view, centroids, first=rows, codes=codes)))
+                    views.append(view.with_codes(self._codes(view, centroids, first=rows, codes=codes)))
                 self._publish(Snapshot(views=tuple(views), centroids=centroids, trained_tokens=tokens))
         finally:
             self._training.release()
@@ -270,8 +277,21 @@ class TokenStore:
             places=dict(zip(block.ids, range(first, first + copy.documents), strict=True)),
         )
 
+    def _codes(
+        self, view: View, centroids: Centroids, *, first: int = 0, codes: npt.NDArray[np.uint16] | None = None
+    ) -> npt.NDArray[np.uint16]:
+        """Codes ``[capacity]`` of a view's rows; those before ``first`` are there."""
+        codes = np.empty(view.block.capacity, dtype=np.uint16) if codes is None else codes
+        for start in range(first, view.rows, _STEP):
+            rows = slice(start, min(start + _STEP, view.rows))
+            codes[rows] = self._nearest(_unpacked(view, rows), centroids)
+        return codes
+
+    def _nearest(self, rows: npt.NDArray[np.float32], centroids: Centroids) -> npt.NDArray[np.uint16]:
+        return nearest(rows, centroids, threads=self.threads)
+
     def _has_grown(self, snapshot: Snapshot) -> bool:
-        if self.device.type != "cpu" or snapshot.documents < _CODED_DOCUMENTS:
+        if not self.uses_kernels or snapshot.documents < _CODED_DOCUMENTS:
             return False
         return snapshot.centroids is None or snapshot.tokens >= _GROWTH * snapshot.trained_tokens
 
@@ -320,14 +340,3 @@ def _sample(views: Sequence[View], count: int) -> npt.NDArray[np.float32]:
     return np.concatenate(
         [_unpacked(view, part - start) for view, part, start in zip(views, parts, starts, strict=True) if len(part)]
     )
-
-
-def _codes(
-    view: View, centroids: Centroids, *, first: int = 0, codes: npt.NDArray[np.uint16] | None = None
-) -> npt.NDArray[np.uint16]:
-    """Codes ``[capacity]`` of a view's rows; those before ``first`` are there."""
-    codes = np.empty(view.block.capacity, dtype=np.uint16) if codes is None else codes
-    for start in range(first, view.rows, _STEP):
-        rows = slice(start, min(start + _STEP, view.rows))
-        codes[rows] = nearest(_unpacked(view, rows), centroids)
-    return codes

@@ -1,1 +1,1 @@
-"""Kernels in C++ for processors with AVX512-BF16; without them torch's operators compute the same."""
+"""Kernels in C++ for x86-64 processors; without them torch's operators compute the same."""

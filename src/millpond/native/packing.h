@@ -64,8 +64,8 @@ inline uint16_t quantize(const float* from, int64_t dim, int8_t* to) {
 inline uint16_t to_bfloat16(float number) {
   uint32_t bits;
   std::memcpy(&bits, &number, sizeof bits);
-  if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 0x40);  // NaN: rounding could make it an infinity
-  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, quiet = bits >> 16 | 0x40;
+  return uint16_t((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);  // rounding could make a NaN an infinity
 }
 
 [[maybe_unused]] int64_t pack_int8(const void* arguments) {

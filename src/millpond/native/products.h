@@ -62,7 +62,7 @@ inline void store_bytes(uint8_t* to, Floats a) {
 
 // out[r][t] = the product of row r with the 16 rows of tile t. The rows are unsigned if the lanes are signed, else signed.
 template <int kTiles, bool kSignedLanes>
-inline void multiply(const uint8_t* const* rows, const uint8_t* packed, int64_t groups, Ints (&out)[kRows][kTiles]) {
+inline void multiply(uint8_t const* const* rows, const uint8_t* packed, int64_t groups, Ints (&out)[kRows][kTiles]) {
   __m512i sums[kRows][kTiles];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; r++)
@@ -89,16 +89,35 @@ inline void multiply(const uint8_t* const* rows, const uint8_t* packed, int64_t 
     for (int t = 0; t < kTiles; t++) out[r][t].v = sums[r][t];
 }
 
-// Looks up each 4-bit number of `packed >> shift` in 16 bytes, for `count` bytes; nothing behind them is touched.
-inline void look_up(const uint8_t* packed, int64_t count, int shift, uint8_t mask, const uint8_t* levels, uint8_t* to) {
+// Looks up the numbers of `width` packed bytes in 16 bytes: the lowest kBits of each come first, then the next of each.
+template <int kBits>
+inline void look_up(const uint8_t* packed, int64_t width, const uint8_t* levels, uint8_t* to) {
   const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)levels));
-  const __m512i low = _mm512_set1_epi8(char(mask));
-  const __m128i by = _mm_cvtsi32_si128(shift);
-  for (int64_t i = 0; i < count; i += 64) {
-    const __mmask64 some = count - i >= 64 ? ~__mmask64(0) : (__mmask64(1) << (count - i)) - 1;
-    const __m512i bytes = _mm512_maskz_loadu_epi8(some, packed + i);
-    const __m512i numbers = _mm512_and_si512(_mm512_srl_epi16(bytes, by), low);
-    _mm512_mask_storeu_epi8(to + i, some, _mm512_shuffle_epi8(table, numbers));
+  const __m512i low = _mm512_set1_epi8((1 << kBits) - 1);
+  const __m256i half_table = _mm512_castsi512_si256(table), half_low = _mm512_castsi512_si256(low);
+  int64_t i = 0;
+  for (; i + 64 <= width; i += 64) {
+    __m512i bytes = _mm512_loadu_si512(packed + i);
+#pragma GCC unroll 4
+    for (int part = 0; part < 8 / kBits; part++, bytes = _mm512_srli_epi16(bytes, kBits))
+      _mm512_storeu_si512(to + part * width + i, _mm512_shuffle_epi8(table, _mm512_and_si512(bytes, low)));
+  }
+  // What is stored is read at once, which waits after a store under a mask: only the rest is stored so.
+  if (i + 32 <= width) {
+    __m256i bytes = _mm256_loadu_si256((const __m256i*)(packed + i));
+#pragma GCC unroll 4
+    for (int part = 0; part < 8 / kBits; part++, bytes = _mm256_srli_epi16(bytes, kBits))
+      _mm256_storeu_si256((__m256i*)(to + part * width + i),
+                          _mm256_shuffle_epi8(half_table, _mm256_and_si256(bytes, half_low)));
+    i += 32;
+  }
+  if (i < width) {
+    const __mmask32 some = (__mmask32(1) << (width - i)) - 1;
+    __m256i bytes = _mm256_maskz_loadu_epi8(some, packed + i);
+#pragma GCC unroll 4
+    for (int part = 0; part < 8 / kBits; part++, bytes = _mm256_srli_epi16(bytes, kBits))
+      _mm256_mask_storeu_epi8(to + part * width + i, some,
+                              _mm256_shuffle_epi8(half_table, _mm256_and_si256(bytes, half_low)));
   }
 }
 
@@ -171,7 +190,7 @@ inline __m256i widen(__m128i bytes) {
 }
 
 template <int kTiles, bool kSignedLanes>
-inline void multiply(const uint8_t* const* rows, const uint8_t* packed, int64_t groups, Ints (&out)[kRows][kTiles]) {
+inline void multiply(uint8_t const* const* rows, const uint8_t* packed, int64_t groups, Ints (&out)[kRows][kTiles]) {
   for (int t = 0; t < kTiles; t++) {
     const uint8_t* tile = packed + t * groups * kTileGroup;
     __m256i sums[kRows][4];  // of 4 lanes each, in two parts a lane
@@ -198,15 +217,19 @@ inline void multiply(const uint8_t* const* rows, const uint8_t* packed, int64_t 
   }
 }
 
-inline void look_up(const uint8_t* packed, int64_t count, int shift, uint8_t mask, const uint8_t* levels, uint8_t* to) {
-  const __m128i table = _mm_loadu_si128((const __m128i*)levels), low = _mm_set1_epi8(char(mask));
-  const __m128i by = _mm_cvtsi32_si128(shift);
+template <int kBits>
+inline void look_up(const uint8_t* packed, int64_t width, const uint8_t* levels, uint8_t* to) {
+  constexpr int kMask = (1 << kBits) - 1;
+  const __m128i table = _mm_loadu_si128((const __m128i*)levels), low = _mm_set1_epi8(kMask);
   int64_t i = 0;
-  for (; i + 16 <= count; i += 16) {
-    const __m128i bytes = _mm_loadu_si128((const __m128i*)(packed + i));
-    _mm_storeu_si128((__m128i*)(to + i), _mm_shuffle_epi8(table, _mm_and_si128(_mm_srl_epi16(bytes, by), low)));
+  for (; i + 16 <= width; i += 16) {
+    __m128i bytes = _mm_loadu_si128((const __m128i*)(packed + i));
+#pragma GCC unroll 4
+    for (int part = 0; part < 8 / kBits; part++, bytes = _mm_srli_epi16(bytes, kBits))
+      _mm_storeu_si128((__m128i*)(to + part * width + i), _mm_shuffle_epi8(table, _mm_and_si128(bytes, low)));
   }
-  for (; i < count; i++) to[i] = levels[packed[i] >> shift & mask];
+  for (; i < width; i++)
+    for (int part = 0; part < 8 / kBits; part++) to[part * width + i] = levels[packed[i] >> (part * kBits) & kMask];
 }
 
 #endif

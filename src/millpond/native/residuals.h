@@ -36,6 +36,7 @@ struct EncodeCall {
 
 constexpr int64_t kScored = 16;     // documents that a thread takes at once
 constexpr int64_t kEncoded = 1024;  // rows
+constexpr int64_t kAhead = 24;      // tokens that are fetched ahead
 
 // A thread's workspace.
 struct Scratch {
@@ -45,24 +46,19 @@ struct Scratch {
   int64_t stride, groups;
 };
 
-inline void prefetch_document(const ScoreCall& call, int64_t slot) {
-  const int64_t document = call.documents[slot];
-  const int64_t first = call.offsets[document], last = smaller(call.offsets[document + 1], first + 64);
-  for (int64_t at = first * call.width; at < last * call.width; at += 64)
-    _mm_prefetch((const char*)call.residuals + at, _MM_HINT_T0);
-  for (int64_t token = first; token < last; token += 32) {
-    _mm_prefetch((const char*)(call.codes + token), _MM_HINT_T0);
-    _mm_prefetch((const char*)(call.scales + token), _MM_HINT_T0);
-  }
-}
-
 // Adds to the scores of documents [begin, end) the best similarities of one or two tiles of query tokens.
-template <int kTiles>
+template <int kBits, int kTiles>
 inline void score_tiles(const ScoreCall& call, const Scratch& scratch, int64_t begin, int64_t end, int64_t tile) {
-  const uint8_t* packed = scratch.lanes + tile * scratch.groups * kTileGroup;
-  const int64_t column = tile * kLanes;
-  const uint8_t mask = uint8_t((1 << call.bits) - 1);
-  const uint8_t* rows[kRows];
+  // Copies: what is stored below could change the structs, for all that the compiler knows.
+  const uint16_t *codes = call.codes, *scales = call.scales;
+  const int64_t *offsets = call.offsets, *documents = call.documents;
+  const int64_t width = call.width, columns = call.columns, column = tile * kLanes, groups = scratch.groups;
+  const uint8_t* packed = scratch.lanes + tile * groups * kTileGroup;
+  const uint8_t* residuals = call.residuals;
+  const float* products_of_centroids = call.similarities + column;
+  alignas(16) uint8_t levels[16];
+  std::memcpy(levels, call.levels, sizeof levels);
+  uint8_t* rows[kRows];
   for (int r = 0; r < kRows; r++) rows[r] = scratch.rows + r * scratch.stride;
   Floats weights[kTiles], best[kTiles];
   Ints minus[kTiles];
@@ -74,16 +70,21 @@ inline void score_tiles(const ScoreCall& call, const Scratch& scratch, int64_t b
   int64_t slot = begin, token = 0, stop = 0, ending = begin - 1, left = 0;
   const auto open = [&] {  // the next document with tokens
     for (; slot < end; slot++) {
-      token = call.offsets[call.documents[slot]];
-      stop = call.offsets[call.documents[slot] + 1];
-      if (slot + 2 < call.count) prefetch_document(call, slot + 2);
+      token = offsets[documents[slot]];
+      stop = offsets[documents[slot] + 1];
+      if (slot + 1 < call.count) {
+        const int64_t next = offsets[documents[slot + 1]];
+        for (int64_t at = next * width; at < (next + kAhead) * width; at += 64)
+          _mm_prefetch((const char*)residuals + at, _MM_HINT_T0);
+        _mm_prefetch((const char*)(codes + next), _MM_HINT_T0);
+        _mm_prefetch((const char*)(scales + next), _MM_HINT_T0);
+      }
       if (token < stop) return;
     }
   };
   const auto next_ending = [&] {
     while (++ending < end) {
-      const int64_t document = call.documents[ending];
-      left = call.offsets[document + 1] - call.offsets[document];
+      left = offsets[documents[ending] + 1] - offsets[documents[ending]];
       for (int t = 0; t < kTiles; t++) best[t] = fill(-__builtin_inff());
       if (left > 0) return;
     }
@@ -91,14 +92,16 @@ inline void score_tiles(const ScoreCall& call, const Scratch& scratch, int64_t b
   open();
   next_ending();
   while (slot < end) {
-    int64_t at[kRows], several = 0;
+    const float* similarities[kRows];
+    float scale[kRows];
+    int several = 0;
     while (several < kRows && slot < end) {
-      at[several] = token;
-      const float* similarities = call.similarities + call.codes[token] * call.columns + column;
-      for (int t = 0; t < kTiles; t++) _mm_prefetch((const char*)(similarities + t * kLanes), _MM_HINT_T0);
-      for (int64_t part = 0; part < 8 / call.bits; part++)
-        look_up(call.residuals + token * call.width, call.width, int(part * call.bits), mask, call.levels,
-                scratch.rows + several * scratch.stride + part * call.width);
+      const uint8_t* from = residuals + token * width;
+      _mm_prefetch((const char*)from + kAhead * width, _MM_HINT_T0);
+      similarities[several] = products_of_centroids + codes[token] * columns;
+      for (int t = 0; t < kTiles; t++) _mm_prefetch((const char*)(similarities[several] + t * kLanes), _MM_HINT_T0);
+      scale[several] = half_to_float(scales[token]);
+      look_up<kBits>(from, width, levels, rows[several]);
       several++;
       if (++token == stop) {
         slot++;
@@ -106,13 +109,11 @@ inline void score_tiles(const ScoreCall& call, const Scratch& scratch, int64_t b
       }
     }
     Ints products[kRows][kTiles];
-    multiply<kTiles, true>(rows, packed, scratch.groups, products);
-    for (int64_t r = 0; r < several; r++) {
-      const Floats scale = fill(half_to_float(call.scales[at[r]]));
-      const float* similarities = call.similarities + call.codes[at[r]] * call.columns + column;
+    multiply<kTiles, true>(rows, packed, groups, products);
+    for (int r = 0; r < several; r++) {
       for (int t = 0; t < kTiles; t++) {
         const Floats residual = to_floats(products[r][t] - minus[t]) * weights[t];
-        best[t] = larger(best[t], multiply_add(residual, scale, load(similarities + t * kLanes)));
+        best[t] = larger(best[t], multiply_add(residual, fill(scale[r]), load(similarities[r] + t * kLanes)));
       }
       if (--left == 0) {
         float total = 0.0f;
@@ -122,6 +123,16 @@ inline void score_tiles(const ScoreCall& call, const Scratch& scratch, int64_t b
       }
     }
   }
+}
+
+template <int kBits>
+inline void score_documents(const ScoreCall& call, const Scratch& scratch, int64_t begin, int64_t end) {
+  const int64_t tiles = call.columns / kLanes;
+  int64_t tile = 0;
+  for (; tile + 1 < tiles; tile += 2) score_tiles<kBits, 2>(call, scratch, begin, end, tile);
+  if (tile < tiles) score_tiles<kBits, 1>(call, scratch, begin, end, tile);
+  for (int64_t i = begin; i < end; i++)
+    if (call.offsets[call.documents[i]] == call.offsets[call.documents[i] + 1]) call.out[i] = -__builtin_inff();
 }
 
 inline void score_work(void* job) {
@@ -149,11 +160,7 @@ inline void score_work(void* job) {
   }
   for (int64_t begin; (begin = take(&call.next, kScored)) < call.count;) {
     const int64_t end = smaller(begin + kScored, call.count);
-    int64_t tile = 0;
-    for (; tile + 1 < tiles; tile += 2) score_tiles<2>(call, scratch, begin, end, tile);
-    if (tile < tiles) score_tiles<1>(call, scratch, begin, end, tile);
-    for (int64_t i = begin; i < end; i++)
-      if (call.offsets[call.documents[i]] == call.offsets[call.documents[i] + 1]) call.out[i] = -__builtin_inff();
+    (call.bits == 4 ? score_documents<4> : score_documents<2>)(call, scratch, begin, end);
   }
   std::free(room);
 }

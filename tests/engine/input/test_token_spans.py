@@ -140,6 +140,16 @@ def test_the_tokens_of_a_colbert_query_are_marker_text_and_expansion(engine_of):
     ]
 
 
+def test_a_marker_that_is_read_as_text_has_empty_spans(folder):
+    path = write_stanford(folder / "worded", query_token_id="What is asked: ")
+    text = "the pond"
+    with Engine(str(path), device="cpu", dtype="float32") as engine:
+        (entry,) = engine.token_spans([text], role="query")
+        found = [text[start:end] for start, end in entry.offsets if end]
+        assert found == ["the", "pond"]
+        assert entry.tokens.index("pond") > 4  # behind the words of the marker
+
+
 def test_rows_of_the_skiplist_are_left_out_of_a_document(engine_of):
     engine = engine_of("stanford")
     text = "The pond, water; the wheel."

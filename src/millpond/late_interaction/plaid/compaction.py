@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from millpond.late_interaction.plaid.manifest import Manifest, SegmentEntry
 
 # Up to here a scan of int8 rows takes no longer than one of codes, and centroids of fewer rows would be worse ones.
@@ -47,17 +49,18 @@ def is_compact(manifest: Manifest) -> bool:
 def due_segments(manifest: Manifest) -> range | None:
     """Neighbouring segments that an add should make one; ``None`` if there are none.
 
-    Those at the end of which there are eight of a size or smaller, or one with more than 20 % of its documents deleted.
-    Neighbours only, so that documents stay in the order in which they were added.
+    These are eight of one size with the smaller ones between them, or one with more than 20 % of its documents deleted.
+    Neighbours only, so that documents stay in the order in which they were added. A row is rewritten once for each
+    size that its segment grows through.
     """
     segments = manifest.segments
-    for tier in sorted({_tier(segment) for segment in segments}):
-        first = len(segments)
-        while first > 0 and _tier(segments[first - 1]) <= tier:
-            first -= 1
-        due = range(first, len(segments))
-        if len(due) >= _FANOUT and _is_small([segments[index] for index in due]):
-            return due
+    tiers = [_tier(segment) for segment in segments]
+    for tier in sorted(set(tiers)):
+        for is_smaller, group in groupby(range(len(segments)), key=lambda index: tiers[index] <= tier):
+            run = list(group)
+            of_tier = sum(tiers[index] == tier for index in run)
+            if is_smaller and of_tier >= _FANOUT and _is_small([segments[index] for index in run]):
+                return range(run[0], run[-1] + 1)
     for index, segment in enumerate(segments):
         if segment.deleted_documents > _DEAD_SHARE * segment.documents and _is_small([segment]):
             return range(index, index + 1)

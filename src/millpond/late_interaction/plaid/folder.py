@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from millpond.errors import IndexCorruptedError, InvalidRequestError, SourceNotFoundError
+from millpond.errors import IndexCorruptedError, InvalidRequestError, MillpondError, SourceNotFoundError
 from millpond.late_interaction.plaid.lock import LOCK
 from millpond.late_interaction.plaid.manifest import (
     CURRENT,
@@ -189,10 +189,11 @@ class Transaction:
         try:
             yield self
         except BaseException as error:
-            if self._current is None or self._published() is False:
+            published = self._current is not None and self._published()
+            if not published:
                 self._folder.remove(self._written)
-            if isinstance(error, OSError) and not isinstance(error, InvalidRequestError):
-                raise _with_path(error, self._folder.path) from error
+            if isinstance(error, OSError) and not isinstance(error, MillpondError):
+                raise _with_consequence(error, self._folder.path, published=published) from error
             raise
 
     def _published(self) -> bool:
@@ -217,10 +218,11 @@ def _sync(fd: int) -> None:
         os.fsync(fd)
 
 
-def _with_path(error: OSError, path: Path) -> OSError:
+def _with_consequence(error: OSError, path: Path, *, published: bool) -> OSError:
     """The error with what it means for the index; the operating system names no file when a disk is full."""
-    return OSError(
-        error.errno,
-        f"{error.strerror or error}; nothing was written to the index, make room or allow writing, and try again",
-        str(error.filename or path),
+    consequence = (
+        "the change was made, but may not survive a loss of power; make it again once the disk can be written"
+        if published
+        else "nothing was written to the index, make room or allow writing, and try again"
     )
+    return OSError(error.errno, f"{error.strerror or error}; {consequence}", str(error.filename or path))

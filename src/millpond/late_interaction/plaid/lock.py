@@ -15,7 +15,7 @@ from millpond.errors import IndexLockedError
 
 LOCK = "LOCK"
 # A commit takes milliseconds, an explicit compaction of a large index about a minute.
-_SECONDS = 60.0
+WAIT_SECONDS = 60.0
 _POLL_SECONDS = 0.005
 
 
@@ -33,21 +33,22 @@ class WriteLock:
         _LOCKS.add(self)
 
     @contextmanager
-    def held(self, seconds: float = _SECONDS) -> Iterator[None]:
+    def held(self, seconds: float | None = None) -> Iterator[None]:
         """Hold the lock.
 
         Args:
-            seconds: Longest wait for another writer.
+            seconds: Longest wait for another writer; ``None`` is a minute.
 
         Raises:
             IndexLockedError: Another writer held it all that time.
             OSError: The folder cannot be written.
         """
+        seconds = WAIT_SECONDS if seconds is None else seconds
         deadline = time.monotonic() + seconds
         if not self._mutex.acquire(timeout=seconds):
             raise self._locked(seconds)
         try:
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._fd = self._open()
             try:
                 while not self._lock_file():
                     if time.monotonic() >= deadline:
@@ -70,6 +71,16 @@ class WriteLock:
             os.close(self._fd)
             self._fd = None
         self._mutex = threading.Lock()
+
+    def _open(self) -> int:
+        try:
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{error.strerror}; the index cannot be written, only read: allow writing, or pass another path",
+                str(self._path),
+            ) from error
 
     def _lock_file(self) -> bool:
         assert self._fd is not None

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from millpond.late_interaction.index import Documents
 from millpond.late_interaction.index_settings import IndexSettings
-from millpond.late_interaction.plaid import int8_rows
+from millpond.late_interaction.kernels.exact import pack_rows
 from millpond.late_interaction.plaid.columns import ByteStrings, Columns, Ids, id_hashes
 
 
@@ -49,7 +49,9 @@ class PendingDocuments:
         self._metadata += metadata
         self._lengths.append(documents.embeddings.lengths)
         if len(documents.embeddings.flat):
-            self._rows.append(int8_rows.pack(documents.embeddings.flat))
+            rows, scales = pack_rows(documents.embeddings.flat, "int8")
+            assert scales is not None
+            self._rows.append((rows, scales))
         self.tokens += len(documents.embeddings.flat)
         self.text_bytes += sum(map(len, texts)) + sum(map(len, metadata))
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from millpond.late_interaction.index import SearchOptions
-from millpond.late_interaction.kernels import residuals, scan
+from millpond.late_interaction.kernels import exact, residuals, scan
 from millpond.late_interaction.kernels.centroids import similarities
-from millpond.late_interaction.plaid import int8_rows
 from millpond.late_interaction.plaid.segment import Segment
 from millpond.late_interaction.plaid.snapshot import Snapshot
 from millpond.late_interaction.residual_codec import Codec
@@ -19,6 +19,10 @@ from millpond.ragged import Ragged
 # Candidates that are scored exactly, at least and for each hit.
 _LEAST_CANDIDATES = 1024
 _CANDIDATES_PER_HIT = 20
+# Queries whose scores of all documents are in memory together.
+_QUERIES = 32
+
+FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,62 +44,78 @@ def search(
     snapshot: Snapshot, queries: Ragged, options: SearchOptions, *, threads: int | None = None
 ) -> list[list[Match]]:
     """The best documents for each query, best first; of equal ones the one that was added earlier."""
-    codec = snapshot.codec
-    centroids = 0 if codec is None else len(codec.centroids)
-    keep = options.candidates or max(_LEAST_CANDIDATES, _CANDIDATES_PER_HIT * options.k)
-    allowed = _allowed(snapshot, options)
     segments = [
-        _Searched(segment, mask, codec if segment.entry.coded else None, centroids)
-        for segment, mask in zip(snapshot.segments, allowed, strict=True)
-        if mask is None or mask.any()
+        _Searched(segment, mask, snapshot.codec)
+        for segment, mask in zip(snapshot.segments, _allowed(snapshot, options), strict=True)
+        if segment.entry.tokens and (mask is None or mask.any())
     ]
-    if sum(segment.count for segment in segments if segment.codec is not None) <= keep:
-        options_exact = True
-    else:
-        options_exact = options.exact
-    return [
-        _best(segments, query, keep=None if options_exact else keep, k=options.k, threads=threads)
-        if len(query) and segments
-        else []
-        for query in queries
-    ]
+    keep = options.candidates or max(_LEAST_CANDIDATES, _CANDIDATES_PER_HIT * options.k)
+    coded = [segment for segment in segments if segment.coded]
+    # A scan pays if it leaves documents out.
+    scanned = coded if not options.exact and sum(segment.count for segment in coded) > keep else []
+    matches: list[list[Match]] = []
+    for start in range(0, len(queries), _QUERIES):
+        group = queries[start : start + _QUERIES]
+        scored = {
+            id(segment): segment.score_all(group, threads)
+            for segment in segments
+            if segment.columns.rows is not None and segment not in scanned
+        }
+        for index, query in enumerate(group):
+            known = {key: scores[index] for key, scores in scored.items()}
+            matches.append(_best(segments, scanned, query, known, snapshot.codec, keep, options.k, threads))
+    return matches
 
 
 class _Searched:
     """A segment in one search."""
 
-    def __init__(
-        self, segment: Segment, allowed: npt.NDArray[np.bool_] | None, codec: Codec | None, centroids: int
-    ) -> None:
+    def __init__(self, segment: Segment, allowed: npt.NDArray[np.bool_] | None, codec: Codec | None) -> None:
         self.segment = segment
-        self.codec = codec
-        self.columns = segment.file.tokens(centroids)
-        self.allowed = allowed
-        self.packed = None if allowed is None else np.packbits(allowed, bitorder="little")
-        self.count = len(self.columns) if allowed is None else int(np.count_nonzero(allowed))
+        self.coded = segment.entry.coded
+        self.columns = segment.file.tokens(0 if codec is None else len(codec.centroids))
+        self.documents = np.arange(len(self.columns)) if allowed is None else np.flatnonzero(allowed)
+        self.count = len(self.documents)
+        packed = None if allowed is None else np.packbits(allowed, bitorder="little")
+        columns = self.columns
+        self._every = allowed is None
+        self._codes = (
+            None if columns.codes is None else scan.Codes(codes=columns.codes, offsets=columns.offsets, allowed=packed)
+        )
+        self._tokens = (
+            None
+            if columns.rows is None
+            else exact.Tokens(codec="int8", rows=columns.rows, scales=columns.scales, offsets=columns.offsets)
+        )
 
-    def all(self) -> npt.NDArray[np.int64]:
-        """Every allowed document."""
-        return np.arange(len(self.columns)) if self.allowed is None else np.flatnonzero(self.allowed)
-
+    @property
     def codes(self) -> scan.Codes:
         """What the scan of codes reads."""
-        assert self.columns.codes is not None
-        return scan.Codes(codes=self.columns.codes, offsets=self.columns.offsets, allowed=self.packed)
+        assert self._codes is not None
+        return self._codes
 
-    def scores(
+    def score_all(self, queries: Sequence[FloatArray], threads: int | None) -> FloatArray:
+        """MaxSim ``[q, documents]`` of int8 rows, which are read once for all queries."""
+        assert self._tokens is not None
+        matrices = Ragged.from_matrices(queries, width=queries[0].shape[1])
+        return exact.score(matrices, self._tokens, documents=None if self._every else self.documents, threads=threads)
+
+    def score(
         self,
-        query: npt.NDArray[np.float32],
+        query: FloatArray,
         documents: npt.NDArray[np.int64],
-        similarity: npt.NDArray[np.float32] | None,
+        codec: Codec | None,
+        similarity: FloatArray | None,
         threads: int | None,
-    ) -> npt.NDArray[np.float32]:
-        """MaxSim of documents; ``-inf`` for one without tokens."""
+    ) -> FloatArray:
+        """MaxSim ``[documents]``; ``-inf`` for one without tokens."""
         columns = self.columns
-        if columns.rows is not None:
-            return int8_rows.score(query, columns.rows, columns.scales, columns.offsets, documents)
+        if self._tokens is not None:
+            matrix = Ragged.from_matrices([query], width=query.shape[1])
+            scores: FloatArray = exact.score(matrix, self._tokens, documents=documents, threads=threads)[0]
+            return scores
         assert columns.codes is not None and columns.residuals is not None
-        assert self.codec is not None and similarity is not None
+        assert codec is not None and similarity is not None
         return residuals.score(
             query,
             columns.codes,
@@ -103,7 +123,7 @@ class _Searched:
             columns.residuals,
             columns.offsets,
             documents,
-            self.codec,
+            codec,
             similarity,
             threads=threads,
         )
@@ -126,40 +146,52 @@ def _allowed(snapshot: Snapshot, options: SearchOptions) -> list[npt.NDArray[np.
 
 
 def _best(
-    segments: list[_Searched], query: npt.NDArray[np.float32], *, keep: int | None, k: int, threads: int | None
+    segments: list[_Searched],
+    scanned: list[_Searched],
+    query: FloatArray,
+    known: Mapping[int, FloatArray],
+    codec: Codec | None,
+    keep: int,
+    k: int,
+    threads: int | None,
 ) -> list[Match]:
-    """Score the candidates of all segments together; every document if ``keep`` is ``None``."""
-    coded = [segment for segment in segments if segment.codec is not None]
-    similarity = None
-    documents = {}
-    if coded:
-        codec = coded[0].codec
-        assert codec is not None
-        # int8 rows need no similarities to centroids unless they are to be scanned.
-        if keep is not None or codec.bits:
-            similarity = similarities(query, codec.centroids, threads=threads)
-        if keep is not None and similarity is not None:
-            table = scan.table(similarity, query)
-            kept = scan.candidates_of(table, [segment.codes() for segment in coded], keep, threads=threads)
-            documents = dict(zip(map(id, coded), kept, strict=True))
-    scores, places, owners = [], [], []
-    for index, segment in enumerate(segments):
-        some = documents.get(id(segment))
-        some = segment.all() if some is None else some
-        if len(some):
-            scores.append(segment.scores(query, some, similarity, threads))
-            places.append(some)
-            owners.append(np.full(len(some), index))
-    if not scores:
+    """The best matches of one query.
+
+    Args:
+        segments: The segments.
+        scanned: Those of them whose codes choose ``keep`` candidates, all together.
+        query: ``[tokens, d]``.
+        known: For some of the others, the scores of all their documents.
+        codec: The codec of segments with codes.
+        keep: Candidates.
+        k: Most matches.
+        threads: Most threads.
+    """
+    if not len(query) or not segments:
         return []
-    score, place, owner = np.concatenate(scores), np.concatenate(places), np.concatenate(owners)
+    similarity = None
+    if codec is not None and len(known) < len(segments):
+        similarity = similarities(query, codec.centroids, threads=threads)
+    candidates = {}
+    if scanned and similarity is not None:
+        table = scan.table(similarity, query)
+        kept = scan.candidates_of(table, [segment.codes for segment in scanned], keep, threads=threads)
+        candidates = dict(zip(map(id, scanned), kept, strict=True))
+    documents = [candidates.get(id(segment), segment.documents) for segment in segments]
+    scores = [
+        known[id(segment)] if id(segment) in known else segment.score(query, some, codec, similarity, threads)
+        for segment, some in zip(segments, documents, strict=True)
+    ]
+    score, document = np.concatenate(scores), np.concatenate(documents)
+    ends = np.cumsum([len(some) for some in documents])
+    best = _top(score, k)
     return [
-        Match(segment=segments[owner[index]].segment, document=int(place[index]), score=float(score[index]))
-        for index in _top(score, k)
+        Match(segment=segments[owner].segment, document=int(document[index]), score=float(score[index]))
+        for index, owner in zip(best, np.searchsorted(ends, best, side="right").tolist(), strict=True)
     ]
 
 
-def _top(scores: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.int64]:
+def _top(scores: FloatArray, k: int) -> npt.NDArray[np.int64]:
     """Indices of the ``k`` largest finite scores, best first; of equal ones the lower index."""
     found = np.flatnonzero(scores > -np.inf)
     if len(found) > k:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.late_interaction.plaid import int8_rows
+from millpond.late_interaction.kernels.exact import packed_width, unpack_rows
 from millpond.late_interaction.plaid.array_file import ArrayFileWriter, ArraySpec
 from millpond.late_interaction.plaid.columns import ByteStrings, Columns, Ids
 from millpond.late_interaction.plaid.manifest import Payload
@@ -141,7 +141,7 @@ def _token_specs(tokens: int, dim: int, payload: Payload, codec: Codec | None) -
     if codec is not None and payload != "int8":
         specs["residuals"] = ArraySpec(dtype="uint8", shape=(tokens, codec.width))
     else:
-        specs["rows"] = ArraySpec(dtype="int8", shape=(tokens, int8_rows.stored_columns(dim)))
+        specs["rows"] = ArraySpec(dtype="int8", shape=(tokens, packed_width(dim, "int8")))
     return specs
 
 
@@ -156,7 +156,7 @@ def _encoded(
     """The arrays of a block of tokens as the segment stores them."""
     if codec is None or ("codes" in block and not encode):
         return block
-    encoded = codec.encode(int8_rows.unpack(block["rows"], block["scales"], dim), threads=threads)
+    encoded = codec.encode(unpack_rows(block["rows"], block["scales"], "int8", dim=dim), threads=threads)
     if payload == "int8":
         return {"codes": encoded.codes, "rows": block["rows"], "scales": block["scales"]}
     return {"codes": encoded.codes, "residuals": encoded.residuals, "scales": encoded.scales}

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from millpond.late_interaction import kmeans
 from millpond.late_interaction.index_settings import IndexSettings
-from millpond.late_interaction.plaid import int8_rows
+from millpond.late_interaction.kernels.exact import unpack_rows
 from millpond.late_interaction.plaid.folder import Transaction
 from millpond.late_interaction.plaid.manifest import Manifest, SegmentEntry
 from millpond.late_interaction.plaid.pending import PendingDocuments
@@ -137,7 +137,7 @@ def _sample(snapshot: Snapshot, count: int) -> npt.NDArray[np.float32]:
         document = np.searchsorted(copied, some, side="right") - 1
         original = columns.offsets[:-1] if segment.live is None else columns.offsets[:-1][segment.live]
         tokens = original[document] + some - copied[document]
-        rows.append(int8_rows.unpack(columns.rows[tokens], columns.scales[tokens], _dim(snapshot.manifest)))
+        rows.append(unpack_rows(columns.rows[tokens], columns.scales[tokens], "int8", dim=_dim(snapshot.manifest)))
         start = stop
     sample = np.concatenate(rows)
     random.shuffle(sample)

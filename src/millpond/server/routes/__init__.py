@@ -15,6 +15,7 @@ _MODULES = (
     "score",
     "rerank",
     "indexes",
+    "explain",
     "cohere",
     "tei",
     "predict",

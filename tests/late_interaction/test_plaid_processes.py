@@ -1,0 +1,296 @@
+"""PlaidIndex: readers and writers in several objects, threads and processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.late_interaction.plaid_data import WIDTH, filled, matrices, names, ragged
+
+import millpond.late_interaction.plaid.lock as lock_module
+from millpond.errors import IndexLockedError, InvalidRequestError
+from millpond.late_interaction import PlaidIndex, Ragged
+from millpond.late_interaction.index import SearchOptions
+from millpond.late_interaction.plaid import compaction, scoring
+from millpond.late_interaction.plaid.folder import IndexFolder
+from millpond.late_interaction.plaid.manifest import Manifest
+
+ROOT = Path(__file__).parents[2]
+HOLDER = """
+import fcntl, os, sys
+with open(sys.argv[1], "w") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    file.write(str(os.getpid()))
+    file.flush()
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def trains_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "TRAIN_TOKENS", 2_000)
+
+
+def test_a_reader_sees_what_another_object_committed(tmp_path: Path) -> None:
+    reader = PlaidIndex(tmp_path, None)
+    query = ragged(matrices(1, seed=3))
+    assert reader.search_embeddings(query) == [[]]
+    writer = filled(tmp_path, 200)
+    assert reader.search_embeddings(query, k=5) == writer.search_embeddings(query, k=5)
+    best = reader.search_embeddings(query, k=1)[0][0].id
+    writer.delete([best])
+    assert best not in reader and len(reader) == 199
+    assert reader.search_embeddings(query, k=1)[0][0].id != best
+    writer.compact()
+    assert reader.search_embeddings(query, k=5) == writer.search_embeddings(query, k=5)
+    assert reader.stats() == writer.stats()
+
+
+def test_a_reader_that_had_opened_an_empty_index_projects_its_queries(tmp_path: Path) -> None:
+    reader, writer = PlaidIndex(tmp_path, None, width=8), PlaidIndex(tmp_path, None)
+    writer.add_embeddings(names(50), ragged(matrices(50)))
+    query = ragged(matrices(1, seed=3))
+    assert reader.search_embeddings(query, k=5) == writer.search_embeddings(query, k=5) != [[]]
+
+
+def test_a_projection_of_rows_that_another_object_did_not_store_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = PlaidIndex(tmp_path, None, width=8), PlaidIndex(tmp_path, None, width=8)
+    upsert = second._upsert
+
+    def late(documents: Any) -> int:
+        # Both have fitted a projection; the other one is stored first.
+        new = upsert(documents)
+        first.add_embeddings(["first"], ragged([np.concatenate(matrices(20, seed=1))]))
+        return new
+
+    monkeypatch.setattr(second, "_upsert", late)
+    with pytest.raises(InvalidRequestError, match=r"another projection.*again"):
+        second.add_embeddings(["second"], ragged([np.concatenate(matrices(20, seed=2))]))
+    assert PlaidIndex(tmp_path, None).ids() == ["first"]
+    monkeypatch.undo()
+    assert second.add_embeddings(["second"], ragged(matrices(1))).added == 1
+    assert first.ids() == ["first", "second"]
+
+
+def test_a_state_stays_readable_after_its_files_were_removed(tmp_path: Path) -> None:
+    index = filled(tmp_path, 200)
+    old = index._refresh()
+    query = ragged([matrix / np.linalg.norm(matrix, axis=1, keepdims=True) for matrix in matrices(2, seed=3)])
+    options = SearchOptions(k=200, conditions={"third": (1,)}, exact=False)
+
+    def found() -> list[list[tuple[str, float, str]]]:
+        return [
+            [
+                (match.segment.file.id(match.document), match.score, match.segment.file.text(match.document))
+                for match in m
+            ]
+            for m in scoring.search(old, query, options)
+        ]
+
+    before = found()
+    names_before = old.manifest.names()
+    index.delete(filter={"third": 1})
+    index.compact()
+    assert not names_before & set(os.listdir(tmp_path)) - {old.manifest.codec.name if old.manifest.codec else ""}
+    assert found() == before and len(before[0]) == 67
+
+
+@pytest.mark.parametrize("removed", ["manifest", "segments"])
+def test_an_opening_whose_files_a_writer_removes_takes_the_new_state(
+    tmp_path: Path, removed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = filled(tmp_path, 200)
+    writer.delete(["d1"])
+    read_manifest = IndexFolder.manifest
+    opened = 0
+
+    def raced(folder: IndexFolder, current: bytes) -> Manifest:
+        nonlocal opened
+        opened += 1
+        if opened > 1:
+            return read_manifest(folder, current)
+        manifest = None if removed == "manifest" else read_manifest(folder, current)
+        with monkeypatch.context() as patch:
+            patch.setattr(IndexFolder, "manifest", read_manifest)
+            writer.compact()
+        return read_manifest(folder, current) if manifest is None else manifest
+
+    monkeypatch.setattr(IndexFolder, "manifest", raced)
+    reader = PlaidIndex(tmp_path, None)
+    assert opened == 2 and len(reader) == 199
+    assert reader.search_embeddings(ragged(matrices(1)), k=3) == writer.search_embeddings(ragged(matrices(1)), k=3)
+
+
+def test_writers_in_several_objects_and_threads_lose_nothing(tmp_path: Path) -> None:
+    indexes = [PlaidIndex(tmp_path, None) for _ in range(3)]
+
+    def write(number: int) -> None:
+        index = indexes[number % 3]
+        for batch in range(5):
+            ids = [f"{number}-{batch}-{part}" for part in range(4)]
+            index.add_embeddings([*ids, "shared"], ragged(matrices(5, seed=10 * number + batch)))
+            index.delete(ids[:1])
+            if batch == 3:
+                index.compact()
+
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(write, range(6)))
+    expected = {f"{number}-{batch}-{part}" for number in range(6) for batch in range(5) for part in (1, 2, 3)}
+    for index in indexes:
+        assert set(index.ids()) == expected | {"shared"} and len(index) == 91
+    assert indexes[0].check() == []
+
+
+def test_a_lock_that_another_process_holds_is_waited_for_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = filled(tmp_path, 20)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, tmp_path / "LOCK"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None and holder.stdin is not None
+        assert holder.stdout.readline() == "held\n"
+        monkeypatch.setattr(lock_module, "WAIT_SECONDS", 0.05)
+        for write in (
+            lambda: index.delete(["d1"]),
+            lambda: index.add_embeddings(["x"], ragged(matrices(1))),
+            lambda: index.compact(),
+        ):
+            with pytest.raises(IndexLockedError, match=rf"process {holder.pid}.*0\.05 seconds.*try again"):
+                write()
+        # Readers need no lock, and opening sweeps nothing of a living writer.
+        assert len(PlaidIndex(tmp_path, None).search_embeddings(ragged(matrices(1)), k=20)[0]) == 20
+        monkeypatch.setattr(lock_module, "WAIT_SECONDS", 60)
+        waiting = threading.Thread(target=lambda: index.delete(["d1"]))
+        waiting.start()
+        assert "d1" in index
+        holder.stdin.close()
+        waiting.join()
+    assert "d1" not in index and len(index) == 19
+
+
+def in_child(work: Any) -> int:
+    """The exit status of a forked child that runs ``work``; 14 is SIGALRM's."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1]
+
+
+def test_a_forked_child_reads_and_writes(tmp_path: Path) -> None:
+    index = filled(tmp_path, 200)
+    query = ragged(matrices(2, seed=3))
+    expected = index.search_embeddings(query, k=7)
+
+    def child() -> None:
+        assert index.search_embeddings(query, k=7) == expected
+        assert index.search_embeddings(query, k=7, exact=True, filter={"third": 1})
+        index.add_embeddings(["child"], ragged(matrices(1, seed=9)))
+        assert index.delete(["d0"]) == 1
+
+    assert in_child(child) == 0
+    assert "child" in index and "d0" not in index and len(index) == 200
+
+
+def test_a_child_that_was_forked_while_another_thread_writes_can_write_later(tmp_path: Path) -> None:
+    index = filled(tmp_path, 20)
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with index._lock.held():
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    reading, writing = os.pipe()
+
+    def child() -> None:
+        assert len(index) == 20  # no lock is needed
+        os.write(writing, b".")
+        assert index.delete(["d1"]) == 1  # waits for the parent's thread
+
+    finished: list[int] = []
+    parent = threading.Thread(target=lambda: finished.append(in_child(child)))
+    parent.start()
+    os.read(reading, 1)
+    done.set()
+    thread.join()
+    parent.join()
+    os.close(reading)
+    os.close(writing)
+    assert finished == [0] and "d1" not in index
+
+
+def test_searches_in_threads_agree_with_one_alone(tmp_path: Path) -> None:
+    index = filled(tmp_path, 300)
+    queries = [ragged([matrix]) for matrix in matrices(16, seed=3)]
+    alone = [index.search_embeddings(query, k=5) for query in queries]
+    with ThreadPoolExecutor(8) as threads:
+        together = list(threads.map(lambda query: index.search_embeddings(query, k=5), queries * 4))
+    assert together == alone * 4
+
+
+def test_several_queries_have_the_answers_of_each_alone(tmp_path: Path) -> None:
+    index = filled(tmp_path, 300)
+    queries = [*matrices(40, seed=3), np.empty((0, WIDTH), dtype=np.float32), *matrices(2, seed=4)]
+    for options in ({}, {"exact": True}, {"candidates": 20}, {"filter": {"third": 1}}):
+        together = index.search_embeddings(ragged(queries), k=5, **options)  # type: ignore[arg-type]
+        assert together == [index.search_embeddings(ragged([query]), k=5, **options)[0] for query in queries]  # type: ignore[arg-type]
+
+
+def test_a_folder_that_cannot_be_written_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path, 50)
+    (tmp_path / "segment-00000077.bin").write_bytes(b"an orphan")
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    os_open = os.open
+
+    def read_only(path: Any, flags: int, *args: Any, **options: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(30, "Read-only file system", str(path))
+        return os_open(path, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", read_only)
+    index = PlaidIndex(tmp_path, None)
+    assert len(index.search_embeddings(ragged(matrices(1)), k=50)[0]) == 50
+    assert index.check() == [] and "d1" in index and len(index.ids()) == 50
+    with pytest.raises(OSError, match=r"Read-only file system.*cannot be written"):
+        index.delete(["d1"])
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.slow
+def test_killed_writers_lose_nothing_and_disturb_no_reader() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.late_interaction.plaid_kill", "--kills", "25", "--seed", "7"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Outcome(kills=25") and done.stderr == ""
+
+
+def test_ragged_queries_of_any_float_are_read(tmp_path: Path) -> None:
+    index = filled(tmp_path, 30)
+    flat = np.concatenate(matrices(3, seed=2)).astype(np.float16)
+    offsets = np.array([0, 2, len(flat)])
+    hits = index.search_embeddings(Ragged(flat=flat, offsets=offsets), k=3)
+    assert [len(some) for some in hits] == [3, 3]
