@@ -31,7 +31,7 @@ def table(results: Record) -> str:
         parts.append(f"### {processor}")
         for name, sections in machine["sets"].items():
             if "search" in sections:
-                parts.append(search_table(name, sections["search"]))
+                parts.append(search_table(name, sections["search"], bandwidth=machine["bandwidth"]))
             if "quality" in sections:
                 parts.append(quality_table(name, sections["quality"]))
             if "muvera" in sections:
@@ -39,7 +39,7 @@ def table(results: Record) -> str:
     return "\n\n".join(parts)
 
 
-def search_table(name: str, section: Record) -> str:
+def search_table(name: str, section: Record, *, bandwidth: float) -> str:
     """Every engine and setting on one set, then two threads, callers, writes and opening."""
     origin = section["origin"]
     rows = []
@@ -49,7 +49,6 @@ def search_table(name: str, section: Record) -> str:
         per_token = result["bytes_per_token"]
         share = MISSING
         if row["scanned_bytes"]:
-            bandwidth = result.get("origin", origin)["bandwidth"]
             share = f"{row['scanned_bytes'] / (row['cpu_ms'] / 1e3) / bandwidth:.0%}"
         cells = [
             f"{title}{', ' if setting else ''}{setting}",
@@ -73,11 +72,11 @@ def search_table(name: str, section: Record) -> str:
     lines = ["| " + " | ".join(line) + " |" for line in [head, ["---", *["---:"] * (len(head) - 1)], *rows]]
     notes = [
         f"nDCG@10 of float32 MaxSim: {section['ndcg@10 exact']:.4f}; {section['query_tokens']:.1f} tokens a query in "
-        f"the mean; one core reads {origin['bandwidth'] / 1e9:.1f} GB/s.",
+        f"the mean; one core reads {bandwidth / 1e9:.1f} GB/s.",
         *(f"Without {engine}: {reason}." for engine, reason in section["left_out"].items()),
         *(line for engine, result in section["engines"].items() for line in further(ENGINES[engine][0], result)),
-        f"*{origin['when'][:10]}, commit {(origin['commit'] or 'none')[:10]}, load {origin['hardware']['load']:.1f} at "
-        "the end of the run.*",
+        f"*{origin['when'][:10]}, commit {(origin['commit'] or 'none')[:10]}, load {origin['load']:.1f} at the end of "
+        "the run.*",
     ]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)])
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import late_interaction
 import numpy as np
 import pytest
 from peers import page, plots, ranking, token_states
@@ -181,8 +182,7 @@ def result(engines: list[str]) -> dict[str, Any]:
     origin = {
         "when": "2026-11-22T10:00:00+00:00",
         "commit": "0123456789abc",
-        "bandwidth": 2e10,
-        "hardware": {"load": 0.5},
+        "load": 0.5,
     }
     row = {"cpu_ms": 4.0, "recall@10": 0.95, "ndcg@10": 0.5, "ndcg@10 exact": 0.501, "scanned_bytes": 40_000_000}
     found = {
@@ -208,7 +208,14 @@ def result(engines: list[str]) -> dict[str, Any]:
         "origin": origin,
     }
     quality = {"dense": {"ndcg@10": 0.374}, "int8": {"ndcg@10": 0.381, "recall@10": 0.99}, "origin": origin}
-    return {"processors": {"A processor": {"sets": {"docs5k": {"search": section}, "cranfield": {"quality": quality}}}}}
+    return {
+        "processors": {
+            "A processor": {
+                "bandwidth": 2e10,
+                "sets": {"docs5k": {"search": section}, "cranfield": {"quality": quality}},
+            }
+        }
+    }
 
 
 def test_the_page_has_a_row_for_every_engine_and_setting(tmp_path):
@@ -228,6 +235,28 @@ def test_the_page_has_a_row_for_every_engine_and_setting(tmp_path):
     assert "| dense | 0.3740 | - |" in filled and "| int8 | 0.3810 | 0.990 |" in filled
     (drawn,) = plots.draw(tmp_path, tmp_path)
     assert drawn.name == "bench-late_interaction.svg" and "millpond PlaidIndex 4 bits" in drawn.read_text()
+
+
+def found(engine: str, *, left_out: dict[str, str], cpu_ms: float = 1.0) -> dict[str, Any]:
+    engines = {engine: {"settings": {"": {"cpu_ms": cpu_ms}}}}
+    return {"engines": engines, "left_out": left_out, "environments": {}}
+
+
+def test_a_later_run_keeps_other_engines_and_other_processors(tmp_path, monkeypatch):
+    def keep(processor: str, section: dict[str, Any], bandwidth: float) -> None:
+        monkeypatch.setattr(late_interaction, "hardware", lambda: {"processor": processor, "load": 1.0})
+        late_interaction.keep(tmp_path, "cranfield", "search", section, bandwidth)
+
+    keep("one", found("plaid-4", left_out={"maxsim-cpu": "no wheel", "colsearch": "too slow"}), 3e10)
+    keep("other", found("plaid-4", left_out={}, cpu_ms=9.0), 1e10)
+    keep("one", found("maxsim-cpu", left_out={"plaid-4": "broken"}), 2e10)
+    processors = json.loads((tmp_path / "late_interaction.json").read_text())["results"]["processors"]
+    one = processors["one"]["sets"]["cranfield"]["search"]
+    assert set(one["engines"]) == {"plaid-4", "maxsim-cpu"}
+    assert one["left_out"] == {"colsearch": "too slow"}
+    assert processors["one"]["bandwidth"] == 3e10
+    other = processors["other"]["sets"]["cranfield"]["search"]["engines"]
+    assert other["plaid-4"]["settings"][""]["cpu_ms"] == 9.0
 
 
 def test_every_engine_has_a_title_and_every_peer_an_environment():
