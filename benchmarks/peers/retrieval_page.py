@@ -83,23 +83,24 @@ def search_table(name: str, section: Record, *, bandwidth: float) -> str:
 
 def further(title: str, result: Record) -> Iterator[str]:
     """A line for each further question that was put to an engine."""
+    load = f" (at a load of {result['load']:.0f})" if result.get("load", 0) >= 3 else ""
     for name in ("threads", "threads, exact"):
         if threads := result.get(name):
             yield (
                 f"{title}{name.removeprefix('threads')}: two threads {threads['speedup']:.2f} times as fast as one "
-                f"({threads['wall_ms_1']:.1f} and {threads['wall_ms_2']:.1f} ms)."
+                f"({threads['wall_ms_1']:.1f} and {threads['wall_ms_2']:.1f} ms){load}."
             )
     if callers := result.get("callers"):
         yield (
             f"{title}, {callers['callers']} callers at once: {callers['queries_per_second']:.0f} queries/s (one "
             f"caller: {callers['queries_per_second_alone']:.0f}), p50 {callers['p50_ms']:.0f}, p99 "
             f"{callers['p99_ms']:.0f} ms; "
-            f"a caller finished {callers['fewest_by_a_caller']} to {callers['most_by_a_caller']} queries."
+            f"a caller finished {callers['fewest_by_a_caller']} to {callers['most_by_a_caller']} queries{load}."
         )
     if writes := result.get("writes"):
         yield (
             f"{title}: delete one document {writes['delete_wall_ms']:.2f} ms ({writes['delete_cpu_ms']:.2f} CPU), add "
-            f"{writes['added']} {writes['add_wall_ms']:.1f} ms ({writes['add_cpu_ms']:.1f} CPU) without encoding."
+            f"{writes['added']} {writes['add_wall_ms']:.1f} ms ({writes['add_cpu_ms']:.1f} CPU) without encoding{load}."
         )
     if opened := result.get("opened"):
         before = opened["before"]
@@ -172,7 +173,15 @@ def plot(results: Record) -> Any:
         panel.grid(color="#e5e7eb")
         panel.set_axisbelow(True)
     axes[0][0].set_ylabel("recall@10 of exact MaxSim")
-    figure.legend(handles.values(), handles, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=4, frameon=False)
+    shown = [title for title, _ in ENGINES.values() if title in handles]
+    figure.legend(
+        [handles[title] for title in shown],
+        shown,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0.0),
+        ncols=4,
+        frameon=False,
+    )
     figure.tight_layout()
     return figure
 
