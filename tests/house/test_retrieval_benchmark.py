@@ -9,7 +9,7 @@ from typing import Any
 import late_interaction
 import numpy as np
 import pytest
-from peers import page, plots, ranking, token_states
+from peers import page, plots, ranking, token_states, token_worker
 from peers.environments import RECIPES
 from peers.passages import documentation, long_passages, short_passages
 from peers.retrieval_page import ENGINES
@@ -150,12 +150,15 @@ def test_written_token_states_are_read_again(tmp_path, monkeypatch):
     np.testing.assert_allclose(np.linalg.norm(read.flat.astype(np.float32), axis=1), 1, atol=2e-3)
 
 
-def test_a_time_is_the_least_of_the_repeats_and_the_budget_ends_it():
+def test_a_time_is_the_least_of_the_repeats_and_the_budget_ends_it(monkeypatch):
     seen: list[int] = []
     timed = least(seen.append, [1, 2, 3], repeats=4, budget=60.0)
     assert seen == [1] * 4 + [2] * 4 + [3] * 4 and timed["timed_queries"] == 3
     seen.clear()
     assert least(seen.append, [1, 2, 3], repeats=4, budget=0.0)["timed_queries"] == 1 and seen == [1]
+    clock = iter([0.0, 3.0, 10.0, 11.0, 20.0, 22.0, 30.0, 35.0, 40.0, 47.0, 50.0, 56.0])  # 3, 1, 2 and 5, 7, 6 seconds
+    monkeypatch.setattr(token_worker.time, "process_time", lambda: next(clock))
+    assert least(seen.append, [1, 2], repeats=3, budget=60.0)["cpu_ms"] == pytest.approx(3000)
 
 
 def test_a_measurement_has_rankings_bytes_and_further_figures(tmp_path):
