@@ -91,7 +91,7 @@ def plaid(states: TokenStates, folder: Path, *, payload: str) -> Built:
     index.add_embeddings(ids_of(states), documents_of(states))
     index.compact()
     return Built(
-        settings={**_candidates(index), "exact": searching(index, exact=True)},
+        settings={**_candidates(index), "every document": searching(index, exact=True)},
         stored=index.stats().bytes,
         notes={"disk_bytes_per_token": folder_size(path) / max(1, len(states.flat))},
         more={

@@ -1,14 +1,17 @@
-"""PlaidIndex: the contract of every index, with each payload, before and after centroids are trained."""
+"""PlaidIndex: the contract of every index, with int8 rows and with centroid codes in each payload."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.late_interaction.index_contract import IndexContract
 
 from millpond import Engine
 from millpond.late_interaction import LateInteractionIndex, PlaidIndex
+from millpond.late_interaction.plaid import compaction
+from millpond.late_interaction.plaid.manifest import Payload
 
 
 class TestPlaidIndex(IndexContract):
@@ -16,3 +19,38 @@ class TestPlaidIndex(IndexContract):
 
     def open(self, path: Path, engine: Engine | None, **options: Any) -> LateInteractionIndex:
         return PlaidIndex(path, engine, **options)
+
+
+class Trained(IndexContract):
+    """Centroids are trained on the first rows, however few."""
+
+    payload: Payload
+
+    @pytest.fixture(autouse=True)
+    def trains_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(compaction, "TRAIN_TOKENS", 1)
+
+    def open(self, path: Path, engine: Engine | None, **options: Any) -> LateInteractionIndex:
+        return PlaidIndex(path, engine, self.payload, **options)
+
+
+class TestCodesAndFourBits(Trained):
+    """The default after training."""
+
+    payload = "4"
+    score_error = 0.08
+
+
+@pytest.mark.slow
+class TestCodesAndTwoBits(Trained):
+    """The smallest payload."""
+
+    payload = "2"
+    score_error = 0.3
+
+
+@pytest.mark.slow
+class TestCodesAndInt8Rows(Trained):
+    """The exact payload."""
+
+    payload = "int8"

@@ -10,6 +10,7 @@ from tests.late_interaction.plaid_data import WIDTH, filled, matrices, maxsim, n
 
 from millpond.errors import IndexCorruptedError, InvalidRequestError, SourceNotFoundError
 from millpond.late_interaction import PlaidIndex
+from millpond.late_interaction.kernels import centroids as centroids_module
 from millpond.late_interaction.plaid import compaction
 
 PAYLOADS = ["int8", "4", "2"]
@@ -268,6 +269,23 @@ def test_a_closed_index_says_so(tmp_path: Path) -> None:
         index.search_embeddings(ragged(matrices(1)))
     with pytest.raises(InvalidRequestError, match="closed"):
         index.delete(["d1"])
+
+
+def test_groups_of_centroids_are_stored_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(centroids_module, "_SMALLEST_GROUPED", 64)
+    monkeypatch.setattr(compaction, "TRAIN_TOKENS", 2_000)
+    index = filled(tmp_path, 250)
+    reopened = PlaidIndex(tmp_path, None)
+    monkeypatch.setattr(centroids_module, "_group", None)  # would have to be called
+    for opened in (index, reopened):
+        codec = opened._snapshot.codec
+        assert codec is not None and codec.centroids.groups is not None
+    stored, computed = reopened._snapshot.codec.centroids.groups, index._snapshot.codec.centroids.groups  # type: ignore[union-attr]
+    for name in ("centers", "members", "offsets"):
+        assert np.array_equal(getattr(stored, name), getattr(computed, name))
+    assert len(stored.offsets) > 2
+    reopened.add_embeddings(["more"], ragged(matrices(1, seed=5)))
+    assert reopened.search_embeddings(ragged(matrices(1, seed=5)), k=1)[0][0].id == "more"
 
 
 def test_a_later_format_is_refused(tmp_path: Path) -> None:

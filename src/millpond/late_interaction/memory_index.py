@@ -143,7 +143,7 @@ class MemoryIndex(LateInteractionIndex):
             index = cls(engine, stored.codec, width=width, pool_factor=pool_factor, device=device, threads=threads)
             if stored.settings is not None:
                 index._restore(stored.settings, owner=f"index {str(path)!r}")
-            index._store.load(stored.batches(), stored.centroids, stored.trained_tokens)
+            index._store.load(stored.batches(), stored.tokens, stored.centroids, stored.trained_tokens)
         return index
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ LANES = 16
 _LEVEL = 127  # largest int8 level
 _SMALLEST_GROUPED = 2_048  # centroids; fewer are all compared
 _CENTROIDS_PER_GROUP = 64
-_PROBES = 12  # groups searched for each row
+_PROBES = 16  # groups searched for each row
 _GROUP_ROUNDS = 4
 _BLOCK = 1 << 22  # similarities computed at a time
 _GROUP = 4  # columns of a row that are multiplied at once
@@ -104,7 +104,8 @@ class Centroids:
     @cached_property
     def sums(self) -> npt.NDArray[np.int32]:
         """int32 ``[K]``: the sum of each row, which the compiled kernels take off their products."""
-        return self.rows.sum(axis=1, dtype=np.int32)
+        sums: npt.NDArray[np.int32] = self.rows.sum(axis=1, dtype=np.int32)
+        return sums
 
     @cached_property
     def lanes(self) -> Lanes:
@@ -245,7 +246,8 @@ def similarities(
 
 def int8_rows(values: npt.NDArray[np.floating[Any]]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
     """Rows of int8 levels, and the float32 scale of each: the largest number of a row becomes 127."""
-    values = np.asarray(values, dtype=np.float32)
+    # The levels have the order of the values in memory, and the kernels read row after row.
+    values = np.ascontiguousarray(values, dtype=np.float32)
     largest = np.abs(values).max(axis=1, initial=0)
     scales = np.where(largest > 0, largest / _LEVEL, 1).astype(np.float32)
     return np.rint(values / scales[:, None]).astype(np.int8), scales

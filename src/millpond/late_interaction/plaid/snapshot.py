@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from millpond.errors import IndexCorruptedError, SourceNotFoundError
 from millpond.late_interaction.index_settings import IndexSettings
+from millpond.late_interaction.kernels.centroids import Groups
 from millpond.late_interaction.plaid.array_file import ArrayFile, ArrayFileWriter, ArraySpec
 from millpond.late_interaction.plaid.columns import id_hashes
 from millpond.late_interaction.plaid.folder import IndexFolder
@@ -19,6 +22,7 @@ from millpond.late_interaction.plaid.segment import Segment
 from millpond.late_interaction.residual_codec import Codec
 
 _BITS = {"int8": 0, "4": 4, "2": 2}
+_GROUPS = ("centers", "members", "offsets")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,12 +83,14 @@ def open_snapshot(folder: IndexFolder, known: Snapshot | None = None) -> Snapsho
 
 def write_codec(path: Path, codec: Codec) -> None:
     """Write the file of a codec. The caller syncs it."""
-    arrays = codec.arrays()
-    names = [name for name in arrays if name != "bits"]  # the payload says that
-    specs = {name: ArraySpec(dtype=arrays[name].dtype.name, shape=arrays[name].shape) for name in names}
+    arrays = {name: array for name, array in codec.arrays().items() if name != "bits"}  # the payload says that
+    groups = codec.centroids.groups
+    if groups is not None:  # computing them takes as long as encoding thousands of rows
+        arrays |= {f"group_{name}": getattr(groups, name) for name in _GROUPS}
+    specs = {name: ArraySpec(dtype=array.dtype.name, shape=array.shape) for name, array in arrays.items()}
     with ArrayFileWriter(path, specs) as file:
-        for name in names:
-            file.write(name, arrays[name])
+        for name, array in arrays.items():
+            file.write(name, array)
 
 
 def write_projection(path: Path, matrix: npt.NDArray[np.float32]) -> None:
@@ -125,7 +131,7 @@ def _read_settings(folder: Path, manifest: Manifest) -> IndexSettings | None:
     try:
         if manifest.projection is not None:
             path = folder / manifest.projection.name
-            matrix = np.array(ArrayFile(path, manifest.projection.bytes).arrays["matrix"])
+            matrix = _read_arrays(path, manifest.projection)["matrix"]
         return IndexSettings.from_json(manifest.settings, matrix)
     except (KeyError, TypeError, ValueError) as error:
         raise IndexCorruptedError(f"{path} is damaged ({error}); restore it, or build the index anew") from error
@@ -133,14 +139,26 @@ def _read_settings(folder: Path, manifest: Manifest) -> IndexSettings | None:
 
 def _read_codec(folder: Path, entry: FileEntry, manifest: Manifest) -> Codec:
     path = folder / entry.name
-    mapped = ArrayFile(path, entry.bytes).arrays
-    arrays = {name: np.array(array) for name, array in mapped.items()}
+    arrays = _read_arrays(path, entry)
     arrays["bits"] = np.array(_BITS[manifest.payload])
+    width = (manifest.settings or {}).get("width")
     try:
         codec = Codec.from_arrays(arrays)
-        width = (manifest.settings or {}).get("width")
         if codec.dim != width:
             raise ValueError(f"its rows have {codec.dim} columns instead of {width}")
     except (KeyError, ValueError) as error:
         raise IndexCorruptedError(f"{path} is damaged ({error}); restore it, or build the index anew") from error
+    if "group_centers" in arrays:
+        # Where the cached property keeps what it would compute.
+        vars(codec.centroids)["groups"] = Groups(**{name: arrays[f"group_{name}"] for name in _GROUPS})
     return codec
+
+
+def _read_arrays(path: Path, entry: FileEntry) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a file that is small, and that everything depends on: its checksum is compared."""
+    mapped = ArrayFile(path, entry.bytes).arrays
+    if hashlib.sha256(path.read_bytes()).hexdigest() != entry.sha256:
+        raise IndexCorruptedError(
+            f"{path} is damaged: its checksum is not the one in the manifest; restore it, or build the index anew"
+        )
+    return {name: np.array(array) for name, array in mapped.items()}
