@@ -43,6 +43,8 @@ def draw(results: Path, images: Path, *, suffix: str = "svg") -> list[Path]:
         path = results / f"{name}.json"
         if path.is_file():
             figure = plot(json.loads(path.read_text(encoding="utf-8"))["results"])
+            if figure is None:  # a result without anything to draw
+                continue
             images.mkdir(parents=True, exist_ok=True)
             target = images / f"bench-{name}.{suffix}"
             # Without a date, the same figures give the same file.

@@ -144,11 +144,16 @@ def muvera_lines(name: str, section: Record) -> str:
 
 
 def plot(results: Record) -> Any:
-    """Recall over CPU milliseconds: a panel for each set, a line for each engine's settings; the first processor's."""
+    """Recall over CPU milliseconds: a panel for each set, a line for each engine's settings; the first processor's.
+
+    None if nothing was searched.
+    """
     import matplotlib.pyplot as plt
 
     machine = next(iter(results["processors"].values()))
     panels = [(name, machine["sets"][name]["search"]) for name in SETS if "search" in machine["sets"].get(name, {})]
+    if not panels:
+        return None
     figure, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 4.6), squeeze=False, sharey=True)
     handles: dict[str, Any] = {}
     for panel, (name, section) in zip(axes[0], panels, strict=True):

@@ -222,7 +222,7 @@ def result(engines: list[str]) -> dict[str, Any]:
 
 
 def test_the_page_has_a_row_for_every_engine_and_setting(tmp_path):
-    content = {
+    content: dict[str, Any] = {
         "benchmark": "late_interaction",
         "when": "2026-11-22",
         "commit": None,
@@ -238,6 +238,9 @@ def test_the_page_has_a_row_for_every_engine_and_setting(tmp_path):
     assert "| dense | 0.3740 | - |" in filled and "| int8 | 0.3810 | 0.990 |" in filled
     (drawn,) = plots.draw(tmp_path, tmp_path)
     assert drawn.name == "bench-late_interaction.svg" and "millpond PlaidIndex 4 bits" in drawn.read_text()
+    del content["results"]["processors"]["A processor"]["sets"]["docs5k"]
+    (tmp_path / "late_interaction.json").write_text(json.dumps(content))
+    assert plots.draw(tmp_path, tmp_path) == []
 
 
 def found(engine: str, *, left_out: dict[str, str], cpu_ms: float = 1.0) -> dict[str, Any]:
