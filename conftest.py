@@ -47,7 +47,9 @@ LONG = _paths(
         cli/test_demo.py
         engine/test_engine.py
         ingest/test_ingest_contract.py
+        late_interaction/test_exact_kernels.py
         models/test_compiled.py
+        native/test_kernel_table.py
         parity/test_backbones.py
         server/launch/test_serve_command.py
     """

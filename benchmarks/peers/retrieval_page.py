@@ -31,7 +31,7 @@ def table(results: Record) -> str:
         parts.append(f"### {processor}")
         for name, sections in machine["sets"].items():
             if "search" in sections:
-                parts.append(search_table(name, sections["search"]))
+                parts.append(search_table(name, sections["search"], bandwidth=machine["bandwidth"]))
             if "quality" in sections:
                 parts.append(quality_table(name, sections["quality"]))
             if "muvera" in sections:
@@ -39,7 +39,7 @@ def table(results: Record) -> str:
     return "\n\n".join(parts)
 
 
-def search_table(name: str, section: Record) -> str:
+def search_table(name: str, section: Record, *, bandwidth: float) -> str:
     """Every engine and setting on one set, then two threads, callers, writes and opening."""
     origin = section["origin"]
     rows = []
@@ -49,7 +49,6 @@ def search_table(name: str, section: Record) -> str:
         per_token = result["bytes_per_token"]
         share = MISSING
         if row["scanned_bytes"]:
-            bandwidth = result.get("origin", origin)["bandwidth"]
             share = f"{row['scanned_bytes'] / (row['cpu_ms'] / 1e3) / bandwidth:.0%}"
         cells = [
             f"{title}{', ' if setting else ''}{setting}",
@@ -73,34 +72,35 @@ def search_table(name: str, section: Record) -> str:
     lines = ["| " + " | ".join(line) + " |" for line in [head, ["---", *["---:"] * (len(head) - 1)], *rows]]
     notes = [
         f"nDCG@10 of float32 MaxSim: {section['ndcg@10 exact']:.4f}; {section['query_tokens']:.1f} tokens a query in "
-        f"the mean; one core reads {origin['bandwidth'] / 1e9:.1f} GB/s.",
+        f"the mean; one core reads {bandwidth / 1e9:.1f} GB/s.",
         *(f"Without {engine}: {reason}." for engine, reason in section["left_out"].items()),
         *(line for engine, result in section["engines"].items() for line in further(ENGINES[engine][0], result)),
-        f"*{origin['when'][:10]}, commit {(origin['commit'] or 'none')[:10]}, load {origin['hardware']['load']:.1f} at "
-        "the end of the run.*",
+        f"*{origin['when'][:10]}, commit {(origin['commit'] or 'none')[:10]}, load {origin['load']:.1f} at the end of "
+        "the run.*",
     ]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)])
 
 
 def further(title: str, result: Record) -> Iterator[str]:
     """A line for each further question that was put to an engine."""
+    load = f" (at a load of {result['load']:.0f})" if result.get("load", 0) >= 3 else ""
     for name in ("threads", "threads, exact"):
         if threads := result.get(name):
             yield (
                 f"{title}{name.removeprefix('threads')}: two threads {threads['speedup']:.2f} times as fast as one "
-                f"({threads['wall_ms_1']:.1f} and {threads['wall_ms_2']:.1f} ms)."
+                f"({threads['wall_ms_1']:.1f} and {threads['wall_ms_2']:.1f} ms){load}."
             )
     if callers := result.get("callers"):
         yield (
             f"{title}, {callers['callers']} callers at once: {callers['queries_per_second']:.0f} queries/s (one "
             f"caller: {callers['queries_per_second_alone']:.0f}), p50 {callers['p50_ms']:.0f}, p99 "
             f"{callers['p99_ms']:.0f} ms; "
-            f"a caller finished {callers['fewest_by_a_caller']} to {callers['most_by_a_caller']} queries."
+            f"a caller finished {callers['fewest_by_a_caller']} to {callers['most_by_a_caller']} queries{load}."
         )
     if writes := result.get("writes"):
         yield (
             f"{title}: delete one document {writes['delete_wall_ms']:.2f} ms ({writes['delete_cpu_ms']:.2f} CPU), add "
-            f"{writes['added']} {writes['add_wall_ms']:.1f} ms ({writes['add_cpu_ms']:.1f} CPU) without encoding."
+            f"{writes['added']} {writes['add_wall_ms']:.1f} ms ({writes['add_cpu_ms']:.1f} CPU) without encoding{load}."
         )
     if opened := result.get("opened"):
         before = opened["before"]
@@ -173,7 +173,15 @@ def plot(results: Record) -> Any:
         panel.grid(color="#e5e7eb")
         panel.set_axisbelow(True)
     axes[0][0].set_ylabel("recall@10 of exact MaxSim")
-    figure.legend(handles.values(), handles, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=4, frameon=False)
+    shown = [title for title, _ in ENGINES.values() if title in handles]
+    figure.legend(
+        [handles[title] for title in shown],
+        shown,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0.0),
+        ncols=4,
+        frameon=False,
+    )
     figure.tight_layout()
     return figure
 

@@ -17,6 +17,8 @@ from peers.token_states import FloatArray, TokenStates
 K = 10
 # Documents that the first stage keeps; None is the index's own number.
 CANDIDATES = (None, 64, 256, 4096)
+# Passages above which MemoryIndex finds its candidates by centroid codes.
+CODES_ABOVE = 20_000
 
 
 def exact(states: TokenStates, folder: Path, *, codec: str) -> Built:
@@ -73,8 +75,10 @@ def memory(states: TokenStates, folder: Path, *, codec: str) -> Built:
     index = MemoryIndex(None, codec)
     index.add_embeddings(ids_of(states), documents_of(states))
     size = index.stats().bytes
+    # Below, every document is scored.
+    candidates = _candidates(index) if len(states) > CODES_ABOVE else {}
     return Built(
-        settings={"exact": searching(index, exact=True), **_candidates(index)},
+        settings={"exact": searching(index, exact=True), **candidates},
         stored=size,
         scanned={"exact": size},
         more=_operations(index, states),
@@ -91,7 +95,7 @@ def plaid(states: TokenStates, folder: Path, *, payload: str) -> Built:
     index.add_embeddings(ids_of(states), documents_of(states))
     index.compact()
     return Built(
-        settings={**_candidates(index), "exact": searching(index, exact=True)},
+        settings={**_candidates(index), "every document": searching(index, exact=True)},
         stored=index.stats().bytes,
         notes={"disk_bytes_per_token": folder_size(path) / max(1, len(states.flat))},
         more={

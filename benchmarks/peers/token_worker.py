@@ -88,6 +88,8 @@ def measure(
     for name, measurement in built.more.items():
         if more is None or name in more:
             result[name] = measurement()
+    # Of the minute in which the further questions were put: other work makes their wall times longer.
+    result["load"] = os.getloadavg()[0]
     built.close()
     return result
 

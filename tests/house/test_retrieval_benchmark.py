@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import late_interaction
 import numpy as np
 import pytest
-from peers import page, plots, ranking, token_states
+from peers import page, plots, ranking, token_states, token_worker
 from peers.environments import RECIPES
 from peers.passages import documentation, long_passages, short_passages
 from peers.retrieval_page import ENGINES
@@ -149,12 +150,15 @@ def test_written_token_states_are_read_again(tmp_path, monkeypatch):
     np.testing.assert_allclose(np.linalg.norm(read.flat.astype(np.float32), axis=1), 1, atol=2e-3)
 
 
-def test_a_time_is_the_least_of_the_repeats_and_the_budget_ends_it():
+def test_a_time_is_the_least_of_the_repeats_and_the_budget_ends_it(monkeypatch):
     seen: list[int] = []
     timed = least(seen.append, [1, 2, 3], repeats=4, budget=60.0)
     assert seen == [1] * 4 + [2] * 4 + [3] * 4 and timed["timed_queries"] == 3
     seen.clear()
     assert least(seen.append, [1, 2, 3], repeats=4, budget=0.0)["timed_queries"] == 1 and seen == [1]
+    clock = iter([0.0, 3.0, 10.0, 11.0, 20.0, 22.0, 30.0, 35.0, 40.0, 47.0, 50.0, 56.0])  # 3, 1, 2 and 5, 7, 6 seconds
+    monkeypatch.setattr(token_worker.time, "process_time", lambda: next(clock))
+    assert least(seen.append, [1, 2], repeats=3, budget=60.0)["cpu_ms"] == pytest.approx(3000)
 
 
 def test_a_measurement_has_rankings_bytes_and_further_figures(tmp_path):
@@ -181,8 +185,7 @@ def result(engines: list[str]) -> dict[str, Any]:
     origin = {
         "when": "2026-11-22T10:00:00+00:00",
         "commit": "0123456789abc",
-        "bandwidth": 2e10,
-        "hardware": {"load": 0.5},
+        "load": 0.5,
     }
     row = {"cpu_ms": 4.0, "recall@10": 0.95, "ndcg@10": 0.5, "ndcg@10 exact": 0.501, "scanned_bytes": 40_000_000}
     found = {
@@ -208,7 +211,14 @@ def result(engines: list[str]) -> dict[str, Any]:
         "origin": origin,
     }
     quality = {"dense": {"ndcg@10": 0.374}, "int8": {"ndcg@10": 0.381, "recall@10": 0.99}, "origin": origin}
-    return {"processors": {"A processor": {"sets": {"docs5k": {"search": section}, "cranfield": {"quality": quality}}}}}
+    return {
+        "processors": {
+            "A processor": {
+                "bandwidth": 2e10,
+                "sets": {"docs5k": {"search": section}, "cranfield": {"quality": quality}},
+            }
+        }
+    }
 
 
 def test_the_page_has_a_row_for_every_engine_and_setting(tmp_path):
@@ -228,6 +238,28 @@ def test_the_page_has_a_row_for_every_engine_and_setting(tmp_path):
     assert "| dense | 0.3740 | - |" in filled and "| int8 | 0.3810 | 0.990 |" in filled
     (drawn,) = plots.draw(tmp_path, tmp_path)
     assert drawn.name == "bench-late_interaction.svg" and "millpond PlaidIndex 4 bits" in drawn.read_text()
+
+
+def found(engine: str, *, left_out: dict[str, str], cpu_ms: float = 1.0) -> dict[str, Any]:
+    engines = {engine: {"settings": {"": {"cpu_ms": cpu_ms}}}}
+    return {"engines": engines, "left_out": left_out, "environments": {}}
+
+
+def test_a_later_run_keeps_other_engines_and_other_processors(tmp_path, monkeypatch):
+    def keep(processor: str, section: dict[str, Any], bandwidth: float) -> None:
+        monkeypatch.setattr(late_interaction, "hardware", lambda: {"processor": processor, "load": 1.0})
+        late_interaction.keep(tmp_path, "cranfield", "search", section, bandwidth)
+
+    keep("one", found("plaid-4", left_out={"maxsim-cpu": "no wheel", "colsearch": "too slow"}), 3e10)
+    keep("other", found("plaid-4", left_out={}, cpu_ms=9.0), 1e10)
+    keep("one", found("maxsim-cpu", left_out={"plaid-4": "broken"}), 2e10)
+    processors = json.loads((tmp_path / "late_interaction.json").read_text())["results"]["processors"]
+    one = processors["one"]["sets"]["cranfield"]["search"]
+    assert set(one["engines"]) == {"plaid-4", "maxsim-cpu"}
+    assert one["left_out"] == {"colsearch": "too slow"}
+    assert processors["one"]["bandwidth"] == 3e10
+    other = processors["other"]["sets"]["cranfield"]["search"]["engines"]
+    assert other["plaid-4"]["settings"][""]["cpu_ms"] == 9.0
 
 
 def test_every_engine_has_a_title_and_every_peer_an_environment():

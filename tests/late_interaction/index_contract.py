@@ -471,6 +471,7 @@ class IndexContract:
             results = index.search_embeddings(ragged(queries), k=3, exact=exact)
             self.check_hits(results, queries, documents, 3)
         assert results[0] == results[2] == []
+        assert index.search_embeddings(ragged(matrices(2, tokens=0, width=99), 99)) == [[], []]
 
     def test_a_row_of_zeros_matches_nothing(self, index: LateInteractionIndex) -> None:
         values = [np.zeros((2, 32), dtype=np.float32), *matrices(2)]

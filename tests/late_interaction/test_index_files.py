@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -84,8 +85,11 @@ def test_a_damaged_file_is_named(folder: Path, name: str, damage: str) -> None:
     if name == "index" and damage == "longer":
         assert len(MemoryIndex.open(folder, None)) == 60  # white space behind JSON
         return
-    with pytest.raises(IndexCorruptedError, match=path.name):
+    with pytest.raises(IndexCorruptedError, match=path.name) as caught:
         MemoryIndex.open(folder, None)
+    if name != "index":
+        reasons = {"missing": "is missing", "changed": "checksum|shape|damaged"}
+        assert re.search(reasons.get(damage, rf"it has \d+ bytes instead of {len(data)}"), str(caught.value))
 
 
 @pytest.mark.parametrize("part", [0, 7, 40, 90])
@@ -132,6 +136,15 @@ def test_a_manifest_that_does_not_fit_is_refused(folder: Path, change: dict[str,
     with pytest.raises(IndexCorruptedError, match=message) as caught:
         MemoryIndex.open(folder, None)
     assert str(folder) in str(caught.value)
+
+
+def test_a_manifest_that_was_edited_is_refused(folder: Path) -> None:
+    path = folder / "index.json"
+    text = path.read_text()
+    assert text.count('"pool_factor": 1') == 1
+    path.write_text(text.replace('"pool_factor": 1', '"pool_factor": 3'))
+    with pytest.raises(IndexCorruptedError, match=r"index\.json is damaged: its checksum"):
+        MemoryIndex.open(folder, None)
 
 
 def replaced(folder: Path, name: str, data: bytes) -> None:

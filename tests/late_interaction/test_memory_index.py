@@ -355,6 +355,24 @@ def test_a_search_has_the_documents_of_its_beginning(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("small_blocks")
+def test_a_snapshot_never_changes() -> None:
+    index = MemoryIndex(None)
+    index.add_embeddings(names(40), ragged(matrices(40)), metadata=[{"n": n % 2} for n in range(40)])
+    index.delete(["doc-3"])
+    snapshot = index._store.snapshot
+    index.delete(["doc-4", "doc-5"])
+    index.add_embeddings(["doc-6", "new"], ragged(matrices(2, seed=1)))
+    index.delete(filter={"n": 1})
+    index.compact()
+    assert len(index) == 20 and snapshot.documents == 39
+    assert snapshot.ids() == [id for id in names(40) if id != "doc-3"]
+    rows = np.concatenate([batch.rows for batch in snapshot.batches()])
+    again = MemoryIndex(None)
+    again.add_embeddings(snapshot.ids(), ragged([matrices(40)[int(id[4:])] for id in snapshot.ids()]))
+    np.testing.assert_array_equal(rows, np.concatenate([batch.rows for batch in again._store.snapshot.batches()]))
+
+
+@pytest.mark.usefixtures("small_blocks")
 def test_documents_of_an_add_that_fails_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     documents = documents_of(names(40), matrices(40))
     index = MemoryIndex(None)
@@ -373,6 +391,11 @@ def test_documents_of_an_add_that_fails_are_not_stored(monkeypatch: pytest.Monke
         index.add_embeddings(names(40)[2:], ragged([documents[id] for id in names(40)[2:]]))
     assert index.ids() == names(5)
     assert index.search_embeddings(ragged([documents["doc-3"]]), k=1)[0][0].id == "doc-3"
+    other = matrices(1, seed=8)[0]
+    index.add_embeddings(["other"], ragged([other]), texts=["its text"], metadata=[{"n": 1}])
+    hit = index.search_embeddings(ragged([other]), k=1)[0][0]
+    assert (hit.id, hit.text, hit.metadata) == ("other", "its text", {"n": 1})
+    index.delete(["other"])
     assert index.add_embeddings(names(40)[2:], ragged([documents[id] for id in names(40)[2:]])) == AddReport(
         added=35, replaced=3
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
-from tests.server.mutations import MODELS
+from tests.server.mutations import INDEXES, KEY, MODELS, QUERY, TEXTS
 from tests.tiny import Layout, Normalize, Pooling, write_checkpoint
 from tests.tiny_cross_encoder import write_cross_encoder
 from tests.tiny_hub import STAND_INS
@@ -20,6 +20,8 @@ from tests.tiny_late import write_stanford
 from tests.tiny_rewards import write_language_model, write_reward
 from tests.tiny_sparse import write_m3, write_splade
 
+from millpond import Engine
+from millpond.late_interaction import PlaidIndex
 from millpond.server.app import create_app
 from millpond.server.launch import sockets
 from millpond.server.launch.server import Server
@@ -180,9 +182,20 @@ def pool(
 
 
 @pytest.fixture(scope="session")
-def every(request: pytest.FixtureRequest) -> Iterator[tuple[ServedModels, str]]:
-    """The models in tests.server.mutations, on one server, and its address."""
+def every(request: pytest.FixtureRequest, indexes: tuple[str, ...]) -> Iterator[tuple[ServedModels, str]]:
+    """The models and indexes in tests.server.mutations, on one server with its key, and its address."""
     configs = [ModelConfig(model=str(request.getfixturevalue(name)), names=(name,), dtype="float32") for name in MODELS]
     models = ServedModels.load(configs)
-    with running(models) as address:
+    with running(models, ServerConfig(api_keys=(KEY,), indexes=indexes)) as address:
         yield models, address
+
+
+@pytest.fixture(scope="session")
+def indexes(colbert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The indexes in tests.server.mutations, as the server's settings."""
+    folder = tmp_path_factory.mktemp("indexes")
+    with Engine(colbert, dtype="float32") as engine:
+        for name in INDEXES:
+            with PlaidIndex(folder / name, engine) as index:
+                index.add(["wheel", "pond", "query"], [*TEXTS, QUERY], [{"year": 1790}, {"year": 1812}, None])
+    return tuple(f"{name}={folder / name}" for name in INDEXES)

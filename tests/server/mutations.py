@@ -56,6 +56,20 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     ],
     "/v1/rerank": [{"model": "embedder", **PAIRS, "return_documents": False}, {"model": "cross_encoder", **RANKED}],
     "/v2/rerank": [{"model": "cross_encoder", **PAIRS, "max_tokens_per_doc": 4096, "priority": 0}],
+    "/explain": [
+        {"model": "embedder", "query": QUERY, "document": TEXTS[1], "truncate": "start"},
+        {"model": "colbert", "query": QUERY, "document": TEXTS[0], "truncate": "end"},
+    ],
+    "/v1/indexes/docs/search": [
+        {"query": QUERY, "k": 3, "filter": {"year": [1790, 1812], "kind": "mill"}, "exact": True},
+        {"queries": [QUERY, "Flour."], "ids": ["pond", "wheel"], "candidates": 20},
+    ],
+    "/v1/indexes/docs/explain": [{"query": QUERY, "id": "pond"}],
+    "/v1/indexes/drafts/add": [
+        {"ids": ["a", "é 🌊"], "texts": TEXTS, "metadata": [{"year": 1790, "tags": ["deep"], "open": True}, None]},
+        {"ids": [], "texts": []},
+    ],
+    "/v1/indexes/drafts/delete": [{"ids": ["a", "gone"]}, {"filter": {"year": 1812}}],
     "/v2/embed": [
         {"model": "embedder", "texts": TEXTS, "input_type": "search_query", "embedding_types": ["float", "ubinary"]},
         {"model": "prompted", "inputs": [{"content": TALK[1]["content"]}], "output_dimension": 16, "max_tokens": 9},
@@ -86,10 +100,19 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/?model=classifier": [{"inputs": QUERY, "raw_scores": True}],
     "/ping": [{}],
 }
+KEY = "a key"  # of the server: without one it changes no index
+INDEXES = ("docs", "drafts")  # of the ColBERT: one is searched, the other changed
 MODELS = (
     "embedder prompted colbert cross_encoder classifier token_classifier reward_model sparse_embedder llm "
     "llm_reranker bge_m3 outcome_reward"
 ).split()
+
+
+def template_of(path: str) -> str:
+    """The path in the API's description: ``/v1/indexes/docs/search`` is ``/v1/indexes/{name}/search``."""
+    for name in INDEXES:
+        path = path.replace(f"/{name}/", "/{name}/")
+    return path
 
 
 def _nested(depth: int, kind: type) -> Any:

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from millpond.late_interaction import PlaidIndex
 from millpond.server.app import create_app
 from millpond.server.models import ServedModels
-from millpond.server.settings.config import ModelConfig
+from millpond.server.settings.config import ModelConfig, ServerConfig
 from millpond.server.settings.sources import read
 
 PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
@@ -26,16 +27,31 @@ COMMANDS = [
 ]
 
 
+KEY = "$MILLPOND_API_KEY"  # as the commands have it, which no shell reads here
+
+
 @pytest.fixture(scope="module")
-def client(embedder: Path, cross_encoder: Path, sparse_embedder: Path, classifier: Path) -> Iterator[TestClient]:
-    """The server of the section "Several models", with tiny models under those names."""
+def client(
+    embedder: Path,
+    cross_encoder: Path,
+    sparse_embedder: Path,
+    classifier: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[TestClient]:
+    """The server of the section "Several models", with tiny models under those names, and with the index of its own."""
     (line,) = re.findall(r"^millpond serve ((?:\S+/\S+ ?){4})$", PAGE, re.MULTILINE)
     folders = (embedder, cross_encoder, sparse_embedder, classifier)
     configs = [
         ModelConfig(model=str(folder), names=(name,), device="cpu")
         for folder, name in zip(folders, line.split(), strict=True)
     ]
-    with TestClient(create_app(ServedModels.load(configs)), base_url="http://localhost:8000") as client:
+    models = ServedModels.load(configs)
+    index = tmp_path_factory.mktemp("docs") / "docs.index"
+    with PlaidIndex(index, next(iter(models)).engine) as new:
+        new.add(["wheel", "flour"], ["Water turns the wheel.", "The miller sells flour."], [{"year": 1790}, None])
+    app = create_app(models, ServerConfig(api_keys=(KEY,), indexes=(f"docs={index}",)))
+    # Commands without a key are for servers without one.
+    with TestClient(app, base_url="http://localhost:8000", headers={"Authorization": f"Bearer {KEY}"}) as client:
         yield client
 
 

@@ -166,9 +166,9 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
         with self._opening():
             return super()._opened()
 
-    def _created(self, width: int) -> IndexManifest:
+    def _created(self, manifest: IndexManifest) -> None:
         with self._opening():
-            return super()._created(width)
+            super()._created(manifest)
 
     def _opening(self) -> AbstractContextManager[object]:
         """Held while Milvus Lite creates or prepares a collection, which it takes from one thread only."""
@@ -268,36 +268,39 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
             found: Sequence[Sequence[str]] | None = None
             expression = _among(expression, points)
         else:
-            limit = min(candidates, _MAX_RESULTS)
             if manifest.codec == "float32":
-                return self._scored_by_milvus(queries, _among(expression, points), limit)
-            found = self._candidates(queries, _among(expression, points), limit, manifest)
+                return self._scored_by_milvus(queries, _among(expression, points), candidates)
+            found = self._candidates(queries, _among(expression, points), candidates, manifest)
             union = list(dict.fromkeys(point for answer in found for point in answer))
             expression = _among("", union)
         return self._scored_here(queries, expression, found, manifest)
 
     def _candidates(
-        self, queries: Sequence[IndexQuery], expression: str, limit: int, manifest: IndexManifest
+        self, queries: Sequence[IndexQuery], expression: str, candidates: int, manifest: IndexManifest
     ) -> list[list[str]]:
         """For each query the primary keys of the documents whose single vector is nearest."""
         results = self._client.search(
             self._collection,
             data=[query.prefetch.tolist() for query in queries],
             anns_field=str(manifest.prefetch),
-            limit=limit,
+            limit=candidates,
             filter=_and(expression, "tokens > 0"),
             output_fields=[_PLAIN.primary],
             timeout=self._timeout,
         )
         return [[str(row[_PLAIN.primary]) for row in result] for result in results]
 
-    def _scored_by_milvus(self, queries: Sequence[IndexQuery], expression: str, limit: int) -> list[list[Found]]:
+    def _scored_by_milvus(self, queries: Sequence[IndexQuery], expression: str, candidates: int) -> list[list[Found]]:
         """The best documents of each query by the server's index of token rows."""
+        if queries[0].k > _MAX_RESULTS:
+            raise InvalidRequestError(
+                f"k={queries[0].k} is more than Milvus hands out ({_MAX_RESULTS}); pass exact=True"
+            )
         results = self._client.search(
             self._collection,
             data=[EmbeddingList(query.matrix) for query in queries],
             anns_field=PATH,
-            limit=limit,
+            limit=min(candidates, _MAX_RESULTS),
             filter=expression,
             search_params={"metric_type": _METRIC},
             output_fields=_FIELDS,

@@ -182,7 +182,8 @@ def _values(field: Any) -> Sequence[Any]:
     if field.field_name == "rows":
         (vectors,) = field.struct_arrays.fields
         array = vectors.vectors.vector_array
-        assert vectors.field_name == "embedding" and array.element_type == schema_pb2.FloatVector and array.dim == 32
+        assert vectors.field_name == "embedding" and array.dim == 32
+        assert array.element_type in (schema_pb2.FloatVector, 0)  # pymilvus 2.6 leaves it out
         return [np.array(row.float_vector.data, np.float32).reshape(-1, 32).tolist() for row in array.data]
     kind = field.scalars.WhichOneof("data")
     values = list(getattr(field.scalars, kind).data)
@@ -292,6 +293,16 @@ def test_exact_searches_and_few_ids_are_scored_here(fake: Fake) -> None:
                 assert [hit.id for hit in hits] == best
                 assert [hit.score for hit in hits] == pytest.approx([scores[id] for id in best], abs=1e-4)
         assert fake.searches == []
+
+
+def test_more_hits_than_a_server_hands_out_are_refused(fake: Fake) -> None:
+    with open_index(fake) as index:
+        index.add_embeddings(["a"], ragged(matrices(1)))
+        with pytest.raises(InvalidRequestError, match="k=16385 is more than Milvus hands out .16384.; pass exact=True"):
+            index.search_embeddings(ragged(matrices(1)), k=16_385)
+        assert len(index.search_embeddings(ragged(matrices(1)), k=16_385, exact=True)[0]) == 1
+        index.search_embeddings(ragged(matrices(1)), k=1000)
+        assert fake.searches[-1][1]["topk"] == "16384"  # and not 20 k
 
 
 def test_documents_are_listed_replaced_and_deleted(fake: Fake) -> None:

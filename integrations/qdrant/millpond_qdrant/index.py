@@ -154,22 +154,22 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
     # ------------------------------------------------------------------------------------------------- requests
 
     def _create(self, manifest: IndexManifest) -> None:
-        local = isinstance(getattr(self._client, "_client", None), QdrantLocal)
         self._client.create_collection(
             self._collection,
             vectors_config=_vectors(manifest),
             metadata={MANIFEST_KEY: manifest.to_dict()},
             on_disk_payload=True,
         )
-        if not local:  # stats() adds them up; local mode has no use for it
-            self._client.create_payload_index(
-                self._collection,
-                TOKENS,
-                models.IntegerIndexParams(type=models.IntegerIndexType.INTEGER, lookup=True, range=True),
-            )
 
     def _prepare(self, manifest: IndexManifest) -> None:
         self._open_log()
+        if isinstance(getattr(self._client, "_client", None), QdrantLocal):
+            return
+        # A server needs it to add up the tokens for stats(); a creation that was interrupted may lack it.
+        with self._request("a look at the payload's indexes"):
+            if TOKENS not in self._client.get_collection(self._collection).payload_schema:
+                index = models.IntegerIndexParams(type=models.IntegerIndexType.INTEGER, lookup=True, range=True)
+                self._client.create_payload_index(self._collection, TOKENS, index)
 
     def _existing(self, points: Sequence[str]) -> int:
         return len(self._client.retrieve(self._collection, list(points), with_payload=False, with_vectors=False))

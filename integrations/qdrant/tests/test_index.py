@@ -13,7 +13,7 @@ from tests.late_interaction.index_contract import IndexContract, matrices, names
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError
 from millpond.ingest import Record, SinkError, content_hash, ingest, point_id
-from millpond.late_interaction import LateInteractionIndex
+from millpond.late_interaction import LateInteractionIndex, Ragged
 from millpond_qdrant import QdrantIndex, QdrantSink
 
 
@@ -166,6 +166,30 @@ def test_an_index_in_use_reads_what_another_object_created(client: QdrantClient)
     assert second.search_embeddings(ragged(values)) == first.search_embeddings(ragged(values))
     second.add_embeddings(["more"], ragged(values[:1]))
     assert [hit.id for hit in first.search_embeddings(ragged(values[:1]), k=2)[0]] == ["doc-0", "more"]
+
+
+@pytest.mark.parametrize("options", [{"width": 8}, {"pool_factor": 2}], ids=str)
+def test_documents_are_not_added_to_a_collection_that_another_object_made_differently_meanwhile(
+    client: QdrantClient, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    mine = {"width": 8} if "width" in options else {}
+    first, second = QdrantIndex(client, "docs", None, **options), QdrantIndex(client, "docs", None, **mine)
+    prepare = second._prepare_documents
+
+    def slow(embeddings: Ragged) -> Ragged:
+        prepared = prepare(embeddings)
+        first.add_embeddings(["a"], ragged(matrices(1, tokens=40, seed=5)))
+        return prepared
+
+    monkeypatch.setattr(second, "_prepare_documents", slow)
+    values = ragged(matrices(1, tokens=40))
+    with pytest.raises(SinkError, match="'docs' was created by another process at the same time; add the documents"):
+        second.add_embeddings(["b"], values)
+    assert first.ids() == ["a"]
+    monkeypatch.undo()
+    second.add_embeddings(["b"], values)
+    assert first.ids() == ["a", "b"]
+    assert second.search_embeddings(values)[0] == first.search_embeddings(values)[0]
 
 
 # --------------------------------------------------------------------------------------------------------------- limits

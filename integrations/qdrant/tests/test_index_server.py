@@ -29,6 +29,7 @@ class Fake(ThreadingHTTPServer):
         self.points = QdrantClient(":memory:", force_disable_check_same_thread=True)
         self.lock = threading.Lock()  # local mode is for one thread at a time
         self.requests: list[tuple[str, str, Any, int]] = []  # method, path, body, bytes
+        self.payload_schema: dict[str, Any] = {}
         self.failure: tuple[int, str] | None = None
 
     @property
@@ -85,10 +86,12 @@ class Handler(BaseHTTPRequestHandler):
                 return True
             case "GET", "":
                 info = points.get_collection("docs").model_dump(mode="json")
-                info["payload_schema"] = {}
+                info["payload_schema"] = self.server.payload_schema
                 return info
             case "PUT", "/index?wait=true":
-                models.CreateFieldIndex(**body)
+                assert points.collection_exists("docs")
+                asked = models.CreateFieldIndex(**body)
+                self.server.payload_schema[asked.field_name] = {"data_type": "integer", "points": 0}
                 return done
             case "PUT", "/points?wait=true":
                 points.upsert("docs", models.PointsList(**body).points)
@@ -172,6 +175,15 @@ def test_the_collection_that_is_created(server: Fake) -> None:
     assert created["metadata"]["millpond"]["kind"] == "late_interaction" and created["on_disk_payload"] is True
     (payload_index,) = server.bodies("PUT", "/collections/docs/index?wait=true")
     assert payload_index == {"field_name": "tokens", "field_schema": {"type": "integer", "lookup": True, "range": True}}
+
+
+def test_an_index_of_the_payload_is_made_once_and_when_it_is_missing(server: Fake) -> None:
+    QdrantIndex(server.url, "docs", None).add_embeddings(["a"], ragged(matrices(1)))
+    QdrantIndex(server.url, "docs", None)
+    assert len(server.bodies("PUT", "/collections/docs/index?wait=true")) == 1
+    server.payload_schema.clear()
+    assert QdrantIndex(server.url, "docs", None).stats().tokens == 6
+    assert len(server.bodies("PUT", "/collections/docs/index?wait=true")) == 2
 
 
 def test_filters_and_ids_hold_in_both_stages(server: Fake) -> None:

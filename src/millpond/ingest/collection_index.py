@@ -189,7 +189,7 @@ class CollectionIndex(LateInteractionIndex, CollectionClient):
     # ----------------------------------------------------------------------------------------------------------
 
     def _upsert(self, documents: Documents) -> int:
-        manifest = self._opened() or self._created(documents.embeddings.flat.shape[1])
+        manifest = self._manifest or self._begun(documents.embeddings.flat.shape[1])
         first = self._next_added(len(documents))
         fields = [
             {
@@ -305,25 +305,28 @@ class CollectionIndex(LateInteractionIndex, CollectionClient):
             self._manifest = manifest
         return self._manifest
 
-    def _created(self, width: int) -> IndexManifest:
-        """The manifest of the collection, which is created for documents of this width."""
+    def _begun(self, width: int) -> IndexManifest:
+        """The manifest of the collection, which is created for documents of this width unless another object has."""
         settings = self._settings() or self._settings_without_rows(width)
-        manifest = IndexManifest.of(settings, codec=self._codec, prefetch=self._prefetch)
+        opened = self._opened()
+        if opened is None:
+            self._created(IndexManifest.of(settings, codec=self._codec, prefetch=self._prefetch))
+            opened = self._opened()
+        if opened is None or not _same(opened.settings, settings):
+            done = "deleted" if opened is None else "created"
+            raise SinkError(
+                f"collection {self._collection!r} was {done} by another process at the same time; add the "
+                "documents again"
+            )
+        return opened
+
+    def _created(self, manifest: IndexManifest) -> None:
         try:
             with self._request("creating the collection"):
                 self._create(manifest)
         except SinkError:
             if not self._found():  # else another process was faster, and its collection is checked next
                 raise
-        opened = self._opened()
-        if opened is None:
-            raise SinkError(f"{self.database} at {self._where} lost the collection {self._collection!r}; add it again")
-        if not _same(opened.settings, settings):
-            raise SinkError(
-                f"collection {self._collection!r} was created by another process at the same time, with another "
-                "projection; add the documents again"
-            )
-        return opened
 
     def _settings_without_rows(self, width: int) -> IndexSettings:
         """The settings of a collection whose first documents have no rows."""

@@ -37,8 +37,8 @@ from millpond.progress import draw_bar
 from millpond.ragged import Ragged
 
 CLOSED = "this index is closed; open it again"
-# Texts encoded at a time: their float32 rows are in memory together, about 100 KiB a text at 128 dimensions.
-_PIECE = 512
+# Documents stored at a time, and their characters or rows: float32 rows of all of them are in memory together.
+_PIECE, _PIECE_CHARACTERS, _PIECE_ROWS = 512, 1 << 19, 1 << 17
 # Rows that a projection is fitted on.
 _SAMPLE_ROWS = 1 << 16
 
@@ -205,8 +205,7 @@ class LateInteractionIndex(ABC):
         kept = [index for index in last.values() if not is_blank(texts[index])]
         added = replaced = truncated = 0
         with draw_bar(show=show_progress, total=len(kept), unit=" texts") as bar, self._adding():
-            for start in range(0, len(kept), _PIECE):
-                piece = kept[start : start + _PIECE]
+            for piece in _pieces(kept, [len(text) for text in texts], _PIECE_CHARACTERS):
                 output = engine.token_embed([texts[index] for index in piece], role="document", normalize=True)
                 new = self._upsert(
                     Documents(
@@ -259,8 +258,7 @@ class LateInteractionIndex(ABC):
         last = list({id: index for index, id in enumerate(ids)}.values())
         added = 0
         with self._adding():
-            for start in range(0, len(last), _PIECE):
-                piece = last[start : start + _PIECE]
+            for piece in _pieces(last, embeddings.lengths.tolist(), _PIECE_ROWS):
                 matrices = [embeddings[index] for index in piece]
                 rows = Ragged.from_matrices(matrices, width=embeddings.flat.shape[1])
                 added += self._upsert(
@@ -382,8 +380,10 @@ class LateInteractionIndex(ABC):
         check_matrices("queries", queries)
         search = self._checked_search(k=k, filter=filter, ids=ids, candidates=candidates, exact=exact)
         self._check_width("queries", queries)
+        if not len(queries.flat):
+            return [[] for _ in queries]
         rows = Ragged(flat=unit_rows(queries.flat), offsets=queries.offsets)
-        return self._search(self._prepare_queries(rows), search) if len(queries) else []
+        return self._search(self._prepare_queries(rows), search)
 
     def explain(self, query: str, id: str) -> list[TokenMatch]:
         """Where each token of a query finds its best match in a document.
@@ -676,3 +676,17 @@ class _RowFormat:
 def _check_lengths(ids: Sequence[str], contents: Sequence[Any] | Ragged, *, of: str) -> None:
     if len(ids) != len(contents):
         raise InvalidRequestError(f"{len(ids)} ids for {len(contents)} {of}; pass one id for each")
+
+
+def _pieces(indices: Sequence[int], sizes: Sequence[int], most: int) -> Iterator[list[int]]:
+    """The indices in order, in lists whose sizes add up to ``most`` at most, unless it is a single one."""
+    piece: list[int] = []
+    total = 0
+    for index in indices:
+        if piece and (len(piece) == _PIECE or total + sizes[index] > most):
+            yield piece
+            piece, total = [], 0
+        piece.append(index)
+        total += sizes[index]
+    if piece:
+        yield piece

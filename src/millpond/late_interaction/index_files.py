@@ -115,6 +115,7 @@ class StoredIndex:
 
     Attributes:
         codec: How its rows are packed.
+        tokens: Its rows.
         settings: How they were made; ``None`` if it has none.
         centroids: What its codes refer to; ``None`` without codes.
         trained_tokens: Tokens that the centroids were trained for.
@@ -133,7 +134,7 @@ class StoredIndex:
             stack.enter_context(self._files)
             content = self._open_files()
             with damage_of(self._manifest):
-                self._documents, self._tokens = _count(content["documents"]), _count(content["tokens"])
+                self._documents, self.tokens = _count(content["documents"]), _count(content["tokens"])
                 self.trained_tokens = _count(content["trained_tokens"])
                 self.codec = content["codec"]
                 if self.codec not in CODECS:
@@ -160,18 +161,18 @@ class StoredIndex:
         """The documents in order. With the last of them all checksums were compared."""
         width = 1 if self.settings is None else self.settings.width
         shapes: dict[str, tuple[str, tuple[int, ...]]] = {
-            "rows": (_DTYPES[self.codec], (self._tokens, packed_width(width, self.codec)))
+            "rows": (_DTYPES[self.codec], (self.tokens, packed_width(width, self.codec)))
         }
         if self.codec == "int8":
-            shapes["scales"] = ("<f2", (self._tokens,))
+            shapes["scales"] = ("<f2", (self.tokens,))
         if self.centroids is not None:
-            shapes["codes"] = ("<u2", (self._tokens,))
+            shapes["codes"] = ("<u2", (self.tokens,))
         with damage_of(self._manifest):
             readers = {name: self._readers[name] for name in shapes}
             lengths, documents = self._readers["lengths"].array(), self._readers["documents"]
             if lengths.dtype != np.int64 or lengths.shape != (self._documents,) or lengths.min(initial=0) < 0:
                 raise ValueError("the lengths are not those of the documents")
-            if int(lengths.sum()) != self._tokens:
+            if int(lengths.sum()) != self.tokens:
                 raise ValueError("the lengths do not add up to the tokens")
             for name, reader in readers.items():
                 if reader.header() != (np.dtype(shapes[name][0]), shapes[name][1]):

@@ -143,7 +143,7 @@ class MemoryIndex(LateInteractionIndex):
             index = cls(engine, stored.codec, width=width, pool_factor=pool_factor, device=device, threads=threads)
             if stored.settings is not None:
                 index._restore(stored.settings, owner=f"index {str(path)!r}")
-            index._store.load(stored.batches(), stored.centroids, stored.trained_tokens)
+            index._store.load(stored.batches(), stored.tokens, stored.centroids, stored.trained_tokens)
         return index
 
     def close(self) -> None:
@@ -302,8 +302,7 @@ def _best(scores: npt.NDArray[np.float32], k: int) -> IndexArray:
         chosen = np.concatenate((above, np.flatnonzero(scores == least)[: k - len(above)]))
     else:
         chosen = np.arange(len(scores))
-    # Stable, from ascending indices: of equal scores the first stays first.
-    chosen.sort()
+    # Equal scores are in ascending order, and a stable sort leaves them there.
     best: IndexArray = chosen[np.argsort(-scores[chosen], kind="stable")]
     return best
 

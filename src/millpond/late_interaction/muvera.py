@@ -39,6 +39,10 @@ class Muvera:
     encodings themselves may differ in the last bits between machines, as matrix products do, and a token that lies on
     a hyperplane may change sides.
 
+    The default has 2,560 dimensions. Of the exact top 10 over MiniLM's token states (width 128) it finds 99 % among the
+    best 200 of 1,398 documents, 94 % of 5,000, and 85 % of 99,000: there the best 1,000 have 97 %. In int8 it finds the
+    same. More cells and fewer projected columns find less (82 % with ``bits=4, projected=8``).
+
     Attributes:
         width: Columns of the token rows.
         repetitions: How often space is divided, each time by other hyperplanes.

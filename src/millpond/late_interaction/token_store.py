@@ -181,13 +181,14 @@ class TokenStore:
         finally:
             self._training.release()
 
-    def load(self, batches: Iterable[Batch], centroids: Centroids | None, trained_tokens: int) -> None:
-        """Fill the empty store with stored documents of distinct ids."""
+    def load(self, batches: Iterable[Batch], tokens: int, centroids: Centroids | None, trained_tokens: int) -> None:
+        """Fill the empty store with stored documents of distinct ids, which have ``tokens`` rows."""
         with self._writing:
             snapshot = Snapshot(centroids=centroids, trained_tokens=trained_tokens)
             all_places: dict[str, int] = {}
             for batch in batches:
-                views, places = self._appended(snapshot.views, batch)
+                views, places = self._appended(snapshot.views, batch, expected=tokens)
+                tokens -= len(batch.rows)
                 snapshot = replace(snapshot, views=views)
                 all_places |= places
             self._publish(snapshot, places=all_places)
@@ -203,8 +204,13 @@ class TokenStore:
             self._places.update(places or {})
             self.snapshot = snapshot
 
-    def _appended(self, views: tuple[View, ...], batch: Batch) -> tuple[tuple[View, ...], dict[str, int]]:
-        """The views with more documents, and the places of these. Nothing is visible before it is published."""
+    def _appended(
+        self, views: tuple[View, ...], batch: Batch, *, expected: int = 0
+    ) -> tuple[tuple[View, ...], dict[str, int]]:
+        """The views with more documents, and the places of these. Nothing is visible before it is published.
+
+        A new block has room for as many rows as there are already, or for the ``expected`` ones.
+        """
         appended = list(views)
         places: dict[str, int] = {}
         ends = np.cumsum(batch.lengths)
@@ -216,7 +222,8 @@ class TokenStore:
                 room = appended[-1].block.capacity - appended[-1].rows
                 stop = int(np.searchsorted(ends, rows + room, side="right"))
             if stop == start:
-                block = Block.after(appended, batch, int(ends[start]) - rows, self.codec, self.device)
+                likely = max(expected, sum(view.rows for view in appended))
+                block = Block.of(batch.width, likely, int(ends[start]) - rows, self.codec, self.device)
                 codes = None if batch.codes is None else np.empty(block.capacity, dtype=np.uint16)
                 appended.append(block.view(codes))
                 continue
@@ -242,18 +249,23 @@ class TokenStore:
             self._compact(_DEAD_SHARE / 2)  # the share of all is more in some block
 
     def _compact(self, share: float) -> None:
-        """Rewrite the blocks of which more than ``share`` is deleted; small ones that follow each other become one."""
+        """Rewrite the blocks of which more than ``share`` is deleted. Small ones that follow each other become one.
+
+        With a share of 0 that is also done for blocks of which nothing is deleted.
+        """
         groups: list[list[View]] = []
-        growing = False  # whether the last group is rewritten
         for view in self.snapshot.views:
-            rewritten = view.dead_share > share
-            if rewritten and growing and sum(v.live_bytes for v in (*groups[-1], view)) <= FULL_BLOCK:
-                groups[-1].append(view)
+            group = groups[-1] if groups else []
+            if (
+                group
+                and (share == 0 or min(group[-1].dead_share, view.dead_share) > share)
+                and sum(v.live_bytes for v in (*group, view)) <= FULL_BLOCK
+            ):
+                group.append(view)
             else:
                 groups.append([view])
-            growing = rewritten
         for group in groups:
-            if group[0].dead_share > share:
+            if len(group) > 1 or group[0].dead_share > share:
                 self._rewrite(group)
 
     def _rewrite(self, group: Sequence[View]) -> None:

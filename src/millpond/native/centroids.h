@@ -50,7 +50,7 @@ inline int32_t quantize_row(const float* from, int64_t dim, int8_t* to) {
   }
   float largest;
   std::memcpy(&largest, &most, sizeof largest);
-  if (!(largest > 0.0f) || most >= 0x7f800000) {  // zeros, or not finite
+  if (!(largest > 1e-30f) || most >= 0x7f800000) {  // as good as zeros, or not finite
     std::memset(to, 0, dim);
     return 0;
   }

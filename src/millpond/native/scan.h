@@ -63,23 +63,42 @@ struct Cells16 {
   }
 };
 
+// The largest cells of a document. `stride`: bytes from a centroid to the next.
+template <class Cells>
+inline Cells best_cells(const uint8_t* cells, int64_t stride, const uint16_t* code, const uint16_t* stop) {
+  Cells best[4] = {Cells::zero(), Cells::zero(), Cells::zero(), Cells::zero()};
+  if (stop - code < 8) {
+    for (; code < stop; code++) best[0].raise(cells + *code * stride);
+    return best[0];
+  }
+  // Eight tokens at a time; the last eight overlap the ones before them, which changes no maximum.
+  for (const uint16_t* last = stop - 8;; code += 8) {
+    if (code > last) code = last;
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) best[i % 4].raise(cells + code[i] * stride);
+    if (code == last) break;
+  }
+  best[0].raise(best[1]);
+  best[2].raise(best[3]);
+  best[0].raise(best[2]);
+  return best[0];
+}
+
 // Adds the best cells of some columns to the scores of documents. The score of a candidate is 1 more than their sum.
 template <class Cells>
 inline void scan_columns(const ScanCall& call, int64_t begin, int64_t end, int64_t column) {
-  const uint8_t* cells = call.cells + column;
-  const uint32_t first = column == 0;
+  const uint8_t *cells = call.cells + column, *allowed = call.allowed;
+  const uint16_t* codes = call.codes;
+  const int64_t *offsets = call.offsets, columns = call.columns;
+  uint32_t* scores = call.scores;
   for (int64_t i = begin; i < end; i++) {
-    if (call.allowed && !(call.allowed[i >> 3] >> (i & 7) & 1)) continue;
-    const uint16_t *code = call.codes + call.offsets[i], *stop = call.codes + call.offsets[i + 1];
-    if (code == stop) continue;
-    Cells best = Cells::zero(), others = best;
-    for (; code + 1 < stop; code += 2) {
-      best.raise(cells + int64_t(code[0]) * call.columns);
-      others.raise(cells + int64_t(code[1]) * call.columns);
-    }
-    if (code < stop) best.raise(cells + int64_t(code[0]) * call.columns);
-    best.raise(others);
-    call.scores[i] += best.total() + first;
+    if (allowed && !(allowed[i >> 3] >> (i & 7) & 1)) continue;
+    const uint16_t *first = codes + offsets[i], *stop = codes + offsets[i + 1];
+    if (first == stop) continue;
+    // A stride that the compiler knows saves a multiplication for each token.
+    const Cells best = columns == Cells::kBytes ? best_cells<Cells>(cells, Cells::kBytes, first, stop)
+                                                : best_cells<Cells>(cells, columns, first, stop);
+    scores[i] = (column == 0 ? 1 : scores[i]) + best.total();
   }
 }
 
@@ -107,13 +126,13 @@ inline void scan_work(void* job) {
   }
 }
 
-// Returns how many documents were written, in ascending order: the best, and of equal ones the first.
 int64_t scan_codes(const void* arguments) {
   auto call = *(const ScanCall*)arguments;
   run(scan_work, &call, call.threads, call.offsets[call.count] - call.offsets[0], kThreadTokens);
   return 0;
 }
 
+// Returns how many documents were written, in ascending order: the best, and of equal ones the first.
 int64_t best_documents(const void* arguments) {
   const auto& call = *(const BestCall*)arguments;
   uint32_t* counts = (uint32_t*)std::calloc(call.largest + 1, sizeof(uint32_t));

@@ -123,6 +123,12 @@ def test_every_kernel_gives_the_similarities_of_torch(kernels, monkeypatch):
     assert np.array_equal(found, similarities(query, centroids))
 
 
+def test_numbers_too_small_for_a_scale_are_zeros(kernels):
+    centroids = Centroids.of(np.full((2, 5), 1e-42, dtype=np.float32))
+    assert (centroids.values == 0).all()
+    assert (similarities(np.full((3, 5), 1e-42, dtype=np.float32), centroids_of(4, 5)) == 0).all()
+
+
 @pytest.mark.parametrize(
     ("rows", "scales"),
     [

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.config import SchemathesisConfig
-from tests.server.mutations import BODIES
+from tests.server.mutations import BODIES, INDEXES, KEY, template_of
 
 from millpond.server.models import ServedModels
 from millpond.server.routes import ROUTERS
@@ -32,6 +32,9 @@ CHECKS = {
     "unsupported_method": {"enabled": True},
     "negative_data_rejection": {"enabled": True},
 }
+# By the paths of the document. Of a path with a name, the name of something that there is.
+BODIES_OF = {template_of(path): bodies for path, bodies in BODIES.items()}
+NAMES_OF = {template_of(path): name for path in BODIES for name in INDEXES if f"/{name}/" in path}
 # Of every path that the document has.
 OPERATIONS = sorted(
     {
@@ -46,7 +49,7 @@ OPERATIONS = sorted(
 
 @pytest.fixture(scope="module")
 def document(every: tuple[ServedModels, str]) -> Any:
-    config = SchemathesisConfig.from_dict({"checks": CHECKS, "seed": 5})
+    config = SchemathesisConfig.from_dict({"checks": CHECKS, "seed": 5, "headers": {"Authorization": f"Bearer {KEY}"}})
     return schemathesis.openapi.from_url(f"{every[1]}/openapi.json", config=config)
 
 
@@ -63,11 +66,13 @@ def ask(document: Any, path: str, method: str, mode: GenerationMode, examples: i
     )
     @given(case=document[path][method].as_strategy(generation_mode=mode), data=st.data())
     def check(case: Any, data: st.DataObject) -> None:
+        if path in NAMES_OF:
+            case.path_parameters = {"name": NAMES_OF[path]}
         if mode is GenerationMode.POSITIVE and method == "post" and data.draw(st.booleans()):
             # What is made up throughout is hardly ever answered: names of models, for one.
             made = sorted(case.body) if isinstance(case.body, dict) else []
             kept = data.draw(st.sets(st.sampled_from(made), max_size=2)) - {"model"} if made else set()
-            case.body = {**data.draw(st.sampled_from(BODIES[path])), **{name: case.body[name] for name in kept}}
+            case.body = {**data.draw(st.sampled_from(BODIES_OF[path])), **{name: case.body[name] for name in kept}}
         statuses[case.call_and_validate(timeout=PATIENCE).status_code] += 1
 
     check()

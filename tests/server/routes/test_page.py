@@ -19,6 +19,7 @@ from tests.server.conftest import running
 from tests.tiny import write_checkpoint
 
 from millpond import Engine
+from millpond.late_interaction import MemoryIndex, PlaidIndex, TokenMatch
 from millpond.server.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
@@ -509,7 +510,7 @@ def test_tabs_are_walked_with_arrows_and_named_by_the_address(visit: Any, site: 
 
 def test_every_control_has_a_name(visit: Any, site: str) -> None:
     seen = visit(site)
-    for tool in ("similarity", "rerank", "classify", "tokens"):
+    for tool in ("similarity", "rerank", "classify", "tokens", "explain"):
         seen.run(tool)
         tree = seen.page.locator("body").aria_snapshot()
         unnamed = ("- button", "- textbox", "- combobox", "- checkbox", "- spinbutton", "- tab", "- link", "- img")
@@ -554,11 +555,211 @@ def test_a_narrow_screen_is_never_left_sideways(visit: Any, site: str, scheme: s
     seen = visit(site, **options)
     width = "document.documentElement.scrollWidth"
     assert seen.page.evaluate(width) <= 380
-    for tool in ("similarity", "rerank", "classify"):
-        seen.write(tool, list(HOSTILE) * 2)
+    for tool in ("similarity", "rerank", "classify", "explain"):
+        if tool == "explain":
+            seen.page.locator("#tab-explain").click()
+            seen.page.locator("#explain-question").fill(HOSTILE[3])
+            seen.page.locator("#explain-text").fill("".join(HOSTILE))
+        else:
+            seen.write(tool, list(HOSTILE) * 2)
         seen.page.locator(f"#{tool} .actions .check input").check()
         seen.run(tool)
         seen.page.locator(f"#{tool} summary").click()
         assert seen.page.evaluate(width) <= 380
         over = "nodes => nodes.filter((node) => node.scrollWidth > node.clientWidth).map((node) => node.className)"
         assert seen.page.locator(".ask:visible, .answer:visible, .model-card:visible").evaluate_all(over) == []
+
+
+# Emoji of one, two and seven code points, a flag, a combining accent, right-to-left words, a tab and a line break.
+MIXED = "  🌊 The wheel\tturns, 👩‍🔬 שלום world 🇳🇴 cafe\u0301\n👍🏽 how deep 池 is مرحبا it?"
+GATHERED = "nodes => nodes.map((node) => node.textContent).join('')"
+
+
+def explained(engine: Engine, query: str, text: str) -> list[TokenMatch]:
+    with MemoryIndex(engine, codec="float32") as index:
+        index.add(["a"], [text])
+        return index.explain(query, "a")
+
+
+def ask(seen: Visit, model: str, question: str, text: str, *, cut: bool = False) -> None:
+    seen.page.locator("#tab-explain").click()
+    seen.page.locator("#explain-model").select_option(model)
+    seen.page.locator("#explain-question").fill(question)
+    seen.page.locator("#explain-text").fill(text)
+    seen.page.locator("#explain .actions .check input").set_checked(cut)
+    seen.run("explain")
+
+
+def chosen(seen: Visit) -> str:
+    return str(seen.page.locator("#explain .heat-text mark.chosen").evaluate_all(GATHERED))
+
+
+@pytest.mark.parametrize("name", ["colbert", "embedder"])
+@pytest.mark.parametrize("text", ["The wheel turns, the pond is deep.", MIXED], ids=["plain", "mixed"])
+def test_tokens_are_matched_as_the_engine_matches_them(
+    visit: Any, site: str, models: dict[str, Engine], name: str, text: str
+) -> None:
+    seen = visit(site)
+    ask(seen, name, "how deep 🌊 world?", text, cut=name == "colbert")
+    matches = explained(models[name], "how deep 🌊 world?", text)
+    np.testing.assert_allclose(
+        seen.values("#explain .match-tokens"), [match.score for match in matches], atol=1e-5, rtol=1e-5
+    )
+    assert seen.page.locator("#explain .heat-text").evaluate("node => node.textContent") == text
+    buttons = seen.page.locator("#explain .match-tokens button")
+    assert sum(bool(match.text) for match in matches) > 2
+    for i, match in enumerate(matches):
+        buttons.nth(i).hover()
+        expect(buttons.nth(i)).to_have_class("chosen" if match.text else "blank chosen")
+        assert chosen(seen) == match.text
+        expect(seen.page.locator("#explain .match-detail")).to_contain_text(match.text or "stands for no text")
+
+
+def test_a_part_of_the_document_tells_its_tokens(visit: Any, site: str, models: dict[str, Engine]) -> None:
+    seen = visit(site)
+    ask(seen, "embedder", "how deep is the wheel?", MIXED)
+    matches = explained(models["embedder"], "how deep is the wheel?", MIXED)
+    marks = seen.page.locator("#explain .heat-text mark")
+    heats: dict[str, float] = {}
+    for i in range(marks.count()):
+        marks.nth(i).hover()
+        part = marks.nth(i).text_content() or ""
+        found = seen.page.locator("#explain .match-tokens button").evaluate_all(
+            "nodes => nodes.flatMap((node, i) => (node.classList.contains('chosen') ? [i] : []))"
+        )
+        assert found and all(part in matches[token].text for token in found)
+        assert chosen(seen) == part
+        heats[part] = sum(matches[token].score for token in found)
+    depths = marks.evaluate_all("nodes => nodes.map((node) => Number(node.style.getPropertyValue('--depth')))")
+    expected = [0.12 + 0.88 * heat / max(heats.values()) for heat in heats.values()]
+    np.testing.assert_allclose(depths, expected, atol=1e-3)
+
+
+def test_no_sign_is_torn_apart(visit: Any, site: str) -> None:
+    page = visit(site).page
+    script = """async ([text, spans]) => {
+      const {segments} = await import('/page/heat_map.js');
+      const matches = spans.map(([start, end]) => ({start, end, score: 1}));
+      return segments(matches, text).map(({text, matches}) => [text, matches]);
+    }"""
+    text = "🌊a👩‍🔬b🇳🇴e\u0301"  # in code points: 0, 1, 2-4, 5, 6-7, 8-9
+    assert page.evaluate(script, [text, [[1, 2], [3, 4], [7, 8], [9, 10], [0, 0]]]) == [
+        ["🌊", []],
+        ["a", [0]],
+        ["👩‍🔬", [1]],
+        ["b", []],
+        ["🇳🇴", [2]],
+        ["e\u0301", [3]],
+    ]
+    assert page.evaluate(script, ["ab", []]) == [["ab", []]]
+    assert page.evaluate(script, ["abcd", [[0, 3], [1, 4]]]) == [["a", [0]], ["bc", [0, 1]], ["d", [1]]]
+
+
+def test_tokens_and_parts_are_walked_with_the_keys(visit: Any, site: str) -> None:
+    seen = visit(site)
+    page = seen.page
+    ask(seen, "embedder", "how deep is it?", "How deep is the pond? It is deep.")
+    for part, first, last in (("match-tokens button", 0, "End"), ("heat-text mark", 0, "End")):
+        nodes = page.locator(f"#explain .{part}")
+        assert page.locator(f"#explain .{part}[tabindex='0']").count() == 1
+        nodes.nth(first).focus()
+        page.keyboard.press("ArrowRight")
+        expect(nodes.nth(1)).to_be_focused()
+        assert "chosen" in (nodes.nth(1).get_attribute("class") or "")
+        page.keyboard.press("ArrowUp")
+        expect(nodes.nth(0)).to_be_focused()
+        page.keyboard.press(last)
+        expect(nodes.last).to_be_focused()
+        page.keyboard.press("ArrowRight")
+        expect(nodes.last).to_be_focused()
+        assert page.locator(f"#explain .{part}[tabindex='0']").count() == 1
+    page.keyboard.press("Shift+Tab")
+    expect(page.locator("#explain .match-tokens button").last).to_be_focused()
+
+
+def test_hostile_questions_and_documents_are_only_texts(visit: Any, site: str) -> None:
+    seen = visit(site)
+    text = "".join(HOSTILE)
+    ask(seen, "embedder", HOSTILE[0], text, cut=True)
+    assert seen.page.locator("#explain .heat-text").evaluate("node => node.textContent") == text
+    assert seen.page.locator("#explain .answer :is(img, script)").count() == 0
+    expect(seen.page.locator("#explain .cut")).to_contain_text("cut off")
+    assert seen.page.title() == "millpond"
+
+
+def test_what_cannot_be_explained_is_said_at_its_field(visit: Any, site: str) -> None:
+    seen = visit(site, path="/#/explain")
+    page = seen.page
+    question, text = page.locator("#explain-question"), page.locator("#explain-text")
+    expect(page.locator("#explain .primary")).to_be_enabled()
+    for area, words in ((question, "Write a question first."), (text, "Write a document first.")):
+        before = area.input_value()
+        area.fill(" \n")
+        page.locator("#explain .primary").click()
+        expect(page.locator("#explain .field-error")).to_have_text(words)
+        expect(area).to_be_focused()
+        expect(area).to_have_attribute("aria-invalid", "true")
+        area.fill(before)
+        expect(page.locator("#explain .field-error")).to_have_text("")
+    assert seen.count("explain") == 0
+    page.locator("#explain-model").select_option("embedder")
+    for area in (question, text):
+        before = area.input_value()
+        area.fill("the wheel turns and " * 40)
+        page.locator("#explain .primary").click()
+        expect(page.locator("#explain .failure")).to_contain_text("is too long")
+        expect(page.locator("#explain .failure")).to_contain_text("tick “Cut texts that are too long”")
+        expect(area).to_have_attribute("aria-invalid", "true")
+        assert page.locator("#explain textarea[aria-invalid=true]").count() == 1
+        area.fill(before)
+
+
+def test_documents_of_an_index_are_found_and_explained(visit: Any, colbert: Path, tmp_path: Path) -> None:
+    models = ServedModels.load([ModelConfig(model=str(colbert), dtype="float32", names=("colbert",))])
+    engine = models.find("colbert", tasks=(), api="").engine
+    texts = {"wave / 🌊": f"{HOSTILE[0]} 🌊 deep", "mixed": MIXED, "plain": "The pond is still."}
+    with PlaidIndex(tmp_path / "docs.index", engine) as index:
+        index.add(list(texts), list(texts.values()))
+        hits = index.search(["how deep?"])[0]
+        matches = {id: index.explain("how deep?", id) for id in texts}
+    config = ServerConfig(indexes=(f"docs.v1={tmp_path / 'docs.index'}",))
+    with running(models, config) as address:
+        seen = visit(address, path="/#/explain")
+        page = seen.page
+        page.locator("#explain-source").select_option("docs.v1")
+        expect(page.locator("#explain-text")).to_be_hidden()
+        expect(page.locator("#explain-model")).to_be_hidden()
+        page.locator("#explain-question").fill("how deep?")
+        page.locator("#explain .primary").click()
+        buttons = page.locator("#explain .hits button")
+        expect(buttons).to_have_count(3)
+        assert seen.texts("#explain .hits .id") == [hit.id for hit in hits]
+        np.testing.assert_allclose(seen.values("#explain .hits"), [hit.score for hit in hits], atol=1e-5)
+        for i, hit in enumerate(hits):
+            buttons.nth(i).click()
+            expect(page.locator("#explain .hits [aria-pressed=true] .id")).to_have_text(hit.id)
+            expect(buttons.nth(i)).to_be_focused()
+            assert page.locator("#explain .heat-text").evaluate("node => node.textContent") == texts[hit.id]
+            np.testing.assert_allclose(
+                seen.values("#explain .match-tokens"), [match.score for match in matches[hit.id]], atol=1e-5
+            )
+        assert page.locator("#explain .answer :is(img, script)").count() == 0
+        page.locator("#explain-source").select_option("")
+        ask(seen, "colbert", "how deep?", "The pond.")
+        expect(page.locator("#explain .hits")).to_have_count(0)
+
+
+def test_nothing_explains_without_token_vectors(visit: Any, classifier: Path) -> None:
+    with running(ServedModels.load([ModelConfig(model=str(classifier), names=("classifier",))])) as address:
+        page = visit(address, path="/#/explain").page
+        expect(page.locator(".model-card")).to_have_count(1)
+        expect(page.locator("#tab-explain")).to_be_hidden()
+        expect(page.locator("#classify")).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_coloured_part_can_be_read(visit: Any, site: str, scheme: str) -> None:
+    seen = visit(site, color_scheme=scheme)
+    ask(seen, "embedder", "how deep is it?", "How deep is the pond?")
+    contrasts = seen.page.locator("#explain .heat-text mark").first.evaluate(CONTRASTS)
+    assert min(contrasts[21:]) >= 4.5

@@ -43,7 +43,7 @@ def _spans(item: Tokenized, loaded: LoadedModel) -> TokenSpans:
     alignment = item.alignment
     assert alignment is not None
     ids = item.ids if item.kept is None else item.ids[item.kept]
-    outside = alignment.special | (alignment.offsets[:, 0] >= alignment.offsets[:, 1])
+    outside = alignment.offsets[:, 0] >= alignment.offsets[:, 1]  # special tokens and prompts: their spans are empty
     offsets = np.where(outside[:, None], np.int32(0), alignment.offsets)
     offsets.flags.writeable = False
     return TokenSpans(tokens=loaded.encoder.texts.token_names(ids.tolist()), offsets=offsets)

@@ -28,9 +28,10 @@ MAX_CENTROIDS = 65_536
 LANES = 16
 
 _LEVEL = 127  # largest int8 level
+_SMALLEST = 1e-30  # a row without a larger number is 0: its scale would lose bits
 _SMALLEST_GROUPED = 2_048  # centroids; fewer are all compared
 _CENTROIDS_PER_GROUP = 64
-_PROBES = 12  # groups searched for each row
+_PROBES = 16  # groups searched for each row
 _GROUP_ROUNDS = 4
 _BLOCK = 1 << 22  # similarities computed at a time
 _GROUP = 4  # columns of a row that are multiplied at once
@@ -104,7 +105,8 @@ class Centroids:
     @cached_property
     def sums(self) -> npt.NDArray[np.int32]:
         """int32 ``[K]``: the sum of each row, which the compiled kernels take off their products."""
-        return self.rows.sum(axis=1, dtype=np.int32)
+        sums: npt.NDArray[np.int32] = self.rows.sum(axis=1, dtype=np.int32)
+        return sums
 
     @cached_property
     def lanes(self) -> Lanes:
@@ -248,7 +250,7 @@ def int8_rows(values: npt.NDArray[np.floating[Any]]) -> tuple[npt.NDArray[np.int
     # The levels have the order of the values in memory, and the kernels read row after row.
     values = np.ascontiguousarray(values, dtype=np.float32)
     largest = np.abs(values).max(axis=1, initial=0)
-    scales = np.where(largest > 0, largest / _LEVEL, 1).astype(np.float32)
+    scales = np.where(largest > _SMALLEST, largest / _LEVEL, 1).astype(np.float32)
     return np.rint(values / scales[:, None]).astype(np.int8), scales
 
 

@@ -6,10 +6,11 @@ const base = new URL(".", document.baseURI);
 
 /** An error from the server or the network. */
 export class ApiError extends Error {
-  constructor(message, { status = 0, type = "", retryAfter = null } = {}) {
+  constructor(message, { status = 0, type = "", param = null, retryAfter = null } = {}) {
     super(message);
     this.status = status;
     this.type = type;
+    this.param = param;
     this.retryAfter = retryAfter;
   }
 
@@ -77,7 +78,7 @@ function refusal(response, content) {
   const words = error.message || detail || `The server answered ${response.status} ${response.statusText}`.trim();
   const wait = Number(response.headers.get("Retry-After"));
   const retryAfter = response.headers.has("Retry-After") && Number.isFinite(wait) ? wait : null;
-  return new ApiError(words, { status: response.status, type: error.type ?? "", retryAfter });
+  return new ApiError(words, { status: response.status, type: error.type ?? "", param: error.param ?? null, retryAfter });
 }
 
 /** Whole milliseconds of the model's own time, if the server reports them. */

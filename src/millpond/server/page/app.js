@@ -3,6 +3,7 @@
 import { call } from "./api.js";
 import { classify } from "./classify.js";
 import { counted, number } from "./elements.js";
+import { explain } from "./explain.js";
 import * as key from "./key.js";
 import { Live } from "./live.js";
 import { Models } from "./models.js";
@@ -12,7 +13,8 @@ import { Tabs } from "./tabs.js";
 import { tokens } from "./tokens.js";
 
 const at = (id) => document.getElementById(id);
-const tools = [similarity, rerank, classify, tokens].map((make) => make(at(make.name)));
+const tools = [similarity, rerank, classify, tokens, explain].map((make) => make(at(make.name)));
+const RARE = ["tokens", "explain"];
 const tabs = new Tabs(document.querySelector("[role=tablist]"));
 const models = new Models(at("model-list"), at("models-note"));
 const live = new Live({ heard, lost });
@@ -22,9 +24,10 @@ let untouched = tabs.address;
 
 /** Load the models, then poll the statistics. */
 async function connect() {
-  let cards;
+  let cards, indexes;
   try {
-    cards = (await call("v1/models")).content.data;
+    const answers = await Promise.all([call("v1/models"), call("v1/indexes")]);
+    [cards, indexes] = answers.map((answer) => answer.content.data);
   } catch (error) {
     if (error.status === 401) return lock(key.get() ? "The server does not accept this key." : "");
     pulse("off", "Not connected");
@@ -37,15 +40,16 @@ async function connect() {
   at("trouble").hidden = true;
   at("forget").hidden = !key.get();
   models.show(cards);
-  for (const tool of tools) tool.offer(cards);
+  for (const tool of tools) tool.offer(cards, indexes);
   offerTabs();
   return live.start();
 }
 
-/** Open the first tool with a model, unless the address names another; without a model for it the tokens tab is hidden. */
+/** Open the first tool with a model, unless the address names another; without a model for it a rare tool is hidden. */
 function offerTabs() {
-  const tokens = tools.find((tool) => tool.panel.id === "tokens");
-  at("tab-tokens").hidden = !tokens.cards.length;
+  for (const { panel, cards } of tools) {
+    if (RARE.includes(panel.id)) at(`tab-${panel.id}`).hidden = !cards.length;
+  }
   if (tabs.address === untouched) tabs.open(tabs.named(asked) ?? tabs.named(tools.find((tool) => tool.cards.length)?.panel.id));
   untouched = null; // the user chooses from now on
 }

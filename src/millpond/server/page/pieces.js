@@ -20,6 +20,15 @@ export function pieces(strings, text) {
   });
 }
 
+/** Tokens as a reader would write them: without the vocabulary's marks of words and bytes. */
+export function labels(strings) {
+  return strings.map((string) => (inBytes(string) && decoded([string])) || plain(string) || "␣");
+}
+
+function inBytes(string) {
+  return /[^!-~]/.test(string) && Array.from(string).every((sign) => BYTES.has(sign));
+}
+
 function plain(string) {
   return string.replace(/^(##|▁+)/u, "");
 }

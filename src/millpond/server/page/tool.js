@@ -5,6 +5,7 @@ import { copyable } from "./copyable.js";
 import { announce, counted, element, number } from "./elements.js";
 
 const CUT = "Cut texts that are too long";
+const CUTTING = { truncate_prompt_tokens: -1 };
 
 /** The form cannot be sent; the reason is shown next to the field. */
 export class Unready extends Error {}
@@ -14,15 +15,18 @@ export class Tool {
 
   /**
    * @param panel Element of the tool; its data-serves is the task that a model needs.
-   * @param prepare Takes a model card; returns the calls as [{path, body}], or throws Unready.
+   * @param prepare Takes a model card; returns the calls as [{path, body}], or throws Unready. A body gets the model
+   *   and what cuts its texts, unless the call has `whole: true`.
    * @param draw Takes the calls' answers and the card; returns the nodes to show.
    * @param serves Takes a model card: whether the model is suitable; by default, whether it has the task.
    * @param rank Takes a model card: its position among the offered models.
    * @param locate Takes an ApiError; marks the invalid field.
+   * @param offered Takes the indexes of the server, when models are offered.
+   * @param cutting Fields that cut texts that are too long.
    * @param empty Text shown before the first answer.
    */
-  constructor(panel, { prepare, draw, serves, rank = () => 0, locate = () => {}, empty, verb }) {
-    Object.assign(this, { panel, prepare, draw, rank, locate, empty, verb });
+  constructor(panel, { prepare, draw, serves, rank = () => 0, locate = () => {}, offered = () => {}, cutting = CUTTING, empty, verb }) {
+    Object.assign(this, { panel, prepare, draw, rank, locate, offered, cutting, empty, verb });
     this.serves = serves ?? ((card) => card.tasks.includes(this.task));
     this.form = panel.querySelector("form");
     this.select = panel.querySelector("select.model");
@@ -59,8 +63,8 @@ export class Tool {
     this.#rest(words);
   }
 
-  /** Offer the models that serve the task. */
-  offer(cards) {
+  /** Offer the models that serve the task, and the indexes of the server. */
+  offer(cards, indexes = []) {
     const before = this.select.value;
     this.cards = cards.filter((card) => this.serves(card)).sort((a, b) => this.rank(a) - this.rank(b));
     this.select.replaceChildren(...this.cards.map((card) => element("option", { value: card.id }, card.id)));
@@ -71,28 +75,35 @@ export class Tool {
     this.run.disabled = none;
     if (none) this.#refuse();
     else if (this.answer.dataset.state === "none" || this.answer.dataset.state === "empty") this.#rest();
+    this.offered(indexes);
     this.select.dispatchEvent(new Event("change"));
   }
 
   async #submitted(event) {
     event.preventDefault();
-    if (!this.card) return;
+    const { card } = this;
+    if (!card) return;
     let calls;
     try {
-      calls = this.prepare(this.card).map(({ path, body }) => ({ path, body: this.#complete(body) }));
+      calls = this.prepare(card);
     } catch (error) {
       if (error instanceof Unready) return; // shown next to the field
       throw error;
     }
+    await this.ask(calls, (contents) => this.draw(contents, card));
+  }
+
+  /** Send the calls, and show what `draw` makes of their answers; a call that is under way is stopped. */
+  async ask(prepared, draw) {
+    const calls = prepared.map(({ path, body, whole }) => ({ path, body: whole ? body : this.#complete(body) }));
     this.#running?.abort();
     const running = new AbortController();
     this.#running = running;
-    const { card } = this;
     this.#busy(true);
     try {
       const answers = await Promise.all(calls.map(({ path, body }) => call(path, body, { signal: running.signal })));
       if (this.#running !== running) return;
-      const drawing = this.draw(answers.map((answer) => answer.content), card);
+      const drawing = draw(answers.map((answer) => answer.content));
       this.#show("done", drawing, this.#receipt(calls, answers));
       announce(`${this.verb}: done.`);
     } catch (error) {
@@ -108,7 +119,7 @@ export class Tool {
   }
 
   #complete(body) {
-    const limit = this.cut.checked ? { truncate_prompt_tokens: -1 } : {};
+    const limit = this.cut.checked ? this.cutting : {};
     return { model: this.card.id, ...body, ...limit };
   }
 
@@ -163,7 +174,8 @@ export class Tool {
 
   #receipt(calls, answers) {
     const milliseconds = Math.max(...answers.map((answer) => answer.milliseconds));
-    const tokens = answers.reduce((sum, { content }) => sum + (content.usage?.prompt_tokens ?? 0), 0);
+    const counts = answers.map(({ content }) => content.usage?.prompt_tokens).filter((count) => count !== undefined);
+    const tokens = counts.reduce((sum, count) => sum + count, 0);
     const inference = answers.map((answer) => answer.inference).find((value) => value !== null);
     return [
       element(
@@ -171,7 +183,7 @@ export class Tool {
         { class: "receipt" },
         element("span", { class: "took" }, `${number(milliseconds, milliseconds < 10 ? 1 : 0)} ms`),
         inference !== undefined && element("span", {}, `${inference || "less than 1"} ms of it in the model`),
-        element("span", { class: "tokens" }, counted(tokens, "token")),
+        counts.length > 0 && element("span", { class: "tokens" }, counted(tokens, "token")),
       ),
       this.#commands(calls),
     ];

@@ -1,0 +1,320 @@
+"""LateInteractionIndex: what the base of all indexes does with engines, texts and widths."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.late_interaction.index_contract import QUERY, TEXTS, found, matrices, maxsim, names, ragged
+from tests.tiny import Layout, write_checkpoint
+from tests.tiny_cross_encoder import write_cross_encoder
+from tests.tiny_late import write_stanford
+
+from millpond import AsyncEngine, Engine
+from millpond.errors import FingerprintMismatchError, InvalidRequestError, UnsupportedTaskError
+from millpond.fingerprint import ModelIdentity
+from millpond.late_interaction import AddReport, MemoryIndex, Ragged, TokenMatch
+from millpond.late_interaction.index_arguments import unit_rows
+from millpond.late_interaction.index_settings import IndexSettings
+from millpond.late_interaction.projection import Projection
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("index-base")
+
+
+@pytest.fixture(scope="module")
+def embedder(folder: Path) -> Iterator[Engine]:
+    """48 columns; a prompt for each role."""
+    layout = Layout(prompts={"query": "find: ", "document": "keep: "})
+    with Engine(
+        write_checkpoint(folder / "bert", "bert", sentence_transformers=layout), dtype="float32", device="cpu"
+    ) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> Iterator[Engine]:
+    """The same, said to be trained for cuts."""
+    with Engine(folder / "bert", dtype="float32", device="cpu", hf_overrides={"is_matryoshka": True}) as engine:
+        yield engine
+
+
+def rows_of(index: MemoryIndex, engine: Engine, role: Any, text: str) -> np.ndarray:
+    """The rows of a text as the index compares them, without pooling."""
+    native = engine.token_embed([text], role=role, normalize=True).embeddings
+    return index._prepare_queries(native).flat
+
+
+def test_the_prompts_of_both_roles_are_used(embedder: Engine) -> None:
+    index = MemoryIndex(embedder, "float32")
+    index.add(names(5), TEXTS)
+    query = embedder.token_embed([QUERY], role="query", normalize=True).embeddings[0]
+    assert len(query) > len(embedder.token_embed([QUERY], prompt="", normalize=True).embeddings[0])
+    rows = embedder.token_embed(TEXTS, role="document", normalize=True).embeddings
+    for hit in index.search([QUERY], k=5)[0]:
+        assert hit.score == pytest.approx(maxsim(query, rows[int(hit.id[-1])]), abs=1e-3)
+
+
+def test_matches_of_a_prompt_have_no_text(embedder: Engine) -> None:
+    index = MemoryIndex(embedder, "float32")
+    index.add(["a"], ["pond"])
+    matches = index.explain("pond", "a")
+    assert len(matches) == len(embedder.token_embed(["pond"], role="query").embeddings[0])
+    assert {match.text for match in matches} <= {"", "pond"}
+    assert all(isinstance(match, TokenMatch) and match.text == "pond"[match.start : match.end] for match in matches)
+
+
+def test_an_async_engine_is_used_as_its_engine(embedder: Engine) -> None:
+    index = MemoryIndex(AsyncEngine(embedder))  # type: ignore[arg-type]
+    assert index.add(["a"], ["text"]) == AddReport(added=1) and found(index.search(["text"])) == [["a"]]
+
+
+def test_a_checkpoint_without_token_vectors_is_refused(folder: Path) -> None:
+    with (
+        Engine(write_cross_encoder(folder / "cross"), dtype="float32", device="cpu") as cross,
+        pytest.raises(UnsupportedTaskError, match=r"has no token vectors \(it serves .*use an embedder"),
+    ):
+        MemoryIndex(cross)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [tuple, np.array, iter, lambda values: (value for value in values)],
+    ids=["tuple", "array", "iterator", "generator"],
+)
+def test_ids_and_texts_may_be_any_iterable(embedder: Engine, kind: Any) -> None:
+    index = MemoryIndex(embedder)
+    assert index.add(kind(names(5)), kind(TEXTS), kind([{"n": 1}] * 5)) == AddReport(added=5)
+    assert index.ids() == names(5) and index.get("doc-2").text == TEXTS[2]  # type: ignore[union-attr]
+    assert type(index.get("doc-2").text) is str  # type: ignore[union-attr]
+    assert index.delete(kind(names(2))) == 2
+
+
+def test_a_mapping_or_none_is_no_list(embedder: Engine) -> None:
+    index = MemoryIndex(embedder)
+    wrong: Any
+    for wrong in (None, {"a": 1}, 3):
+        with pytest.raises(TypeError, match=r"ids is of type \w+; pass a list of str"):
+            index.add(wrong, ["x"])
+        with pytest.raises(TypeError, match=r"texts is of type \w+; pass a list of str"):
+            index.add(["x"], wrong)
+
+
+def test_an_error_keeps_the_pieces_before_it(embedder: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millpond.late_interaction.index._PIECE", 4)
+    index = MemoryIndex(embedder)
+    token_embed, calls = embedder.token_embed, []
+
+    def failing(texts: Sequence[str], **options: Any) -> Any:
+        calls.append(len(texts))
+        if len(calls) == 3:
+            raise RuntimeError("no memory")
+        return token_embed(texts, **options)
+
+    monkeypatch.setattr(embedder, "token_embed", failing)
+    ids, texts = names(10), [f"text {number}" for number in range(10)]
+    with pytest.raises(RuntimeError):
+        index.add(ids, texts)
+    assert calls == [4, 4, 2] and index.ids() == ids[:8]
+    assert index.add(ids, texts) == AddReport(added=2, replaced=8)
+    assert sorted(index.ids()) == sorted(ids)
+
+
+def test_long_documents_are_stored_a_few_at_a_time(embedder: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their float32 rows would not fit memory together."""
+    monkeypatch.setattr("millpond.late_interaction.index._PIECE_CHARACTERS", 100)
+    monkeypatch.setattr("millpond.late_interaction.index._PIECE_ROWS", 20)
+    sizes: list[int] = []
+    upsert = MemoryIndex._upsert
+
+    def counted(index: MemoryIndex, documents: Any) -> int:
+        sizes.append(len(documents))
+        return upsert(index, documents)
+
+    monkeypatch.setattr(MemoryIndex, "_upsert", counted)
+    index = MemoryIndex(embedder)
+    index.add(names(7), ["word " * length for length in (4, 4, 12, 3, 50, 50, 1)])
+    assert sizes == [3, 1, 1, 1, 1] and index.ids() == names(7)
+    sizes.clear()
+    index = MemoryIndex(None)
+    index.add_embeddings(names(5), ragged(matrices(5, tokens=[8, 12, 30, 1, 0])))
+    assert sizes == [2, 1, 2] and index.stats().tokens == 51
+
+
+def test_progress_is_drawn_in_a_terminal(
+    embedder: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    MemoryIndex(embedder).add([*names(5), "blank"], [*TEXTS, " "], show_progress=True)
+    assert "5/5" in capsys.readouterr().err
+    MemoryIndex(embedder).add(names(5), TEXTS)
+    assert capsys.readouterr().err == ""
+
+
+# --- width and pooling ------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_trained_for_it_is_cut(trained: Engine, tmp_path: Path) -> None:
+    index = MemoryIndex(trained, "float32", width=16)
+    index.add(names(5), TEXTS)
+    cut = unit_rows(trained.token_embed([QUERY], role="query").embeddings.flat[:, :16])
+    np.testing.assert_allclose(rows_of(index, trained, "query", QUERY), cut, atol=1e-6)
+    assert index.stats().width == 16
+    index.save(tmp_path / "index")
+    opened = MemoryIndex.open(tmp_path / "index", trained, width=16)
+    assert opened.search([QUERY]) == index.search([QUERY])
+    np.testing.assert_allclose(rows_of(opened, trained, "query", QUERY), cut, atol=1e-6)
+
+
+def test_other_rows_are_projected_to_where_they_spread(embedder: Engine) -> None:
+    index = MemoryIndex(embedder, "float32", width=16)
+    index.add(names(5), TEXTS)
+    native = embedder.token_embed(TEXTS, role="document", normalize=True).embeddings.flat
+    projected = np.concatenate([rows_of(index, embedder, "document", text) for text in TEXTS])
+    cut = unit_rows(native[:, :16])
+
+    def loss(rows: np.ndarray) -> float:
+        return float(np.abs(rows @ rows.T - native @ native.T).mean())
+
+    assert loss(projected) < 0.5 * loss(cut)
+    # What is added later is projected alike.
+    index.add(["again"], [TEXTS[0]])
+    scores = {hit.id: hit.score for hit in index.search([QUERY], k=6)[0]}
+    assert scores["again"] == pytest.approx(scores["doc-0"], abs=1e-3)
+
+
+def test_the_width_of_the_rows_projects_nothing(embedder: Engine) -> None:
+    index = MemoryIndex(embedder, width=48)
+    index.add(names(5), TEXTS)
+    assert index._settings().projection is None and index.stats().width == 48  # type: ignore[union-attr]
+
+
+def test_embeddings_of_another_width_than_the_engine_are_refused(embedder: Engine) -> None:
+    index = MemoryIndex(embedder)
+    for call in (index.search_embeddings, lambda rows: index.add_embeddings(["a"], rows)):
+        with pytest.raises(InvalidRequestError, match=r"are 32 wide, and the token vectors of .* 48"):
+            call(ragged(matrices(1)))
+    assert index.search([QUERY]) == [[]]
+
+
+def test_threads_that_add_first_fit_one_projection() -> None:
+    for round in range(5):
+        index = MemoryIndex(None, "float32", width=4)
+        barrier = threading.Barrier(4)
+
+        def add(number: int, index: MemoryIndex = index, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            index.add_embeddings([f"doc-{number}"], ragged(matrices(1, tokens=60, seed=number)))
+
+        threads = [threading.Thread(target=add, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for number in range(4):
+            matrix = matrices(1, tokens=60, seed=number)[0]
+            hits = {hit.id: hit.score for hit in index.search_embeddings(ragged([matrix]))[0]}
+            assert hits[f"doc-{number}"] == pytest.approx(60, abs=1e-3), round  # projected as the query is
+
+
+def test_pooling_keeps_the_first_row_and_halves_the_others() -> None:
+    values = matrices(6, tokens=[1, 2, 3, 9, 20, 0])
+    index = MemoryIndex(None, "float32", pool_factor=2)
+    index.add_embeddings(names(6), ragged(values))
+    assert index.stats().tokens == 1 + 2 + 2 + 5 + 10 + 0
+    for number, matrix in enumerate(values[:5]):
+        # The first row of a document is stored as it is, and a query is not pooled.
+        hit = index.search_embeddings(ragged([matrix[:1]]), ids=[f"doc-{number}"])[0][0]
+        assert hit.score == pytest.approx(1, abs=1e-5)
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def settings_of(**changes: Any) -> IndexSettings:
+    model = ModelIdentity(fingerprint="f" * 64, model="a model", settings={"max_length": 20})
+    return IndexSettings(**{"model": model, "native": 32, "pool_factor": 2, "projection": None, **changes})
+
+
+@pytest.mark.parametrize("projection", [None, Projection.matryoshka(32, 8)], ids=["none", "cut"])
+def test_settings_are_the_same_after_json(projection: Projection | None) -> None:
+    settings = settings_of(projection=projection)
+    content = json.loads(json.dumps(settings.to_json()))
+    again = IndexSettings.from_json(content, None if projection is None else projection.matrix)
+    assert again.to_json() == settings.to_json()
+    assert (again.model, again.width, again.pool_factor) == (settings.model, 32 if projection is None else 8, 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "matrix"),
+    [
+        ({"native": 0}, None),
+        ({"native": True}, None),
+        ({"pool_factor": 0}, None),
+        ({"width": 8}, None),
+        ({}, np.eye(32, 8, dtype=np.float32)),
+        ({"width": 8}, np.eye(16, 8, dtype=np.float32)),
+        ({"width": 8}, np.eye(32, 8)),
+    ],
+    ids=["no columns", "a bool", "no factor", "no matrix", "a matrix", "another matrix", "float64"],
+)
+def test_settings_that_do_not_fit_are_a_value_error(content: dict[str, Any], matrix: Any) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - the file's reader names the file
+        IndexSettings.from_json(settings_of().to_json() | content, matrix)
+
+
+def test_an_engine_is_compared_with_the_stored_model(embedder: Engine, folder: Path) -> None:
+    spec = embedder.spec
+    settings_of(model=ModelIdentity.of(spec), native=48).check(spec, width=None, pool_factor=None, owner="index 'x'")
+    settings_of(model=None, native=48).check(spec, width=48, pool_factor=2, owner="index 'x'")
+    settings_of().check(None, width=None, pool_factor=None, owner="index 'x'")
+    with pytest.raises(FingerprintMismatchError, match=r"index 'x' was built by a model .* or build another index"):
+        settings_of(native=48).check(spec, width=None, pool_factor=None, owner="index 'x'")
+    with pytest.raises(FingerprintMismatchError, match="rows of 32 columns, and those of bert have 48"):
+        settings_of(model=None).check(spec, width=None, pool_factor=None, owner="index 'x'")
+
+
+def test_the_settings_of_an_index_keep_the_model_that_filled_it(folder: Path, tmp_path: Path) -> None:
+    with Engine(write_stanford(folder / "colbert"), dtype="float32", device="cpu") as engine:
+        index = MemoryIndex(engine)
+        assert index.model is None
+        index.add(["a"], ["text"])
+        index.save(tmp_path / "index")
+        without = MemoryIndex.open(tmp_path / "index", None)
+        assert without.model == index.model == ModelIdentity.of(engine.spec)
+        without.add_embeddings(["b"], engine.token_embed(["another"], normalize=True).embeddings)
+        without.save(tmp_path / "index")
+        assert MemoryIndex.open(tmp_path / "index", engine).model == index.model
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_any_length_become_rows_of_length_one() -> None:
+    rows = np.random.default_rng(0).standard_normal((6, 16))
+    expected = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    scales = np.array([1, 1e-300, 1e300, 1e-30, 1e30, 0])[:, None]
+    expected[5] = 0
+    np.testing.assert_allclose(unit_rows(rows * scales), expected, atol=1e-6)
+    narrow = np.array([1, 1e-37, 1e37, 1e-30, 1e30, 0], dtype=np.float32)[:, None]
+    np.testing.assert_allclose(unit_rows(rows.astype(np.float32) * narrow), expected, atol=1e-6)
+    assert unit_rows(rows.astype(np.float16)).dtype == np.float32
+    assert unit_rows(np.empty((0, 16))).shape == (0, 16)
+
+
+def test_a_call_does_not_change_the_callers_rows() -> None:
+    flat = np.concatenate(matrices(3)) * 5
+    before = flat.copy()
+    given = Ragged(flat=flat, offsets=np.array([0, 6, 12, 18]))
+    index = MemoryIndex(None)
+    index.add_embeddings(names(3), given)
+    index.search_embeddings(given)
+    np.testing.assert_array_equal(flat, before)
