@@ -354,7 +354,6 @@ def test_a_search_has_the_documents_of_its_beginning(monkeypatch: pytest.MonkeyP
     assert len(index.search_embeddings(query, k=40)[0]) == 11
 
 
-@pytest.mark.usefixtures("small_blocks")
 def test_a_snapshot_never_changes() -> None:
     index = MemoryIndex(None)
     index.add_embeddings(names(40), ragged(matrices(40)), metadata=[{"n": n % 2} for n in range(40)])
