@@ -41,8 +41,8 @@ def embedder(folder: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def trained(folder: Path) -> Iterator[Engine]:
-    """The same, said to be trained for cuts."""
+def trained(folder: Path, embedder: Engine) -> Iterator[Engine]:
+    """The same files, said to be trained for cuts."""
     with Engine(folder / "bert", dtype="float32", device="cpu", hf_overrides={"is_matryoshka": True}) as engine:
         yield engine
 

@@ -25,7 +25,7 @@ from millpond import Engine
 from millpond.errors import InvalidRequestError
 from millpond.late_interaction import AddReport, LateInteractionIndex, MemoryIndex, kmeans, token_blocks, token_store
 from millpond.late_interaction import memory_index as memory_index_module
-from millpond.late_interaction.token_store import TokenStore
+from millpond.late_interaction.memory.store import TokenStore
 
 
 class TestMemoryIndex(IndexContract):
@@ -255,7 +255,7 @@ def test_readers_and_writers_go_on_while_centroids_are_trained(
         assert go_on.wait(60)
         return train(*args, **options)
 
-    monkeypatch.setattr("millpond.late_interaction.token_store.kmeans.train", held)
+    monkeypatch.setattr("millpond.late_interaction.memory.store.kmeans.train", held)
     index = MemoryIndex(None)
     documents = documents_of(names(400), topics(400))
     adding = threading.Thread(
@@ -354,7 +354,6 @@ def test_a_search_has_the_documents_of_its_beginning(monkeypatch: pytest.MonkeyP
     assert len(index.search_embeddings(query, k=40)[0]) == 11
 
 
-@pytest.mark.usefixtures("small_blocks")
 def test_a_snapshot_never_changes() -> None:
     index = MemoryIndex(None)
     index.add_embeddings(names(40), ragged(matrices(40)), metadata=[{"n": n % 2} for n in range(40)])

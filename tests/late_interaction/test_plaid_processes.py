@@ -17,7 +17,7 @@ from tests.late_interaction.plaid_data import WIDTH, filled, matrices, names, ra
 import millpond.late_interaction.plaid.lock as lock_module
 from millpond.errors import IndexLockedError, InvalidRequestError
 from millpond.late_interaction import PlaidIndex, Ragged
-from millpond.late_interaction.index import SearchOptions
+from millpond.late_interaction.documents import SearchOptions
 from millpond.late_interaction.plaid import compaction, scoring
 from millpond.late_interaction.plaid.folder import IndexFolder
 from millpond.late_interaction.plaid.manifest import Manifest

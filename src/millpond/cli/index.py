@@ -23,7 +23,7 @@ from millpond.errors import InvalidRequestError, ModelLoadError
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
     from millpond.ingest.record import Record, Rejected
-    from millpond.late_interaction.index import Hit
+    from millpond.late_interaction.documents import Hit
     from millpond.late_interaction.plaid.index import PlaidIndex
 
 logger = logging.getLogger(__name__)

@@ -205,6 +205,31 @@ def test_an_engine_that_is_stopped_answers(held: Any) -> None:
         pond.release()
 
 
+def test_both_texts_of_an_explanation_are_given_up(held: Any) -> None:
+    pond = held()
+    body = {"query": "how deep?", "document": "The pond is deep."}
+    with running(pond.models, ServerConfig(request_timeout=2)) as address:
+        response = httpx.post(f"{address}/explain", json=body, timeout=300)
+        assert (response.status_code, response.json()["error"]["type"]) == (504, "Gateway Timeout")
+        until(lambda: pond.waiting == 0)
+        assert pond.cancelled == 2
+        pond.release()
+        assert httpx.post(f"{address}/explain", json=body, timeout=300).status_code == 200
+
+
+def test_an_explanation_by_an_engine_that_is_stopped_is_answered(held: Any) -> None:
+    pond = held()
+    body = {"query": "how deep?", "document": "The pond is deep."}
+    with serving(create_app(pond.models)) as server, ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(httpx.post, f"{address_of(server)}/explain", json=body, timeout=300)
+        until(lambda: pond.waiting == 2)
+        query, document = list(next(iter(pond.models)).engine._dispatcher._admission.calls())
+        query.future.cancel()
+        assert not document.future.cancelled()
+        pond.release()
+        assert answer.result(timeout=300).status_code == 503
+
+
 # --- A full queue ---------------------------------------------------------------------------------------------------
 
 

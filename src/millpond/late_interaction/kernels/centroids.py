@@ -285,7 +285,7 @@ def _probe(rows: npt.NDArray[np.float32], centroids: Centroids, groups: Groups) 
         products = (block[torch.from_numpy(some)] @ values[torch.from_numpy(members)].T).numpy()
         picked = products.argmax(axis=1)
         similarity, picked = products[np.arange(len(some)), picked], members[picked]
-        better = (similarity > best[some]) | ((similarity == best[some]) & (picked < found[some]))
+        better = similarity > best[some]
         best[some[better]] = similarity[better]
         found[some[better]] = picked[better]
     return found
