@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -200,3 +201,16 @@ def test_an_index_of_another_model_is_refused(folder: Path, embedder: Path) -> N
     with pytest.raises(FingerprintMismatchError, match="was built by"):
         ServedIndexes.load([f"docs={folder}"], models)
     models.close()
+
+
+async def test_an_index_that_another_process_writes_is_a_503(
+    models: ServedModels, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millpond.late_interaction.plaid.lock.WAIT_SECONDS", 0.0)
+    with (folder / "LOCK").open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        body = {"ids": ["pond"]}
+        response = await call(models, folder, "/v1/indexes/docs/delete", body, config={"api_keys": (KEY,)}, key=KEY)
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "5"
+    assert str(folder) not in response.text
