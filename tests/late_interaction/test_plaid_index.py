@@ -254,6 +254,8 @@ def test_a_path_that_is_something_else_is_refused_and_left_alone(tmp_path: Path)
     file.write_text("mine")
     with pytest.raises(InvalidRequestError, match="is a file"):
         PlaidIndex(file, None)
+    with pytest.raises(InvalidRequestError, match="lies in one"):
+        PlaidIndex(file / "index", None)
     assert file.read_text() == "mine"
     with pytest.raises(InvalidRequestError, match=r"not an index.*'file'"):
         PlaidIndex(tmp_path, None)
