@@ -23,7 +23,7 @@ from tests.late_interaction.index_contract import (
 
 from millpond import Engine
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction import AddReport, LateInteractionIndex, MemoryIndex, kmeans
+from millpond.late_interaction import AddReport, LateInteractionIndex, MemoryIndex, Ragged, kmeans
 from millpond.late_interaction.memory import blocks, store
 from millpond.late_interaction.memory import index as memory_index_module
 from millpond.late_interaction.memory.store import TokenStore
@@ -401,6 +401,32 @@ def test_documents_of_an_add_that_fails_are_not_stored(monkeypatch: pytest.Monke
     )
     for id, matrix in documents.items():
         assert index.search_embeddings(ragged([matrix]), k=1)[0][0].id == id
+
+
+def test_documents_without_rows_train_no_centroids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_CODED_DOCUMENTS", 10)
+    index = MemoryIndex(None)
+    assert index.add_embeddings(names(12), ragged([np.empty((0, 32), dtype=np.float32)] * 12)).added == 12
+    assert (len(index), index.stats().details["centroids"]) == (12, 0)
+    [other] = matrices(1)
+    index.add_embeddings(["other"], ragged([other]))
+    assert [hit.id for hit in index.search_embeddings(ragged([other]))[0]] == ["other"]
+
+
+def test_of_two_threads_that_add_the_first_rows_one_decides_their_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = MemoryIndex(None)
+    decide = index._rows_of
+
+    def late(first: Ragged) -> Any:
+        monkeypatch.undo()
+        index.add_embeddings(["narrow"], ragged(matrices(1, width=12), 12))  # what another thread may do here
+        return decide(first)
+
+    monkeypatch.setattr(index, "_rows_of", late)
+    with pytest.raises(InvalidRequestError, match=r"32 wide, and the rows of this index 12"):
+        index.add_embeddings(["wide"], ragged(matrices(1)))
+    assert index.ids() == ["narrow"]
+    assert [hit.id for hit in index.search_embeddings(ragged(matrices(1, width=12), 12))[0]] == ["narrow"]
 
 
 def test_a_number_too_large_for_int8_is_refused() -> None:

@@ -173,6 +173,17 @@ def test_an_index_may_have_only_documents_without_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("trains_early")
+@pytest.mark.usefixtures("trains_early")
+def test_centroids_are_trained_beside_documents_without_rows_that_came_first(tmp_path: Path, payload: str) -> None:
+    index = PlaidIndex(tmp_path, None, payload)  # type: ignore[arg-type]
+    index.add_embeddings(["none"], ragged([np.empty((0, WIDTH), dtype=np.float32)]))
+    documents = matrices(300)
+    assert index.add_embeddings(names(300), ragged(documents)).added == 300
+    assert index.stats().details["centroids"] > 0
+    assert index.ids() == ["none", *names(300)]
+    assert index.search_embeddings(ragged([documents[7]]), k=1)[0][0].id == "d7"
+
+
 def test_of_equal_scores_the_document_added_earlier_comes_first(tmp_path: Path, payload: str) -> None:
     index = filled(tmp_path, 250, payload=payload)
     same = matrices(1, seed=42)[0]
@@ -254,6 +265,8 @@ def test_a_path_that_is_something_else_is_refused_and_left_alone(tmp_path: Path)
     file.write_text("mine")
     with pytest.raises(InvalidRequestError, match="is a file"):
         PlaidIndex(file, None)
+    with pytest.raises(InvalidRequestError, match="lies in one"):
+        PlaidIndex(file / "index", None)
     assert file.read_text() == "mine"
     with pytest.raises(InvalidRequestError, match=r"not an index.*'file'"):
         PlaidIndex(tmp_path, None)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from tests.late_interaction.plaid_data import WIDTH, filled, matrices, names, ragged
 
+import millpond.late_interaction.index as index_module
 import millpond.late_interaction.plaid.lock as lock_module
 from millpond.errors import IndexLockedError, InvalidRequestError
 from millpond.late_interaction import PlaidIndex, Ragged
@@ -80,6 +81,28 @@ def test_a_projection_of_rows_that_another_object_did_not_store_is_refused(
     monkeypatch.undo()
     assert second.add_embeddings(["second"], ragged(matrices(1))).added == 1
     assert first.ids() == ["first", "second"]
+
+
+@pytest.mark.parametrize("piece", [1, 2])
+@pytest.mark.parametrize("width", [None, 8], ids=["uncut", "projected"])
+def test_rows_that_were_made_before_another_object_stored_the_first_ones_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, width: int | None
+) -> None:
+    monkeypatch.setattr(index_module, "_PIECE", 1)
+    first, second = PlaidIndex(tmp_path, None, width=width), PlaidIndex(tmp_path, None, width=width)
+    prepare, prepared = second._prepare_documents, []
+    narrow = WIDTH if width else WIDTH - 1
+
+    def late(embeddings: Ragged) -> Ragged:
+        prepared.append(prepare(embeddings))
+        if len(prepared) == piece:
+            first.add_embeddings(["first"], ragged([np.concatenate(matrices(20, seed=1, width=narrow))], narrow))
+        return prepared[-1]
+
+    monkeypatch.setattr(second, "_prepare_documents", late)
+    with pytest.raises(InvalidRequestError, match=r"another width or with another projection.*again"):
+        second.add_embeddings(names(2), ragged([np.concatenate(matrices(20, seed=seed)) for seed in (2, 3)]))
+    assert PlaidIndex(tmp_path, None).ids() == first.ids() == ["first"]
 
 
 def test_a_state_stays_readable_after_its_files_were_removed(tmp_path: Path) -> None:

@@ -511,7 +511,10 @@ class LateInteractionIndex(ABC):
                         f"width={self._width} is more than the rows have ({native}); choose 1 to {native}"
                     )
                 self._rows = _RowFormat(native=native, projection=self._fitted(first))
-            return self._rows
+            rows = self._rows
+        if first.flat.shape[1] != rows.native:  # another thread or process added the first rows meanwhile
+            self._check_width("embeddings", first)
+        return rows
 
     def _fitted(self, sample: Ragged) -> Projection | None:
         width, native = self._width, sample.flat.shape[1]

@@ -303,7 +303,7 @@ class TokenStore:
         return nearest(rows, centroids, threads=self.threads)
 
     def _has_grown(self, snapshot: Snapshot) -> bool:
-        if not self.uses_kernels or snapshot.documents < _CODED_DOCUMENTS:
+        if not self.uses_kernels or snapshot.documents < _CODED_DOCUMENTS or not snapshot.tokens:
             return False
         return snapshot.centroids is None or snapshot.tokens >= _GROWTH * snapshot.trained_tokens
 

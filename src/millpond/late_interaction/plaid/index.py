@@ -88,7 +88,12 @@ class PlaidIndex(LateInteractionIndex):
         self._local = threading.local()
         self._restored = False
         if not self._folder.exists():
-            self._path.mkdir(parents=True, exist_ok=True)
+            try:
+                self._path.mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError):
+                raise InvalidRequestError(
+                    f"{self._path} is a file or lies in one; an index is a folder, pass another path"
+                ) from None
             with self._lock.held():
                 self._folder.create(Manifest(payload=payload or _DEFAULT_PAYLOAD, width=width, pool_factor=pool_factor))
         self._snapshot = open_snapshot(self._folder)
@@ -193,11 +198,14 @@ class PlaidIndex(LateInteractionIndex):
         self._tidy()
 
     def _upsert(self, documents: Documents) -> int:
+        settings = self._settings()  # first: those of another process, which the next line may take, made no row here
         snapshot = self._refresh()
         found = snapshot.find(documents.ids)
         known = sum(int(np.count_nonzero(some >= 0)) for some in found)
         pending: PendingDocuments = self._local.pending
-        pending.add(documents, self._settings())
+        if not pending.fits(settings):
+            raise self._other_rows()
+        pending.add(documents, settings)
         if pending.tokens >= _COMMIT_TOKENS or pending.text_bytes >= _COMMIT_BYTES:
             self._local.pending = PendingDocuments()  # first: what cannot be committed is not tried again
             self._commit(pending)
@@ -227,12 +235,15 @@ class PlaidIndex(LateInteractionIndex):
     def _commit(self, pending: PendingDocuments) -> None:
         with self._writing() as (transaction, snapshot):
             if not pending.fits(snapshot.settings):
-                raise InvalidRequestError(
-                    f"another process added the first rows to index {self._path} meanwhile, with another projection to "
-                    "its width; add these documents again"
-                )
+                raise self._other_rows()
             transaction.commit(writer.append(transaction, snapshot, pending))
         self._refresh()
+
+    def _other_rows(self) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"another process added the first rows to index {self._path} meanwhile, of another width or with another "
+            "projection to its width; add these documents again"
+        )
 
     def _tidy(self) -> None:
         """After an add: train the first centroids, or make one segment of many small ones."""

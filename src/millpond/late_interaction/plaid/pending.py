@@ -35,13 +35,15 @@ class PendingDocuments:
         mine = self.settings
         if mine is None or stored is None:
             return True
+        if (mine.native, mine.pool_factor) != (stored.native, stored.pool_factor):
+            return False
         if mine.projection is None or stored.projection is None:
-            return mine.projection is stored.projection and mine.pool_factor == stored.pool_factor
+            return mine.projection is stored.projection
         return np.array_equal(mine.projection.matrix, stored.projection.matrix)
 
     def add(self, documents: Documents, settings: IndexSettings | None) -> None:
         """Keep documents, and how texts became their rows (``None`` if they have none)."""
-        self.settings = settings
+        self.settings = self.settings or settings
         texts = [text.encode() for text in documents.texts]
         metadata = [_json(value) for value in documents.metadata]
         self.ids += [id.encode() for id in documents.ids]

@@ -137,7 +137,8 @@ def _sample(snapshot: Snapshot, count: int) -> npt.NDArray[np.float32]:
         document = np.searchsorted(copied, some, side="right") - 1
         original = columns.offsets[:-1] if segment.live is None else columns.offsets[:-1][segment.live]
         tokens = original[document] + some - copied[document]
-        rows.append(unpack_rows(columns.rows[tokens], columns.scales[tokens], "int8", dim=_dim(snapshot.manifest)))
+        if len(tokens):  # a segment that was written before the first rows has no width
+            rows.append(unpack_rows(columns.rows[tokens], columns.scales[tokens], "int8", dim=_dim(snapshot.manifest)))
         start = stop
     sample = np.concatenate(rows)
     random.shuffle(sample)
