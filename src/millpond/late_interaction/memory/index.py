@@ -19,11 +19,13 @@ from millpond.late_interaction.documents import Documents, Hit, IndexStats, Sear
 from millpond.late_interaction.index import CLOSED, LateInteractionIndex
 from millpond.late_interaction.index_arguments import TokenEngine, check_count
 from millpond.late_interaction.kernels.centroids import similarities
+from millpond.late_interaction.kernels.compiled import thread_count
 from millpond.late_interaction.kernels.exact import CODECS, Codec, score, score_on_device
 from millpond.late_interaction.kernels.scan import Codes, candidates_of, table
 from millpond.late_interaction.memory.blocks import IndexArray, View
 from millpond.late_interaction.memory.files import StoredIndex, write_index
 from millpond.late_interaction.memory.store import Snapshot, TokenStore
+from millpond.late_interaction.turns import TURNS
 from millpond.metadata import Scalar
 from millpond.ragged import Ragged
 
@@ -191,17 +193,25 @@ class MemoryIndex(LateInteractionIndex):
         keep = search.candidates or max(_CANDIDATES, _CANDIDATES_PER_HIT * search.k)
         if snapshot.centroids is None or search.exact or sum(map(len, selections)) <= keep:
             return self._search_all(queries, selections, search.k)
-        return [
-            self._search_candidates(query, snapshot, selections, keep, search.k) if len(query) else []
-            for query in queries
-        ]
+        results = []
+        for query in queries:
+            with TURNS.turn(thread_count(self._store.threads)) as threads:
+                results.append(
+                    self._search_candidates(query, snapshot, selections, keep, search.k, threads) if len(query) else []
+                )
+        return results
 
     def _search_candidates(
-        self, query: npt.NDArray[np.float32], snapshot: Snapshot, selections: Sequence[_Selection], keep: int, k: int
+        self,
+        query: npt.NDArray[np.float32],
+        snapshot: Snapshot,
+        selections: Sequence[_Selection],
+        keep: int,
+        k: int,
+        threads: int,
     ) -> list[Hit]:
         """The best of the ``keep`` documents whose codes match a query best."""
         assert snapshot.centroids is not None
-        threads = self._store.threads
         found = candidates_of(
             table(similarities(query, snapshot.centroids, threads=threads), query),
             [selection.codes() for selection in selections],
@@ -214,32 +224,39 @@ class MemoryIndex(LateInteractionIndex):
             if len(documents)
         ]
         queries = Ragged(flat=query, offsets=np.array([0, len(query)]))
-        return self._search_all(queries, kept, k)[0]
+        return self._best_of(queries, kept, k, threads)[0]
 
     def _search_all(self, queries: Ragged, selections: Sequence[_Selection], k: int) -> list[list[Hit]]:
         """The best of the selected documents, all of them compared."""
-        starts = np.cumsum([0, *(len(selection) for selection in selections)])
-        step = max(1, _SCORES // int(starts[-1]))  # queries at a time
+        step = max(1, _SCORES // sum(map(len, selections)))  # queries at a time
         results = []
         for first in range(0, len(queries), step):
             some = Ragged.from_matrices(queries[first : first + step], width=queries.flat.shape[1])
-            scores = np.concatenate([self._scores(some, selection) for selection in selections], axis=1)
-            for row, length in zip(scores, some.lengths, strict=True):
-                best: Sequence[Any] | IndexArray = _best(row, k) if length else ()
-                owners = np.searchsorted(starts, best, side="right") - 1
-                results.append(
-                    [
-                        selections[owner].hit(position - starts[owner], float(row[position]))
-                        for owner, position in zip(owners, best, strict=True)
-                    ]
-                )
+            with TURNS.turn(thread_count(self._store.threads)) as threads:
+                results += self._best_of(some, selections, k, threads)
         return results
 
-    def _scores(self, queries: Ragged, selection: _Selection) -> npt.NDArray[np.float32]:
+    def _best_of(self, queries: Ragged, selections: Sequence[_Selection], k: int, threads: int) -> list[list[Hit]]:
+        """The best of the selected documents for a few queries."""
+        starts = np.cumsum([0, *(len(selection) for selection in selections)])
+        scores = np.concatenate([self._scores(queries, selection, threads) for selection in selections], axis=1)
+        results = []
+        for row, length in zip(scores, queries.lengths, strict=True):
+            best: Sequence[Any] | IndexArray = _best(row, k) if length else ()
+            owners = np.searchsorted(starts, best, side="right") - 1
+            results.append(
+                [
+                    selections[owner].hit(position - starts[owner], float(row[position]))
+                    for owner, position in zip(owners, best, strict=True)
+                ]
+            )
+        return results
+
+    def _scores(self, queries: Ragged, selection: _Selection, threads: int) -> npt.NDArray[np.float32]:
         """MaxSim ``[q, selected documents]``."""
         if self._store.uses_kernels:
             tokens = selection.view.host_tokens
-            return score(queries, tokens, documents=selection.documents, threads=self._store.threads)
+            return score(queries, tokens, documents=selection.documents, threads=threads)
         return score_on_device(queries, selection.view.device_tokens, documents=selection.documents)
 
 

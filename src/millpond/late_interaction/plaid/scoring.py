@@ -11,9 +11,11 @@ import numpy.typing as npt
 from millpond.late_interaction.documents import SearchOptions
 from millpond.late_interaction.kernels import exact, residuals, scan
 from millpond.late_interaction.kernels.centroids import similarities
+from millpond.late_interaction.kernels.compiled import thread_count
 from millpond.late_interaction.plaid.segment import Segment
 from millpond.late_interaction.plaid.snapshot import Snapshot
 from millpond.late_interaction.residual_codec import Codec
+from millpond.late_interaction.turns import TURNS
 from millpond.ragged import Ragged
 
 # Candidates that are scored exactly, at least and for each hit.
@@ -53,17 +55,20 @@ def search(
     coded = [segment for segment in segments if segment.coded]
     # A scan pays if it leaves documents out.
     scanned = coded if not options.exact and sum(segment.count for segment in coded) > keep else []
+    most = thread_count(threads)
     matches: list[list[Match]] = []
     for start in range(0, len(queries), _QUERIES):
         group = queries[start : start + _QUERIES]
-        scored = {
-            id(segment): segment.score_all(group, threads)
-            for segment in segments
-            if segment.columns.rows is not None and segment not in scanned
-        }
+        with TURNS.turn(most) as share:
+            scored = {
+                id(segment): segment.score_all(group, share)
+                for segment in segments
+                if segment.columns.rows is not None and segment not in scanned
+            }
         for index, query in enumerate(group):
             known = {key: scores[index] for key, scores in scored.items()}
-            matches.append(_best(segments, scanned, query, known, snapshot.codec, keep, options.k, threads))
+            with TURNS.turn(most) as share:
+                matches.append(_best(segments, scanned, query, known, snapshot.codec, keep, options.k, share))
     return matches
 
 
