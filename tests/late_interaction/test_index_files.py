@@ -92,6 +92,20 @@ def test_a_damaged_file_is_named(folder: Path, name: str, damage: str) -> None:
         assert re.search(reasons.get(damage, rf"it has \d+ bytes instead of {len(data)}"), str(caught.value))
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(b",), }", b",),  "), (b"(", b"{"), (b",), }           ", b"00000000000,), }")],
+    ids=["an-open-bracket", "another-bracket", "more-rows-than-memory"],
+)
+def test_a_header_that_cannot_be_read_is_named(folder: Path, before: bytes, after: bytes) -> None:
+    path = file_of(folder, "centroid_scales")
+    data = path.read_bytes()
+    assert len(before) == len(after) and before in data[:128]
+    path.write_bytes(data[:128].replace(before, after) + data[128:])
+    with pytest.raises(IndexCorruptedError, match=path.name):
+        MemoryIndex.open(folder, None)
+
+
 @pytest.mark.parametrize("part", [0, 7, 40, 90])
 @pytest.mark.parametrize("name", ["rows", "scales", "codes", "lengths", "centroids", "projection"])
 def test_a_damaged_header_is_named(folder: Path, name: str, part: int) -> None:
