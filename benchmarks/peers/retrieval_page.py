@@ -29,9 +29,15 @@ def table(results: Record) -> str:
     parts = []
     for processor, machine in results["processors"].items():
         parts.append(f"### {processor}")
+        searched = {
+            name: sections["search"]["documents"] for name, sections in machine["sets"].items() if "search" in sections
+        }
+        largest = max(searched, key=lambda name: searched[name], default=None)
         for name, sections in machine["sets"].items():
             if "search" in sections:
-                parts.append(search_table(name, sections["search"], bandwidth=machine["bandwidth"]))
+                parts.append(
+                    search_table(name, sections["search"], bandwidth=machine["bandwidth"], more=name == largest)
+                )
             if "quality" in sections:
                 parts.append(quality_table(name, sections["quality"]))
             if "muvera" in sections:
@@ -39,8 +45,8 @@ def table(results: Record) -> str:
     return "\n\n".join(parts)
 
 
-def search_table(name: str, section: Record, *, bandwidth: float) -> str:
-    """Every engine and setting on one set, then two threads, callers, writes and opening."""
+def search_table(name: str, section: Record, *, bandwidth: float, more: bool) -> str:
+    """Every engine and setting on one set; with ``more``, also two threads, callers, writes and opening."""
     origin = section["origin"]
     rows = []
     for engine, setting, row, result in settings(section):
@@ -74,7 +80,11 @@ def search_table(name: str, section: Record, *, bandwidth: float) -> str:
         f"nDCG@10 of float32 MaxSim: {section['ndcg@10 exact']:.4f}; {section['query_tokens']:.1f} tokens a query in "
         f"the mean; one core reads {bandwidth / 1e9:.1f} GB/s.",
         *(f"Without {engine}: {reason}." for engine, reason in section["left_out"].items()),
-        *(line for engine, result in section["engines"].items() for line in further(ENGINES[engine][0], result)),
+        *(
+            line
+            for engine, result in (section["engines"].items() if more else ())
+            for line in further(ENGINES[engine][0], result)
+        ),
         f"*{origin['when'][:10]}, commit {(origin['commit'] or 'none')[:10]}, load {origin['load']:.1f} at the end of "
         "the run.*",
     ]

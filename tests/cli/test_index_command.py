@@ -10,6 +10,8 @@ import pytest
 from tests.cli.conftest import Run
 from tests.tiny_late import write_stanford
 
+from millpond.late_interaction import PlaidIndex
+
 RECORDS = [
     {"id": "pond", "text": "The pond is two metres deep.", "year": 2024},
     {"id": "wheel", "text": "A wheel turns.", "year": 2025},
@@ -101,3 +103,16 @@ def test_what_is_not_there_is_named(millpond: Callable[..., str], tmp_path: Path
 
 def test_the_model_of_a_local_folder_must_be_named(millpond: Callable[..., str], built: Path) -> None:
     assert "name it with --model" in millpond("index", "search", built, "flour", code=1)
+
+
+def test_a_disk_that_cannot_be_written_is_an_error_without_a_traceback(
+    millpond: Callable[..., str], built: Path, colbert: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    printed = millpond("index", "add", built, "-", "-m", colbert, stdin='{"id": "a", "text": "new"}\n', code=1)
+    assert "No space left on device" in printed and "the index is as the last commit left it" in printed
+    monkeypatch.undo()
+    assert PlaidIndex.open(built).ids() == ["pond", "wheel", "flour"]

@@ -120,9 +120,15 @@ BREACHES = (
     ("engine-weights", "engine/input/encode.py", "import millpond.models.load", "input.encode -> millpond.models.load"),
     (
         "late-interaction",
-        "late_interaction/token_blocks.py",
+        "late_interaction/kmeans.py",
         "import millpond.late_interaction.index",
-        "token_blocks -> millpond.late_interaction.index",
+        "kmeans -> millpond.late_interaction.index",
+    ),
+    (
+        "late-interaction-memory",
+        "late_interaction/memory/blocks.py",
+        "import millpond.late_interaction.memory.store",
+        "blocks -> millpond.late_interaction.memory.store",
     ),
     (
         "late-interaction-plaid",

@@ -23,17 +23,10 @@ from tests.late_interaction.index_contract import (
 
 from millpond import Engine
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction import (
-    AddReport,
-    LateInteractionIndex,
-    MemoryIndex,
-    Ragged,
-    kmeans,
-    token_blocks,
-    token_store,
-)
-from millpond.late_interaction import memory_index as memory_index_module
-from millpond.late_interaction.token_store import TokenStore
+from millpond.late_interaction import AddReport, LateInteractionIndex, MemoryIndex, Ragged, kmeans
+from millpond.late_interaction.memory import blocks, store
+from millpond.late_interaction.memory import index as memory_index_module
+from millpond.late_interaction.memory.store import TokenStore
 
 
 class TestMemoryIndex(IndexContract):
@@ -59,8 +52,8 @@ class TestMemoryIndexByTorch(TestMemoryIndex):
     @pytest.fixture(autouse=True)
     def torch_path(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(TokenStore, "uses_kernels", False)
-        monkeypatch.setattr(token_blocks, "FULL_BLOCK", 16 * 128)
-        monkeypatch.setattr(token_blocks, "_FIRST_ROWS", 8)
+        monkeypatch.setattr(blocks, "FULL_BLOCK", 16 * 128)
+        monkeypatch.setattr(blocks, "_FIRST_ROWS", 8)
 
     def open(self, path: Path, engine: Engine | None, **options: Any) -> LateInteractionIndex:
         return super().open(path, engine, **({} if path.exists() else {"codec": "float32"}), **options)
@@ -133,7 +126,7 @@ def topics(count: int, *, seed: int = 0, tokens: int = 8, width: int = 32) -> li
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Codes from 200 documents on, which keep 30 candidates; the list has the candidates of each scan."""
-    monkeypatch.setattr(token_store, "_CODED_DOCUMENTS", 200)
+    monkeypatch.setattr(store, "_CODED_DOCUMENTS", 200)
     monkeypatch.setattr(memory_index_module, "_CANDIDATES", 30)
     monkeypatch.setattr(memory_index_module, "_CANDIDATES_PER_HIT", 3)
     kept: list[int] = []
@@ -263,7 +256,7 @@ def test_readers_and_writers_go_on_while_centroids_are_trained(
         assert go_on.wait(60)
         return train(*args, **options)
 
-    monkeypatch.setattr("millpond.late_interaction.token_store.kmeans.train", held)
+    monkeypatch.setattr("millpond.late_interaction.memory.store.kmeans.train", held)
     index = MemoryIndex(None)
     documents = documents_of(names(400), topics(400))
     adding = threading.Thread(
@@ -292,12 +285,12 @@ def test_readers_and_writers_go_on_while_centroids_are_trained(
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 64 rows of 32 int8 columns, compacted from 10 deleted documents on."""
-    monkeypatch.setattr(token_blocks, "FULL_BLOCK", 64 * 32)
-    monkeypatch.setattr(token_store, "FULL_BLOCK", 64 * 32)
-    monkeypatch.setattr(token_blocks, "_FIRST_ROWS", 16)
-    monkeypatch.setattr(token_store, "_DEAD_DOCUMENTS", 10)
-    monkeypatch.setattr(token_store, "_DEAD_ROWS", 60)
-    monkeypatch.setattr(token_store, "_STEP", 24)
+    monkeypatch.setattr(blocks, "FULL_BLOCK", 64 * 32)
+    monkeypatch.setattr(store, "FULL_BLOCK", 64 * 32)
+    monkeypatch.setattr(blocks, "_FIRST_ROWS", 16)
+    monkeypatch.setattr(store, "_DEAD_DOCUMENTS", 10)
+    monkeypatch.setattr(store, "_DEAD_ROWS", 60)
+    monkeypatch.setattr(store, "_STEP", 24)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -384,7 +377,7 @@ def test_documents_of_an_add_that_fails_are_not_stored(monkeypatch: pytest.Monke
     documents = documents_of(names(40), matrices(40))
     index = MemoryIndex(None)
     index.add_embeddings(names(5), ragged([documents[id] for id in names(5)]))
-    append, calls = token_blocks.Block.append, []
+    append, calls = blocks.Block.append, []
 
     def failing(*args: Any) -> Any:
         calls.append(1)
@@ -393,7 +386,7 @@ def test_documents_of_an_add_that_fails_are_not_stored(monkeypatch: pytest.Monke
             raise MemoryError("no memory")
         return view
 
-    monkeypatch.setattr(token_blocks.Block, "append", failing)
+    monkeypatch.setattr(blocks.Block, "append", failing)
     with pytest.raises(MemoryError):
         index.add_embeddings(names(40)[2:], ragged([documents[id] for id in names(40)[2:]]))
     assert index.ids() == names(5)
@@ -411,7 +404,7 @@ def test_documents_of_an_add_that_fails_are_not_stored(monkeypatch: pytest.Monke
 
 
 def test_documents_without_rows_train_no_centroids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_store, "_CODED_DOCUMENTS", 10)
+    monkeypatch.setattr(store, "_CODED_DOCUMENTS", 10)
     index = MemoryIndex(None)
     assert index.add_embeddings(names(12), ragged([np.empty((0, 32), dtype=np.float32)] * 12)).added == 12
     assert (len(index), index.stats().details["centroids"]) == (12, 0)

@@ -18,7 +18,7 @@ import millpond.late_interaction.index as index_module
 import millpond.late_interaction.plaid.lock as lock_module
 from millpond.errors import IndexLockedError, InvalidRequestError
 from millpond.late_interaction import PlaidIndex, Ragged
-from millpond.late_interaction.index import SearchOptions
+from millpond.late_interaction.documents import SearchOptions
 from millpond.late_interaction.plaid import compaction, scoring
 from millpond.late_interaction.plaid.folder import IndexFolder
 from millpond.late_interaction.plaid.manifest import Manifest

@@ -140,6 +140,7 @@ def test_a_mistake_in_the_source_of_an_instruction_set_is_an_error(hook, sources
 
 @needs_gcc
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
+@pytest.mark.slow  # compiles every source
 def test_no_code_of_an_instruction_set_can_be_merged_into_another(objects):
     """A weak symbol is an inline function or a template: the linker keeps the copy of any source."""
     assert {name.partition(".")[0] for name in objects} >= {f"x86_{name}" for name in ISAS}
@@ -151,6 +152,7 @@ def test_no_code_of_an_instruction_set_can_be_merged_into_another(objects):
 
 @needs_gcc
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump")
+@pytest.mark.slow  # compiles every source
 def test_what_chooses_the_table_runs_on_any_processor(objects):
     names = ("kernel_table.cpp.o", "processor.cpp.o", "parallel.cpp.o", "x86_avx2.kernels.cpp.o")
     code = {

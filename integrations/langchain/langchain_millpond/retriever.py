@@ -13,7 +13,8 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import VectorStore
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from millpond.late_interaction.index import Hit, LateInteractionIndex
+from millpond.late_interaction.documents import Hit
+from millpond.late_interaction.index import LateInteractionIndex
 from millpond.late_interaction.retrieval import aretrieve, retrieve
 
 _SCORE, _SPANS = "relevance_score", "spans"

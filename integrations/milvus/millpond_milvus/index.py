@@ -21,7 +21,7 @@ from millpond.ingest.index_manifest import IndexManifest, Prefetch
 from millpond.ingest.location import is_url
 from millpond.ingest.manifest import MANIFEST_KEY
 from millpond.ingest.record import point_id
-from millpond.late_interaction.index import Hit, IndexStats
+from millpond.late_interaction.documents import Hit, IndexStats
 from millpond.late_interaction.index_arguments import TokenEngine
 from millpond.late_interaction.kernels.exact import Tokens, score
 from millpond.late_interaction.metadata_filter import MetadataTable
@@ -83,6 +83,7 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
 
     codecs: ClassVar[tuple[str, ...]] = ("int8", "float32")
     prefetches: ClassVar[tuple[Prefetch | None, ...]] = ("muvera", "dense")
+    least_candidates = 200  # Milvus Lite hands their rows to this process
 
     def __init__(
         self,

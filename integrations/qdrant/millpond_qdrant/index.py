@@ -16,7 +16,7 @@ from millpond.ingest.collection_index import CollectionIndex, Found, IndexQuery,
 from millpond.ingest.index_manifest import IndexManifest, Prefetch
 from millpond.ingest.manifest import MANIFEST_KEY
 from millpond.ingest.record import point_id
-from millpond.late_interaction.index import Hit, IndexStats
+from millpond.late_interaction.documents import Hit, IndexStats
 from millpond.late_interaction.index_arguments import TokenEngine
 from millpond.metadata import Scalar
 from millpond_qdrant.collection import QdrantCollection
@@ -71,6 +71,8 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
     float_bytes = 22  # of JSON: most have 17 digits and a sign
     codecs: ClassVar[tuple[str, ...]] = ("float32", "float16")
     prefetches: ClassVar[tuple[Prefetch | None, ...]] = ("muvera", "dense", None)
+    # Of 99,000 passages the 1,000 best by MUVERA hold .974 of the exact ten, the 200 best .850.
+    least_candidates = 1000
 
     def __init__(
         self,

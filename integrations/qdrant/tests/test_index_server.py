@@ -206,7 +206,7 @@ def test_filters_and_ids_hold_in_both_stages(server: Fake) -> None:
     assert (both["prefetch"]["using"], both["prefetch"]["limit"], both["using"]) == ("muvera", 3, "tokens")
     assert len(both["query"]["nearest"]) == 6 and len(both["prefetch"]["query"]) == 2560
     assert "filter" not in alone and "filter" not in alone["prefetch"] and alone["limit"] == 3
-    assert default["prefetch"]["limit"] == 200
+    assert default["prefetch"]["limit"] == 1000
     assert "prefetch" not in exact
 
 

@@ -18,12 +18,12 @@ import typer
 
 from millpond.cli import options
 from millpond.cli.flags import Command
-from millpond.errors import InvalidRequestError, ModelLoadError
+from millpond.errors import InvalidRequestError, MillpondError, ModelLoadError
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
     from millpond.ingest.record import Record, Rejected
-    from millpond.late_interaction.index import Hit
+    from millpond.late_interaction.documents import Hit
     from millpond.late_interaction.plaid.index import PlaidIndex
 
 logger = logging.getLogger(__name__)
@@ -64,6 +64,19 @@ Filter = Annotated[
 ]
 
 
+class IndexCommand(Command):
+    """A command whose errors of the file system are messages: a full disk, a folder that cannot be written."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except (MillpondError, BrokenPipeError):
+            raise
+        except OSError as error:
+            raise MillpondError(f"{error}; the index is as the last commit left it") from error
+
+
 @dataclass(kw_only=True)
 class Counts:
     """What a run did; the counts of records add up to ``read``, but for ``truncated``."""
@@ -78,7 +91,7 @@ class Counts:
     seconds: float = 0.0
 
 
-@app.command(cls=Command)
+@app.command(cls=IndexCommand)
 def build(
     index: IndexPath,
     source: Source,
@@ -116,7 +129,7 @@ def build(
         _add(opened, records)
 
 
-@app.command(cls=Command)
+@app.command(cls=IndexCommand)
 def add(
     index: IndexPath,
     source: Source,
@@ -142,7 +155,7 @@ def add(
         _add(opened, records)
 
 
-@app.command(cls=Command)
+@app.command(cls=IndexCommand)
 def delete(
     index: IndexPath,
     ids: Annotated[
@@ -160,7 +173,7 @@ def delete(
     print(json.dumps({"deleted": deleted}))
 
 
-@app.command(cls=Command)
+@app.command(cls=IndexCommand)
 def search(
     index: IndexPath,
     query: Annotated[str, typer.Argument(help="The question.")],
@@ -194,14 +207,14 @@ def search(
         _write_table(hits)
 
 
-@app.command(cls=Command)
+@app.command(cls=IndexCommand)
 def stats(index: IndexPath) -> None:
     """Print the size of an index as JSON."""
     with stored_index(index) as opened:
         print(json.dumps(asdict(opened.stats()), default=str, indent=2))
 
 
-@app.command(cls=Command)
+@app.command(cls=IndexCommand)
 def check(index: IndexPath) -> None:
     """Read every file of an index, and print what is damaged; the exit code is then 1."""
     with stored_index(index) as opened:
@@ -214,7 +227,7 @@ def check(index: IndexPath) -> None:
     print(f"{index}: {documents} documents, no damage")
 
 
-@app.command(cls=Command)
+@app.command(cls=IndexCommand)
 def compact(index: IndexPath) -> None:
     """Merge the segments of an index, and give back the space of deleted documents."""
     with stored_index(index) as opened:

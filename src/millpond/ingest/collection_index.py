@@ -21,7 +21,8 @@ from millpond.ingest.batch import slices
 from millpond.ingest.collection_client import CollectionClient
 from millpond.ingest.index_manifest import IndexManifest, Prefetch, check_prefetch
 from millpond.ingest.record import content_hash, point_id
-from millpond.late_interaction.index import Documents, Hit, LateInteractionIndex, SearchOptions
+from millpond.late_interaction.documents import Documents, Hit, SearchOptions
+from millpond.late_interaction.index import LateInteractionIndex
 from millpond.late_interaction.index_arguments import TokenEngine
 from millpond.late_interaction.index_settings import IndexSettings
 from millpond.metadata import Scalar
@@ -101,6 +102,7 @@ class CollectionIndex(LateInteractionIndex, CollectionClient):
     kind = "index"
     codecs: ClassVar[tuple[str, ...]]
     prefetches: ClassVar[tuple[Prefetch | None, ...]]
+    least_candidates: ClassVar[int]  # of a search that names no number
 
     def __init__(
         self,
@@ -244,7 +246,7 @@ class CollectionIndex(LateInteractionIndex, CollectionClient):
         if manifest is None or not asked:
             return results
         encodings = manifest.encode_queries(queries)
-        candidates = search.candidates if search.candidates is not None else max(200, 20 * search.k)
+        candidates = search.candidates if search.candidates is not None else max(self.least_candidates, 20 * search.k)
         found: dict[int, list[Found]] = {index: [] for index in asked}
         for points in _parts(search.ids):
             scores_all = search.exact or manifest.prefetch is None or (points is not None and len(points) <= candidates)

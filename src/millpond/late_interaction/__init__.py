@@ -4,9 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from millpond.late_interaction.documents import AddReport, Hit, IndexStats, StoredDocument
     from millpond.late_interaction.explanation import TokenMatch
-    from millpond.late_interaction.index import AddReport, Hit, IndexStats, LateInteractionIndex, StoredDocument
-    from millpond.late_interaction.memory_index import MemoryIndex
+    from millpond.late_interaction.index import LateInteractionIndex
+    from millpond.late_interaction.memory.index import MemoryIndex
     from millpond.late_interaction.plaid.index import PlaidIndex
     from millpond.late_interaction.reranking import arerank, rerank
     from millpond.late_interaction.similarity import maxsim
@@ -14,14 +15,14 @@ if TYPE_CHECKING:
 
 # No module has the name of a function: importing it would hide the function.
 _HOMES = {
-    "AddReport": "millpond.late_interaction.index",
-    "Hit": "millpond.late_interaction.index",
-    "IndexStats": "millpond.late_interaction.index",
+    "AddReport": "millpond.late_interaction.documents",
+    "Hit": "millpond.late_interaction.documents",
+    "IndexStats": "millpond.late_interaction.documents",
     "LateInteractionIndex": "millpond.late_interaction.index",
-    "MemoryIndex": "millpond.late_interaction.memory_index",
+    "MemoryIndex": "millpond.late_interaction.memory.index",
     "PlaidIndex": "millpond.late_interaction.plaid.index",
     "Ragged": "millpond.ragged",
-    "StoredDocument": "millpond.late_interaction.index",
+    "StoredDocument": "millpond.late_interaction.documents",
     "TokenMatch": "millpond.late_interaction.explanation",
     "arerank": "millpond.late_interaction.reranking",
     "maxsim": "millpond.late_interaction.similarity",

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction.index import Hit, LateInteractionIndex
+from millpond.late_interaction.documents import Hit
+from millpond.late_interaction.index import LateInteractionIndex
 from millpond.late_interaction.index_arguments import Filter
 
 logger = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from millpond.errors import (
     EngineClosedError,
     EngineOverloadedError,
+    IndexLockedError,
     InputTooLongError,
     InvalidDimensionsError,
     InvalidRequestError,
@@ -151,6 +152,10 @@ def _closed(_error: Any, _: Request) -> _WireError:
     return _WireError(message=message, headers={"Retry-After": "1"})
 
 
+def _locked(_error: Any, _: Request) -> _WireError:
+    return _WireError(message="Another process writes the index; try again later", headers={"Retry-After": "5"})
+
+
 def _unexpected(error: Any, request: Request) -> _WireError:
     logger.error("%s %r failed", request.method, request.url.path, exc_info=error)
     return _WireError(message=INTERNAL)
@@ -164,6 +169,7 @@ _TABLE: tuple[tuple[type[Exception], int, str, Callable[[Any, Request], _WireErr
     (UnknownModelError, 404, "NotFoundError", _own_message),
     (EngineOverloadedError, 429, "TooManyRequestsError", _overloaded),
     (EngineClosedError, 503, "ServiceUnavailableError", _closed),
+    (IndexLockedError, 503, "ServiceUnavailableError", _locked),
     (Exception, 500, "InternalServerError", _unexpected),
 )
 

@@ -14,7 +14,8 @@ from typing import Any, Self
 import numpy as np
 
 from millpond.errors import IndexLockedError, InvalidRequestError, SourceNotFoundError
-from millpond.late_interaction.index import Documents, Hit, IndexStats, LateInteractionIndex, SearchOptions
+from millpond.late_interaction.documents import Documents, Hit, IndexStats, SearchOptions
+from millpond.late_interaction.index import LateInteractionIndex
 from millpond.late_interaction.index_arguments import TokenEngine
 from millpond.late_interaction.plaid import compaction, scoring, writer
 from millpond.late_interaction.plaid.check import check_folder

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from millpond.late_interaction.index import SearchOptions
+from millpond.late_interaction.documents import SearchOptions
 from millpond.late_interaction.kernels import exact, residuals, scan
 from millpond.late_interaction.kernels.centroids import similarities
 from millpond.late_interaction.plaid.segment import Segment

@@ -5,9 +5,7 @@ import { heatMap } from "./heat_map.js";
 import { Tool, Unready } from "./tool.js";
 
 const QUESTION = "How is the wheel driven?";
-const DOCUMENT =
-  "A sluice lets in as much water as the mill needs. It falls on the paddles, turns the wheel and leaves by the tailrace. " +
-  "The heron stands in the reeds until dusk.";
+const DOCUMENT = "Water from the pond falls on the paddles and turns the wheel. The heron stands in the reeds.";
 const HITS = 10;
 
 export function explain(panel) {

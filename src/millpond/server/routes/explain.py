@@ -48,7 +48,7 @@ class _Explained:
 async def explain(request: Request) -> Response:
     """For each token of a query, the characters of a text that match it best, and the score. Needs no index."""
     body = await bodies.read(request, TextExplainRequest)
-    model = find_model(request, body.model, tasks=("token_embed",), api="Explain API")
+    model = find_model(request, body.model, tasks=["token_embed"], api="Explain API")
     for field, text in (("query", body.query), ("document", body.document)):
         if is_blank(text):
             raise RequestError(f"the {field} is blank; write a text with a visible character", param=field)

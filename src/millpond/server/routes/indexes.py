@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from millpond.late_interaction.index import Hit
+from millpond.late_interaction.documents import Hit
 from millpond.outputs import TokenEmbeddingOutput
 from millpond.params import PoolingParams
 from millpond.server import openapi

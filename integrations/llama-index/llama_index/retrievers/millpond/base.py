@@ -13,7 +13,8 @@ from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, Query
 from llama_index.core.vector_stores import FilterCondition, FilterOperator, MetadataFilter, MetadataFilters
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 
-from millpond.late_interaction.index import Hit, LateInteractionIndex
+from millpond.late_interaction.documents import Hit
+from millpond.late_interaction.index import LateInteractionIndex
 from millpond.late_interaction.retrieval import aretrieve, retrieve
 
 _SPANS, _NODE = "spans", "_node_content"

@@ -15,14 +15,15 @@ import numpy.typing as npt
 import torch
 
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction.index import CLOSED, Documents, Hit, IndexStats, LateInteractionIndex, SearchOptions
+from millpond.late_interaction.documents import Documents, Hit, IndexStats, SearchOptions
+from millpond.late_interaction.index import CLOSED, LateInteractionIndex
 from millpond.late_interaction.index_arguments import TokenEngine, check_count
-from millpond.late_interaction.index_files import StoredIndex, write_index
 from millpond.late_interaction.kernels.centroids import similarities
 from millpond.late_interaction.kernels.exact import CODECS, Codec, score, score_on_device
 from millpond.late_interaction.kernels.scan import Codes, candidates_of, table
-from millpond.late_interaction.token_blocks import IndexArray, View
-from millpond.late_interaction.token_store import Snapshot, TokenStore
+from millpond.late_interaction.memory.blocks import IndexArray, View
+from millpond.late_interaction.memory.files import StoredIndex, write_index
+from millpond.late_interaction.memory.store import Snapshot, TokenStore
 from millpond.metadata import Scalar
 from millpond.ragged import Ragged
 

@@ -21,7 +21,9 @@ import pytest
 from tests.late_interaction.index_contract import found, matrices, names, ragged
 
 from millpond.errors import IndexCorruptedError, InvalidRequestError, SourceNotFoundError
-from millpond.late_interaction import MemoryIndex, checked_file, index_files, token_store
+from millpond.late_interaction import MemoryIndex, checked_file
+from millpond.late_interaction.memory import files as memory_files
+from millpond.late_interaction.memory import store
 
 QUERY = ragged(matrices(1, seed=9))
 FILES = ["centroid_scales", "centroids", "codes", "documents", "index", "lengths", "projection", "rows", "scales"]
@@ -41,7 +43,7 @@ def index_of(count: int = 60, **options: Any) -> MemoryIndex:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A saved index that has every kind of file."""
-    monkeypatch.setattr(token_store, "_CODED_DOCUMENTS", 10)
+    monkeypatch.setattr(store, "_CODED_DOCUMENTS", 10)
     index_of(width=16).save(tmp_path / "index")
     return tmp_path / "index"
 
@@ -123,7 +125,7 @@ def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     content = json.loads(path.read_text())
     del content["sha256"]
     change(content)
-    content["sha256"] = index_files._digest(content)
+    content["sha256"] = memory_files._digest(content)
     path.write_text(json.dumps(content))
 
 
@@ -251,7 +253,7 @@ def test_a_save_that_fails_leaves_the_index_that_was_there(
         return call
 
     monkeypatch.setattr(checked_file.FileWriter, "finish", failing(checked_file.FileWriter.finish))
-    monkeypatch.setattr(index_files.os, "replace", failing(os.replace))
+    monkeypatch.setattr(memory_files.os, "replace", failing(os.replace))
     index = index_of(7, width=16)
     with pytest.raises(OSError, match="No space left"):
         index.save(folder)
@@ -267,7 +269,7 @@ def test_every_file_is_synced_before_the_manifest_is_replaced(tmp_path: Path, mo
     finish, replace = checked_file.FileWriter.finish, os.replace
     fsync = os.fsync
     monkeypatch.setattr(checked_file.os, "fsync", lambda descriptor: (events.append("fsync"), fsync(descriptor))[1])
-    monkeypatch.setattr(index_files.os, "replace", lambda *paths: (events.append("replace"), replace(*paths))[1])
+    monkeypatch.setattr(memory_files.os, "replace", lambda *paths: (events.append("replace"), replace(*paths))[1])
     index_of(5).save(tmp_path / "index")
     assert finish is checked_file.FileWriter.finish
     # The folder above, four files and the manifest, the folder; and again the folder for the name of the manifest.
@@ -371,7 +373,7 @@ def test_a_killed_save_leaves_an_index(tmp_path: Path) -> None:
 
 
 def test_an_index_is_the_same_after_it_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_files, "_ROWS", 50)  # read in parts
+    monkeypatch.setattr(memory_files, "_ROWS", 50)  # read in parts
     index = index_of(60)
     index.add_embeddings(["none", "long"], ragged(matrices(2, tokens=[0, 300])), texts=["", "線\n\u2028\x00"])
     index.save(tmp_path / "index")

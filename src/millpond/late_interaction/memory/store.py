@@ -14,7 +14,7 @@ import torch
 from millpond.late_interaction import kmeans
 from millpond.late_interaction.kernels.centroids import Centroids, nearest
 from millpond.late_interaction.kernels.exact import Codec, pack_rows, unpack_rows
-from millpond.late_interaction.token_blocks import FULL_BLOCK, Batch, Block, View
+from millpond.late_interaction.memory.blocks import FULL_BLOCK, Batch, Block, View
 from millpond.metadata import Scalar
 from millpond.ragged import Ragged
 

@@ -25,8 +25,8 @@ from millpond.late_interaction.checked_file import FileReader, FileWriter, damag
 from millpond.late_interaction.index_settings import IndexSettings
 from millpond.late_interaction.kernels.centroids import Centroids
 from millpond.late_interaction.kernels.exact import CODECS, Codec, packed_width
-from millpond.late_interaction.token_blocks import Batch
-from millpond.late_interaction.token_store import Snapshot
+from millpond.late_interaction.memory.blocks import Batch
+from millpond.late_interaction.memory.store import Snapshot
 
 _MANIFEST = "index.json"
 _FORMAT, _VERSION = "millpond MemoryIndex", 1

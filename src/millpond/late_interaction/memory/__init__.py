@@ -1,0 +1,1 @@
+"""MemoryIndex: token matrices in memory, compared exactly or by their centroid codes first."""
