@@ -94,6 +94,20 @@ def test_a_damaged_file_is_named(folder: Path, name: str, damage: str) -> None:
         assert re.search(reasons.get(damage, rf"it has \d+ bytes instead of {len(data)}"), str(caught.value))
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(b",), }", b",),  "), (b"(", b"{"), (b",), }           ", b"00000000000,), }")],
+    ids=["an-open-bracket", "another-bracket", "more-rows-than-memory"],
+)
+def test_a_header_that_cannot_be_read_is_named(folder: Path, before: bytes, after: bytes) -> None:
+    path = file_of(folder, "centroid_scales")
+    data = path.read_bytes()
+    assert len(before) == len(after) and before in data[:128]
+    path.write_bytes(data[:128].replace(before, after) + data[128:])
+    with pytest.raises(IndexCorruptedError, match=path.name):
+        MemoryIndex.open(folder, None)
+
+
 @pytest.mark.parametrize("part", [0, 7, 40, 90])
 @pytest.mark.parametrize("name", ["rows", "scales", "codes", "lengths", "centroids", "projection"])
 def test_a_damaged_header_is_named(folder: Path, name: str, part: int) -> None:
@@ -370,3 +384,13 @@ def test_an_index_is_the_same_after_it_was_opened(tmp_path: Path, monkeypatch: p
     assert found(opened.search_embeddings(queries, filter={"é": "ü"}, k=2)) == found(
         index.search_embeddings(queries, filter={"é": "ü"}, k=2)
     )
+
+
+def test_an_index_that_was_saved_without_rows_keeps_its_options(tmp_path: Path) -> None:
+    MemoryIndex(None, width=8, pool_factor=2).save(tmp_path)
+    index = MemoryIndex.open(tmp_path, None)
+    index.add_embeddings(["a"], ragged(matrices(1, tokens=41)))
+    assert (index.stats().width, index.stats().tokens) == (8, 21)  # the first token is kept as it is
+    named = MemoryIndex.open(tmp_path, None, width=16, pool_factor=1)
+    named.add_embeddings(["a"], ragged(matrices(1, tokens=41)))
+    assert (named.stats().width, named.stats().tokens) == (16, 41)

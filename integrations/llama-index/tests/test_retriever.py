@@ -154,3 +154,15 @@ def test_it_works_in_a_query_engine_and_in_a_fusion(index: MemoryIndex) -> None:
     assert ids(response.source_nodes) == ids(retriever.retrieve(QUESTION))
     fusion = QueryFusionRetriever([retriever], llm=MockLLM(), num_queries=1, similarity_top_k=2, use_async=False)
     assert ids(fusion.retrieve(QUESTION)) == ids(retriever.retrieve(QUESTION))
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [("index", "sources is of type str"), (3, "sources is of type int"), ([3], "3 is no source"), (["bm25"], "'bm25'")],
+    ids=["a-str", "an-int", "of-an-int", "an-unknown-name"],
+)
+def test_sources_that_are_none_are_refused_when_the_retriever_is_made(
+    index: MemoryIndex, sources: Any, message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        MillpondColBERTRetriever(index, sources=sources)

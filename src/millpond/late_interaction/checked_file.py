@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -77,9 +79,9 @@ class FileReader:
         self._dtype = np.dtype(np.uint8)
         self._columns: tuple[int, ...] = ()
         self._pending = b""
-        size = os.fstat(file.fileno()).st_size
-        if size != entry["bytes"]:
-            raise IndexCorruptedError(f"{path} is damaged: it has {size} bytes instead of {entry['bytes']}")
+        self._size = os.fstat(file.fileno()).st_size
+        if self._size != entry["bytes"]:
+            raise IndexCorruptedError(f"{path} is damaged: it has {self._size} bytes instead of {entry['bytes']}")
 
     def header(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """Dtype and shape of a .npy file."""
@@ -87,9 +89,15 @@ class FileReader:
             version = np.lib.format.read_magic(self)
             if version != (1, 0):
                 raise ValueError(f"version {version}")
-            shape, fortran, self._dtype = np.lib.format.read_array_header_1_0(self)
+            try:
+                shape, fortran, self._dtype = np.lib.format.read_array_header_1_0(self)
+            except (SyntaxError, TokenError) as error:
+                raise ValueError("its header is no Python literal") from error
             if fortran or self._dtype.hasobject:
                 raise ValueError("not an array in rows")
+            # Before memory is taken for it.
+            if self._file.tell() + math.prod(shape) * self._dtype.itemsize != self._size:
+                raise ValueError(f"its header says {self._dtype} {shape}, which is not its size")
         self._columns = shape[1:]
         return self._dtype, shape
 

@@ -36,8 +36,18 @@ _DTYPES: dict[Codec, str] = {"int8": "|i1", "bfloat16": "<u2", "float32": "<f4"}
 _ROWS = 1 << 18  # rows read at a time
 
 
-def write_index(folder: Path, snapshot: Snapshot, codec: Codec, settings: IndexSettings | None) -> None:
+def write_index(
+    folder: Path,
+    snapshot: Snapshot,
+    codec: Codec,
+    settings: IndexSettings | None,
+    *,
+    width: int | None = None,
+    pool_factor: int | None = None,
+) -> None:
     """Write an index to a folder, in place of the one that may be there.
+
+    ``width`` and ``pool_factor`` are the options that its first rows will be made with, as long as it has no settings.
 
     Raises:
         InvalidRequestError: The path is a file, or a folder with other files.
@@ -55,6 +65,8 @@ def write_index(folder: Path, snapshot: Snapshot, codec: Codec, settings: IndexS
                 "tokens": snapshot.tokens,
                 "trained_tokens": snapshot.trained_tokens,
                 "settings": None if settings is None else settings.to_json(),
+                "width": width,
+                "pool_factor": pool_factor,
                 "files": files,
             }
             with closing(FileWriter(folder / f"index-{save}.json")) as manifest:
@@ -117,6 +129,8 @@ class StoredIndex:
         codec: How its rows are packed.
         tokens: Its rows.
         settings: How they were made; ``None`` if it has none.
+        width: The option that its first rows will be made with.
+        pool_factor: The option that its first rows will be made with.
         centroids: What its codes refer to; ``None`` without codes.
         trained_tokens: Tokens that the centroids were trained for.
 
@@ -136,6 +150,7 @@ class StoredIndex:
             with damage_of(self._manifest):
                 self._documents, self.tokens = _count(content["documents"]), _count(content["tokens"])
                 self.trained_tokens = _count(content["trained_tokens"])
+                self.width, self.pool_factor = _option(content.get("width")), _option(content.get("pool_factor"))
                 self.codec = content["codec"]
                 if self.codec not in CODECS:
                     raise ValueError(f"codec {self.codec!r}")
@@ -249,6 +264,10 @@ def _count(value: object) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is not a count")
     return value
+
+
+def _option(value: object) -> int | None:
+    return None if value is None else _count(value) or None
 
 
 def _document(line: bytes) -> tuple[str, str, dict[str, Any]]:

@@ -113,7 +113,8 @@ class MemoryIndex(LateInteractionIndex):
             OSError: The files cannot be written.
         """
         store = self._store
-        write_index(Path(path), store.snapshot, store.codec, self._settings())
+        options = {"width": self._width, "pool_factor": self._pool_factor}
+        write_index(Path(path), store.snapshot, store.codec, self._settings(), **options)
 
     @classmethod
     def open(
@@ -146,6 +147,9 @@ class MemoryIndex(LateInteractionIndex):
             index = cls(engine, stored.codec, width=width, pool_factor=pool_factor, device=device, threads=threads)
             if stored.settings is not None:
                 index._restore(stored.settings, owner=f"index {str(path)!r}")
+            else:  # of no rows: the options that were not named are its own
+                index._width = width or stored.width
+                index._pool_factor = pool_factor or stored.pool_factor
             index._store.load(stored.batches(), stored.tokens, stored.centroids, stored.trained_tokens)
         return index
 

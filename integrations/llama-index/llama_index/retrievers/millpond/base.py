@@ -81,6 +81,14 @@ class MillpondColBERTRetriever(BaseRetriever):
             )
         if type(similarity_top_k) is not int or similarity_top_k < 1:
             raise ValueError(f"similarity_top_k={similarity_top_k!r} must be an int from 1")
+        if sources is not None and (isinstance(sources, str) or not isinstance(sources, Sequence)):
+            raise TypeError(f"sources is of type {type(sources).__name__}; pass a list of sources")
+        for source in sources or ():
+            if not (source in ("index", "exact") if isinstance(source, str) else _is_source(source)):
+                raise TypeError(
+                    f'{source!r} is no source of candidates; pass "index", "exact", a retriever or a function '
+                    "(query, limit) that returns ids"
+                )
         self.index = index
         self.similarity_top_k = similarity_top_k
         self._sources = None if sources is None else list(sources)
@@ -161,6 +169,10 @@ def _node(hit: Hit) -> BaseNode:
     if _NODE in metadata:
         return metadata_dict_to_node(metadata)
     return TextNode(id_=hit.id, text=hit.text, metadata=metadata)
+
+
+def _is_source(source: object) -> bool:
+    return callable(source) or isinstance(source, BaseRetriever)
 
 
 def _function(source: Any) -> Any:
