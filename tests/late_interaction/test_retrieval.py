@@ -94,6 +94,13 @@ def test_a_filter_holds_for_every_source(index):
     assert ids(hits) == ["cab", "dance"]
 
 
+def test_candidates_that_cannot_be_hits_take_no_places(index):
+    many = [lambda q, n: [f"unknown-{i}" for i in range(50)] + ["bad", "cab"]]
+    assert ids(retrieve(index, "abcd", k=2, candidates=2, sources=many)) == ["cab", "bad"]
+    filtered = [lambda q, n: ["bad", "cab", "abbey", "dance"]]
+    assert ids(retrieve(index, "abcd", k=1, candidates=1, sources=filtered, filter={"n": 2})) == ["dance"]
+
+
 def test_no_candidates_are_no_hits(index):
     assert retrieve(index, "abcd", sources=[lambda q, n: []]) == []
 
@@ -115,11 +122,12 @@ def test_candidates_that_the_index_does_not_have_are_logged(index, caplog):
         ({"sources": ["index"], "exact": True}, InvalidRequestError, "exact=True"),
         ({"sources": ["index"], "candidates": 3, "k": 4}, InvalidRequestError, "candidates=3"),
         ({"sources": ["index"], "weights": [1, 2]}, InvalidRequestError, "2 weights for 1"),
+        ({"weights": [1]}, InvalidRequestError, "pass sources too"),
         ({"sources": [lambda q, n: "a"]}, TypeError, "return a list of ids"),
         ({"sources": [lambda q, n: [1]]}, TypeError, "the id 1"),
         ({"query": " "}, InvalidRequestError, "blank"),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_bad_arguments_are_refused(index, arguments, error, words):
     arguments = {"query": "abc", **arguments}

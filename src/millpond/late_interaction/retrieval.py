@@ -70,7 +70,8 @@ def retrieve(
     """The documents that match a query best, among the candidates of several searches.
 
     Every source is asked for candidates; their rankings are fused by :func:`reciprocal_rank_fusion`, and MaxSim sorts
-    the best ``candidates`` of the fused ranking. Without ``sources`` this is ``index.search``.
+    the best ``candidates`` of the fused ranking: more, if fewer than ``k`` of these are in the index and match the filter.
+    Without ``sources`` this is ``index.search``.
 
     Args:
         index: The index; a candidate that it does not have is ignored.
@@ -91,7 +92,7 @@ def retrieve(
         TypeError: ``query`` is not a str, or a source is neither a name nor a function.
         InvalidRequestError: An argument out of range, or an awaitable source (use :func:`aretrieve`).
     """
-    _check(query, sources, k=k, candidates=candidates, exact=exact)
+    _check(query, sources, weights, k=k, candidates=candidates, exact=exact)
     if sources is None:
         return index.search([query], k=k, filter=filter, candidates=candidates, exact=exact)[0]
     limit = candidates if candidates is not None else max(100, 10 * k)
@@ -118,7 +119,7 @@ async def aretrieve(
     exact: bool = False,
 ) -> list[Hit]:
     """As :func:`retrieve`, for an event loop: the sources are asked at the same time, plain functions in threads."""
-    _check(query, sources, k=k, candidates=candidates, exact=exact)
+    _check(query, sources, weights, k=k, candidates=candidates, exact=exact)
     if sources is None:
         return (await index.asearch([query], k=k, filter=filter, candidates=candidates, exact=exact))[0]
     limit = candidates if candidates is not None else max(100, 10 * k)
@@ -135,13 +136,23 @@ async def aretrieve(
 
 
 def _check(
-    query: str, sources: Sequence[CandidateSource] | None, *, k: int, candidates: int | None, exact: bool
+    query: str,
+    sources: Sequence[CandidateSource] | None,
+    weights: Sequence[float] | None,
+    *,
+    k: int,
+    candidates: int | None,
+    exact: bool,
 ) -> None:
     if not isinstance(query, str):
         raise TypeError(f"query is of type {type(query).__name__}; pass one str")
     if type(k) is not int or k < 1:
         raise InvalidRequestError(f"k={k!r} must be an int from 1")
     if sources is None:
+        if weights is not None:
+            raise InvalidRequestError(
+                f"weights={weights!r} are those of sources; pass sources too, or leave weights out"
+            )
         return
     if isinstance(sources, str) or not isinstance(sources, Sequence):
         raise TypeError(f"sources is of type {type(sources).__name__}; pass a list of sources")
@@ -185,8 +196,13 @@ def _score(
     limit: int,
     filter: Filter | None,
 ) -> list[Hit]:
-    fused = [id for id, _ in reciprocal_rank_fusion(rankings, weights=weights)[:limit]]
-    hits = index.search([query], k=k, ids=fused, filter=filter, exact=True)[0] if fused else []
+    fused = [id for id, _ in reciprocal_rank_fusion(rankings, weights=weights)]
+    hits: list[Hit] = []
+    # Of the best there may be too few that the index has and the filter lets through: then more are scored.
+    for best in range(limit, len(fused) + limit, limit):
+        hits = index.search([query], k=k, ids=fused[:best], filter=filter, exact=True)[0]
+        if len(hits) == k:
+            break
     if fused and not hits and not filter:
         logger.warning(
             "none of %d candidates is in the index (the first is %r); sources must return the ids of the index",
