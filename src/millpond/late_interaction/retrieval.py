@@ -70,8 +70,8 @@ def retrieve(
     """The documents that match a query best, among the candidates of several searches.
 
     Every source is asked for candidates; their rankings are fused by :func:`reciprocal_rank_fusion`, and MaxSim sorts
-    the best ``candidates`` of the fused ranking: more, if fewer than ``k`` of these are in the index and match the filter.
-    Without ``sources`` this is ``index.search``.
+    the best ``candidates`` of the fused ranking. If fewer than ``k`` of these are in the index and match the filter,
+    more are scored. Without ``sources`` this is ``index.search``.
 
     Args:
         index: The index; a candidate that it does not have is ignored.
