@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import NAMESPACE_OID, uuid5
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
@@ -13,14 +14,19 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import VectorStore
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from millpond.late_interaction.documents import Hit
-from millpond.late_interaction.index import LateInteractionIndex
-from millpond.late_interaction.retrieval import aretrieve, retrieve
+if TYPE_CHECKING:
+    from millpond.late_interaction.documents import Hit
+    from millpond.late_interaction.index import LateInteractionIndex
+else:
+    # Importing the class would import torch; `_check_index` checks the value instead.
+    LateInteractionIndex = Any
 
 _SCORE, _SPANS = "relevance_score", "spans"
 
 
 def _check_index(value: object) -> object:
+    from millpond.late_interaction.index import LateInteractionIndex
+
     if not isinstance(value, LateInteractionIndex):
         raise ValueError(
             f"index is of type {type(value).__name__}; pass a MemoryIndex, a PlaidIndex, a QdrantIndex or a MilvusIndex"
@@ -117,6 +123,8 @@ class MillpondColBERTRetriever(BaseRetriever):
         k: int | None = None,
         filter: dict[str, Any] | None = None,
     ) -> list[Document]:
+        from millpond.late_interaction.retrieval import retrieve
+
         hits = retrieve(self.index, query, **self._options(k, filter), sources=self._functions())
         return self._documents(query, hits)
 
@@ -128,11 +136,11 @@ class MillpondColBERTRetriever(BaseRetriever):
         k: int | None = None,
         filter: dict[str, Any] | None = None,
     ) -> list[Document]:
+        from millpond.late_interaction.retrieval import aretrieve
+
         hits = await aretrieve(self.index, query, **self._options(k, filter), sources=self._async_functions())
         if not self.include_spans:
             return self._documents(query, hits)
-        import asyncio
-
         return await asyncio.to_thread(self._documents, query, hits)
 
     def _options(self, k: int | None, filter: dict[str, Any] | None) -> dict[str, Any]:

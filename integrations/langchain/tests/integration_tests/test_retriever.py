@@ -60,12 +60,22 @@ class Keywords(BaseRetriever):
         return [document for document in self.documents if words & set(document.page_content.lower().split())]
 
 
+def assert_same(found: list[Document], expected: list[Document]) -> None:
+    """The same documents; a question encoded in another thread may be rounded otherwise, and int8 rounds once more."""
+    scores = [[document.metadata["relevance_score"] for document in documents] for documents in (found, expected)]
+    assert scores[0] == pytest.approx(scores[1], abs=0.01)
+    for documents in (found, expected):
+        for document in documents:
+            document.metadata["relevance_score"] = 0
+    assert found == expected
+
+
 def test_documents_are_those_of_the_index(index: MemoryIndex) -> None:
     found = MillpondColBERTRetriever(index=index, k=3).invoke(QUESTION)
     hits = index.search([QUESTION], k=3)[0]
     assert [document.id for document in found] == [hit.id for hit in hits]
     assert found[0].page_content.startswith("Bread rises")
-    assert found[0].metadata == {"n": 2, "tags": ["even"], "relevance_score": hits[0].score}
+    assert found[0].metadata == {"n": 2, "tags": ["even"], "relevance_score": pytest.approx(hits[0].score, abs=0.01)}
 
 
 def test_k_and_filter_at_call_time(index: MemoryIndex) -> None:
@@ -78,7 +88,7 @@ def test_k_and_filter_at_call_time(index: MemoryIndex) -> None:
 
 def test_the_async_method_returns_the_same(index: MemoryIndex) -> None:
     retriever = MillpondColBERTRetriever(index=index, sources=["index", lambda query, limit: ["doc-3"]])
-    assert asyncio.run(retriever.ainvoke(QUESTION)) == retriever.invoke(QUESTION)
+    assert_same(asyncio.run(retriever.ainvoke(QUESTION)), retriever.invoke(QUESTION))
 
 
 def test_changing_a_document_changes_nothing_in_the_index(index: MemoryIndex) -> None:
@@ -111,7 +121,7 @@ def test_candidates_come_from_a_dense_store_and_a_retriever(
         retriever = MillpondColBERTRetriever(index=index, k=2, sources=[source])
         found = retriever.invoke("how does bread rise")
         assert found[0].id == "doc-2"
-        assert found == asyncio.run(retriever.ainvoke("how does bread rise"))
+        assert_same(found, asyncio.run(retriever.ainvoke("how does bread rise")))
     keywords = MillpondColBERTRetriever(index=index, k=12, sources=[Keywords(documents=documents)]).invoke(
         "copper tides"
     )
