@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -170,14 +169,3 @@ class Codec:
         """
         centroids = Centroids(rows=arrays["centroids"], scales=arrays["centroid_scales"])
         return cls(centroids=centroids, std=arrays["std"], bits=int(arrays["bits"]))
-
-    def save(self, path: Path) -> None:
-        """Write the arrays to a .npz file. An index that must survive a crash syncs it itself."""
-        with path.open("wb") as file:
-            np.savez(file, **self.arrays())  # type: ignore[arg-type]
-
-    @classmethod
-    def load(cls, path: Path) -> Codec:
-        """Read a file of :meth:`save`."""
-        with np.load(path, allow_pickle=False) as arrays:
-            return cls.from_arrays(arrays)
