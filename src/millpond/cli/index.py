@@ -287,10 +287,9 @@ def stored_index(index: Path) -> PlaidIndex:
 def reopened_index(index: Path, model: str | None, settings: dict[str, Any]) -> Iterator[PlaidIndex]:
     """An index that exists, with an engine of the model named, or of the one whose name the index has."""
     with stored_index(index) as stored:
-        identity = stored.model
-    if model is None and identity is None:
+        name = model if model is not None or stored.model is None else stored.model.model
+    if name is None:
         raise InvalidRequestError(f"the index at {str(index)!r} names no model; name one with --model")
-    name = model if model is not None else identity.model  # type: ignore[union-attr]  # checked above
     try:
         with _opened(index, name, settings) as opened:
             yield opened
