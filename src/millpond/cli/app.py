@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from millpond.cli.bench_serve import bench_serve
+from millpond.cli.cache import app as cache
 from millpond.cli.demo.command import demo
 from millpond.cli.embed import embed
 from millpond.cli.env import env
@@ -39,6 +40,7 @@ for command in (demo, embed, rerank, explain, ingest, models, env, bench_serve):
     app.command(cls=Command)(command)
 app.command(cls=ServeCommand)(serve)
 app.add_typer(index)
+app.add_typer(cache)
 
 
 def _print_version(requested: bool) -> None:
