@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -35,7 +35,6 @@ from millpond.ingest.batch import WriteBatch, storable
 from millpond.ingest.counts import RunCounts
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.report import IngestReport
-from millpond.ingest.rows import RowReader
 from millpond.ingest.sink import Checks, Sink, check_widths
 from millpond.ingest.sources import Rejected, SkippedFiles, read
 from millpond.ingest.writer import BatchWriter
@@ -58,7 +57,7 @@ _MAX_FAILING_RECORDS = 16
 
 
 def ingest(
-    records: Iterable[Record | Rejected | Mapping[str, Any]] | str | os.PathLike[str],
+    records: Iterable[Any] | str | os.PathLike[str],
     *,
     engine: Engine,
     sink: Sink,
@@ -83,10 +82,8 @@ def ingest(
     have ended; rows already written stay. The sink stays open.
 
     Args:
-        records: Any iterable of records (it may be endless; it is read in this thread), or a path that
-            :func:`~millpond.ingest.read` accepts. An item is a :class:`~millpond.ingest.Record`, or a dict with ``id``
-            (optional), ``text``, ``metadata`` (optional) and other keys, which become metadata; a dict that holds no
-            record is counted as failed.
+        records: A path, a table or an iterable of records, dicts or documents (it may be endless; it is read in this
+            thread), as :func:`~millpond.ingest.read` takes them.
         engine: The engine to embed with.
         sink: The collection to write to.
         journal: Not available in this version; leave it None.
@@ -113,7 +110,7 @@ def ingest(
         )
     widths = check_model(engine.spec, getattr(sink, "dimensions", None))
     with ExitStack() as stack:
-        items = stack.enter_context(closing(read(records))) if isinstance(records, str | os.PathLike) else iter(records)
+        items = stack.enter_context(closing(read(records)))
         sink.prepare(engine.spec)
         total = len(records) if isinstance(records, Sized) and not isinstance(records, str) else None
         bar = stack.enter_context(draw_bar(show=show_progress, total=total, unit=" records"))
@@ -152,7 +149,6 @@ class _Source:
 
     def __init__(self, items: Iterable[Any]) -> None:
         self._items = iter(items)
-        self._rows = RowReader("records")
         self._read = 0
         self.error: Exception | None = None
         self.skipped: SkippedFiles | None = None
@@ -168,21 +164,8 @@ class _Source:
                 error.add_note(f"ingest: raised by the source at item {self._read} (from 0); those before are written")
                 self.error = error
                 return
-            yield self._record(item)
+            yield item
             self._read += 1
-
-    def _record(self, item: Any) -> Record | Rejected:
-        if isinstance(item, Record | Rejected):
-            return item
-        try:
-            if isinstance(item, Mapping):
-                return self._rows.record(item)
-            reason = f"is of type {type(item).__name__}; yield Record(id, text, metadata), or a dict with these keys"
-        except InvalidRequestError as error:
-            reason = str(error)
-        except Exception as error:  # of a value's own methods
-            reason = f"{type(error).__name__}: {error}"
-        return Rejected(where=f"item {self._read}", reason=reason)
 
 
 class _Run:
