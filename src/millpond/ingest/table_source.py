@@ -92,7 +92,7 @@ def _dataset(
     if dataset.features is None or form.get("type") == "custom":
         return None
     features = dataset.features
-    shown = form.get("columns") if form.get("type") else None
+    shown = form.get("columns")
     schema = features.arrow_schema
     if shown:
         schema = pyarrow("reading a Dataset").schema([schema.field(column) for column in shown])
