@@ -162,7 +162,7 @@ class IngestRun:
             if self._seen is not None:
                 self._delete_unseen(self._sink, self._seen)
             if self._sample is not None and self._marks is not None:
-                return verify(self._sink, self._marks, self._sample, self._embedder)
+                return verify(self._sink, self._marks, self._planner.sampled(), self._embedder)
         return None
 
     # -------------------------------------------------------------------------------------- what comes of the records
@@ -208,7 +208,7 @@ class IngestRun:
         self._counts.failed(where, reason)
         self._trace.note_failure(where, reason)
         if self._sample is not None:
-            self._sample.drop(planned.record.id)
+            self._sample.drop(planned.key)
         if self._letters is not None:
             self._letters.add(dump_record(planned.record, where=where, reason=reason))
 
