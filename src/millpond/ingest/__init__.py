@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from millpond.errors import SinkError, SourceNotFoundError
     from millpond.ingest.batch import Batch, WriteBatch
+    from millpond.ingest.chunking import Chunker, Chunking
     from millpond.ingest.collection import CollectionSink
     from millpond.ingest.manifest import CollectionManifest, CollectionMark
     from millpond.ingest.payload import Payload
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "NAMESPACE": "record",
     "Batch": "batch",
+    "Chunker": "chunking",
+    "Chunking": "chunking",
     "CollectionManifest": "manifest",
     "CollectionMark": "manifest",
     "CollectionSink": "collection",
@@ -43,6 +46,8 @@ _MODULES = {
 __all__ = [
     "NAMESPACE",
     "Batch",
+    "Chunker",
+    "Chunking",
     "CollectionManifest",
     "CollectionMark",
     "CollectionSink",
