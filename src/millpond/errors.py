@@ -15,7 +15,11 @@
     ├── EngineOverloadedError
     ├── EngineClosedError
     ├── CacheError
+    ├── JournalError
     ├── SinkError
+    │   ├── SinkUnavailableError
+    │   ├── SinkTooLargeError
+    │   └── SinkRejectedError
     ├── IndexCorruptedError
     ├── IndexLockedError (TimeoutError)
     ├── FingerprintMismatchError (ValueError)
@@ -144,8 +148,39 @@ class CacheError(MillpondError):
     """A vector cache file is damaged, not millpond's, or of a schema this version cannot read."""
 
 
+class JournalError(MillpondError):
+    """The journal of an ingestion cannot be read or written, is damaged, or of a schema this version cannot read."""
+
+
 class SinkError(MillpondError):
-    """A database refused a request, did not answer, or holds a row that cannot be read."""
+    """A database refused a request, did not answer, or holds a row that cannot be read.
+
+    Its subclasses tell what :func:`~millpond.ingest.ingest` can do about it; for any other the run stops.
+    """
+
+
+class SinkUnavailableError(SinkError):
+    """The database did not answer in time, or is too busy; the same request may succeed later.
+
+    Attributes:
+        retry_after: Seconds that the database asks to wait, if it said so.
+    """
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep ``retry_after``: exceptions are unpickled from their positional arguments only."""
+        return partial(type(self), retry_after=self.retry_after), self.args, self.__dict__
+
+
+class SinkTooLargeError(SinkError):
+    """The request is larger than the database takes; a part of it may be accepted."""
+
+
+class SinkRejectedError(SinkError):
+    """The database refuses a row of the request; the others may be accepted."""
 
 
 class IndexCorruptedError(MillpondError):

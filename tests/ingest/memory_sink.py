@@ -3,7 +3,7 @@
 import re
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest import CollectionSink, Hit
+from millpond.ingest import CollectionSink, Hit, StoredRow, content_hash
 from millpond.metadata import check_filter
 
 
@@ -50,6 +50,20 @@ class MemorySink(CollectionSink):
             which if isinstance(which, list) else [p for p, row in self._rows.items() if _matches(row[0], which)]
         ):
             self._rows.pop(point, None)
+
+    def _fetch(self, row_ids, widths, payload):
+        found = {row_id: self._rows[row_id] for row_id in row_ids if row_id in self._rows}
+        return {
+            row_id: StoredRow(
+                record_id=record.id,
+                content_hash=content_hash(record.text),
+                vectors={width: vectors[width] for width in widths},
+            )
+            for row_id, (record, vectors) in found.items()
+        }
+
+    def _scan(self, payload):
+        yield [(row_id, record.id) for row_id, (record, _) in self._rows.items()]
 
     def _count(self):
         return len(self._rows)

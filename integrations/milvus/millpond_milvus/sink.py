@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 from pymilvus import DataType, MilvusClient
 
 from millpond.ingest.batch import WriteBatch
@@ -17,12 +18,15 @@ from millpond.ingest.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.payload import Payload
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.search import Hit, SearchPlan
-from millpond.ingest.sink import vector_name
+from millpond.ingest.sink import StoredRow, vector_name
 from millpond.spec import ModelSpec
 from millpond_milvus.client import URL_SCHEMES, lite_lock
 from millpond_milvus.collection import MilvusCollection
 from millpond_milvus.filters import one_of, to_expression
 from millpond_milvus.schema import MAX_VARCHAR, SCHEMAS
+
+# Rows of one page of a scan.
+_SCANNED = 1000
 
 
 class MilvusSink(MilvusCollection, CollectionSink[str]):
@@ -68,10 +72,15 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
         self._lite = False
         self._connect(client, timeout)
 
-    def prepare(self, spec: ModelSpec) -> None:
+    def prepare(self, spec: ModelSpec, *, sparse: ModelSpec | None = None, chunked: bool = False) -> None:
         """Create the collection and its indexes, or check that they fit: see :meth:`CollectionSink.prepare`."""
         with nullcontext() if is_url(self._where, URL_SCHEMES) else lite_lock:
-            super().prepare(spec)
+            super().prepare(spec, sparse=sparse, chunked=chunked)
+
+    @property
+    def embedded(self) -> bool:
+        """Whether this is Milvus Lite."""
+        return self._lite
 
     def check(self, record: Record) -> None:
         """Raise InvalidRequestError for a record that Milvus cannot store, such as a text of over 65,535 bytes."""
@@ -165,6 +174,41 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
     def _delete(self, which: Sequence[str] | str, payload: Payload) -> None:
         expression = which if isinstance(which, str) else one_of(SCHEMAS[payload].primary, which)
         self._client.delete(self._collection, filter=expression, timeout=self._timeout)
+
+    def _fetch(self, row_ids: Sequence[str], widths: Sequence[int], payload: Payload) -> dict[str, StoredRow]:
+        schema = SCHEMAS[payload]
+        rows = self._client.query(
+            self._collection,
+            filter=one_of(schema.primary, list(row_ids)),
+            output_fields=[*schema.output_fields(), *map(vector_name, widths)],
+            timeout=self._timeout,
+        )
+        return {str(row[schema.primary]): self._stored(row, widths, payload) for row in rows}
+
+    def _stored(self, row: Mapping[str, Any], widths: Sequence[int], payload: Payload) -> StoredRow:
+        schema = SCHEMAS[payload]
+        point = str(row[schema.primary])
+        with self._reading(point, payload):
+            record_id, _, _ = schema.record_fields(row, point)
+        return StoredRow(
+            record_id=record_id,
+            content_hash=str(row.get("content_hash", "")),
+            vectors={width: np.asarray(row[vector_name(width)], dtype=np.float32) for width in widths},
+        )
+
+    def _scan(self, payload: Payload) -> Iterator[list[tuple[str, str]]]:
+        schema = SCHEMAS[payload]
+        pages = self._client.query_iterator(
+            self._collection,
+            batch_size=_SCANNED,
+            output_fields=[schema.primary, *schema.output_fields()],
+            timeout=self._timeout,
+        )
+        try:
+            while page := pages.next():
+                yield [(str(row[schema.primary]), self._stored(row, (), payload).record_id) for row in page]
+        finally:
+            pages.close()
 
     def _row_ids(self, record_id: str) -> list[str]:
         written = [point_id(record_id)]

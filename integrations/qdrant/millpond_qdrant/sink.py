@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 from qdrant_client import QdrantClient, models
 
 from millpond.ingest.batch import WriteBatch
@@ -15,12 +16,15 @@ from millpond.ingest.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.payload import Payload
 from millpond.ingest.record import point_id
 from millpond.ingest.search import Hit, SearchPlan
-from millpond.ingest.sink import vector_name
+from millpond.ingest.sink import StoredRow, vector_name
 from millpond_qdrant.collection import QdrantCollection
 from millpond_qdrant.filters import has_condition, to_filter
 from millpond_qdrant.points import payload_of, record_fields
 from millpond_qdrant.probe import PartialPoints
 from millpond_qdrant.queries import queries_of
+
+# Points of one page of a scan.
+_SCANNED = 1000
 
 
 class QdrantSink(QdrantCollection, CollectionSink[models.Filter]):
@@ -115,6 +119,40 @@ class QdrantSink(QdrantCollection, CollectionSink[models.Filter]):
     def _delete(self, which: Sequence[str] | models.Filter, payload: Payload) -> None:
         selector = which if isinstance(which, models.Filter) else models.PointIdsList(points=list(which))
         self._client.delete(self._collection, points_selector=selector, wait=True)
+
+    def _fetch(self, row_ids: Sequence[str], widths: Sequence[int], payload: Payload) -> dict[str, StoredRow]:
+        points = self._client.retrieve(
+            self._collection,
+            list(row_ids),
+            with_payload=True,
+            with_vectors=[vector_name(width) for width in widths],
+        )
+        return {str(point.id): self._stored(point, widths, payload) for point in points}
+
+    def _stored(self, point: models.Record, widths: Sequence[int], payload: Payload) -> StoredRow:
+        fields, row_id = point.payload or {}, str(point.id)
+        with self._reading(row_id, payload):
+            record_id, _, _ = record_fields(fields, row_id, payload)
+        vectors = point.vector if isinstance(point.vector, dict) else {}
+        return StoredRow(
+            record_id=record_id,
+            content_hash=str(fields.get("content_hash", "")),
+            vectors={
+                width: np.asarray(vectors[vector_name(width)], dtype=np.float32)
+                for width in widths
+                if vector_name(width) in vectors
+            },
+        )
+
+    def _scan(self, payload: Payload) -> Iterator[list[tuple[str, str]]]:
+        offset: models.ExtendedPointId | None = None
+        while True:
+            points, offset = self._client.scroll(
+                self._collection, limit=_SCANNED, offset=offset, with_payload=True, with_vectors=False
+            )
+            yield [(str(point.id), self._stored(point, (), payload).record_id) for point in points]
+            if offset is None:
+                return
 
     def _row_ids(self, record_id: str) -> list[models.ExtendedPointId]:
         return [point_id(record_id), *_own_id(record_id)]

@@ -4,7 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from millpond.errors import SinkError, SourceNotFoundError
+    from millpond.errors import (
+        SinkError,
+        SinkRejectedError,
+        SinkTooLargeError,
+        SinkUnavailableError,
+        SourceNotFoundError,
+    )
     from millpond.ingest.batch import Batch, WriteBatch
     from millpond.ingest.chunking import Chunker, Chunking
     from millpond.ingest.collection import CollectionSink
@@ -14,7 +20,7 @@ if TYPE_CHECKING:
     from millpond.ingest.record import NAMESPACE, Record, content_hash, point_id
     from millpond.ingest.report import IngestReport
     from millpond.ingest.search import Hit
-    from millpond.ingest.sink import Sink
+    from millpond.ingest.sink import Sink, StoredRow
     from millpond.ingest.sources import Rejected, SkippedFiles, read
     from millpond.ingest.url import open_sink
 
@@ -33,8 +39,12 @@ _MODULES = {
     "Rejected": "sources",
     "Sink": "sink",
     "SinkError": ".errors",
+    "SinkRejectedError": ".errors",
+    "SinkTooLargeError": ".errors",
+    "SinkUnavailableError": ".errors",
     "SkippedFiles": "sources",
     "SourceNotFoundError": ".errors",
+    "StoredRow": "sink",
     "WriteBatch": "batch",
     "content_hash": "record",
     "ingest": "pipeline",
@@ -58,8 +68,12 @@ __all__ = [
     "Rejected",
     "Sink",
     "SinkError",
+    "SinkRejectedError",
+    "SinkTooLargeError",
+    "SinkUnavailableError",
     "SkippedFiles",
     "SourceNotFoundError",
+    "StoredRow",
     "WriteBatch",
     "content_hash",
     "ingest",

@@ -23,16 +23,20 @@ class WriteBatch:
         records: ``n`` records.
         ids: ``n`` database ids, as :func:`~millpond.ingest.point_id` makes them.
         vectors: For each width, ``[n, width]`` float32, each row of length 1.
+        sparse: Of a hybrid sink, ``n`` mappings of a token id to its weight.
     """
 
     records: Sequence[Record]
     ids: Sequence[str]
     vectors: Mapping[int, FloatArray]
+    sparse: Sequence[Mapping[int, float]] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.records)
         if len(self.ids) != n:
             raise InvalidRequestError(f"{len(self.ids)} ids for {n} records; give each record one")
+        if self.sparse is not None and len(self.sparse) != n:
+            raise InvalidRequestError(f"{len(self.sparse)} sparse vectors for {n} records; give each record one")
         if len(set(self.ids)) != n:
             raise InvalidRequestError("an id occurs twice in the batch; keep the last record of each id")
         if not self.vectors:
@@ -50,7 +54,8 @@ class WriteBatch:
     def part(self, rows: slice) -> WriteBatch:
         """The rows of a slice, as a batch."""
         vectors = {width: values[rows] for width, values in self.vectors.items()}
-        return WriteBatch(records=self.records[rows], ids=self.ids[rows], vectors=vectors)
+        sparse = None if self.sparse is None else self.sparse[rows]
+        return WriteBatch(records=self.records[rows], ids=self.ids[rows], vectors=vectors, sparse=sparse)
 
 
 Batch = WriteBatch

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from millpond.blank import is_blank
@@ -77,6 +78,9 @@ class Chunker:
         max_tokens: Most tokens of a piece.
         overlap: Most tokens of a piece that the next one repeats; at most half of ``max_tokens``.
 
+    Attributes:
+        settings: All but the tokenizer that decides where a text is cut: with another value, texts are cut again.
+
     Raises:
         InvalidRequestError: A number out of its range.
         MissingExtraError: The splitter is not installed.
@@ -95,6 +99,9 @@ class Chunker:
         self._count = lru_cache(_KEPT_COUNTS)(count_tokens)
         self.max_tokens = max_tokens
         self.overlap = overlap
+        self.settings = (
+            f"semantic-text-splitter {version('semantic-text-splitter')}, {max_tokens} tokens, {overlap} twice"
+        )
         self._texts = library.TextSplitter.from_callback(self._size, max_tokens, overlap)
         self._markdown = library.MarkdownSplitter.from_callback(self._size, max_tokens, overlap)
 

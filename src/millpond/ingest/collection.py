@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from millpond.errors import InvalidRequestError, SinkError
+from millpond.errors import InvalidRequestError, MillpondError, SinkError, UnsupportedTaskError
 from millpond.ingest.arguments import check_engine
 from millpond.ingest.batch import WriteBatch, record_bytes, slices
 from millpond.ingest.collection_client import CollectionClient
@@ -16,7 +16,7 @@ from millpond.ingest.manifest import CollectionManifest
 from millpond.ingest.payload import Payload, check_payload
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.search import Hit, SearchPlan, plan_search
-from millpond.ingest.sink import check_widths
+from millpond.ingest.sink import StoredRow, check_widths
 from millpond.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -24,14 +24,19 @@ if TYPE_CHECKING:
 
 NativeFilter = TypeVar("NativeFilter")
 
+# Bytes of one sparse entry in a request, at the most: the token id and the weight, in JSON.
+_SPARSE_BYTES = 32
+# Chunks of a record that are looked for at a time, to delete them all.
+_CHUNKS = 64
+
 
 class CollectionSink(CollectionClient, Generic[NativeFilter]):
     """One collection of a database: ingest writes to it, and it can be searched.
 
     A subclass names the database, its limits and its client, and implements the requests: ``_exists``, ``_create``,
-    ``_read_manifest``, ``_upsert``, ``_query``, ``_delete``, ``_count``, with ``_to_native`` for filters and
-    ``_describe_error`` for the client's errors. It may also override ``_encode``, ``_decode``, ``_has_condition``,
-    ``_prepare``, ``_load``, ``_flush``, ``_row_ids``, ``_release`` and ``check``.
+    ``_read_manifest``, ``_upsert``, ``_query``, ``_delete``, ``_count``, ``_fetch`` and ``_scan``, with ``_to_native``
+    for filters and ``_describe_error`` and ``_classify`` for the client's errors. It may also override ``_encode``,
+    ``_decode``, ``_has_condition``, ``_prepare``, ``_load``, ``_flush``, ``_row_ids``, ``_release`` and ``check``.
 
     Args:
         location: Where the database is; not read if the caller passed a client.
@@ -40,12 +45,14 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
             every width that the collection has.
         payload: The form of the payload.
         owned: Whether this object opens the client, so that :meth:`close` closes it; ``False`` if the caller passed it.
+        hybrid: Store sparse vectors beside the dense ones, for searches that fuse both.
 
     Raises:
         InvalidRequestError: A name, location, width or payload form that is not valid.
     """
 
     max_results: ClassVar[int | None] = None  # of one search
+    hybrids: ClassVar[bool] = False  # whether the database's sink stores sparse vectors
 
     def __init__(
         self,
@@ -55,8 +62,15 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         dimensions: Sequence[int] | None,
         payload: str,
         owned: bool = True,
+        hybrid: bool = False,
     ) -> None:
         super().__init__(location, collection, owned=owned)
+        if hybrid and not self.hybrids:
+            raise InvalidRequestError(
+                f"hybrid=True: this sink of {self.database} stores no sparse vectors; leave it out"
+            )
+        self._hybrid = hybrid
+        self._failed_write: str | None = None  # of an embedded database, whose later writes would be lost
         self._dimensions = check_widths(dimensions)
         self._payload = check_payload(payload)
         self._manifest: CollectionManifest | None = None
@@ -66,15 +80,42 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         """The widths passed at construction, ascending; ``None`` stands for the width that ``embed`` returns."""
         return self._dimensions
 
-    def prepare(self, spec: ModelSpec) -> None:
+    @property
+    def hybrid(self) -> bool:
+        """Whether sparse vectors are stored beside the dense ones."""
+        return self._hybrid
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the database runs inside this process: then nothing is written after a write that failed.
+
+        The log of such a database may end in a torn record, behind which later writes are lost at the next start.
+        """
+        return False
+
+    @property
+    def manifest(self) -> CollectionManifest | None:
+        """What the collection stores of its model and its form; ``None`` before it is opened."""
+        return self._manifest
+
+    def prepare(self, spec: ModelSpec, *, sparse: ModelSpec | None = None, chunked: bool = False) -> None:
         """Create the collection, or check that it was created with this model, these widths and this payload form.
 
+        Args:
+            spec: The model of the vectors.
+            sparse: The model of a hybrid sink's sparse vectors; by default the same one.
+            chunked: Whether records are cut into chunks.
+
         Raises:
+            UnsupportedTaskError: The sink is hybrid, and the model makes no sparse vectors.
             FingerprintMismatchError: The collection was built by another model, or not by millpond.
             InvalidRequestError: It has other widths or another payload form, or the model does not have these widths.
             SinkError: The database does not answer, or refuses.
         """
-        own = CollectionManifest.of(spec, dimensions=self._dimensions, payload=self._payload)
+        sparse = self._sparse_spec(spec, sparse)
+        own = CollectionManifest.of(
+            spec, dimensions=self._dimensions, payload=self._payload, sparse=sparse, chunked=chunked
+        )
         if not self._found():
             try:
                 with self._request("creating the collection"):
@@ -82,10 +123,11 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
             except SinkError:
                 if not self._found():  # else another process was faster, and its collection is checked next
                     raise
-        self._stored_manifest().check_write(own, spec, collection=self._collection)
-        self._prepare(own)
+        stored = self._stored_manifest()
+        stored.check_write(own, spec, collection=self._collection, sparse=sparse)
+        self._prepare(stored)
         self._load()
-        self._manifest = own
+        self._manifest = stored
 
     def check(self, record: Record) -> None:
         """Raise InvalidRequestError for a record that no request could carry."""
@@ -97,22 +139,33 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
 
         Raises:
             InvalidRequestError: The collection is not prepared, or has other widths.
-            SinkError: The database does not answer, or refuses.
+            SinkError: The database does not answer, or refuses, or runs in this process and failed in an earlier write.
         """
         if self._manifest is None:
             raise InvalidRequestError(f"collection {self._collection!r} is not prepared; call prepare(spec) first")
+        if self._failed_write is not None:
+            raise SinkError(
+                f"{self.database} at {self._where} takes no more writes from this {self.kind}, since one failed "
+                f"({self._failed_write}) and what follows might be lost; close it, open it again and verify"
+            )
         if tuple(sorted(batch.vectors)) != self._manifest.dimensions:
             raise InvalidRequestError(
                 f"the batch holds the widths {sorted(batch.vectors)}, the collection {list(self._manifest.dimensions)}"
             )
+        if (batch.sparse is not None) != self._hybrid:
+            wanted = "with sparse vectors" if self._hybrid else "without sparse vectors"
+            raise InvalidRequestError(f"the {self.kind} of collection {self._collection!r} takes batches {wanted}")
         vector_bytes = self.float_bytes * sum(batch.vectors)
         sizes = [vector_bytes + record_bytes(record) for record in batch.records]
+        if batch.sparse is not None:
+            sizes = [size + _SPARSE_BYTES * len(row) for size, row in zip(sizes, batch.sparse, strict=True)]
         for rows in slices(sizes, max_rows=self.max_rows, max_bytes=self.max_bytes):
             part = batch.part(rows)
             encoded = self._encode(part)
-            with self._request(f"an upsert of {len(part)} {self.row}s"):
+            with self._changing(), self._request(f"an upsert of {len(part)} {self.row}s"):
                 self._upsert(encoded)
-        self._flush()
+        with self._changing():
+            self._flush()
 
     def delete(
         self, ids: Sequence[str] | None = None, *, filter: Mapping[str, object] | NativeFilter | None = None
@@ -139,13 +192,91 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
                 raise InvalidRequestError(f"filter={filter!r} has no condition and would delete every record")
             with self._request("a delete by filter"):
                 self._delete(native, manifest.payload)
+            self._flush()
         else:
-            points = [row_id for record_id in ids for row_id in self._row_ids(record_id)]
-            for start in range(0, len(points), self.max_rows):
-                part = points[start : start + self.max_rows]
-                with self._request(f"a delete of {len(part)} {self.row}s"):
-                    self._delete(part, manifest.payload)
-        self._flush()
+            chunks = self.chunks_from(dict.fromkeys(ids, 1))
+            self.delete_rows([*chunks, *(row_id for each in ids for row_id in self._row_ids(each))])
+
+    def delete_rows(self, row_ids: Sequence[Any]) -> None:
+        """Delete rows by their own ids, and wait until the database has acknowledged it.
+
+        Raises:
+            InvalidRequestError: No such collection.
+            FingerprintMismatchError: millpond did not create the collection.
+            SinkError: The database does not answer, or refuses.
+        """
+        manifest = self._opened()
+        for start in range(0, len(row_ids), self.max_rows):
+            part = row_ids[start : start + self.max_rows]
+            with self._changing(), self._request(f"a delete of {len(part)} {self.row}s"):
+                self._delete(part, manifest.payload)
+        with self._changing():
+            self._flush()
+
+    def fetch(self, row_ids: Sequence[str], *, widths: Sequence[int] = ()) -> dict[str, StoredRow]:
+        """Those of these rows that exist, with their vectors of some widths.
+
+        Args:
+            row_ids: Ids of rows, as :func:`~millpond.ingest.point_id` makes them.
+            widths: Which vectors to read.
+
+        Raises:
+            InvalidRequestError: No such collection.
+            SinkError: The database does not answer, or refuses.
+        """
+        manifest = self._opened()
+        rows: dict[str, StoredRow] = {}
+        for start in range(0, len(row_ids), self.max_rows):
+            part = row_ids[start : start + self.max_rows]
+            with self._request(f"a look at {len(part)} {self.row}s"):
+                rows.update(self._fetch(part, tuple(widths), manifest.payload))
+        return rows
+
+    def chunks_from(self, first: Mapping[str, int]) -> list[str]:
+        """Row ids of records' chunks from a number on, the last ones first; none if the collection holds no chunks.
+
+        They are looked for by their own ids, until one is absent. Whoever deletes them in this order leaves no gap, and
+        can be interrupted.
+
+        Args:
+            first: For each record's id, the number of the first chunk.
+        """
+        if not self._opened().chunked:
+            return []
+        found: list[list[str]] = []
+        pending = dict(first)
+        window = 1  # most records have no other chunk
+        while pending:
+            rows = {
+                record_id: [point_id(record_id, number) for number in range(start, start + window)]
+                for record_id, start in pending.items()
+            }
+            stored = self.fetch([row_id for row_ids in rows.values() for row_id in row_ids])
+            for row_ids in rows.values():
+                found.append([row_id for row_id in reversed(row_ids) if row_id in stored])
+            pending = {
+                record_id: pending[record_id] + window
+                for record_id, row_ids in rows.items()
+                if not stored.keys().isdisjoint(row_ids)
+            }
+            window = _CHUNKS
+        return [row_id for row_ids in reversed(found) for row_id in row_ids]
+
+    def scan(self) -> Iterator[tuple[str, str]]:
+        """The row id and the record id of every row; of a framework's own row both are the row's id.
+
+        Raises:
+            InvalidRequestError: No such collection.
+            SinkError: The database does not answer, or refuses.
+        """
+        manifest = self._opened()
+        pages = self._scan(manifest.payload)
+        while True:
+            with self._request("a scan"):
+                page = next(pages, None)
+            if page is None:
+                return
+            yield from page
 
     def count(self) -> int:
         """How many rows the collection holds; 0 before it is created."""
@@ -164,6 +295,8 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         funnel: bool = True,
         candidates: int | None = None,
         filter: Mapping[str, object] | NativeFilter | None = None,
+        hybrid: bool = False,
+        sparse_engine: Engine | None = None,
     ) -> list[Hit]:
         """The records nearest to a question.
 
@@ -175,11 +308,13 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
                 largest width alone.
             candidates: How many candidates, ``max(100, 10 * k)`` by default.
             filter: A dict of metadata values that must match (of a list, one of them), or the database's own filter.
+            hybrid: Fuse the ranking with that of the sparse vectors, by reciprocal rank.
+            sparse_engine: The engine of the sparse vectors, by default ``engine``.
 
         Returns:
-            At most ``k`` hits, best first; scores are cosine at the largest width. A row that a framework wrote
-            without the vector of this width, where the database stores such rows, is scored by the largest one that it
-            has.
+            At most ``k`` hits, best first; scores are cosine at the largest width, or fused ones. A row that a
+            framework wrote without the vector of this width, where the database stores such rows, is scored by the
+            largest one that it has.
 
         Raises:
             FingerprintMismatchError: Another model filled the collection.
@@ -196,9 +331,21 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
                     )
         manifest = self._opened()
         manifest.check_model(engine.spec, collection=self._collection)
+        if hybrid:
+            sparse_engine = engine if sparse_engine is None else sparse_engine
+            check_engine(sparse_engine)
+            manifest.check_sparse(sparse_engine.spec, collection=self._collection)
         widths = manifest.widths_to_search(self._dimensions, collection=self._collection)
         native = self._to_native(filter, manifest.payload)
-        plan = plan_search(engine, question, widths=widths, k=k, funnel=funnel, candidates=candidates)
+        plan = plan_search(
+            engine,
+            question,
+            widths=widths,
+            k=k,
+            funnel=funnel,
+            candidates=candidates,
+            sparse_engine=sparse_engine if hybrid else None,
+        )
         with self._request("a search"):
             rows = self._query(plan, native, manifest.payload)
         return [self._decode(row, manifest.payload) for row in rows]
@@ -210,6 +357,14 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         )
 
     # ------------------------------------------------------------------------------- implemented by each database
+
+    def _fetch(self, row_ids: Sequence[str], widths: Sequence[int], payload: Payload) -> Mapping[str, StoredRow]:
+        """Those of these rows that exist, at most ``max_rows``, with their vectors of these widths."""
+        raise SinkError(f"this {self.kind} of {self.database} cannot read rows back")
+
+    def _scan(self, payload: Payload) -> Iterator[Sequence[tuple[str, str]]]:
+        """Pages of row ids and record ids, over the whole collection."""
+        raise SinkError(f"this {self.kind} of {self.database} cannot list its rows")
 
     @abstractmethod
     def _create(self, manifest: CollectionManifest) -> None:
@@ -266,6 +421,28 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         return [point_id(record_id)]
 
     # ----------------------------------------------------------------------------------------------------------
+
+    def _sparse_spec(self, spec: ModelSpec, sparse: ModelSpec | None) -> ModelSpec | None:
+        """The model of the sparse vectors; ``None`` for a sink that stores none."""
+        if not self._hybrid:
+            return None
+        chosen = spec if sparse is None else sparse
+        if "sparse_embed" not in chosen.tasks:
+            raise UnsupportedTaskError(
+                f"hybrid=True needs sparse vectors, and {chosen.name} serves {', '.join(sorted(chosen.tasks))}; pass "
+                "the engine of a sparse model (SPLADE, or BGE-M3) as sparse_engine, or leave hybrid out"
+            )
+        return chosen
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Note the failure of a change of an embedded database."""
+        try:
+            yield
+        except BaseException as error:
+            if self.embedded and not (isinstance(error, MillpondError) and not isinstance(error, SinkError)):
+                self._failed_write = str(error) or repr(error)
+            raise
 
     @contextmanager
     def _reading(self, row_id: str, payload: Payload) -> Iterator[None]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from millpond.errors import InvalidRequestError, MillpondError, SinkError
+from millpond.errors import InvalidRequestError, MillpondError, SinkError, SinkUnavailableError
 from millpond.ingest.location import is_address
 
 
@@ -18,7 +18,7 @@ class CollectionClient(ABC):
     """A collection's name, its database's location, closing, and the errors of requests.
 
     A subclass names the database, its limits and its client, and implements ``_exists``, ``_read_manifest`` and
-    ``_describe_error``; it may also override ``_release``.
+    ``_describe_error``; it may also override ``_classify``, ``_retry_after`` and ``_release``.
 
     Args:
         location: Where the database is; not read if the caller passed a client.
@@ -53,6 +53,12 @@ class CollectionClient(ABC):
         """The collection's name."""
         return self._collection
 
+    @property
+    def target(self) -> str:
+        """The database and the collection, as a journal names them: the same from any folder and in any process."""
+        remote = "://" in self._where or not self._owned or self._where.startswith(":")
+        return f"{self.database} {self._where if remote else os.path.realpath(self._where)} {self._collection}"
+
     def close(self) -> None:
         """Close the client, unless it was passed in; from then on requests raise SinkError."""
         if self._owned and not self._closed:
@@ -79,7 +85,15 @@ class CollectionClient(ABC):
 
     @abstractmethod
     def _describe_error(self, error: Exception, request: str) -> str | None:
-        """An error of the client as the end of "Database at location ..."; ``None`` lets the error through."""
+        """An error of the client as the end of "Database at location ..."; ``None`` for one that is not expected."""
+
+    def _classify(self, error: Exception) -> type[SinkError]:
+        """What kind of :class:`~millpond.errors.SinkError` an error of the client becomes: by default none to retry."""
+        return SinkError
+
+    def _retry_after(self, error: Exception) -> float | None:
+        """Seconds that the database asks to wait, if an error of the client says so."""
+        return None
 
     def _release(self) -> None:
         """Close the client that this object opened; by default nobody shares it."""
@@ -100,9 +114,13 @@ class CollectionClient(ABC):
             raise
         except Exception as error:
             description = self._describe_error(error, request)
-            if description is None:
-                raise
-            raise SinkError(f"{self.database} at {self._where} {description}") from error
+            if description is None:  # a client asserts what its server never answers, or reads keys that are not there
+                description = f"answered {request} with something that its client cannot read ({error!r})"
+            message = f"{self.database} at {self._where} {description}"
+            kind = self._classify(error)
+            if issubclass(kind, SinkUnavailableError):
+                raise kind(message, retry_after=self._retry_after(error)) from error
+            raise kind(message) from error
 
     def _check_location(self, location: object) -> str:
         path = os.fspath(location) if isinstance(location, str | os.PathLike) else None

@@ -26,6 +26,8 @@ class CollectionManifest:
         payload: The form of the payload.
         settings: The model's settings, as :func:`~millpond.fingerprint.stored_settings` makes them; empty for a
             collection of an earlier version. Only error messages use them.
+        sparse: The model of the sparse vectors; ``None`` if the collection has none.
+        chunked: Whether its rows are chunks of records, of which a record may have several.
     """
 
     fingerprint: str
@@ -33,9 +35,19 @@ class CollectionManifest:
     dimensions: tuple[int, ...]
     payload: Payload
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    sparse: ModelIdentity | None = None
+    chunked: bool = False
 
     @classmethod
-    def of(cls, spec: ModelSpec, *, dimensions: tuple[int, ...] | None, payload: Payload) -> CollectionManifest:
+    def of(
+        cls,
+        spec: ModelSpec,
+        *,
+        dimensions: tuple[int, ...] | None,
+        payload: Payload,
+        sparse: ModelSpec | None = None,
+        chunked: bool = False,
+    ) -> CollectionManifest:
         """The manifest of a new collection.
 
         Raises:
@@ -48,6 +60,8 @@ class CollectionManifest:
             dimensions=widths,
             payload=payload,
             settings=stored_settings(spec),
+            sparse=None if sparse is None else ModelIdentity.of(sparse),
+            chunked=chunked,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,6 +73,8 @@ class CollectionManifest:
             "dimensions": list(self.dimensions),
             "payload": self.payload,
             **({"settings": dict(self.settings)} if self.settings else {}),
+            **({"chunked": True} if self.chunked else {}),
+            **({} if self.sparse is None else {"sparse": _identity_dict(self.sparse)}),
         }
 
     @classmethod
@@ -82,6 +98,8 @@ class CollectionManifest:
                 dimensions=tuple(int(width) for width in data["dimensions"]),
                 payload=data["payload"],
                 settings=settings if isinstance(settings := data.get("settings"), Mapping) else {},
+                sparse=None if data.get("sparse") is None else _read_identity(data["sparse"]),
+                chunked=bool(data.get("chunked", False)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise FingerprintMismatchError(
@@ -94,13 +112,40 @@ class CollectionManifest:
         identity = ModelIdentity(fingerprint=self.fingerprint, model=self.model, settings=self.settings)
         identity.check(spec, owner=f"collection {collection!r}", another="another collection name")
 
-    def check_write(self, wanted: CollectionManifest, spec: ModelSpec, *, collection: str) -> None:
-        """Raises unless ``wanted`` has the same model, widths and payload form as this collection."""
+    def check_sparse(self, spec: ModelSpec, *, collection: str) -> None:
+        """Raises unless this model made the collection's sparse vectors."""
+        if self.sparse is None:
+            raise InvalidRequestError(
+                f"collection {collection!r} holds no sparse vectors; leave hybrid out, or ingest into another "
+                "collection with hybrid=True"
+            )
+        owner = f"collection {collection!r}, in its sparse vectors,"
+        self.sparse.check(spec, owner=owner, another="another collection name")
+
+    def check_write(
+        self, wanted: CollectionManifest, spec: ModelSpec, *, collection: str, sparse: ModelSpec | None = None
+    ) -> None:
+        """Raises unless ``wanted`` has the same models, widths and payload form as this collection."""
         self.check_model(spec, collection=collection)
+        if sparse is not None:
+            self.check_sparse(sparse, collection=collection)
+        elif self.sparse is not None:
+            raise InvalidRequestError(
+                f"collection {collection!r} holds sparse vectors too; pass hybrid=True, or another collection name"
+            )
         if self.dimensions != wanted.dimensions:
             raise InvalidRequestError(
                 f"collection {collection!r} holds the widths {list(self.dimensions)}, and this sink writes "
                 f"{list(wanted.dimensions)}; pass dimensions={list(self.dimensions)}, or another collection name"
+            )
+        if self.chunked != wanted.chunked:
+            raise InvalidRequestError(
+                f"collection {collection!r} holds "
+                + (
+                    "chunks of records, and this run writes whole ones; cut them too, or pass another collection name"
+                    if self.chunked
+                    else "whole records, and this run cuts them into chunks; leave that out, or pass another name"
+                )
             )
         if self.payload != wanted.payload:
             raise InvalidRequestError(
@@ -117,6 +162,23 @@ class CollectionManifest:
                 f"choose among {list(self.dimensions)}"
             )
         return wanted or self.dimensions
+
+
+def _identity_dict(identity: ModelIdentity) -> dict[str, Any]:
+    return {
+        "fingerprint": identity.fingerprint,
+        "model": identity.model,
+        "settings": dict(identity.settings),
+    }
+
+
+def _read_identity(data: Mapping[str, Any]) -> ModelIdentity:
+    settings = data.get("settings")
+    return ModelIdentity(
+        fingerprint=str(data["fingerprint"]),
+        model=str(data["model"]),
+        settings=settings if isinstance(settings, Mapping) else {},
+    )
 
 
 CollectionMark = CollectionManifest

@@ -82,4 +82,12 @@ def read_llama_index(fields: Mapping[str, Any], row_id: str) -> tuple[str, str, 
     record_id = str(fields.get("doc_id"))
     # A node of any class but TextNode and its subclasses keeps the text one level deeper.
     text = node["text"] if "text" in node else (node["text_resource"] or {}).get("text") or ""
-    return record_id if point_id(record_id) == row_id else row_id, str(text), dict(node["metadata"])
+    metadata = dict(node["metadata"])
+    return record_id if is_own_row(record_id, row_id, metadata) else row_id, str(text), metadata
+
+
+def is_own_row(record_id: str, row_id: str, metadata: Mapping[str, Any]) -> bool:
+    """Whether a row has the id that millpond gives the record, or the chunk of it that its metadata names."""
+    chunk = metadata.get("chunk", 0)
+    numbered = isinstance(chunk, int) and not isinstance(chunk, bool) and chunk > 0
+    return point_id(record_id) == row_id or (numbered and point_id(record_id, chunk) == row_id)

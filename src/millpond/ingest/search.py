@@ -23,7 +23,8 @@ class Hit:
 
     Attributes:
         id: The record's own id.
-        score: Cosine at the largest width searched that the row has, higher is closer.
+        score: Cosine at the largest width searched that the row has, higher is closer; of a hybrid search the fused
+            score.
         text: The record's text.
         metadata: The record's metadata.
     """
@@ -45,6 +46,8 @@ class SearchPlan:
         full: Width of the stage that scores.
         vectors: For each width of the search, ``[width]`` float32 of length 1; of the widths between these two, those
             at which the question has a direction.
+        sparse: Of a hybrid search, the question's token ids and their weights; its ranking and that of ``full`` are
+            fused by reciprocal rank, ``1 / (60 + rank)`` each.
     """
 
     k: int
@@ -52,6 +55,7 @@ class SearchPlan:
     coarse: int | None
     full: int
     vectors: Mapping[int, npt.NDArray[np.float32]]
+    sparse: Mapping[int, float] | None = None
 
 
 def plan_search(
@@ -62,6 +66,7 @@ def plan_search(
     k: int,
     funnel: bool,
     candidates: int | None,
+    sparse_engine: Engine | None = None,
 ) -> SearchPlan:
     """Check the arguments of a search, embed its question with the role ``query``, and cut the vector.
 
@@ -72,6 +77,7 @@ def plan_search(
         k: How many results, from 1.
         funnel: Whether to search the smallest width first; has no effect with one width.
         candidates: How many rows the first stage selects; ``max(100, 10 * k)`` by default.
+        sparse_engine: The engine that makes the question's sparse vector; ``None`` unless the search is hybrid.
 
     Raises:
         InvalidRequestError: An argument out of range, or a question whose vector is zero or not finite.
@@ -95,4 +101,5 @@ def plan_search(
     vectors = {width: cut[0] for width, cut in cuts.items() if storable(cut).all()}
     if not {full, full if coarse is None else coarse} <= vectors.keys():
         raise InvalidRequestError("the question's vector is not finite, or all zero, so nothing is nearest to it")
-    return SearchPlan(k=k, candidates=candidates, coarse=coarse, full=full, vectors=vectors)
+    sparse = None if sparse_engine is None else sparse_engine.sparse_embed([question], role="query")[0]
+    return SearchPlan(k=k, candidates=candidates, coarse=coarse, full=full, vectors=vectors, sparse=sparse)

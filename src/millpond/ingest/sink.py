@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.batch import WriteBatch
+from millpond.ingest.batch import FloatArray, WriteBatch
 from millpond.ingest.record import Record
 from millpond.spec import ModelSpec
 
@@ -17,7 +18,8 @@ class Sink(Protocol):
     """The methods that :func:`~millpond.ingest.ingest` calls.
 
     More attributes are optional: ``dimensions``, the widths to store (by default the width that ``embed`` returns),
-    and the methods of :class:`Checks` and :class:`Deletes`. One run calls from one thread at a time.
+    ``hybrid``, whether it stores sparse vectors too, and the methods of :class:`Checks`, :class:`Deletes` and
+    :class:`Reads`. One run calls from one thread at a time.
     """
 
     def prepare(self, spec: ModelSpec) -> None:
@@ -28,7 +30,14 @@ class Sink(Protocol):
         """
 
     def write(self, batch: WriteBatch) -> None:
-        """Store every row, replacing those whose id exists, and return once the database has acknowledged them."""
+        """Store every row, replacing those whose id exists, and return once the database has acknowledged them.
+
+        Raises:
+            SinkUnavailableError: The run tries again, for a time.
+            SinkTooLargeError: The run tries again with half of the rows at a time.
+            SinkRejectedError: The run finds the rows that are refused, leaves them out and writes the others.
+            SinkError: Any other stops the run.
+        """
 
     def close(self) -> None:
         """Release the resources that the sink opened itself."""
@@ -48,6 +57,46 @@ class Deletes(Protocol):
 
     def delete(self, ids: Sequence[str], /) -> None:
         """Delete records by their ids; those that do not exist are ignored."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StoredRow:
+    """A row as the database holds it.
+
+    Attributes:
+        record_id: The record's id.
+        content_hash: The hash of its text, as it is stored; empty in a row that a framework wrote.
+        vectors: For each width asked for that the row has, ``[width]`` float32.
+    """
+
+    record_id: str
+    content_hash: str
+    vectors: Mapping[int, FloatArray] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Reads(Protocol):
+    """A sink whose rows can be read back: to verify a run, and to delete what its source no longer has."""
+
+    def count(self) -> int:
+        """How many rows the collection holds."""
+
+    def fetch(self, row_ids: Sequence[str], *, widths: Sequence[int] = ()) -> dict[str, StoredRow]:
+        """Those of these rows that exist, with their vectors of some widths."""
+
+    def scan(self) -> Iterator[tuple[str, str]]:
+        """The row id and the record id of every row, in any order."""
+
+    def delete_rows(self, row_ids: Sequence[str]) -> None:
+        """Delete rows by their own ids; those that do not exist are ignored."""
+
+
+@runtime_checkable
+class ChunkedRows(Reads, Protocol):
+    """A sink that can find the rows of records which were cut into more chunks before."""
+
+    def chunks_from(self, first: Mapping[str, int]) -> list[str]:
+        """Row ids of these records' chunks from a number on, the last ones first."""
 
 
 def check_widths(dimensions: Sequence[int] | None) -> tuple[int, ...] | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
-from typing import cast
+from inspect import Parameter, signature
+from typing import Any, cast
 
 from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.ingest.sink import Sink
@@ -12,14 +13,22 @@ from millpond.ingest.sink import Sink
 GROUP = "millpond.sinks"
 
 SinkFactory = Callable[..., Sink]
-"""``factory(scheme, location, collection, *, dimensions, payload)``: the object that an entry point names."""
+"""``factory(scheme, location, collection, *, dimensions, payload, **options)``: what an entry point names."""
 
 # Only our own packages are suggested: guessing a name from an unknown kind could name anybody's package.
-_PACKAGES = {"qdrant": "millpond-qdrant", "milvus": "millpond-milvus"}
-_EXAMPLE = "qdrant+path:DIR#docs, qdrant+http://host:6333#docs or milvus+file:X.db#docs"
+_PACKAGES = {
+    "qdrant": "millpond-qdrant",
+    "milvus": "millpond-milvus",
+    "lancedb": "millpond-lancedb",
+    "pgvector": "millpond-pgvector",
+}
+_EXAMPLE = (
+    "qdrant+path:DIR#docs, qdrant+http://host:6333#docs, milvus+file:X.db#docs, lancedb+path:DIR#docs or "
+    "pgvector+postgresql://host/db#docs"
+)
 
 
-def open_sink(url: str, *, dimensions: Sequence[int] | None = None, payload: str = "plain") -> Sink:
+def open_sink(url: str, *, dimensions: Sequence[int] | None = None, payload: str = "plain", **options: object) -> Sink:
     """Open the sink that a URL names, through the installed package for its kind of database.
 
     Args:
@@ -27,9 +36,10 @@ def open_sink(url: str, *, dimensions: Sequence[int] | None = None, payload: str
             come from ``QDRANT_API_KEY`` and ``MILVUS_TOKEN``.
         dimensions: The widths to store; by default the width that ``embed`` returns (full, for nearly every model).
         payload: The form of the payload.
+        options: Other arguments of the sink, as ``hybrid``, ``datatype``, ``quantization`` and ``timeout``.
 
     Raises:
-        InvalidRequestError: The URL has another form, or the package cannot use it.
+        InvalidRequestError: The URL has another form, or the package cannot use it or one of the options.
         MissingExtraError: The package for this kind of database is not installed.
     """
     # Error messages show only the part up to the first colon: the rest might hold a password.
@@ -46,7 +56,23 @@ def open_sink(url: str, *, dimensions: Sequence[int] | None = None, payload: str
                 f"writing to {kind} needs the package {_PACKAGES[kind]}: in a checkout of millpond, "
                 f"pip install ./integrations/{kind}"
             )
-        known = ", ".join(sorted({*factories, *_PACKAGES}))
-        raise InvalidRequestError(f"no installed package writes to {kind!r}; choose one of {known}")
+        known = sorted({*factories, "milvus", "qdrant"})
+        absent = sorted(_PACKAGES[name] for name in _PACKAGES.keys() - set(known))
+        more = f", or install {' or '.join(absent)}" if absent else ""
+        raise InvalidRequestError(f"no installed package writes to {kind!r}; choose one of {', '.join(known)}{more}")
     factory = cast(SinkFactory, factories[kind].load())
-    return factory(scheme, location, collection, dimensions=dimensions, payload=payload)
+    _check_options(kind, factory, options)
+    return factory(scheme, location, collection, dimensions=dimensions, payload=payload, **options)
+
+
+def _check_options(kind: str, factory: SinkFactory, options: dict[str, Any]) -> None:
+    """Raise InvalidRequestError for an option that the factory does not take."""
+    parameters = signature(factory).parameters
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    known = {name for name, parameter in parameters.items() if parameter.kind is Parameter.KEYWORD_ONLY}
+    if unknown := sorted(options.keys() - known):
+        name = unknown[0]
+        raise InvalidRequestError(
+            f"{name}={options[name]!r} is no option of a sink of {kind}; it takes {', '.join(sorted(known))}"
+        )
