@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         SourceNotFoundError,
     )
     from millpond.ingest.batch import Batch, WriteBatch
+    from millpond.ingest.chunking import Chunker, Chunking
     from millpond.ingest.collection import CollectionSink
     from millpond.ingest.manifest import CollectionManifest, CollectionMark
     from millpond.ingest.payload import Payload
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "NAMESPACE": "record",
     "Batch": "batch",
+    "Chunker": "chunking",
+    "Chunking": "chunking",
     "CollectionManifest": "manifest",
     "CollectionMark": "manifest",
     "CollectionSink": "collection",
@@ -53,6 +56,8 @@ _MODULES = {
 __all__ = [
     "NAMESPACE",
     "Batch",
+    "Chunker",
+    "Chunking",
     "CollectionManifest",
     "CollectionMark",
     "CollectionSink",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,6 @@ from millpond.ingest.delivery import RetryPolicy
 from millpond.ingest.journal import Journal
 from millpond.ingest.planning import PlanOptions
 from millpond.ingest.progress_bar import IngestProgress
-from millpond.ingest.record import Record, Rejected
 from millpond.ingest.report import IngestReport
 from millpond.ingest.run import IngestRun, RunParts
 from millpond.ingest.sink import Checks, Reads, Sink, check_widths
@@ -42,7 +41,7 @@ BATCH_CHARS = 2 << 20
 
 
 def ingest(
-    records: Iterable[Record | Rejected | Mapping[str, Any]] | str | os.PathLike[str],
+    records: Iterable[Any] | str | os.PathLike[str],
     *,
     engine: Engine,
     sink: Sink,

@@ -232,7 +232,7 @@ class RecordPlanner:
             with self._trace.stage("chunk", 1):
                 return self._options.chunker.split(record)
         except InvalidRequestError as error:
-            self._fail(PlannedRecord(record=record, chunks=[record]), str(error))
+            self._leave_out(record, [record], str(error))
             return None
 
     def _is_blank(self, record: Record) -> bool:
@@ -246,8 +246,11 @@ class RecordPlanner:
             for chunk in chunks:
                 self._options.check(chunk)
         except InvalidRequestError as error:
-            if self._seen is not None:
-                self._seen.add([record.id])
-            self._fail(PlannedRecord(record=record, chunks=chunks), str(error))
+            self._leave_out(record, chunks, str(error))
             return False
         return True
+
+    def _leave_out(self, record: Record, chunks: Sequence[Record], reason: str) -> None:
+        if self._seen is not None:
+            self._seen.add([record.id])
+        self._fail(PlannedRecord(record=record, chunks=chunks), reason)
