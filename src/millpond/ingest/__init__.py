@@ -11,6 +11,8 @@ if TYPE_CHECKING:
         SinkUnavailableError,
         SourceNotFoundError,
     )
+    from millpond.ingest.advice.advisor import Advice, advise
+    from millpond.ingest.advice.judgements import read_judgements
     from millpond.ingest.batch import Batch, WriteBatch
     from millpond.ingest.collection import CollectionSink
     from millpond.ingest.manifest import CollectionManifest, CollectionMark
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from millpond.ingest.url import open_sink
 
 _MODULES = {
+    "Advice": "advice.advisor",
+    "advise": "advice.advisor",
+    "read_judgements": "advice.judgements",
     "NAMESPACE": "record",
     "Batch": "batch",
     "CollectionManifest": "manifest",
@@ -52,6 +57,7 @@ _MODULES = {
 
 __all__ = [
     "NAMESPACE",
+    "Advice",
     "Batch",
     "CollectionManifest",
     "CollectionMark",
@@ -70,11 +76,13 @@ __all__ = [
     "SourceNotFoundError",
     "StoredRow",
     "WriteBatch",
+    "advise",
     "content_hash",
     "ingest",
     "open_sink",
     "point_id",
     "read",
+    "read_judgements",
 ]
 
 
