@@ -178,18 +178,19 @@ def _values(advice: Advice, commands: Mapping[Layout, str]) -> dict[str, Any]:
 
 
 def _print_table(advice: Advice, commands: Mapping[Layout, str], *, every: bool) -> None:
-    from millpond.ingest.advice.page import cells, describe, header, recommendations
+    from millpond.ingest.advice.page import cells, describe, header, metric_name, recommendations
 
     sample = "" if advice.rows == advice.read else f" of {advice.read:,}"
     print(f"{advice.rows:,}{sample} records, {advice.queries:,} queries; {len(advice.measurements)} layouts measured")
     shown = [one for one in advice.measurements if every or one.best or one == advice.full]
     rows = [
-        ["*" if one.best else "", *cells(one, advice.full, judged=advice.judged), "keeps" if one.keeps else ""]
+        ["*" if one.best else "", "=" if one.keeps else "", *cells(one, advice.full, judged=advice.judged)]
         for one in shown
     ]
     print()
-    _print_columns([["", *header(advice), ""], *rows])
-    print("\n* no other layout that is as small, in memory and stored, is as good")
+    _print_columns([["", "", *header(advice)], *rows])
+    print("\n* no other layout that a database stores is as small, in memory and stored, and as good")
+    print(f"= keeps {100 * advice.keep:.4g} % of the full width's {metric_name(advice)}")
     for note in advice.notes:
         print(f"! {note}")
     for title, one in recommendations(advice):
@@ -197,11 +198,11 @@ def _print_table(advice: Advice, commands: Mapping[Layout, str], *, every: bool)
 
 
 def _print_columns(rows: Sequence[Sequence[str]]) -> None:
-    """Columns of equal width; numbers to the right."""
+    """Columns of equal width: two marks, words, numbers to the right, words."""
     spans = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [
-            cell.ljust(span) if index < 2 else cell.rjust(span)
+            cell.rjust(span) if 2 < index < len(row) - 1 else cell.ljust(span)
             for index, (cell, span) in enumerate(zip(row, spans, strict=True))
         ]
-        print("  ".join(cells).rstrip())
+        print(" ".join(cells[:2]), "  ".join(cells[2:]).rstrip())

@@ -52,7 +52,7 @@ class Measurement:
         read_bytes: Bytes that an exact search of a million rows reads, for one query, with what it rescores.
         seconds: Time of one query over the sample by numpy, on one machine: an indication, since a database has kernels
             and an index of its own.
-        best: No other layout that is at least as small, in memory and stored, is at least as good.
+        best: A database can store it, and no other such layout that is as small, in memory and stored, is as good.
         keeps: It keeps the share that was asked for.
     """
 
@@ -371,7 +371,7 @@ class _Simulation:
         stored = lru_cache(maxsize=2)(lambda width, datatype: store(self._cut(width), datatype))
         quantized = lru_cache(maxsize=1)(lambda width, name: quantize(self._cut(width), name, seed=seed))
         for layout in plan:
-            vectors = stored(layout.width, layout.datatype)
+            vectors = stored(layout.width, layout.final_datatype)
             if layout.coarse:
                 yield self._measure(layout, stored(layout.coarse, layout.datatype), vectors)
             elif layout.quantization:
@@ -424,13 +424,15 @@ def _full(measurements: Sequence[Measurement]) -> Measurement:
 def _marked(measurements: list[Measurement], keep: float) -> list[Measurement]:
     """The measurements with ``best`` and ``keeps``."""
     least = keep * quality(_full(measurements))
+    possible = np.array([bool(one.layout.databases) for one in measurements])
     sizes = np.array([(one.stored_bytes, one.scanned_bytes) for one in measurements])  # [layouts, 2]
     qualities = np.array([quality(one) for one in measurements])
     marked = []
     for i, one in enumerate(measurements):
-        as_good = (sizes <= sizes[i]).all(axis=1) & (qualities >= qualities[i])
+        as_good = possible & (sizes <= sizes[i]).all(axis=1) & (qualities >= qualities[i])
         better = (sizes < sizes[i]).any(axis=1) | (qualities > qualities[i])
-        marked.append(replace(one, best=not (as_good & better).any(), keeps=bool(qualities[i] >= least - 1e-9)))
+        best = bool(possible[i]) and not (as_good & better).any()
+        marked.append(replace(one, best=best, keeps=bool(qualities[i] >= least - 1e-9)))
     return marked
 
 

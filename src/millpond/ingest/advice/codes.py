@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Literal
@@ -23,6 +24,8 @@ _CHUNK = 4
 _CENTROIDS = 256
 _TRAINING_ROWS = 10_000
 _TRAINING_ROUNDS = 10
+# uint8: a value of 8 times the root of the mean square of a unit vector is the largest that is kept.
+_CLIPPED = 8
 # Floats of the candidates that are rescored at a time.
 _RESCORED_FLOATS = 1 << 24
 
@@ -100,9 +103,12 @@ class Bits(Codes):
 
 
 def store(rows: FloatArray, datatype: Datatype) -> Codes:
-    """``rows [n, d]`` (normalized) as vectors of a datatype, compared by cosine; ``bit``: by the Hamming distance.
+    """``rows [n, d]`` (normalized) as vectors of a datatype, as millpond writes and compares them.
 
-    ``int8`` and ``uint8`` are :func:`~millpond.quantization.eight_bits`, as millpond writes them.
+    - ``float32``, ``float16``, ``bfloat16``: by cosine.
+    - ``int8`` (Milvus): the largest value of a row is 127; by cosine.
+    - ``uint8`` (Qdrant): 8 times the root of the mean square is the largest value that is kept; by Euclidean distance.
+    - ``bit`` (pgvector): the signs; by Hamming distance.
     """
     return _DATATYPES[datatype](rows)
 
@@ -147,11 +153,22 @@ def _int8(rows: FloatArray) -> Codes:
 
 
 def _uint8(rows: FloatArray) -> Codes:
-    # A database takes the cosine of the codes as they are, 128 higher than the values they stand for.
-    def encode(floats: FloatArray) -> FloatArray:
-        return _normalized(eight_bits(floats, "uint8").astype(np.float32))
+    # The codes are 128 higher than what they stand for, so their cosine is another one: a database takes the distance.
+    width = rows.shape[1]
+    scale = np.float32(127 * max(1.0, math.sqrt(width) / _CLIPPED))
 
-    return Decoded(encode(rows), rows.shape[1], encode)
+    def decode(floats: FloatArray) -> FloatArray:
+        return np.asarray(np.clip(np.rint(floats * scale), -128, 127), np.float32)
+
+    # |q - v|^2 / 2 is |q|^2 / 2 less the product of [q, 1] and [v, -|v|^2 / 2].
+    values = decode(rows)
+    halves = np.einsum("nd,nd->n", values, values) / np.float32(2)
+    ones = np.ones(1, np.float32)
+    return Decoded(
+        np.column_stack([values, -halves]),
+        width,
+        lambda queries: np.column_stack([decode(queries), np.broadcast_to(ones, len(queries))]),
+    )
 
 
 _DATATYPES: Mapping[str, Callable[[FloatArray], Codes]] = {

@@ -13,8 +13,6 @@ DATATYPES: tuple[Datatype, ...] = get_args(Datatype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 # Qdrant has the quantized copies; of vectors that take a byte or less they save nothing worth their loss.
 _QUANTIZED = ("float32", "float16")
-# Bits are compared by another distance than the other width's floats.
-_FUNNELLED = ("float32", "float16", "bfloat16", "int8", "uint8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +21,7 @@ class Layout:
 
     Attributes:
         width: Width of the vectors that give the final order.
-        datatype: Their type.
+        datatype: Their type; ``bit`` of a funnel is that of the narrow vectors, before float32.
         quantization: Of the copy that the database keeps in memory and searches; ``None``: there is none.
         rescore: Whether the best by the copy are then sorted by the vectors themselves.
         coarse: Width of the vectors that find the candidates (a funnel); ``None``: there are none.
@@ -38,6 +36,8 @@ class Layout:
     @property
     def name(self) -> str:
         """The layout in words: ``128 -> 384 float16``, ``384 float32 + binary, rescored``."""
+        if self.coarse and self.datatype == "bit":
+            return f"{self.coarse} bit -> {self.width} float32"
         copy = f" + {self.quantization}{', rescored' if self.rescore else ''}" if self.quantization else ""
         return f"{self.widths} {self.datatype}{copy}"
 
@@ -47,14 +47,23 @@ class Layout:
         return f"{self.coarse} -> {self.width}" if self.coarse else str(self.width)
 
     @property
+    def final_datatype(self) -> Datatype:
+        """The type of the vectors that give the final order."""
+        return "float32" if self.coarse and self.datatype == "bit" else self.datatype
+
+    @property
     def kind(self) -> str:
         """What finds the rows: ``vectors``, a quantization, or ``funnel``."""
         return "funnel" if self.coarse else self.quantization or "vectors"
 
     @property
     def databases(self) -> tuple[str, ...]:
-        """The databases that can store it, by the first part of their URL."""
-        return ("qdrant",) if self.quantization else _DATABASES[self.datatype]
+        """The databases that can store it, by the first part of their URL; bits alone are stored by none."""
+        if self.quantization:
+            return ("qdrant",)
+        if self.datatype == "bit":
+            return ("pgvector",) if self.coarse else ()
+        return _DATABASES[self.datatype]
 
     def options(self) -> list[str]:
         """The options of ``millpond ingest`` that make it."""
@@ -63,7 +72,7 @@ class Layout:
         if self.datatype != "float32":
             options += ["--datatype", self.datatype]
         if self.quantization:
-            options += ["--quantization", self.quantization]
+            options += ["--index-quantization", self.quantization]
         return options
 
     def command(self, source: str, model: str, *, database: str | None = None, options: Sequence[str] = ()) -> str:
@@ -74,6 +83,9 @@ class Layout:
             model: The model.
             database: One of :data:`DATABASES`; ``None``: the first that can store the layout.
             options: Further options.
+
+        Raises:
+            IndexError: No database can store the layout.
         """
         url = _URLS[database or self.databases[0]]
         return shlex.join(["millpond", "ingest", source, "--model", model, "--to", url, *self.options(), *options])
@@ -86,13 +98,12 @@ _URLS = {
     "pgvector": "pgvector+postgresql://localhost/db#docs",
 }
 DATABASES = tuple(_URLS)
-_DATABASES: dict[Datatype, tuple[str, ...]] = {
+_DATABASES: dict[str, tuple[str, ...]] = {
     "float32": ("qdrant", "milvus", "lancedb", "pgvector"),
     "float16": ("qdrant", "milvus", "lancedb", "pgvector"),
     "bfloat16": ("milvus",),
     "int8": ("milvus",),
     "uint8": ("qdrant",),
-    "bit": ("pgvector",),
 }
 
 
@@ -104,7 +115,7 @@ def layouts(
     Args:
         widths: Ascending; the last one is the full width.
         datatypes: The types of the stored vectors.
-        database: Only layouts that this database can store; ``None``: that any of :data:`DATABASES` can.
+        database: Only layouts that this database can store.
     """
     return (one for one in _layouts(widths, datatypes) if database is None or database in one.databases)
 
@@ -119,6 +130,5 @@ def _layouts(widths: Sequence[int], datatypes: Sequence[Datatype]) -> Iterator[L
                 for rescore in (False, True):
                     yield Layout(width=width, datatype=datatype, quantization=quantization, rescore=rescore)
     for datatype in datatypes:
-        if datatype in _FUNNELLED:
-            for coarse in widths[:-1]:
-                yield Layout(width=widths[-1], datatype=datatype, coarse=coarse)
+        for coarse in widths[:-1]:
+            yield Layout(width=widths[-1], datatype=datatype, coarse=coarse)

@@ -103,7 +103,8 @@ def describe(one: Measurement, advice: Advice) -> str:
         kept += f" (recall@{advice.k} {one.recall:.3f})"
     memory = "" if one.scanned_bytes == one.stored_bytes else f", {bytes_text(one.scanned_bytes)} of it in memory"
     databases = ", ".join(one.layout.databases)
-    return f"{one.layout.name}: {bytes_text(one.stored_bytes)} a row{memory}; {kept}. Stored by {databases}."
+    searched = f" Searched with oversampling={advice.candidates / advice.k:g}." if one.layout.rescore else ""
+    return f"{one.layout.name}: {bytes_text(one.stored_bytes)} a row{memory}; {kept}. Stored by {databases}.{searched}"
 
 
 def metric_name(advice: Advice) -> str:
@@ -122,13 +123,14 @@ def cells(one: Measurement, full: Measurement, *, judged: bool) -> list[str]:
         bytes_text(one.scanned_bytes * _MILLION),
         f"{one.read_bytes / full.read_bytes:.1%}",
         f"{one.seconds * 1e6:,.0f}",
+        ", ".join(one.layout.databases) or "-",
     ]
 
 
 def header(advice: Advice) -> list[str]:
     """The names of the columns."""
     quality_names = [f"recall@{advice.k}", *(["nDCG@10"] if advice.judged else [])]
-    return ["layout", *quality_names, "bytes a row", "1 M rows", "in memory", "read a query", "numpy µs"]
+    return ["layout", *quality_names, "bytes a row", "1 M rows", "in memory", "read a query", "numpy µs", "stored by"]
 
 
 def _trade_off(title: str, attribute: str, advice: Advice, metric: str) -> str:
@@ -175,7 +177,8 @@ def _by_width(advice: Advice) -> str:
 def _table(advice: Advice) -> str:
     rows = [cells(one, advice.full, judged=advice.judged) for one in advice.measurements]
     summary = (
-        "Stressed: no other layout that is as small, in memory and stored, is as good. Read a query: bytes that an "
+        "Stressed: no other layout that a database stores is as small, in memory and stored, and as good. Read a "
+        "query: bytes that an "
         "exact search of a million rows reads, as a share of float32 at full width. The time is that of numpy here."
     )
     return table("All layouts", header(advice), rows, summary=summary, marked=[one.best for one in advice.measurements])
