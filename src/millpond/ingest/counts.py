@@ -26,7 +26,6 @@ _NAMES = (
     "truncated",
     "retried",
 )
-_PARTS = ("cached", "embedded", "failed", "duplicates", "empty")  # of the records that were read
 _MAX_WARNINGS = 1000
 _NAMED_IDS = 10
 _SHOWN_CHARS = 80
@@ -89,8 +88,8 @@ class RunCounts:
         """The counts so far, and the seconds since the run began, with the other values of a report."""
         with self._lock:
             counts: dict[str, Any] = {name: self._counts[name] for name in _NAMES}
-        if others.get("stopped"):  # what was read ahead is not counted
-            counts["read"] = sum(counts[name] for name in _PARTS)
+        if others.get("stopped"):  # what was read and not dealt with is read again
+            counts["read"] = sum(counts[name] for name in ("cached", "embedded", "failed", "duplicates", "empty"))
         return IngestReport(
             **counts,
             truncated_ids=tuple(self._truncated_ids),

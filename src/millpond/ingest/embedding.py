@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -101,10 +101,10 @@ class EmbeddingCall:
     dense: Future[EmbeddingOutput]
     sparse: Future[SparseEmbeddingOutput] | None
 
-    @property
-    def done(self) -> bool:
-        """Whether the results are there."""
-        return self.dense.done() and (self.sparse is None or self.sparse.done())
+    def wait(self, seconds: float) -> bool:
+        """Wait so long for the results; returns whether they are there."""
+        calls: list[Future[Any]] = [self.dense] if self.sparse is None else [self.dense, self.sparse]
+        return not wait(calls, seconds).not_done
 
     def cancel(self) -> None:
         """Nothing waits for the call any more; what was computed for it is in the engine's cache, if it has one."""

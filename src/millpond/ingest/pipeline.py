@@ -77,10 +77,8 @@ def ingest(
     the threads have ended; rows already written stay. The sink stays open.
 
     Args:
-        records: Any iterable of records (it may be endless; it is read in this thread), or a path that
-            :func:`~millpond.ingest.read` accepts. An item is a :class:`~millpond.ingest.Record`, or a dict with ``id``
-            (optional), ``text``, ``metadata`` (optional) and other keys, which become metadata; a dict that holds no
-            record is counted as failed.
+        records: A path, a table or an iterable of records, dicts or documents (it may be endless; it is read in this
+            thread), as :func:`~millpond.ingest.read` takes them.
         engine: The engine to embed with.
         sink: The collection to write to.
         journal: A file that notes which records are written, so that a run that was stopped or killed goes on where it
@@ -120,7 +118,7 @@ def ingest(
             raise InvalidRequestError(f"{name}=True needs a sink whose rows can be read; leave {name} out")
     widths = check_model(engine.spec, getattr(sink, "dimensions", None))
     with ExitStack() as stack:
-        items = stack.enter_context(closing(read(records))) if isinstance(records, str | os.PathLike) else iter(records)
+        items = stack.enter_context(closing(read(records)))
         if journal is None and verify:
             journal = os.path.join(stack.enter_context(tempfile.TemporaryDirectory(prefix="millpond-")), "journal")
         elif dead_letters is None and journal is not None:
