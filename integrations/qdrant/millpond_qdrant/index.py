@@ -180,10 +180,10 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
         points = [
             models.PointStruct(id=row.point, vector=_vector(row, manifest), payload=dict(row.fields)) for row in rows
         ]
-        self._client.upsert(self._collection, points, wait=True)
+        self._finished(self._client.upsert(self._collection, points, wait=True))
 
     def _remove(self, points: Sequence[str]) -> None:
-        self._client.delete(self._collection, models.PointIdsList(points=list(points)), wait=True)
+        self._finished(self._client.delete(self._collection, models.PointIdsList(points=list(points)), wait=True))
 
     def _delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
         native = to_filter(conditions, "plain")
@@ -191,7 +191,7 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
             return 0
         with self._request("a delete by filter"):
             count = self._client.count(self._collection, count_filter=native, exact=True).count
-            self._client.delete(self._collection, models.FilterSelector(filter=native), wait=True)
+            self._finished(self._client.delete(self._collection, models.FilterSelector(filter=native), wait=True))
         self._flush()
         return count
 

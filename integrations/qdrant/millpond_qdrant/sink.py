@@ -88,7 +88,7 @@ class QdrantSink(QdrantCollection, CollectionSink[models.Filter]):
         )
 
     def _upsert(self, rows: models.Batch) -> None:
-        self._client.upsert(self._collection, points=rows, wait=True)
+        self._finished(self._client.upsert(self._collection, points=rows, wait=True))
 
     def _query(self, plan: SearchPlan, native: models.Filter | None, payload: Payload) -> list[models.ScoredPoint]:
         names = [vector_name(width) for width in sorted(plan.vectors)]
@@ -118,7 +118,7 @@ class QdrantSink(QdrantCollection, CollectionSink[models.Filter]):
 
     def _delete(self, which: Sequence[str] | models.Filter, payload: Payload) -> None:
         selector = which if isinstance(which, models.Filter) else models.PointIdsList(points=list(which))
-        self._client.delete(self._collection, points_selector=selector, wait=True)
+        self._finished(self._client.delete(self._collection, points_selector=selector, wait=True))
 
     def _fetch(self, row_ids: Sequence[str], widths: Sequence[int], payload: Payload) -> dict[str, StoredRow]:
         points = self._client.retrieve(
