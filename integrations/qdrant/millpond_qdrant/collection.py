@@ -88,4 +88,17 @@ class QdrantCollection(CollectionClient):
     @contextmanager
     def _request(self, request: str) -> Iterator[None]:
         with serialized(self._client), super()._request(request):
-            yield
+            try:
+                yield
+            except (sqlite3.Error, OSError) as error:
+                if self._lease is not None:
+                    self._lease.fail(error)
+                raise
+
+    def _check_folder(self) -> None:
+        """Raise if a change of the folder failed, through this object or another."""
+        if self._lease is not None and self._lease.failure is not None:
+            raise SinkError(
+                f"{self.database} at {self._where} takes no more writes, since one failed ({self._lease.failure}); "
+                "close every sink and index of the folder, open it again and verify"
+            )

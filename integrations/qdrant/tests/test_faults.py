@@ -149,10 +149,10 @@ def resets(server: Server, connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def reads_a_byte_at_a_time(server: Server, connection: socket.socket) -> None:
+def reads_slowly(server: Server, connection: socket.socket) -> None:
     end = time.monotonic() + PATIENCE
-    while time.monotonic() < end and not server.over.wait(0.02):
-        connection.recv(256)
+    while time.monotonic() < end and not server.over.wait(0.05):
+        connection.recv(1 << 16)
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ def test_what_the_server_asks_to_wait_is_handed_on(
     if seconds is None:
         assert error.retry_after is None
     else:
-        assert error.retry_after == pytest.approx(seconds, abs=30)
+        assert error.retry_after == pytest.approx(seconds, abs=0 if seconds < 100 else 1800)
 
 
 @pytest.mark.parametrize(
@@ -351,10 +351,10 @@ def test_the_whole_answer_has_one_deadline(engine: Engine, server: Server, fault
     assert "pass a larger timeout" in str(error) and server.writes == 1
 
 
-@pytest.mark.parametrize("fault", [hangs, reads_a_byte_at_a_time], ids=["not-read", "read-slowly"])
+@pytest.mark.parametrize("fault", [hangs, reads_slowly], ids=["not-read", "read-slowly"])
 def test_so_has_the_writing_of_a_request(engine: Engine, server: Server, fault: Fault) -> None:
     server.before_body = fault
-    rows = batch(rows=8, text="x" * (1 << 20))
+    rows = batch(rows=8, text="x" * (3 << 19))
     error = failure(engine, f"http://{server.address}", timeout=0.5, rows=rows)
     assert type(error) is SinkUnavailableError
     assert "WriteTimeout('timed out, not done after 0.5 s')" in str(error)
