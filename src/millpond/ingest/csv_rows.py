@@ -64,7 +64,7 @@ class CsvRows:
             if cells is None:
                 return
             if self.line <= self._suspect_until and not self._clean.fullmatch("".join(self.taken)):
-                yield [], self._described("a quote inside a cell that is not quoted, behind a row that is not CSV", 0)
+                yield [], self._described("a quote in an unquoted cell, behind a row that is not CSV", 0)
             else:
                 yield cells, None
 
@@ -137,7 +137,7 @@ class CsvRows:
         return None
 
     def _end_of_quoted(self, index: int) -> int:
-        """How many lines there are up to the end of a row that has a quoted cell open where line ``index`` begins."""
+        """How many lines a row takes that has a quoted cell open where line ``index`` begins."""
         before = len(self.taken)
         lines = iter(self.taken[index:])
         last = index
