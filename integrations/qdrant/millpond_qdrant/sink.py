@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from qdrant_client import QdrantClient, models
+from qdrant_client.http.models import QueryResponse
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.batch import WriteBatch
@@ -301,7 +302,7 @@ class QdrantSink(QdrantCollection, CollectionSink[models.Filter]):
                 )
         return sorted(points, key=lambda point: point.score, reverse=True)[: plan.k]
 
-    def _answers(self, probe: Probe, queries: Sequence[models.QueryRequest]) -> list[models.QueryResponse]:
+    def _answers(self, probe: Probe, queries: Sequence[models.QueryRequest]) -> list[QueryResponse]:
         """The answers to the requests of a search, in one round trip with those of a probe."""
         if len(queries) == 1 and not probe.asked:
             (query,) = queries
