@@ -16,7 +16,7 @@ from millpond.ingest.manifest import MANIFEST_KEY
 from millpond_qdrant.client import connect
 from millpond_qdrant.failures import UnfinishedError, classify_error, describe_error, retry_after
 from millpond_qdrant.folder import FolderLease, settle, use_write_ahead_log
-from millpond_qdrant.local import serialized
+from millpond_qdrant.local import serialized, silence
 
 
 class QdrantCollection(CollectionClient):
@@ -39,6 +39,7 @@ class QdrantCollection(CollectionClient):
         self, client: QdrantClient | None, timeout: float, *, prefer_grpc: bool = False, grpc_port: int = 6334
     ) -> None:
         """Open the location, unless there is a client."""
+        silence()
         opened = (
             connect(self._where, timeout, prefer_grpc=prefer_grpc, grpc_port=grpc_port) if client is None else client
         )

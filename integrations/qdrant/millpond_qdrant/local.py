@@ -16,8 +16,10 @@ from qdrant_client.local.qdrant_local import QdrantLocal
 _locks: WeakKeyDictionary[QdrantClient, threading.RLock] = WeakKeyDictionary()
 _making = threading.Lock()
 
-# A sink says it itself, once, and how to move.
-warnings.filterwarnings("ignore", message="Local mode is not recommended for collections with more than")
+
+def silence() -> None:
+    """Ignore the client's warnings of many points and of options without effect, which a sink says itself, once."""
+    warnings.filterwarnings("ignore", message="Local mode (is not recommended for|performs exact)")
 
 
 def is_local(client: QdrantClient) -> bool:

@@ -70,7 +70,8 @@ class QdrantSink(QdrantCollection, CollectionSink[models.Filter]):
         quantization: ``scalar`` (a byte for each number), ``product`` (a byte for four) or ``binary`` (a bit for each):
             a copy in memory by which a server searches. ``None`` is the collection's, and none in a new one.
         rescore: Whether the hits of a quantized search are scored by the vectors themselves.
-        oversampling: How many times as many hits are scored.
+        oversampling: How many times ``k`` hits are scored then: by default 2 of scalar, 4 of product and 8 of binary
+            quantization.
         on_disk: Whether a new collection's vectors are read from the disk.
         hnsw: ``m`` and ``ef_construct`` of a new collection's graph, ``ef`` of searches.
         indexes: Metadata keys to index on a server, with the type: ``keyword``, ``integer``, ``float``, ``bool``,

@@ -22,6 +22,8 @@ QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 
 _NAME = re.compile(r"d[0-9]+")  # of the vector of a width
 _HNSW = ("m", "ef_construct", "ef")
+# Rescoring the k hits of the copy alone would order them and find none that the copy missed.
+_OVERSAMPLING = {"scalar": 2.0, "product": 4.0, "binary": 8.0}
 # uint8: a value of 8 times the root of the mean square of a unit vector is the largest that is kept.
 _CLIPPED = 8
 _MIDDLE = 128
@@ -35,7 +37,8 @@ class VectorStorage:
         datatype: Of the vectors.
         quantization: A second, smaller copy of the vectors, by which Qdrant searches.
         rescore: Whether hits are scored by the vectors themselves, not by that copy.
-        oversampling: How many times ``k`` hits of the copy are scored.
+        oversampling: How many times ``k`` hits of the copy are scored; ``None`` is 2 of scalar, 4 of product and 8 of
+            binary quantization.
         on_disk: Whether the vectors themselves are read from the disk.
         hnsw: ``m`` and ``ef_construct`` of the graph, ``ef`` of a search.
     """
@@ -145,7 +148,8 @@ class VectorStorage:
             elif stage == "full":  # of the candidates that the first stage found, each is scored
                 quantization = models.QuantizationSearchParams(ignore=True)
             else:
-                quantization = models.QuantizationSearchParams(rescore=True, oversampling=self.oversampling)
+                oversampling = self.oversampling or _OVERSAMPLING.get(stored.quantization)
+                quantization = models.QuantizationSearchParams(rescore=True, oversampling=oversampling)
         ef = (self.hnsw or {}).get("ef")
         if quantization is None and ef is None:
             return None

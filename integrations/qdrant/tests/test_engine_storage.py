@@ -216,7 +216,7 @@ def test_scores_and_vectors_of_each_datatype(
     assert np.linalg.norm(stored, axis=1) == pytest.approx(1, abs=1e-3)
 
 
-@pytest.mark.parametrize(("quantization", "least"), [("scalar", 0.98), ("product", 0.7), ("binary", 0.6)])
+@pytest.mark.parametrize(("quantization", "least"), [("scalar", 0.98), ("product", 0.9), ("binary", 0.7)])
 def test_quantized_searches_are_rescored(
     engine: Engine, client: RealEngine, exact: npt.NDArray[np.float32], quantization: str, least: float
 ) -> None:
@@ -225,11 +225,13 @@ def test_quantized_searches_are_rescored(
     client.shard.optimize()
     ids = [record.id for record in RECORDS]
     raw = QdrantSink(client, "docs", rescore=False)
-    over = QdrantSink(client, "docs", oversampling=8.0)
+    over = QdrantSink(client, "docs")
     hits = {sink: sink.search(engine, QUESTIONS[0], k=10, funnel=False) for sink in (raw, over)}
     errors = {of: [abs(hit.score - exact[0][ids.index(hit.id)]) for hit in found] for of, found in hits.items()}
     assert max(errors[over]) < 1e-5 and max(errors[raw]) > 1e-4  # else nothing is quantized
-    assert recall(engine, over, exact, funnel=False) >= max(least, recall(engine, raw, exact, funnel=False))
+    assert recall(engine, over, exact, funnel=False) >= least
+    if quantization != "scalar":  # of which the copy alone finds nearly all
+        assert recall(engine, over, exact, funnel=False) > recall(engine, raw, exact, funnel=False) + 0.05
     # The second stage of a funnel scores every candidate by the vectors themselves.
     funnel = QdrantSink(client, "docs").search(engine, QUESTIONS[0], k=10, candidates=200)
     assert [hit.score for hit in funnel] == pytest.approx([exact[0][ids.index(hit.id)] for hit in funnel], abs=1e-5)
