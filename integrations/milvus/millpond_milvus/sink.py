@@ -20,9 +20,10 @@ from millpond.ingest.record import Record, point_id
 from millpond.ingest.search import Hit, SearchPlan
 from millpond.ingest.sink import StoredRow, vector_name
 from millpond.spec import ModelSpec
-from millpond_milvus.client import URL_SCHEMES, lite_lock
+from millpond_milvus.client import URL_SCHEMES
 from millpond_milvus.collection import MilvusCollection
 from millpond_milvus.filters import one_of, to_expression
+from millpond_milvus.lite import lite_lock
 from millpond_milvus.schema import MAX_VARCHAR, SCHEMAS
 
 # Rows of one page of a scan.
@@ -69,7 +70,6 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
         path = None if isinstance(uri, MilvusClient) else uri
         super().__init__(path, collection, dimensions=dimensions, payload=payload, owned=client is None)
         self._schema = SCHEMAS[self._payload]
-        self._lite = False
         self._connect(client, timeout)
 
     def prepare(self, spec: ModelSpec, *, sparse: ModelSpec | None = None, chunked: bool = False) -> None:
@@ -96,20 +96,18 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
             schema.add_field(self._schema.json, DataType.JSON)
         for width in manifest.dimensions:
             schema.add_field(vector_name(width), DataType.FLOAT_VECTOR, dim=width)
-        self._client.create_collection(
+        self._call(
+            "create_collection",
             self._collection,
             schema=schema,
             properties={MANIFEST_KEY: json.dumps(manifest.to_dict())},
             consistency_level="Session",  # a search sees what this client wrote
-            timeout=self._timeout,
         )
 
     def _prepare(self, manifest: CollectionManifest) -> None:
-        with self._request("the version"):
-            self._lite = self._is_lite()
         # Fields without an index: those of a new collection, or of one whose creation was interrupted.
         with self._request("indexing the collection"):
-            indexed = self._client.list_indexes(self._collection, timeout=self._timeout)
+            indexed = self._call("list_indexes", self._collection)
             # Lite's AUTOINDEX is a graph that may lose candidates under the funnel's filter; its collections are
             # small enough for an exact search.
             kind = "FLAT" if self._lite else "AUTOINDEX"
@@ -117,7 +115,7 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
                 index = self._client.prepare_index_params()
                 index.add_index(name, index_name=name, index_type=kind, metric_type="COSINE")
                 # sync would poll twice a second, and a collection without rows has nothing to wait for.
-                self._client.create_index(self._collection, index, sync=False, timeout=self._timeout)
+                self._call("create_index", self._collection, index, sync=False)
 
     def _load(self) -> None:
         self._load_collection()
