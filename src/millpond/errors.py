@@ -15,6 +15,7 @@
     ├── EngineOverloadedError
     ├── EngineClosedError
     ├── CacheError
+    ├── JournalError
     ├── SinkError
     │   ├── SinkUnavailableError
     │   ├── SinkTooLargeError
@@ -145,6 +146,10 @@ class EngineClosedError(MillpondError):
 
 class CacheError(MillpondError):
     """A vector cache file is damaged, not millpond's, or of a schema this version cannot read."""
+
+
+class JournalError(MillpondError):
+    """The journal of an ingestion cannot be read or written, is damaged, or of a schema this version cannot read."""
 
 
 class SinkError(MillpondError):

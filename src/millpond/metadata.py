@@ -94,9 +94,18 @@ def _object(name: str, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
         raise InvalidRequestError(f"metadata is nested deeper than {_MAX_DEPTH} levels; store it as a JSON str")
     result: dict[str, Any] = {}
     for given_key, item in value.items():
-        if type(given_key) is str and given_key.isascii() and _is_plain(item):  # nearly all: without a name for errors
-            result[given_key] = item
-            continue
+        if type(given_key) is str and given_key.isascii():
+            kind = type(item)
+            # As _is_plain, without a call for each value: nearly all, and they need no name for errors.
+            if (
+                (kind is str and (item.isascii() or _has_encoding(item)))
+                or (kind is int and -_INT64 <= item < _INT64)
+                or item is None
+                or kind is bool
+                or (kind is float and math.isfinite(item))
+            ):
+                result[given_key] = item
+                continue
         key = given_key.value if isinstance(given_key, Enum) else given_key
         check_str(f"a key of {name}", key)
         result[str.__str__(key)] = _value(f"{name}[{key!r}]", item, depth + 1)
@@ -170,12 +179,21 @@ def _is_plain(value: Any) -> bool:
     """Whether a value is JSON as it is."""
     kind = type(value)
     if kind is str:
-        return bool(value.isascii())
+        return bool(value.isascii()) or _has_encoding(value)
     if kind is int:
         return bool(-_INT64 <= value < _INT64)
     if kind is float:
         return math.isfinite(value)
     return value is None or kind is bool
+
+
+def _has_encoding(text: str) -> bool:
+    """Whether UTF-8 can encode a text: it holds no lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _sorted(items: list[Any]) -> list[Any]:

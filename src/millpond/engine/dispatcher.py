@@ -25,12 +25,13 @@ from millpond.engine.loading import Replicas
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.admission import Admission
 from millpond.engine.schedule.call import Call, TakeMatrices
+from millpond.engine.schedule.committer import Committer
 from millpond.engine.schedule.counters import Counters
 from millpond.engine.schedule.intake import Intake
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.engine.schedule.timing import CallFuture, CallTimer
-from millpond.errors import CacheError, EngineClosedError, MillpondError
-from millpond.inputs import Item, TokenIds, key_of
+from millpond.errors import EngineClosedError, MillpondError
+from millpond.inputs import Item, TokenIds
 from millpond.stats import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -53,12 +54,14 @@ class Dispatcher:
         """
         self._replicas = replicas
         self._model = replicas.model
-        self._cache = cache
         self._scheduler = Scheduler(budget, prepare=lambda calls: self._intake.prepare(calls))
         self._name = f"millpond-{id(self):x}"
         self.threads = ThreadPoolExecutor(_intake_threads(replicas), thread_name_prefix=f"{self._name}-intake")
         self.large_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-large")
-        self._committer = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-commit")
+        self._committer: Committer | None = None
+        if cache is not None:
+            name = f"{self._name}-commit"
+            self._committer = Committer(cache, namespace=self._namespace, budget=budget, name=name)
         self._intake = Intake(
             scheduler=self._scheduler,
             encoder=self._model.encoder,
@@ -157,7 +160,7 @@ class Dispatcher:
         """
         self.check_process()
         # The cache holds vectors of texts and of token ids, in different namespaces: a mixture is not cached.
-        caches = self._cache is not None and plan.task == "embed" and len({type(item) for item in items}) <= 1
+        caches = self._committer is not None and plan.task == "embed" and len({type(item) for item in items}) <= 1
         outside_inherited_pool(partial(self._replicas.prepare, plan.readout))
         call = Call(
             items,
@@ -165,7 +168,7 @@ class Dispatcher:
             native_width=self._model.width(plan.readout),
             labels=self._model.labels(plan.readout),
             assemble=assemble,
-            commit=self._commit if caches else None,
+            commit=self._committer.commit if caches and self._committer is not None else None,
             progress=progress,
             refill=self._intake.refill,
             first_index=first_index,
@@ -202,7 +205,8 @@ class Dispatcher:
         self._admission.wait_for_assistants()
         self.threads.shutdown()
         self.large_thread.shutdown()
-        self._committer.shutdown()
+        if self._committer is not None:
+            self._committer.close()
 
     def _drop(self) -> None:
         """Fail the calls that have no result; their callers get the error, and the cache the rows computed so far."""
@@ -229,7 +233,8 @@ class Dispatcher:
                 worker.join()
         self.threads.shutdown(wait=False)
         self.large_thread.shutdown(wait=False)
-        self._committer.shutdown(wait=False)
+        if self._committer is not None:
+            self._committer.close(wait=False)
 
     @property
     def _crowded(self) -> bool:
@@ -282,7 +287,6 @@ class Dispatcher:
             self._intake.drop(call)
             if call.future.cancelled():
                 call.future.set_running_or_notify_cancel()  # wakes threads that wait for several futures
-                call.flush()
         finally:
             owner = self._admission.release(call)
         del owner  # here, where no lock is held
@@ -296,26 +300,6 @@ class Dispatcher:
         if call.items and isinstance(call.items[0], TokenIds):
             parts.append(["token ids"])
         return json.dumps(parts)
-
-    def _commit(self, call: Call, slots: list[int], last: bool) -> None:
-        try:
-            self._committer.submit(self._write, call, slots, last)
-        except RuntimeError:  # the program ends; computed rows are still worth a commit
-            self._write(call, slots, last)
-
-    def _write(self, call: Call, slots: list[int], last: bool) -> None:
-        """Commit a group of vectors; the last group finishes its call, so that every returned vector is committed."""
-        assert self._cache is not None
-        try:
-            keys = self._cache.keys(self._namespace(call), [key_of(call.items[slot]) for slot in slots])
-            self._cache.put(keys, call.rows[slots], tokens=call.tokens[slots], truncated=call.truncated[slots])
-        except CacheError as error:
-            # The vectors are right; to lose them because the disk is full would be worse.
-            logger.error("%d vectors could not be cached: %s", len(slots), error)
-        except Exception as error:  # no other code would report it to the caller
-            return call.fail(error)
-        if last:
-            call.finish()
 
 
 def _has_torch_modes() -> bool:

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, TextIO
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.compression import open_source
+from millpond.ingest.dead_letter import DEAD_LETTER_KEY, read_dead_letter
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.rows import RowReader
 
@@ -39,15 +40,20 @@ def read_json_lines(lines: BinaryIO, name: str, reader: RowReader) -> Iterator[R
 
 
 def _line(data: bytes, where: str, reader: RowReader) -> Record | Rejected:
+    row: object = None
     try:
-        return _record(json.loads(data.decode()), "line", reader)
+        row = json.loads(data.decode())
+        if type(row) is dict and DEAD_LETTER_KEY not in row:  # nearly all
+            return reader.record(row)
+        return _record(row, "line", where, reader)
     except InvalidRequestError as error:
         reason = str(error)
     except UnicodeDecodeError as error:
         reason = f"not UTF-8 (byte {error.start})"
     except (ValueError, RecursionError) as error:
         reason = f"not JSON ({error})"
-    return Rejected(where=where, reason=reason)
+    content = data.decode(errors="backslashreplace").strip()
+    return Rejected(where=where, reason=reason, content=content, record_id=reader.id_of(row))
 
 
 def read_json(path: Path, reader: RowReader) -> Generator[Record | Rejected, None, None]:
@@ -60,18 +66,19 @@ def read_json(path: Path, reader: RowReader) -> Generator[Record | Rejected, Non
         elements = _elements(text, str(path))
         try:
             for index, element in enumerate(elements):
+                where = f"{path}[{index}]"
                 try:
-                    yield _record(element, "element", reader)
+                    yield _record(element, "element", where, reader)
                 except InvalidRequestError as error:
-                    yield Rejected(where=f"{path}[{index}]", reason=str(error))
+                    yield reader.rejected(element, where, str(error))
         except UnicodeDecodeError as error:
             raise InvalidRequestError(f"{str(path)!r} is not UTF-8 ({error.reason}); convert the file") from None
 
 
-def _record(row: object, noun: str, reader: RowReader) -> Record:
+def _record(row: object, noun: str, where: str, reader: RowReader) -> Record | Rejected:
     if not isinstance(row, dict):
         raise InvalidRequestError(f"the {noun} is a JSON {type(row).__name__}, not an object")
-    return reader.record(row)
+    return read_dead_letter(row, where, reader) if DEAD_LETTER_KEY in row else reader.record(row)
 
 
 def _elements(text: TextIO, name: str) -> Iterator[Any]:

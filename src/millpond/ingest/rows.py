@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from numbers import Integral
 from typing import Any
 from uuid import UUID
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.record import Record, content_hash
+from millpond.ingest.record import Record, Rejected, content_hash
 
 logger = logging.getLogger(__name__)
 
@@ -23,12 +24,21 @@ class RowReader:
         name: The source, for the log.
         id_column: Key of the id.
         text_column: Key of the text.
+        metadata_columns: Keys of the metadata that is kept; ``None``: all.
     """
 
-    def __init__(self, name: str, *, id_column: str = "id", text_column: str = "text") -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        id_column: str = "id",
+        text_column: str = "text",
+        metadata_columns: Collection[str] | None = None,
+    ) -> None:
         self._name = name
         self._id_column = id_column
         self._text_column = text_column
+        self._kept = None if metadata_columns is None else frozenset(metadata_columns)
         self._collisions: set[str] = set()
 
     def record(self, row: Mapping[Any, Any]) -> Record:
@@ -45,9 +55,32 @@ class RowReader:
         metadata = fields.pop(METADATA_KEY, None)
         if metadata is not None and not isinstance(metadata, Mapping):
             raise InvalidRequestError(f"metadata is a {type(metadata).__name__}; pass a dict")
-        if fields and metadata:
+        if self._kept is not None:
+            fields = self._select(fields)
+            metadata = metadata if not metadata or METADATA_KEY in self._kept else self._select(metadata)
+        if metadata and fields:
             self._note_collisions(fields.keys() & metadata.keys())
-        return make_record(identity, text, {**fields, **(metadata or {})})
+            fields.update(metadata)
+        return make_record(identity, text, fields if fields or metadata is None else metadata)
+
+    def id_of(self, row: object) -> str | None:
+        """The id of a row that holds no record, if it is a str or an int."""
+        identity = row.get(self._id_column) if isinstance(row, Mapping) else None
+        if isinstance(identity, str):
+            return str.__str__(identity) or None
+        return str(identity) if type(identity) is int and identity.bit_length() < 1024 else None
+
+    def rejected(self, row: object, where: str, reason: str) -> Rejected:
+        """A row that holds no record, with its content if that is JSON."""
+        try:
+            content = json.dumps(row, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError):
+            content = None
+        return Rejected(where=where, reason=reason, content=content, record_id=self.id_of(row))
+
+    def _select(self, fields: Mapping[Any, Any]) -> dict[Any, Any]:
+        assert self._kept is not None
+        return {key: value for key, value in fields.items() if key in self._kept}
 
     def _note_collisions(self, keys: set[Any]) -> None:
         new = keys - self._collisions
@@ -68,6 +101,8 @@ def make_record(identity: Any, text: Any, metadata: Mapping[str, Any]) -> Record
     """
     if identity is None:
         identity = content_hash(text)
+    elif type(identity) is str:
+        pass
     elif isinstance(identity, UUID) or (isinstance(identity, Integral) and not isinstance(identity, bool)):
         identity = str(int(identity) if isinstance(identity, Integral) else identity)
     return Record(identity, text, metadata)

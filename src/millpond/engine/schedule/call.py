@@ -23,9 +23,6 @@ logger = logging.getLogger(__name__)
 # Called with the slots and the matrices of a batch, by the thread that ran it.
 TakeMatrices = Callable[[Sequence[int], Sequence[npt.NDArray[np.float32]]], None]
 
-# Vectors are committed to the cache in groups of this many: the most that a crash can cost.
-COMMIT_GROUP = 256
-
 
 class Call:
     """The distinct items of one call, each in a slot, and their results as they arrive.
@@ -60,7 +57,7 @@ class Call:
         native_width: int,
         labels: tuple[str, ...],
         assemble: Callable[[Call], Any],
-        commit: Callable[[Call, list[int], bool], None] | None,
+        commit: Callable[[Call, Sequence[int], bool], None] | None,
         progress: Callable[[int], object] | None,
         refill: Callable[[Call, int], None],
         first_index: int = 0,
@@ -75,8 +72,8 @@ class Call:
             native_width: Columns of a row before the Matryoshka cut.
             labels: Names of the columns of its logits.
             assemble: Makes the output of the finished call.
-            commit: Writes the rows of some slots to the cache, and finishes the call if they are its last ones;
-                ``None`` if the call is not cached.
+            commit: Writes the rows of some slots to the cache, and finishes the call if they are its last ones; may
+                wait for earlier rows. ``None`` if the call is not cached.
             progress: Called with the number of items newly done, from the threads that do them.
             refill: Called with the number of requests still queued, each time a batch takes some.
             first_index: Index of the first item in the caller's list, for errors.
@@ -107,7 +104,6 @@ class Call:
         self.hits = self.misses = 0
         self.heavy = False
         self._missing = count
-        self._uncommitted: list[int] = []
         self._assemble = assemble
         self._commit = commit
         self._progress = progress
@@ -170,36 +166,23 @@ class Call:
             self.rows[slots] = rows
         if not all(finite):
             return self.fail(_not_finite(self.index_of(slots[finite.index(False)])))
-        group: list[int] = []
         over = self.done  # cancelled: no caller waits, but a computed row is still worth a commit
         with self._lock:  # several threads deliver, never the same slot
             self._missing -= len(slots)
             last = self._missing == 0
-            if self._commit is not None:
-                self._uncommitted.extend(slots)
-                if last or over or len(self._uncommitted) >= COMMIT_GROUP:
-                    group, self._uncommitted = self._uncommitted, []
-        if group and self._commit is not None:
-            self._commit(self, group, last)
+        if self._commit is not None:
+            self._commit(self, slots, last)
         if self._progress is not None and not over:
             self._progress(len(slots))
-        if last and not group:
+        if last and self._commit is None:
             self.finish()
 
     def fail(self, error: BaseException) -> None:
-        """End the call with an error; rows computed so far are still committed."""
+        """End the call with an error."""
         try:
             self.future.set_exception(error)
         except InvalidStateError:
             logger.debug("a call that is already over failed too: %s", error)
-        self.flush()
-
-    def flush(self) -> None:
-        """Commit the rows computed for a call that ends early."""
-        with self._lock:
-            group, self._uncommitted = self._uncommitted, []
-        if group and self._commit is not None:
-            self._commit(self, group, False)
 
     def finish(self) -> None:
         """Assemble the output and set the future's result."""

@@ -1,0 +1,160 @@
+"""Committer: computed rows committed to the cache as they come, before their calls get their results."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from millpond.cache import VectorCache
+from millpond.engine.schedule.call import Call
+from millpond.errors import CacheError
+from millpond.inputs import key_of
+
+logger = logging.getLogger(__name__)
+
+# A batch of texts of this many tokens: so many rows may wait for their commit while the next batches are computed.
+_TOKENS_PER_ROW = 64
+
+
+@dataclass(slots=True, frozen=True, kw_only=True, eq=False)
+class _Delivery:
+    call: Call
+    slots: Sequence[int]
+    last: bool
+
+
+class Committer:
+    """One transaction after the other, each with all rows that were delivered during the one before.
+
+    A thread that delivers rows does not go on to its next batch while more than ``most_waiting`` rows are uncommitted.
+    So a process that is killed has at most these, and one batch for each thread that computes, to compute again.
+    """
+
+    def __init__(self, cache: VectorCache, *, namespace: Callable[[Call], str], budget: int, name: str) -> None:
+        """Start with nothing to commit.
+
+        Args:
+            cache: Where the rows go.
+            namespace: Names what decides a call's vectors besides its texts.
+            budget: Most tokens of a batch.
+            name: Prefix of the thread's name.
+        """
+        self.most_waiting = max(1, budget // _TOKENS_PER_ROW)
+        self._cache = cache
+        self._namespace = namespace
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._waiting: list[_Delivery] = []
+        self._uncommitted = 0  # rows that wait, or are in the running transaction
+        self._scheduled = False  # the thread will look at what waits
+        self._finishing = 0  # threads that finish calls, whose callbacks may take any time
+        self._changed = threading.Condition()
+        self._transaction = threading.Lock()
+        self._reported: set[str] = set()  # kinds of errors
+
+    def commit(self, call: Call, slots: Sequence[int], last: bool) -> None:
+        """Commit the rows of ``slots`` soon; the ``last`` ones finish their call, so that what it returns is committed.
+
+        Waits while too many rows are uncommitted.
+        """
+        with self._changed:
+            self._waiting.append(_Delivery(call=call, slots=slots, last=last))
+            self._uncommitted += len(slots)
+            # The thread may be in a callback that waits for these very rows.
+            here = self._finishing > 0
+            wake = not here and not self._scheduled
+            self._scheduled = self._scheduled or wake
+        if wake:
+            try:
+                self._thread.submit(self._run)
+            except RuntimeError:  # closed, or the program ends: computed rows are still worth a commit
+                here = True
+        if here:
+            self._drain()
+        while self._must_help():
+            self._drain()
+
+    def close(self, *, wait: bool = True) -> None:
+        """Stop the thread after the rows that wait; later rows are committed by the threads that deliver them."""
+        self._thread.shutdown(wait=wait)
+
+    def _must_help(self) -> bool:
+        """Wait for the thread to commit enough; returns whether this thread has to, because that one is held up."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._uncommitted <= self.most_waiting or self._finishing)
+            return self._uncommitted > self.most_waiting
+
+    def _run(self) -> None:
+        while True:
+            self._drain()
+            with self._changed:
+                if not self._waiting:
+                    self._scheduled = False
+                    return
+
+    def _drain(self) -> None:
+        """Commit what waits, then finish the calls whose last rows were among it."""
+        finished = self._transact(then_finish=False)
+        finished += self._transact(then_finish=True)  # what came meanwhile: from now on nobody else is told to take it
+        try:
+            for call in finished:
+                call.finish()
+        finally:
+            with self._changed:
+                self._finishing -= 1
+
+    def _transact(self, *, then_finish: bool) -> list[Call]:
+        """Commit what waits; returns the calls that are complete."""
+        with self._transaction:
+            with self._changed:
+                deliveries, self._waiting = self._waiting, []
+                if then_finish:
+                    self._finishing += 1
+                    self._changed.notify_all()
+            if not deliveries:
+                return []
+            try:
+                self._write(deliveries)
+            finally:
+                with self._changed:
+                    self._uncommitted -= sum(len(delivery.slots) for delivery in deliveries)
+                    self._changed.notify_all()
+        return [delivery.call for delivery in deliveries if delivery.last]
+
+    def _write(self, deliveries: Sequence[_Delivery]) -> None:
+        """Put the rows into the cache; an error that is not the cache's fails the call that it comes from."""
+        try:
+            keys: list[bytes] = []
+            for delivery in deliveries:
+                call = delivery.call
+                keys += self._cache.keys(self._namespace(call), [key_of(call.items[slot]) for slot in delivery.slots])
+            self._cache.put(
+                keys,
+                np.concatenate([delivery.call.rows[delivery.slots] for delivery in deliveries]),
+                tokens=np.concatenate([delivery.call.tokens[delivery.slots] for delivery in deliveries]),
+                truncated=np.concatenate([delivery.call.truncated[delivery.slots] for delivery in deliveries]),
+            )
+        except CacheError as error:
+            # The vectors are right; to lose them because the disk is full would be worse.
+            self._report(error)
+        except Exception as error:  # no other code would report it to the caller
+            if len(deliveries) == 1:
+                return deliveries[0].call.fail(error)
+            for delivery in deliveries:
+                self._write([delivery])
+
+    def _report(self, error: CacheError) -> None:
+        """Log the first error of each kind: a disk that is full would fill the log too."""
+        kind = getattr(error.__cause__, "sqlite_errorname", None) or type(error.__cause__).__name__
+        first = kind not in self._reported
+        self._reported.add(kind)
+        logger.log(
+            logging.ERROR if first else logging.DEBUG,
+            "vectors cannot be cached, and are computed again next time: %s (the engine goes on, and the cache counts "
+            "them as unwritten; this error is logged once)",
+            error,
+        )

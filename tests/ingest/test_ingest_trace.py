@@ -1,0 +1,176 @@
+"""RunTrace: quantiles, the time series, the samples; from several threads, and in constant memory."""
+
+import math
+import threading
+
+import numpy as np
+import pytest
+
+from millpond.ingest.histogram import LogHistogram
+from millpond.ingest.trace import RunTrace
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.95, 0.99])
+def test_quantiles_of_a_histogram_are_within_five_percent(share):
+    values = np.random.default_rng(0).lognormal(0, 3, 20_000)
+    one, many = LogHistogram(1e-6, 1e5), LogHistogram(1e-6, 1e5)
+    for value in values.tolist():
+        one.add(value)
+    for part in np.split(values, 10):
+        many.add_all(part)
+    true = np.quantile(values, share, method="inverted_cdf")
+    assert one.quantile(share) == pytest.approx(true, rel=0.05)
+    assert many.quantile(share) == one.quantile(share)
+    assert (
+        (one.count, one.least, one.most) == (many.count, many.least, many.most) == (20_000, values.min(), values.max())
+    )
+    assert one.total == pytest.approx(many.total) and one.mean == pytest.approx(values.mean())
+    for left, right in zip(one.buckets(), many.buckets(), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_buckets_hold_every_number_between_their_ends():
+    histogram = LogHistogram(1, 1 << 30)
+    values = [0, 1, 1, 2, 3, 7, 8, 1000, 5 << 30]
+    histogram.add_all(values)
+    ends, counts = histogram.buckets()
+    assert counts.sum() == len(values) and counts[0] == 3 and counts[-1] == 1  # 0 and 1 below, 5 << 30 above
+    assert len(ends) == len(counts) + 1 and (np.diff(ends) > 0).all()
+    inner = [
+        np.sum((ends[i] < np.array(values)) & (np.array(values) <= ends[i + 1])) for i in range(1, len(counts) - 1)
+    ]
+    assert inner == counts[1:-1].tolist()
+    assert histogram.quantile(1) == 5 << 30 and histogram.quantile(0) == 0
+
+
+def test_an_empty_histogram_has_no_quantiles():
+    histogram = LogHistogram(1, 10)
+    histogram.add_all([])
+    assert math.isnan(histogram.quantile(0.5)) and math.isnan(histogram.mean) and math.isnan(histogram.most)
+    assert len(histogram.buckets()[1]) == 0
+
+
+def test_a_stage_sums_its_calls_and_counts_one_that_raises():
+    clock = Clock()
+    trace = RunTrace(clock=clock)
+    for seconds in (1.0, 2.0, 4.0):
+        with trace.stage("write", rows=10):
+            clock.now += seconds
+    with pytest.raises(ValueError, match="refused"):
+        _refused_write(trace, clock)
+    trace.note_stage("read", 0.5, 7)
+    write = trace.stages["write"]
+    assert list(trace.stages) == ["write", "read"]
+    assert (write.calls, write.rows, write.seconds, write.longest) == (4, 33, 15.0, 8.0)
+    assert write.p50 == pytest.approx(2, rel=0.05) and write.p99 == 8.0
+    assert write.rows_per_call == pytest.approx(10, rel=0.05)
+
+
+def _refused_write(trace, clock):
+    with trace.stage("write") as call:
+        call.rows = 3
+        clock.now += 8.0
+        raise ValueError("refused")
+
+
+def test_samples_are_thinned_and_span_the_whole_night():
+    clock = Clock()
+    trace = RunTrace(clock=clock)
+    for step in range(400_000):  # 40,000 s
+        trace.sample({"read": step}, {"write": step % 3})
+        clock.now += 0.1
+    trace.sample({"read": 400_000}, last=True)
+    samples = trace.samples
+    seconds = np.array([one.seconds for one in samples])
+    assert 900 <= len(samples) <= 2001
+    assert seconds[0] == 0 and seconds[-1] == pytest.approx(40_000) and (np.diff(seconds) > 0).all()
+    assert np.diff(seconds[:-1]).max() < 60
+    assert all(one.counts["read"] == round(one.seconds * 10) for one in samples)
+
+
+def test_a_short_run_is_sampled_ten_times_a_second_and_no_more():
+    clock = Clock()
+    trace = RunTrace(clock=clock)
+    for step in range(3000):
+        trace.sample({"read": step})
+        clock.now += 0.001
+    assert 28 <= len(trace.samples) <= 31
+
+
+def test_a_sample_does_not_change_with_the_counts_of_its_caller():
+    counts = {"read": 1}
+    trace = RunTrace()
+    trace.sample(counts)
+    counts["read"] = 2
+    assert trace.samples[0].counts == {"read": 1}
+
+
+def test_the_sample_of_vectors_is_uniform_over_the_run_and_repeats_with_its_seed():
+    means = []
+    for seed in range(40):
+        trace = RunTrace(vectors=50, seed=seed)
+        again = RunTrace(vectors=50, seed=seed)
+        for start in range(0, 5000, 250):
+            rows = np.arange(start, start + 250, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32)
+            trace.note_vectors(rows)
+            again.note_vectors(rows)
+        kept = trace.vectors
+        assert kept.shape == (50, 3) and len(set(kept[:, 0].tolist())) == 50
+        np.testing.assert_array_equal(kept, again.vectors)
+        means.append(kept[:, 0].mean())
+    # Mean 2499.5; the standard error over 40 runs of 50 is 32.
+    assert abs(np.mean(means) - 2499.5) < 130
+
+
+def test_fewer_vectors_than_the_sample_are_all_kept_and_their_batch_may_be_reused():
+    trace = RunTrace(vectors=10)
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    trace.note_vectors(rows)
+    rows[:] = -1
+    np.testing.assert_array_equal(trace.vectors, np.arange(6, dtype=np.float32).reshape(3, 2))
+    assert RunTrace().vectors.shape == (0, 0)
+    none = RunTrace(vectors=0)
+    none.note_vectors(rows)
+    assert none.vectors.shape == (0, 0)
+
+
+def test_reasons_and_failures_are_bounded():
+    trace = RunTrace()
+    for number in range(100):
+        trace.note_retry(f"reason {number}")
+        trace.note_retry("reason 0")
+        trace.note_failure(f"record {number}", "x" * 100_000)
+    assert sum(trace.retries.values()) == 200 and trace.retries["reason 0"] == 101
+    assert len(trace.retries) == 21 and trace.retries["other reasons"] == 80
+    assert [where for where, _ in trace.failures] == [f"record {number}" for number in range(20)]
+    assert all(len(reason) < 600 for _, reason in trace.failures)
+
+
+def test_threads_lose_no_count():
+    trace = RunTrace(vectors=64)
+
+    def work():
+        for _ in range(500):
+            with trace.stage("write", rows=2):
+                pass
+            trace.note_texts([3, 4], [1, 2])
+            trace.note_vectors(np.ones((4, 2), np.float32))
+            trace.note_retry("503")
+            trace.sample({"read": 1})
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (trace.stages["write"].calls, trace.stages["write"].rows) == (4000, 8000)
+    assert trace.chars.count == trace.tokens.count == 8000 and trace.chars.total == 28_000
+    assert trace.retries == {"503": 4000} and trace.vectors.shape == (64, 2)
