@@ -95,9 +95,7 @@ class MilvusCollection(CollectionClient):
 
     def _count(self) -> int:
         """How many rows the collection holds, counting every acknowledged write."""
-        rows = self._call(
-            "query", self._collection, filter="", output_fields=["count(*)"], consistency_level="Strong"
-        )
+        rows = self._call("query", self._collection, filter="", output_fields=["count(*)"], consistency_level="Strong")
         return int(rows[0]["count(*)"])
 
     def _load_collection(self) -> None:
@@ -110,9 +108,7 @@ class MilvusCollection(CollectionClient):
 
     def _pages_of(self, expression: str, fields: list[str], *, size: int) -> Iterator[list[dict[str, Any]]]:
         """These fields of every row that an expression finds, a page at a time, in the order of the primary keys."""
-        pages = self._call(
-            "query_iterator", self._collection, filter=expression, output_fields=fields, batch_size=size
-        )
+        pages = self._call("query_iterator", self._collection, filter=expression, output_fields=fields, batch_size=size)
         try:
             while page := self._within(pages.next):
                 yield list(page)

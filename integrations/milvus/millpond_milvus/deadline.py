@@ -21,8 +21,8 @@ def within(seconds: float, call: Callable[[], Answer]) -> Answer:
     """The result of a call, or DeadlineError.
 
     pymilvus gives each of its RPCs the whole time: one call may be several (the schema, then the rows; a poll until a
-    collection is loaded), and each may be repeated when a server answers that it is unavailable. The call runs in a thread
-    of its own, which is left behind when the time is over; it ends with its last RPC.
+    collection is loaded), and each may be repeated when a server answers that it is unavailable. The call runs in a
+    thread of its own, which is left behind when the time is over; it ends with its last RPC.
     """
     answer: Future[Answer] = Future()
 

@@ -31,7 +31,7 @@ _PROBE_SECONDS = 2
 _PORT = 19530
 
 # Codes of a server's answer (pkg/util/merr of Milvus 2.6). A request with one of these may succeed later: not ready,
-# unavailable, memory, queue full, rate limit, time tick, resources; loading and recovering; nodes and channels that move.
+# unavailable, memory, queue full, rate limit, time tick, resources; loading, recovering; nodes and channels that move.
 _BUSY = frozenset(
     [1, 2, 3, 4, 8, 11, 12, 103, 106, 110, 202, 305, 401, 503, 505, 507, 902, 905, 1002, 1003, 1807, 2200, 10_001]
 )
@@ -114,7 +114,9 @@ def retry_after(error: Exception) -> float | None:
 
 def rpc_error(error: BaseException) -> grpc.Call | None:
     """gRPC's error behind one of the client, which keeps it as the cause or the context."""
-    return next((each for each in _chain(error) if isinstance(each, grpc.RpcError) and isinstance(each, grpc.Call)), None)
+    return next(
+        (each for each in _chain(error) if isinstance(each, grpc.RpcError) and isinstance(each, grpc.Call)), None
+    )
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -168,8 +170,8 @@ def _unavailable(details: str, request: str, *, uri: str) -> Fault:
         return Fault(words=words, kind=SinkUnavailableError)
     if "CERTIFICATE_VERIFY_FAILED" in details or "Peer name" in details or "peer certificate" in details:
         words = (
-            f"did not answer {request}: its certificate is not trusted here ({_end(details)}); pass a MilvusClient with "
-            "server_pem_path, or set GRPC_DEFAULT_SSL_ROOTS_FILE_PATH to its issuer's certificate"
+            f"did not answer {request}: its certificate is not trusted here ({_end(details)}); pass a MilvusClient "
+            "with server_pem_path, or set GRPC_DEFAULT_SSL_ROOTS_FILE_PATH to its issuer's certificate"
         )
         return Fault(words=words, kind=SinkError)
     if uri.lower().startswith("https") and re.search(r"WRONG_VERSION_NUMBER|WRONG_SSL_VERSION|HTTP_REQUEST", details):
@@ -184,12 +186,14 @@ def _unavailable(details: str, request: str, *, uri: str) -> Fault:
         passing = status is not None and (status == "429" or status.startswith("5"))
         shown = f"HTTP/1.1 with status {status}" if status else "no gRPC"
         words = (
-            f"did not answer {request}: what listens on {where} speaks {shown}, and is no Milvus; check the port, which "
-            f"is usually {_PORT}"
+            f"did not answer {request}: what listens on {where} speaks {shown}, and is no Milvus; check the port, "
+            f"which is usually {_PORT}"
         )
         return Fault(words=words, kind=SinkUnavailableError if passing else SinkError)
     if re.search(r"Socket closed|Connection reset|Broken pipe|EOF|GOAWAY|recvmsg", details):
-        words = f"did not answer {request}: it closed the connection; the server stopped, or a proxy before it ({details})"
+        words = (
+            f"did not answer {request}: it closed the connection; the server stopped, or a proxy before it ({details})"
+        )
         return Fault(words=words, kind=SinkUnavailableError)
     return Fault(words=f"did not answer {request}: {details}", kind=SinkUnavailableError)
 
@@ -266,6 +270,6 @@ def _silence(host: str, port: int) -> str:
     except OSError as error:
         return f": {host}:{port} cannot be reached ({error.strerror or error})"
     return (
-        f": {host}:{port} takes connections and says nothing; it is no Milvus (its port is usually {_PORT}), or one that "
-        "hangs"
+        f": {host}:{port} takes connections and says nothing; it is no Milvus (its port is usually {_PORT}), or one "
+        "that hangs"
     )

@@ -1,4 +1,4 @@
-"""Milvus Lite's files: opening one, saying why it cannot be opened, and what a write that failed means for the others."""
+"""Milvus Lite's files: opening one, saying why it cannot be opened, and writing no more after a write that failed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,14 @@ class LiteFile:
         path: The file, a folder really.
         failure: Why a write failed; ``None`` if none did.
         acknowledged: Rows of the collections that an earlier failure may have cost, as counted right after it.
+        warned: Collections of which was said that they are too large.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.failure: str | None = None
         self.acknowledged: dict[str, int] = {}
+        self.warned: set[str] = set()
         self._writing = threading.RLock()
 
     @contextmanager
@@ -61,7 +64,7 @@ class LiteFile:
             if self.failure is not None:
                 raise SinkError(
                     f"Milvus Lite at {self.path} takes no more writes, since one failed in this process "
-                    f"({self.failure}), and what follows might be lost; close what writes to it, open it again and verify"
+                    f"({self.failure}), and what follows might be lost; close it, open it again and verify"
                 )
             try:
                 yield
@@ -78,8 +81,8 @@ class LiteFile:
             now = count()
             if now < before:
                 raise SinkError(
-                    f"collection {collection!r} of Milvus Lite at {self.path} holds {now} rows, and {before} before the "
-                    "write that failed; write its records again (with resume=False, if the run has a journal)"
+                    f"collection {collection!r} of Milvus Lite at {self.path} holds {now} rows, and {before} before "
+                    "the write that failed; write its records again (with resume=False, if the run has a journal)"
                 )
 
 
@@ -99,8 +102,8 @@ def open_file(path: str, timeout: float) -> tuple[MilvusClient, LiteFile]:
         from milvus_lite.server_manager import server_manager_instance as servers
     except ImportError:
         raise MissingExtraError("a *.db file needs Milvus Lite: pip install milvus-lite") from None
-    # Lite knows a file by its path as it is written; of two threads that ask for it at once, the second would be told that
-    # another process has it.
+    # Lite knows a file by its path as it is written; of two threads that ask for it at once, the second would be told
+    # that another process has it.
     real = os.path.realpath(path)
     # The client pings every 10 s by default; Lite's server closes an idle connection that pings.
     no_pings = {"grpc.keepalive_time_ms": 2**31 - 1, "grpc.keepalive_permit_without_calls": False}
@@ -162,8 +165,8 @@ def _reason(path: str, error: BaseException) -> Exception:
     if type(error).__name__ == "DataDirLockedError":
         by = _locked_by(os.path.join(os.path.realpath(path), "LOCK"))
         return SinkError(
-            f"{path!r} cannot be opened: another process{by} uses it (Milvus Lite serves one at a time, until it ends; run "
-            "a Milvus server, which any number of processes may use, and pass its URL)"
+            f"{path!r} cannot be opened: another process{by} uses it (Milvus Lite serves one at a time, until it ends; "
+            "run a Milvus server, which any number of processes may use, and pass its URL)"
         )
     if isinstance(error, FileExistsError | NotADirectoryError) or (os.path.exists(path) and not os.path.isdir(path)):
         old = ""
@@ -178,13 +181,11 @@ def _reason(path: str, error: BaseException) -> Exception:
             return SinkError(f"{path!r} cannot be opened: the disk is full ({why}); make room")
         if number in (errno.EACCES, errno.EPERM, errno.EROFS):
             return SinkError(
-                f"{path!r} cannot be opened: this process may not write there ({why}: {error.filename or path}); Milvus Lite "
-                "writes even to read; give it a folder of its own"
+                f"{path!r} cannot be opened: this process may not write there ({why}: {error.filename or path}); "
+                "Milvus Lite writes even to read; give it a folder of its own"
             )
         return SinkError(f"{path!r} cannot be opened: {why}")
-    return SinkError(
-        f"{path!r} cannot be opened: it is no database of Milvus Lite, or a damaged one ({type(error).__name__}: {error})"
-    )
+    return SinkError(f"{path!r} cannot be opened: it is no database of Milvus Lite, or a damaged one ({error!r})")
 
 
 def _locked_by(lock: str) -> str:
@@ -205,8 +206,8 @@ def _report_torn_logs(path: Path) -> None:
         writes, rest = _readable(log)
         if rest:
             logger.warning(
-                "Milvus Lite's log %s is torn after %d writes: its last %d bytes, of a write that failed or was cut off "
-                "and of any after it, are not there; verify the collection, or write its records again",
+                "Milvus Lite's log %s is torn after %d writes: its last %d bytes, of a write that failed or was cut "
+                "off and of any after it, are not there; verify the collection, or write its records again",
                 log,
                 writes,
                 rest,
@@ -215,7 +216,7 @@ def _report_torn_logs(path: Path) -> None:
 
 def _readable(log: Path) -> tuple[int, int]:
     """How many records of a log can be read, and how many bytes are behind them."""
-    import pyarrow as pa
+    pa = import_module("pyarrow")  # Lite needs it
 
     writes, end, size = 0, 0, log.stat().st_size
     if not size:
