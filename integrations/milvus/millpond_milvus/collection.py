@@ -16,7 +16,7 @@ from millpond.errors import InvalidRequestError, SinkError, SinkRejectedError
 from millpond.ingest.collection_client import CollectionClient
 from millpond.ingest.manifest import MANIFEST_KEY
 from millpond_milvus.client import connect
-from millpond_milvus.deadline import within
+from millpond_milvus.deadline import repeat_once, within
 from millpond_milvus.faults import Fault, find_fault, retry_after
 from millpond_milvus.lite import LiteFile, file_of
 
@@ -52,6 +52,7 @@ class MilvusCollection(CollectionClient):
                 self._client, self._file = connect(self._where, self._timeout)
         else:
             self._client = client
+        repeat_once(self._client)
         if self._file is None:
             with self._request("the version"):
                 if str(self._call("get_server_version")).startswith("milvus_lite"):

@@ -59,7 +59,8 @@ _BUSY_RPC = frozenset(
     ]
 )
 _LARGER = re.compile(r"larger than max|exceeds? (the )?max(imum)? (message|size)|too large", re.IGNORECASE)
-_HTTP = re.compile(r"http1\.x server(?: \(HTTP status (\d+)\))?|Failed parsing HTTP/2|Expected SETTINGS frame")
+_NO_GRPC = re.compile(r"http1\.x server|Failed parsing HTTP/2|Expected SETTINGS frame")
+_HTTP_STATUS = re.compile(r"\(HTTP status (\d+)\)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,8 +182,8 @@ def _unavailable(details: str, request: str, *, uri: str) -> Fault:
     if secure:
         words = f"did not answer {request}: it speaks TLS; write https:// instead of http://"
         return Fault(words=words, kind=SinkError)
-    if match := _HTTP.search(details):
-        status = match[1]
+    if _NO_GRPC.search(details):
+        status = match[1] if (match := _HTTP_STATUS.search(details)) else None
         passing = status is not None and (status == "429" or status.startswith("5"))
         shown = f"HTTP/1.1 with status {status}" if status else "no gRPC"
         words = (
