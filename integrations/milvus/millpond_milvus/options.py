@@ -164,11 +164,6 @@ class VectorOptions:
         """The type of the vector fields."""
         return _TYPES[self.datatype]
 
-    @property
-    def fields(self) -> frozenset[str]:
-        """The fields that these options add to a collection."""
-        return frozenset([PARTITION] if self.partition_key is not None else [])
-
     def index(self, width: int, *, lite: bool) -> dict[str, Any]:
         """What ``add_index`` takes for the vectors of a width."""
         # Lite's AUTOINDEX is a graph that may lose candidates under the funnel's filter; its collections are small

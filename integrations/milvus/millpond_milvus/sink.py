@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
-from pymilvus import AnnSearchRequest, DataType, Function, FunctionType, MilvusClient, RRFRanker
+from pymilvus import AnnSearchRequest, MilvusClient, RRFRanker
 
 from millpond.errors import InvalidRequestError, SinkError
 from millpond.ingest.batch import WriteBatch
@@ -25,9 +25,10 @@ from millpond.spec import ModelSpec
 from millpond_milvus.client import URL_SCHEMES
 from millpond_milvus.collection import MilvusCollection
 from millpond_milvus.filters import one_of, to_expression
+from millpond_milvus.layout import RowLayout, token_weights
 from millpond_milvus.lite import lite_lock
 from millpond_milvus.options import OPTIONS_KEY, PARTITION, SPARSE, VectorOptions
-from millpond_milvus.schema import MAX_VARCHAR, SCHEMAS
+from millpond_milvus.schema import SCHEMAS
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
@@ -40,8 +41,6 @@ _SCANNED = 10_000
 _LITE_ROWS = 200_000
 # The k of reciprocal rank fusion.
 _RRF = 60
-# A token that no model has: a record without any has this one, since Milvus takes no empty sparse vector.
-_NO_TOKEN = 2**32 - 2
 
 
 class MilvusSink(MilvusCollection, CollectionSink[str]):
@@ -103,7 +102,6 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
         super().__init__(
             path, collection, dimensions=dimensions, payload=payload, owned=client is None, hybrid=hybrid is True
         )
-        self._schema = SCHEMAS[self._payload]
         self._options = VectorOptions(
             datatype=datatype,
             index_type=index_type,
@@ -112,6 +110,7 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
             partitions=partitions,
             lexical=hybrid == "bm25",
         )
+        self._layout = RowLayout(schema=SCHEMAS[self._payload], options=self._options, hybrid=self._hybrid)
         self._stored_options: VectorOptions | None = None
         self._connect(client, timeout)
         try:
@@ -135,15 +134,14 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
     def check(self, record: Record) -> None:
         """Raise InvalidRequestError for a record that Milvus cannot store, such as a text of over 65,535 bytes."""
         widths = self._manifest.dimensions if self._manifest is not None else self._dimensions or ()
-        self._fields(record, point_id(record.id, record.chunk), widths)
+        self._layout.fields(record, point_id(record.id, record.chunk), widths)
 
     def _create(self, manifest: CollectionManifest) -> None:
-        schema = self._schema_of(manifest)
         options = self._options.to_property()
         self._call(
             "create_collection",
             self._collection,
-            schema=schema,
+            schema=self._layout.collection_schema(manifest.dimensions),
             properties={
                 MANIFEST_KEY: json.dumps(manifest.to_dict()),
                 **({} if options is None else {OPTIONS_KEY: options}),
@@ -152,40 +150,13 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
             **({} if self._options.partitions is None else {"num_partitions": self._options.partitions}),
         )
 
-    def _schema_of(self, manifest: CollectionManifest) -> Any:
-        """The collection's fields, as the client describes them."""
-        options = self._options
-        schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=self._schema.json is None)
-        schema.add_field(self._schema.primary, DataType.VARCHAR, is_primary=True, max_length=MAX_VARCHAR)
-        for name in self._schema.strings:
-            analyzed = {"enable_analyzer": True} if options.lexical and name == "text" else {}
-            schema.add_field(name, DataType.VARCHAR, max_length=MAX_VARCHAR, **analyzed)
-        if self._schema.json is not None:
-            schema.add_field(self._schema.json, DataType.JSON)
-        if options.partition_key is not None:
-            schema.add_field(PARTITION, DataType.VARCHAR, max_length=MAX_VARCHAR, is_partition_key=True)
-        for width in manifest.dimensions:
-            schema.add_field(vector_name(width), options.field_type, dim=width)
-        if self._hybrid or options.lexical:
-            schema.add_field(SPARSE, DataType.SPARSE_FLOAT_VECTOR)
-        if options.lexical:
-            schema.add_function(
-                Function(
-                    name="bm25",
-                    function_type=FunctionType.BM25,
-                    input_field_names=["text"],
-                    output_field_names=[SPARSE],
-                )
-            )
-        return schema
-
     def _prepare(self, manifest: CollectionManifest) -> None:
         self._options.check_write(self._read_options(), collection=self._collection)
         # Fields without an index: those of a new collection, or of one whose creation was interrupted.
         with self._request("indexing the collection"):
             indexed = self._call("list_indexes", self._collection)
             wanted = {vector_name(width): self._options.index(width, lite=self._lite) for width in manifest.dimensions}
-            if self._hybrid or self._options.lexical:
+            if self._layout.sparse:
                 metric = "BM25" if self._options.lexical else "IP"
                 wanted[SPARSE] = {"index_type": "SPARSE_INVERTED_INDEX", "metric_type": metric}
             for name in sorted(wanted.keys() - set(indexed)):
@@ -205,26 +176,8 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
             self._stored_options = VectorOptions.from_property(properties.get(OPTIONS_KEY), collection=self._collection)
         return self._stored_options
 
-    def _fields(self, record: Record, point: str, widths: Sequence[int]) -> dict[str, Any]:
-        """The fields of a record, without the vectors."""
-        taken = {*map(vector_name, widths), *self._options.fields}
-        if self._hybrid or self._options.lexical:
-            taken.add(SPARSE)
-        row = self._schema.row(record, point, vectors=frozenset(taken))
-        if self._options.partition_key is not None:
-            row[PARTITION] = self._options.partition_of(record.metadata)
-        return row
-
     def _encode(self, batch: WriteBatch) -> list[dict[str, Any]]:
-        widths = sorted(batch.vectors)
-        rows = [self._fields(record, point, widths) for record, point in zip(batch.records, batch.ids, strict=True)]
-        for width, values in batch.vectors.items():
-            for row, vector in zip(rows, self._options.encode(values), strict=True):
-                row[vector_name(width)] = vector
-        if batch.sparse is not None:
-            for row, weights in zip(rows, batch.sparse, strict=True):
-                row[SPARSE] = _weights(weights) or {_NO_TOKEN: 1.0}
-        return rows
+        return self._layout.rows(batch)
 
     def _upsert(self, rows: list[dict[str, Any]]) -> None:
         # A server's upsert replaces a row, and its insert may duplicate it; Lite's insert replaces a row, and its
@@ -266,7 +219,7 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
         """
         limit = min(plan.candidates, self.max_results)
         lexical = self._read_options().lexical
-        question: Any = plan.question if lexical else _weights(plan.sparse or {})
+        question: Any = plan.question if lexical else token_weights(plan.sparse or {})
         if not question:  # a question without tokens has no ranking by them
             rows = self._nearest(plan, plan.full, plan.k, dense, fields)
             for rank, row in enumerate(rows, start=1):
@@ -366,10 +319,12 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
     def _to_native(self, filter: Mapping[str, object] | str | None, payload: Payload) -> str:
         widths = () if self._manifest is None else self._manifest.dimensions
         options = self._read_options()
-        fields = {*map(vector_name, widths), *options.fields}
-        if options.lexical or (self._manifest is not None and self._manifest.sparse is not None):
-            fields.add(SPARSE)
-        expression = to_expression(filter, SCHEMAS[payload], vectors=frozenset(fields))
+        layout = RowLayout(
+            schema=SCHEMAS[payload],
+            options=options,
+            hybrid=self._manifest is not None and self._manifest.sparse is not None,
+        )
+        expression = to_expression(filter, layout.schema, vectors=layout.added_fields(widths))
         if isinstance(filter, Mapping) and options.partition_key is not None and options.partition_key in filter:
             values = check_filter(filter)[options.partition_key]
             if all(isinstance(value, str) for value in values):  # then Milvus reads their partitions only
@@ -400,8 +355,3 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
                 _LITE_ROWS,
                 self._collection,
             )
-
-
-def _weights(sparse: Mapping[int, float]) -> dict[int, float]:
-    """A sparse vector as Milvus takes it: no zeros."""
-    return {int(token): float(weight) for token, weight in sparse.items() if weight}
