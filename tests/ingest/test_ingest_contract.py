@@ -1,5 +1,4 @@
-"""The contract of every database: the same tests over Qdrant in memory and in a folder, Milvus Lite, LanceDB,
-PostgreSQL with pgvector, and a dict.
+"""The contract of every database: the same tests over each of them, and over a dict.
 
 The reference is numpy on the engine's own vectors.
 """
@@ -27,7 +26,7 @@ QdrantSink = pytest.importorskip("millpond_qdrant").QdrantSink
 MilvusSink = pytest.importorskip("millpond_milvus").MilvusSink
 pytest.importorskip("milvus_lite")
 LanceDBSink = pytest.importorskip("millpond_lancedb").LanceDBSink
-PgVectorSink = None
+PgVectorSink = pytest.importorskip("millpond_pgvector").PgVectorSink
 
 SUBJECTS = ["a river", "zip archives", "sourdough", "sockets", "arteries", "binary search", "glaciers", "violins"]
 VERBS = ["how to mend", "the history of", "an old song about", "measuring", "the price of", "a theory of"]
@@ -60,11 +59,13 @@ def another():
 def place(request, tmp_path):
     """Opens sinks on one database, which keeps its rows when it is opened again (unless it is in memory)."""
     opened = []
+    postgres = request.getfixturevalue("postgres") if request.param == "pgvector" else None
     kind, location = {
         "qdrant-memory": (QdrantSink, ":memory:"),
         "qdrant-folder": (QdrantSink, tmp_path / "qdrant"),
         "milvus-lite": (MilvusSink, tmp_path / "x.db"),
         "lancedb": (LanceDBSink, tmp_path / "lance"),
+        "pgvector": (PgVectorSink, postgres and postgres.schema()),
         "dict": (MemorySink, ":memory:"),
     }[request.param]
 

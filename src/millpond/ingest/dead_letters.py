@@ -37,7 +37,9 @@ class DeadLetters:
     def __init__(self, path: str | os.PathLike[str], *, source: object = None) -> None:
         self.path = Path(path).expanduser().absolute()
         if self.path.is_dir():
-            raise InvalidRequestError(f"dead_letters={str(path)!r} is a folder; name a file, as {self.path / 'dead.jsonl'}")
+            raise InvalidRequestError(
+                f"dead_letters={str(path)!r} is a folder; name a file, as {self.path / 'dead.jsonl'}"
+            )
         if not self.path.parent.is_dir():
             raise InvalidRequestError(
                 f"dead_letters={str(path)!r}: there is no folder {str(self.path.parent)!r}; create it first"

@@ -87,7 +87,9 @@ class Journal:
         with self._errors(), self._file.connection() as connection:
             for start in range(0, len(ids), _IDS_PER_SELECT):
                 part = ids[start : start + _IDS_PER_SELECT]
-                query = f"SELECT id, digest, chunks FROM records WHERE target = ? AND id IN ({','.join('?' * len(part))})"
+                query = (
+                    f"SELECT id, digest, chunks FROM records WHERE target = ? AND id IN ({','.join('?' * len(part))})"
+                )
                 for row in connection.execute(query, (target, *part)):
                     found[row[0]] = Mark(*row)
         return found
@@ -106,7 +108,8 @@ class Journal:
         """Note that records are about to be written again; how many rows they had stays known."""
         with self._errors(), self._file.transaction() as connection:
             connection.executemany(
-                "UPDATE records SET digest = ? WHERE target = ? AND id = ?", ((_UNSETTLED, target, each) for each in ids)
+                "UPDATE records SET digest = ? WHERE target = ? AND id = ?",
+                ((_UNSETTLED, target, each) for each in ids),
             )
 
     def remove(self, target: int, ids: Iterable[str]) -> None:
@@ -132,9 +135,7 @@ class Journal:
     def pages(self, target: int) -> Iterator[list[Mark]]:
         """All marks in the order of their ids, page by page; between two pages marks may be removed."""
         last = ""
-        query = (
-            "SELECT id, digest, chunks FROM records WHERE target = ? AND id > ? AND digest != ? ORDER BY id LIMIT ?"
-        )
+        query = "SELECT id, digest, chunks FROM records WHERE target = ? AND id > ? AND digest != ? ORDER BY id LIMIT ?"
         while True:
             with self._errors(), self._file.connection() as connection:
                 page = [Mark(*row) for row in connection.execute(query, (target, last, _UNSETTLED, _PAGE))]

@@ -87,7 +87,9 @@ def read(
             check_source(path)
             return read_json(path, rows)
         case ".csv":
-            return CsvReader(path, id_column=id_column, text_column=text_column, metadata_columns=None, types=types or {}).records()
+            return CsvReader(
+                path, id_column=id_column, text_column=text_column, metadata_columns=None, types=types or {}
+            ).records()
         case ".parquet":
             raise InvalidRequestError(
                 f"{str(path)!r}: reading .parquet is not available in this version; write it out as .jsonl or .csv"
