@@ -1,7 +1,5 @@
 """A filter on metadata as a condition of LanceDB: every row lists what a dict can ask for in its column ``labels``."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -17,28 +15,23 @@ def to_condition(filter: Mapping[str, object] | str | None) -> str:
     if not isinstance(filter, Mapping):
         kind = type(filter).__name__
         raise InvalidRequestError(f"filter is of type {kind}; pass a dict of metadata, or a condition in SQL as a str")
-    clauses = (map(quoted, {_label(key, value) for value in values}) for key, values in check_filter(filter).items())
-    return " AND ".join(f"array_has_any(labels, [{', '.join(sorted(clause))}])" for clause in clauses)
+    wanted = ([label(key, value) for value in values] for key, values in check_filter(filter).items())
+    return " AND ".join(f"array_has_any(labels, [{quoted(each)}])" for each in wanted)
 
 
-def one_of(column: str, values: Iterable[str]) -> str:
-    """``column IN (...)``."""
-    return f"{column} IN ({', '.join(map(quoted, values))})"
+def quoted(texts: Iterable[str]) -> str:
+    """Literals in SQL, separated by commas."""
+    return ", ".join("'" + text.replace("'", "''") + "'" for text in texts)
 
 
 def labels(metadata: Mapping[str, object]) -> list[str]:
     """A label for each value of the metadata that a filter can name, and for each one in a list."""
     pairs = ((key, item) for key, value in metadata.items() for item in (value if isinstance(value, list) else [value]))
-    return sorted({_label(key, item) for key, item in pairs if isinstance(item, Scalar)})
+    return sorted({label(key, item) for key, item in pairs if isinstance(item, Scalar)})
 
 
-def quoted(text: str) -> str:
-    """A str as a literal in SQL."""
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _label(key: str, value: Scalar) -> str:
+def label(key: str, value: Scalar) -> str:
     """The same for values that are equal: 1 and 1.0, but not True. A long one is a hash."""
     whole = isinstance(value, float) and value.is_integer()
-    label = json.dumps([key, int(value) if whole else value])
-    return label if len(label) <= 128 else hashlib.sha256(label.encode()).hexdigest()
+    text = json.dumps([key, int(value) if whole else value])
+    return text if len(text) <= 128 else hashlib.sha256(text.encode()).hexdigest()

@@ -1,13 +1,6 @@
-"""Connections to PostgreSQL: a string without secrets, a deadline, and which errors may pass."""
-
-from __future__ import annotations
+"""Connections to PostgreSQL: strings without secrets, and which errors pass by themselves."""
 
 import re
-import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
 
 import psycopg
 from psycopg.pq import Conninfo
@@ -31,29 +24,6 @@ def check_dsn(dsn: str) -> None:
         raise InvalidRequestError(f"the dsn is no connection string of PostgreSQL; {advice}")
     if secret:
         raise InvalidRequestError(f"the dsn holds a password; {advice}")
-
-
-@contextmanager
-def deadline(connection: psycopg.Connection[Any], seconds: float | None) -> Iterator[threading.Event]:
-    """Hang up after so many seconds, whatever the server does; yields an event that is set then."""
-    late = threading.Event()
-
-    def hang_up() -> None:
-        late.set()
-        with suppress(OSError, psycopg.Error):
-            line = socket.socket(fileno=connection.fileno())
-            try:
-                line.shutdown(socket.SHUT_RDWR)
-            finally:
-                line.detach()  # which the connection closes
-
-    timer = threading.Timer(threading.TIMEOUT_MAX if seconds is None else seconds, hang_up)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield late
-    finally:
-        timer.cancel()
 
 
 def kind_of(error: Exception) -> type[SinkError]:
