@@ -7,18 +7,18 @@ import math
 import re
 import struct
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 import numpy as np
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import Conninfo, TransactionStatus
 from psycopg.rows import tuple_row
-from psycopg.sql import SQL, Composable, Identifier
+from psycopg.sql import SQL, Composable, Composed, Identifier
 
-from millpond.errors import InvalidRequestError, SinkError
+from millpond.errors import InvalidRequestError, SinkError, SinkRejectedError
 from millpond.ingest.batch import FloatArray
 from millpond.ingest.deadline import hang_up_after
 from millpond.ingest.manifest import MANIFEST_KEY, CollectionManifest
@@ -26,15 +26,12 @@ from millpond.ingest.payload import Payload
 from millpond.ingest.record import Record
 from millpond.ingest.search import SearchPlan
 from millpond.ingest.sink import vector_name
+from millpond.ingest.sqlstate import kind_of_state
 from millpond.ingest.table_sink import TableSink
 from millpond.metadata import check_filter
-from millpond_pgvector.connection import check_dsn, kind_of
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # in JSON
 _OPERATORS = {"vector": "vector_cosine_ops", "halfvec": "halfvec_cosine_ops", "bit": "bit_hamming_ops"}
-_COLUMNS = (
-    "pk uuid PRIMARY KEY, id text NOT NULL, text text NOT NULL, metadata jsonb NOT NULL, content_hash text NOT NULL"
-)
 
 
 class PgVectorSink(TableSink[Composable]):
@@ -60,7 +57,7 @@ class PgVectorSink(TableSink[Composable]):
     name_pattern = re.compile(r"(?:[A-Za-z_]\w{0,62}\.)?[A-Za-z_]\w{0,47}", re.ASCII)
     name_rule = "at most 48 letters, digits and underscores, no digit first, and SCHEMA. before them if need be"
     max_rows, max_bytes, float_bytes = 5000, 64 << 20, 4
-    datatypes = {"float32": "vector", "float16": "halfvec", "bit": "bit"}
+    datatypes: ClassVar[Mapping[str, str]] = {"float32": "vector", "float16": "halfvec", "bit": "bit"}
     indexes = ("hnsw",)
 
     def __init__(
@@ -78,7 +75,7 @@ class PgVectorSink(TableSink[Composable]):
         super().__init__(path, table, dimensions=dimensions, payload=payload, owned=owned)
         self._set_options(datatype=datatype, index=index)
         if owned:
-            check_dsn(self._where)
+            _check_dsn(self._where)
         if not 0 < timeout <= threading.TIMEOUT_MAX:
             raise InvalidRequestError(f"timeout={timeout!r} is no time; pass seconds above 0")
         self._timeout, self._table, self._types = timeout, Identifier(*table.split(".")), dict[int, str]()
@@ -107,20 +104,26 @@ class PgVectorSink(TableSink[Composable]):
                 raise InvalidRequestError("the connection is in a transaction; end it, or pass one with autocommit")
             with hang_up_after(seconds, self._client.fileno) as self._late, self._client.transaction():
                 cursor = self._client.cursor(row_factory=tuple_row)
-                cursor.execute(SQL("SET LOCAL statement_timeout = {}").format(math.ceil(1000 * (seconds or 0))))
+                cursor.execute(
+                    self._sql("SET LOCAL statement_timeout = {limit}", limit=math.ceil(1000 * (seconds or 0)))
+                )
                 yield cursor
 
-    def _run(self, query: str, **parts: Any) -> list[Any]:
-        """The rows of one statement in a transaction of its own; a part that is no SQL becomes a literal."""
+    def _sql(self, query: str, **parts: Any) -> Composed:
+        """A statement; a part that is no SQL becomes a literal."""
+        return SQL(query).format(table=self._table, name=self._table.as_string(), **parts)
+
+    def _rows(self, query: str, **parts: Any) -> list[Any]:
+        """The rows of one statement in a transaction of its own."""
         with self._transaction(self._timeout) as cursor:
-            cursor.execute(SQL(query).format(table=self._table, name=self._table.as_string(), **parts))
+            cursor.execute(self._sql(query, **parts))
             return cursor.fetchall() if cursor.description else []
 
     def _exists(self) -> bool:
-        return self._run("SELECT to_regclass({name})") != [(None,)]
+        return self._rows("SELECT to_regclass({name})") != [(None,)]
 
     def _read_comment(self) -> str | None:
-        ((comment,),) = self._run("SELECT obj_description(to_regclass({name}), 'pg_class')")
+        ((comment,),) = self._rows("SELECT obj_description(to_regclass({name}), 'pg_class')")
         mark, _, manifest = (comment or "").partition(" ")
         return manifest if mark == MANIFEST_KEY else None
 
@@ -131,21 +134,23 @@ class PgVectorSink(TableSink[Composable]):
             if len(types) == 1:
                 raise InvalidRequestError("datatype='bit' keeps the largest width in float32; pass two dimensions")
         columns = [SQL("{} {}({})").format(Identifier(vector_name(d)), SQL(kind), d) for d, kind in types.items()]
+        comment = f"{MANIFEST_KEY} {json.dumps(manifest.to_dict())}"
         with self._transaction(self._timeout) as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(hashtext('millpond'))")  # of two that create, one waits
             cursor.execute("CREATE EXTENSION IF NOT EXISTS vector")
-            command = SQL("CREATE TABLE {} (" + _COLUMNS + ", {})")
-            cursor.execute(command.format(self._table, SQL(", ").join(columns)))
-            comment = f"{MANIFEST_KEY} {json.dumps(manifest.to_dict())}"
-            cursor.execute(SQL("COMMENT ON TABLE {} IS {}").format(self._table, comment))
+            fields = (
+                "pk uuid PRIMARY KEY, id text NOT NULL, text text NOT NULL, metadata jsonb NOT NULL, content_hash text"
+            )
+            cursor.execute(self._sql(f"CREATE TABLE {{table}} ({fields}, {{columns}})", columns=_listed(columns)))
+            cursor.execute(self._sql("COMMENT ON TABLE {table} IS {comment}", comment=comment))
 
     def _load(self) -> None:
+        query = (
+            "SELECT attname, typname FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
+            "WHERE attrelid = to_regclass({name}) AND attname ~ '^d[1-9][0-9]*$'"
+        )
         with self._request("a look at its columns"):
-            rows = self._run(
-                "SELECT attname, typname FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
-                "WHERE attrelid = to_regclass({name}) AND attname ~ '^d[1-9][0-9]*$'"
-            )
-        self._types = {int(column[1:]): kind for column, kind in rows}
+            self._types = {int(column[1:]): kind for column, kind in self._rows(query)}
 
     def _stored_datatype(self, manifest: CollectionManifest) -> str:
         self._load()
@@ -154,92 +159,81 @@ class PgVectorSink(TableSink[Composable]):
 
     def _pack(self, rows: FloatArray) -> list[bytes]:
         """As PostgreSQL receives vectors ``[n, width]`` in binary."""
-        width = rows.shape[1]
-        kind = self._types[width]
-        if kind == "bit":
-            return [struct.pack(">i", width) + bits.tobytes() for bits in np.packbits(rows > 0, axis=1)]
-        numbers = rows.astype(">f4" if kind == "vector" else ">f2")
-        return [struct.pack(">HH", width, 0) + row.tobytes() for row in numbers]
+        width, kind = rows.shape[1], self._types[rows.shape[1]]
+        head = struct.pack(">i", width) if kind == "bit" else struct.pack(">HH", width, 0)
+        sent = np.packbits(rows > 0, axis=1) if kind == "bit" else rows.astype(">f4" if kind == "vector" else ">f2")
+        return [head + row.tobytes() for row in sent]
 
     def _unpack(self, vector: Any, width: int) -> FloatArray:
         numbers = np.asarray(vector, np.float32)
         return (2 * numbers - 1) / np.float32(math.sqrt(width)) if self._types[width] == "bit" else numbers
 
     def _upsert(self, columns: dict[str, list[Any]]) -> None:
-        names = SQL(", ").join(map(Identifier, columns))
-        changed = SQL(", ").join(SQL("EXCLUDED.{}").format(Identifier(name)) for name in columns)
-        # jsonb in binary has its version, 1, before the text.
-        sent = {
-            **columns,
-            "pk": map(UUID, columns["pk"]),
-            "metadata": (b"\1" + m.encode() for m in columns["metadata"]),
-        }
+        jsonb = (b"\1" + text.encode() for text in columns["metadata"])  # in binary, with its version
+        sent = {**columns, "pk": map(UUID, columns["pk"]), "metadata": jsonb}
+        names = _listed(map(Identifier, columns))
+        changed = _listed(SQL("EXCLUDED.{}").format(Identifier(name)) for name in columns)
         with self._transaction(self._timeout) as cursor:
-            # The name of no sink's table, which has no $.
-            cursor.execute(SQL('CREATE TEMP TABLE "millpond$rows" (LIKE {}) ON COMMIT DROP').format(self._table))
-            with cursor.copy(SQL('COPY "millpond$rows" ({}) FROM STDIN (FORMAT BINARY)').format(names)) as copy:
+            cursor.execute(self._sql("CREATE TEMP TABLE {own} (LIKE {table}) ON COMMIT DROP", own=_OWN))
+            with cursor.copy(
+                self._sql("COPY {own} ({names}) FROM STDIN (FORMAT BINARY)", own=_OWN, names=names)
+            ) as copy:
                 for row in zip(*sent.values(), strict=True):
                     copy.write_row(row)
-            command = SQL(
-                'INSERT INTO {table} ({names}) SELECT {names} FROM "millpond$rows" ORDER BY pk '  # so that none deadlock
-                "ON CONFLICT (pk) DO UPDATE SET ({names}) = ROW({changed})"
-            )
-            cursor.execute(command.format(table=self._table, names=names, changed=changed))
+            # In one order, so that no two writers wait for each other.
+            query = "INSERT INTO {table} ({names}) SELECT {names} FROM {own} ORDER BY pk "
+            query += "ON CONFLICT (pk) DO UPDATE SET ({names}) = ROW({changed})"
+            cursor.execute(self._sql(query, own=_OWN, names=names, changed=changed))
 
     def _query(self, plan: SearchPlan, native: Composable | None, payload: Payload) -> list[Any]:
         width, limit = (plan.full, plan.k) if plan.coarse is None else (plan.coarse, plan.candidates)
-        query = SQL(
-            "SELECT pk, id, text, metadata::text, 1 - {scale} * ({full}) FROM (SELECT * FROM {table} "
-            "WHERE {condition} ORDER BY {nearest} LIMIT {limit}) AS nearest ORDER BY {full} LIMIT {k}"
-        ).format(
-            table=self._table,
-            condition=native or SQL("true"),
-            nearest=self._distance(width, plan.vectors[width]),
-            limit=limit,
-            full=self._distance(plan.full, plan.vectors[plan.full]),
-            k=plan.k,
-            scale=2 / plan.full if self._types[plan.full] == "bit" else 1,
-        )
+        scale = 2 / plan.full if self._types[plan.full] == "bit" else 1
+        near, full = (self._distance(each, plan.vectors[each]) for each in (width, plan.full))
+        inner = "SELECT * FROM {table} WHERE {condition} ORDER BY {near} LIMIT {limit}"
+        query = "SELECT pk, id, text, metadata::text, 1 - {scale} * ({full}) FROM (" + inner + ") AS nearest "
+        query += "ORDER BY {full} LIMIT {k}"
+        condition = native or SQL("true")
         with self._transaction(self._timeout) as cursor:
             cursor.execute("SET LOCAL hnsw.iterative_scan = strict_order")  # until as many rows as asked for are found
-            cursor.execute(SQL("SET LOCAL hnsw.ef_search = {}").format(min(max(limit, 40), 1000)))
-            return cursor.execute(query).fetchall()
+            cursor.execute(self._sql("SET LOCAL hnsw.ef_search = {breadth}", breadth=min(max(limit, 40), 1000)))
+            parts = {"near": near, "limit": limit, "full": full, "k": plan.k, "scale": scale}
+            return cursor.execute(self._sql(query, condition=condition, **parts)).fetchall()
 
-    def _distance(self, width: int, vector: FloatArray) -> Composable:
+    def _distance(self, width: int, vector: FloatArray) -> Composed:
         bits = self._types[width] == "bit"
-        text = "".join("01"[number > 0] for number in vector) if bits else json.dumps(vector.tolist())
+        text = "".join(np.where(vector > 0, "1", "0")) if bits else json.dumps(vector.tolist())
         expression = SQL("{} <~> {}::{}({})" if bits else "{} <=> {}::{}({})")
         return expression.format(Identifier(vector_name(width)), text, SQL(self._types[width]), width)
 
     def _build_index(self, width: int, index: str) -> None:
-        column, table = vector_name(width), self._collection.rpartition(".")[2]
+        kinds = [(vector_name(width), index, _OPERATORS[self._types[width]]), ("metadata", "gin", "jsonb_path_ops")]
         with self._transaction(None) as cursor:
-            for indexed, method, operators in (
-                (column, index, _OPERATORS[self._types[width]]),
-                ("metadata", "gin", "jsonb_path_ops"),
-            ):
-                name = Identifier(f"{table}_{indexed}_{method}")
-                command = SQL("CREATE INDEX IF NOT EXISTS {} ON {} USING {} ({} {})")
-                cursor.execute(command.format(name, self._table, SQL(method), Identifier(indexed), SQL(operators)))
+            for column, *words in kinds:
+                name = Identifier(f"{self._collection.rpartition('.')[2]}_{column}_{words[0]}")
+                query = "CREATE INDEX IF NOT EXISTS {index} ON {table} USING {method} ({column} {operators})"
+                method, operators = map(SQL, words)
+                parts = {"method": method, "operators": operators, "column": Identifier(column)}
+                cursor.execute(self._sql(query, index=name, **parts))
 
     def _delete(self, which: Sequence[str] | Composable, payload: Payload) -> None:
         one_of = SQL("pk = ANY({}::uuid[])")
         condition = which if isinstance(which, Composable) else one_of.format(list(which))
-        self._run("DELETE FROM {table} WHERE {condition}", condition=condition)
+        self._rows("DELETE FROM {table} WHERE {condition}", condition=condition)
 
     def _count(self) -> int:
-        return int(self._run("SELECT count(*) FROM {table}")[0][0])
+        return int(self._rows("SELECT count(*) FROM {table}")[0][0])
 
     def _select(self, row_ids: Sequence[str], widths: Sequence[int]) -> list[Any]:
-        kinds = ["string_to_array({}::text, NULL)::real[]" if self._types[d] == "bit" else "{}::real[]" for d in widths]
-        columns = [SQL(kind).format(Identifier(vector_name(d))) for d, kind in zip(widths, kinds, strict=True)]
-        read = SQL(", ").join([SQL("pk, id, content_hash"), *columns])
-        return self._run("SELECT {read} FROM {table} WHERE pk = ANY({ids}::uuid[])", read=read, ids=list(row_ids))
+        reads = dict.fromkeys(widths, "{}::real[]")
+        reads |= {width: "string_to_array({}::text, NULL)::real[]" for width in widths if self._types[width] == "bit"}
+        columns = [SQL(", {}").format(SQL(read).format(Identifier(vector_name(d)))) for d, read in reads.items()]
+        query = "SELECT pk, id, content_hash{columns} FROM {table} WHERE pk = ANY({ids}::uuid[])"
+        return self._rows(query, columns=SQL("").join(columns), ids=list(row_ids))
 
     def _scan(self, payload: Payload) -> Iterator[list[tuple[str, str]]]:
         query = "SELECT pk::text, id FROM {table} WHERE pk > {last}::uuid ORDER BY pk LIMIT {limit}"
         page = [(str(UUID(int=0)), "")]
-        while page := self._run(query, last=page[-1][0], limit=self.max_rows):
+        while page := self._rows(query, last=page[-1][0], limit=self.max_rows):
             yield page
 
     def _to_native(self, filter: Mapping[str, object] | Composable | None, payload: Payload) -> Composable | None:
@@ -260,4 +254,26 @@ class PgVectorSink(TableSink[Composable]):
         return f"refused {request}: {' '.join(str(error).split())}" if isinstance(error, psycopg.Error) else None
 
     def _classify(self, error: Exception) -> type[SinkError]:
-        return kind_of(error)
+        if isinstance(error, psycopg.OperationalError) or getattr(error, "sqlstate", None):
+            return kind_of_state(getattr(error, "sqlstate", None), str(error))
+        return SinkRejectedError if isinstance(error, psycopg.DataError) else SinkError
+
+
+_OWN = Identifier("millpond$rows")  # the name of no sink's table, which has no $
+
+
+def _listed(parts: Iterable[Composable]) -> Composed:
+    return SQL(", ").join(parts)
+
+
+def _check_dsn(dsn: str) -> None:
+    """Raise InvalidRequestError, which shows nothing of it, for a str that is no connection's or holds a secret."""
+    advice = "write postgresql://host/db; user and password come from PGUSER, PGPASSWORD and PGPASSFILE"
+    try:
+        secret = any(option.val and option.dispchar == b"*" for option in Conninfo.parse(dsn.encode()))
+    except psycopg.Error:  # not chained: its message quotes the str
+        dsn = ""
+    if not dsn:
+        raise InvalidRequestError(f"the dsn is no connection string of PostgreSQL; {advice}")
+    if secret:
+        raise InvalidRequestError(f"the dsn holds a password; {advice}")

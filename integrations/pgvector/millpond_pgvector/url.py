@@ -22,5 +22,7 @@ def sink_from_url(
         raise InvalidRequestError(
             f"'pgvector+{scheme}:' does not name a PostgreSQL; write pgvector+postgresql://host/db#docs"
         )
-    dsn, options = f"{scheme}:{location}", {"datatype": datatype, "index": index}
-    return PgVectorSink(dsn, collection, dimensions=dimensions, payload=payload, timeout=timeout, **options)
+    place = f"{scheme}:{location}"
+    return PgVectorSink(
+        place, collection, dimensions=dimensions, payload=payload, datatype=datatype, index=index, timeout=timeout
+    )

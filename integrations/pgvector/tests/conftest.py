@@ -1,10 +1,11 @@
-"""A real model with Matryoshka cuts forced on, and a few records."""
+"""A real model with Matryoshka cuts forced on, a few records, and an empty schema of a real PostgreSQL."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from tests.ingest.postgres import PostgresServer
 
 from millpond import Engine
 from millpond.ingest import Record
@@ -44,3 +45,9 @@ def records() -> list[Record]:
     return [
         Record(f"doc-{n}", text, {"n": n, "lang": "en", "tags": ["a", "b"][: n % 3]}) for n, text in enumerate(texts)
     ]
+
+
+@pytest.fixture
+def dsn(postgres: PostgresServer) -> str:
+    """The address of an empty schema, on a server that the tests of this process share."""
+    return postgres.schema()
