@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import lancedb
 import numpy as np
 import pyarrow as pa
+from lancedb.index import HnswSq, IvfPq, LabelList
 
 from millpond.errors import InvalidRequestError, SinkError, SinkUnavailableError
 from millpond.ingest.batch import FloatArray, WriteBatch
@@ -128,9 +129,10 @@ class LanceDBSink(TableSink[str]):
         table, column = self._table(), vector_name(width)
         indexed = {name for each in table.list_indices() for name in each.columns}
         if column not in indexed:
-            table.create_index("cosine", vector_column_name=column, index_type=index)
+            kind = IvfPq if index == "IVF_PQ" else HnswSq
+            table.create_index(column, config=kind(distance_type="cosine"))
         if "labels" not in indexed:
-            table.create_scalar_index("labels", index_type="LABEL_LIST")
+            table.create_index("labels", config=LabelList())
 
     def _query(self, plan: SearchPlan, native: str | None, payload: Payload) -> list[Sequence[Any]]:
         width, limit = (plan.full, plan.k) if plan.coarse is None else (plan.coarse, plan.candidates)
