@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay, wait_exponential_jitter
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay, wait_exponential, wait_random
 from tenacity.nap import sleep_using_event
 
 from millpond.errors import InvalidRequestError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
@@ -25,7 +25,7 @@ class RetryPolicy:
     each time and has a random part, and is at least what the database asks for. Errors of other kinds are not retried.
 
     Attributes:
-        give_up_after: Seconds from the first attempt after which no other begins: the run then stops and can be resumed.
+        give_up_after: Seconds from the first attempt after which no other begins: the run stops and can be resumed.
         first_wait: Seconds of the first wait.
         longest_wait: Most seconds of a wait, unless the database asks for more.
 
@@ -48,11 +48,11 @@ class Refused(NamedTuple):
     """A row that the database does not take.
 
     Attributes:
-        index: Its place in the batch.
+        row: Its place in the batch.
         reason: What the database said.
     """
 
-    index: int
+    row: int
     reason: str
 
 
@@ -71,7 +71,7 @@ class Delivery:
         self._stop = stop
         self._note = retrying
         self._refused = 0  # rows, since the last one that was accepted
-        backoff = wait_exponential_jitter(policy.first_wait, policy.longest_wait, jitter=policy.first_wait)
+        backoff = wait_exponential(policy.first_wait, policy.longest_wait) + wait_random(0, policy.first_wait)
 
         def wait(state: RetryCallState) -> float:
             asked = getattr(state.outcome.exception() if state.outcome else None, "retry_after", None)
