@@ -25,7 +25,7 @@ from millpond.ingest.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.payload import Payload
 from millpond.ingest.record import Record
 from millpond.ingest.search import SearchPlan
-from millpond.ingest.sink import vector_name
+from millpond.ingest.sink import StoredRow, vector_name
 from millpond.ingest.sqlstate import kind_of_state
 from millpond.ingest.table_sink import TableSink
 from millpond.metadata import check_filter
@@ -164,10 +164,6 @@ class PgVectorSink(TableSink[Composable]):
         sent = np.packbits(rows > 0, axis=1) if kind == "bit" else rows.astype(">f4" if kind == "vector" else ">f2")
         return [head + row.tobytes() for row in sent]
 
-    def _unpack(self, vector: Any, width: int) -> FloatArray:
-        numbers = np.asarray(vector, np.float32)
-        return (2 * numbers - 1) / np.float32(math.sqrt(width)) if self._types[width] == "bit" else numbers
-
     def _upsert(self, columns: dict[str, list[Any]]) -> None:
         jsonb = (b"\1" + text.encode() for text in columns["metadata"])  # in binary, with its version
         sent = {**columns, "pk": map(UUID, columns["pk"]), "metadata": jsonb}
@@ -223,10 +219,11 @@ class PgVectorSink(TableSink[Composable]):
     def _count(self) -> int:
         return int(self._rows("SELECT count(*) FROM {table}")[0][0])
 
+    def _fetch(self, row_ids: Sequence[str], widths: Sequence[int], payload: Payload) -> dict[str, StoredRow]:
+        return super()._fetch(row_ids, [width for width in widths if self._types[width] != "bit"], payload)
+
     def _select(self, row_ids: Sequence[str], widths: Sequence[int]) -> list[Any]:
-        reads = dict.fromkeys(widths, "{}::real[]")
-        reads |= {width: "string_to_array({}::text, NULL)::real[]" for width in widths if self._types[width] == "bit"}
-        columns = [SQL(", {}").format(SQL(read).format(Identifier(vector_name(d)))) for d, read in reads.items()]
+        columns = [SQL(", {}::real[]").format(Identifier(vector_name(width))) for width in widths]
         query = "SELECT pk, id, content_hash{columns} FROM {table} WHERE pk = ANY({ids}::uuid[])"
         return self._rows(query, columns=SQL("").join(columns), ids=list(row_ids))
 

@@ -27,7 +27,7 @@ class TableSink(CollectionSink[NativeFilter], Generic[NativeFilter]):
 
     Rows have the form ``plain`` only: the stores of frameworks for such databases take the names of columns. A subclass
     implements ``_stored_datatype``, ``_read_comment``, ``_pack``, ``_select`` and ``_build_index`` beside the requests
-    of :class:`CollectionSink`, and calls :meth:`_set_options`; it may override ``_tidy`` and ``_unpack``.
+    of :class:`CollectionSink`, and calls :meth:`_set_options`; it may override ``_tidy``.
     """
 
     datatypes: ClassVar[Mapping[str, Any]]  # of the vectors; the first one is the default
@@ -101,10 +101,6 @@ class TableSink(CollectionSink[NativeFilter], Generic[NativeFilter]):
     def _tidy(self) -> None:
         """Do after a run what makes searches faster."""
 
-    def _unpack(self, vector: Any, width: int) -> FloatArray:
-        """``[width]``: a vector as :meth:`_select` reads it."""
-        return np.asarray(vector, np.float32)
-
     # ----------------------------------------------------------------------------------------------------------
 
     def _read_manifest(self) -> object:
@@ -148,7 +144,7 @@ class TableSink(CollectionSink[NativeFilter], Generic[NativeFilter]):
             str(row_id): StoredRow(
                 record_id=record_id,
                 content_hash=hashed,
-                vectors={width: self._unpack(vector, width) for width, vector in zip(widths, vectors, strict=True)},
+                vectors={width: np.asarray(vector, np.float32) for width, vector in zip(widths, vectors, strict=True)},
             )
             for row_id, record_id, hashed, *vectors in self._select(row_ids, widths)
         }
