@@ -442,7 +442,7 @@ def test_a_missing_path_is_an_error_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("x.parquet", "not available in this version"),
+        ("x.parquet.gz", "compressed inside"),
         ("x.pdf", "not a kind of source"),
         ("x", "without a suffix"),
         ("x.gz", "without a suffix"),
@@ -472,10 +472,13 @@ def test_other_files_of_a_folder_are_counted_and_named(tmp_path, caplog):
 
     skipped = []
     items = list(through())
-    assert skipped == [SkippedFiles(count=4, names=("b.pdf", "e", "link", "sub/d.jsonl"))]
+    reasons = {"neither .txt nor .md": 3, "a link to a folder": 1}
+    assert skipped == [SkippedFiles(count=4, names=("b.pdf", "e", "link", "sub/d.jsonl"), reasons=reasons)]
     assert ids(items) == ["a.txt", "sub/c.md"]
-    (message,) = [record.getMessage() for record in caplog.records]
-    assert message == f"{tmp_path}: not read, because neither .txt nor .md: 4 (b.pdf, e, link, sub/d.jsonl)"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}: not read, because neither .txt nor .md: 3 (b.pdf, e, sub/d.jsonl)",
+        f"{tmp_path}: not read, because a link to a folder: 1 (link)",
+    ]
 
 
 def test_a_folder_with_many_other_files_names_the_first(tmp_path, caplog):

@@ -1,14 +1,12 @@
-"""SourceItems: what an iterable yields, as records."""
+"""SourceItems: the records of a source, up to its end, its error or the end of the run."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
-from millpond.ingest.rows import RowReader
 from millpond.ingest.sources import SkippedFiles
 from millpond.ingest.stop import ReadInterrupted, StopRequest
 
@@ -21,9 +19,8 @@ class SourceItems:
         skipped: What a folder's reader did not read.
     """
 
-    def __init__(self, items: Iterable[Any], stop: threading.Event) -> None:
+    def __init__(self, items: Iterable[Record | Rejected], stop: threading.Event) -> None:
         self._items = iter(items)
-        self._rows = RowReader("records")
         self._read = 0
         # A signal handler may end the waiting for the next item.
         self._stop: Any = stop if isinstance(stop, StopRequest) else StopRequest()
@@ -48,18 +45,5 @@ class SourceItems:
                 return
             finally:
                 stop.reading = False
-            yield self._record(item)
+            yield item
             self._read += 1
-
-    def _record(self, item: Any) -> Record | Rejected:
-        if isinstance(item, Record | Rejected):
-            return item
-        try:
-            if isinstance(item, Mapping):
-                return self._rows.record(item)
-            reason = f"is of type {type(item).__name__}; yield Record(id, text, metadata), or a dict with these keys"
-        except InvalidRequestError as error:
-            reason = str(error)
-        except Exception as error:  # of a value's own methods
-            reason = f"{type(error).__name__}: {error}"
-        return self._rows.rejected(item, f"item {self._read}", reason)

@@ -16,9 +16,9 @@ from millpond.blank import is_blank
 from millpond.config import EngineConfig
 from millpond.engine.loading import describe
 from millpond.errors import InvalidRequestError
+from millpond.ingest.chunking import Chunker, Chunking
 from millpond.ingest.embedding import EmbeddedRecords, PlannedRecord, RecordEmbedder
 from millpond.ingest.pipeline import check_model
-from millpond.ingest.planning import Splitter
 from millpond.ingest.ray.worker import load_engine
 from millpond.ingest.record import Record, Rejected, content_hash
 from millpond.ingest.rows import RowReader
@@ -39,7 +39,7 @@ def embed_dataset(
     text_column: str = "text",
     metadata_columns: Collection[str] | None = None,
     cache: str | os.PathLike[str] | None = None,
-    chunker: Splitter | None = None,
+    chunking: Chunking | None = None,
     keep_empty: bool = False,
     keep_failed: bool = False,
     concurrency: int | tuple[int, int] = 1,
@@ -64,7 +64,7 @@ def embed_dataset(
         metadata_columns: Columns that become metadata; ``None``: all the others.
         cache: Path of the vector cache, on a local disk: the actors of a machine share it, and each machine has its own
             file there.
-        chunker: Cuts long texts into chunks, each of which becomes a row.
+        chunking: Cut the texts that are longer than the model reads, or than this says, into chunks: each is a row.
         keep_empty: Embed blank texts too.
         keep_failed: Keep the rows that are left out for an error, with the reason in a column ``error``, which is null
             in the others.
@@ -100,7 +100,7 @@ def embed_dataset(
             "fingerprint": spec.fingerprint,
             "widths": check_model(spec, dimensions),
             "cache": None if cache is None else os.path.abspath(os.path.expanduser(cache)),
-            "chunker": chunker,
+            "chunking": chunking,
             "keep_empty": keep_empty,
             "keep_failed": keep_failed,
             "columns": {
@@ -176,7 +176,7 @@ class BatchEmbedder:
         fingerprint: str,
         widths: Sequence[int],
         cache: str | None,
-        chunker: Splitter | None,
+        chunking: Chunking | None,
         keep_empty: bool,
         keep_failed: bool,
         columns: Mapping[str, Any],
@@ -184,7 +184,7 @@ class BatchEmbedder:
         self._engine = load_engine(config, cache, fingerprint)
         self._embedder = RecordEmbedder(self._engine, widths)
         self._widths = widths
-        self._chunker = chunker
+        self._chunker = None if chunking is None else Chunker.for_engine(self._engine, chunking)
         self._keep_empty = keep_empty
         self._keep_failed = keep_failed
         self._rows = RowReader("the dataset", **columns)
@@ -192,15 +192,13 @@ class BatchEmbedder:
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """The rows of a batch with their vectors, in order."""
-        items = [_record(self._rows, row, f"row {number} of a batch") for number, row in enumerate(table.to_pylist())]
         planned: list[PlannedRecord | Rejected] = []
-        for item in items:
+        for number, row in enumerate(table.to_pylist()):
+            item = _record(self._rows, row, f"row {number} of a batch")
             if isinstance(item, Rejected):
                 planned.append(item)
             elif self._keep_empty or not is_blank(item.text):
-                planned.append(
-                    PlannedRecord(record=item, chunks=[item] if self._chunker is None else self._chunker.split(item))
-                )
+                planned.append(self._split(item))
         found = self._embed([each for each in planned if isinstance(each, PlannedRecord)])
         parts: list[pa.Table] = []
         for each in planned:
@@ -213,6 +211,13 @@ class BatchEmbedder:
             if self._keep_failed:
                 parts.append(self._failed(each, result))
         return pa.concat_tables([self._schema.empty_table(), *parts]).combine_chunks()
+
+    def _split(self, record: Record) -> PlannedRecord | Rejected:
+        try:
+            chunks = [record] if self._chunker is None else self._chunker.split(record)
+        except InvalidRequestError as error:
+            return Rejected(where=f"record {record.id!r}", reason=str(error), record_id=record.id)
+        return PlannedRecord(record=record, chunks=chunks)
 
     def _embed(self, records: Sequence[PlannedRecord]) -> dict[int, pa.Table | str]:
         """For each record, by its identity, its rows, or why it has none."""

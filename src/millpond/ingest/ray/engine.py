@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+from millpond.engine.input import resolve
+from millpond.engine.input.model import LoadedModel
 from millpond.ingest.ray.pool import CALLS_PER_WORKER, WorkerPool
 from millpond.ingest.ray.run import ClusterRun
 from millpond.ingest.run import IngestRun, RunParts
 from millpond.outputs import EmbeddingOutput, SparseEmbeddingOutput
 from millpond.params import PoolingParams
-from millpond.spec import ModelSpec
-from millpond.tasks import Task
+from millpond.tasks import Role, Task
 
 
 class ClusterEngine:
@@ -19,20 +20,21 @@ class ClusterEngine:
 
     Args:
         pool: The workers.
-        spec: The model.
+        model: The model, as its files describe it.
         cached: Whether the workers have a cache.
         writes: Whether the workers write to the database.
         sparse: Whether the calls are for the workers' second engine.
     """
 
     def __init__(
-        self, pool: WorkerPool, spec: ModelSpec, *, cached: bool, writes: bool = False, sparse: bool = False
+        self, pool: WorkerPool, model: LoadedModel, *, cached: bool, writes: bool = False, sparse: bool = False
     ) -> None:
-        self.spec = spec
-        self.tasks = spec.tasks
+        self.spec = model.spec
+        self.tasks = model.spec.tasks
         self.calls_ahead = CALLS_PER_WORKER * pool.workers
         self.cache = WorkerCaches(pool) if cached else None
         self._pool = pool
+        self._model = model
         self._writes = writes
         self._sparse = sparse
 
@@ -45,6 +47,12 @@ class ClusterEngine:
     ) -> Future[EmbeddingOutput | SparseEmbeddingOutput]:
         """Send an engine call to a worker."""
         return self._pool.call("embed", self._sparse, task, list(texts), params)
+
+    def count_tokens(self, texts: Sequence[str], *, role: Role | None = None) -> list[int]:
+        """The tokens of texts, counted by the driver: see :meth:`millpond.Engine.count_tokens`."""
+        prompt = resolve.plan("embed", PoolingParams(role=role), self._model, count=2).prompt
+        tokenizer = self._model.encoder.texts
+        return [len(ids) for ids in tokenizer.ids([prompt + text for text in texts], special_tokens=True)]
 
 
 class WorkerCaches:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any, cast
@@ -12,12 +12,12 @@ from typing import Any, cast
 from ray.data import Dataset
 
 from millpond.engine.engine import Engine
-from millpond.engine.loading import describe
+from millpond.engine.loading import read_model
 from millpond.errors import InvalidRequestError
 from millpond.ingest.arguments import check_records, check_sink
+from millpond.ingest.chunking import Chunking
 from millpond.ingest.delivery import RetryPolicy
 from millpond.ingest.pipeline import check_model, ingest
-from millpond.ingest.planning import Splitter
 from millpond.ingest.ray.cluster import connected, count_workers
 from millpond.ingest.ray.dataset import engine_config, read_dataset
 from millpond.ingest.ray.engine import ClusterEngine
@@ -30,7 +30,7 @@ from millpond.ingest.sources import read
 from millpond.ingest.trace import RunTrace
 from millpond.ingest.url import open_sink
 
-Source = Dataset | Iterable[Record | Rejected | Mapping[str, Any]] | str | os.PathLike[str]
+Source = Dataset | Iterable[Any] | str | os.PathLike[str]
 
 
 def ingest_dataset(
@@ -53,7 +53,7 @@ def ingest_dataset(
     show_progress: bool = True,
     keep_empty: bool = False,
     dead_letters: str | os.PathLike[str] | None = None,
-    chunker: Splitter | None = None,
+    chunking: Chunking | None = None,
     sync: bool = False,
     verify: bool = False,
     retry: RetryPolicy | None = None,
@@ -76,7 +76,7 @@ def ingest_dataset(
     driver dies, the next run with the same journal goes on; without a journal, start over.
 
     Args:
-        source: A Ray dataset, a path that :func:`~millpond.ingest.read` accepts, or any iterable of records. Of records
+        source: A Ray dataset, or what :func:`~millpond.ingest.read` takes. Of records
             with the same id, the last one stays; a dataset is therefore read in its order.
         model: Hub id or folder, which every machine must be able to read.
         sink: The URL of a collection, or a function without arguments that opens it and can be pickled: each worker
@@ -88,16 +88,16 @@ def ingest_dataset(
         dimensions: The widths to store, with a URL.
         payload: The form of the payload, with a URL.
         sink_options: Other options of the URL's sink. Keys of databases are read from each machine's environment.
-        id_column: Key or column of the id, in a path or a dataset.
+        id_column: Key or column of the id.
         text_column: Key or column of the text.
-        metadata_columns: Columns of a dataset that become metadata; ``None``: all the others.
+        metadata_columns: Keys or columns that become metadata; ``None``: all the others.
         types: Types of a CSV's other columns.
         journal: As for :func:`~millpond.ingest.ingest`, a file of the driver's machine; so are the next ones.
         resume: As there.
         show_progress: As there; Ray's own bars are off.
         keep_empty: As there.
         dead_letters: As there.
-        chunker: As there; the driver cuts.
+        chunking: As there; the driver cuts.
         sync: As there.
         verify: As there.
         retry: As there; each worker waits by itself.
@@ -116,12 +116,22 @@ def ingest_dataset(
     options = dict(engine_options or {})
     config = engine_config(model, options)
     sparse_config = None if sparse_model is None else engine_config(sparse_model, options)
-    spec = describe(config)
+    described = read_model(config)
+    spec = described.spec
     with ExitStack() as stack:
         if not isinstance(source, Dataset):
             check_records(source)
-            if isinstance(source, str | os.PathLike):
-                source = read(source, id_column=id_column, text_column=text_column, types=types)
+            source = stack.enter_context(
+                closing(
+                    read(
+                        source,
+                        id_column=id_column,
+                        text_column=text_column,
+                        metadata_columns=metadata_columns,
+                        types=types,
+                    )
+                )
+            )
         if isinstance(sink, str):
             check_model(spec, dimensions)
             opened, factory = _open_url(sink, dimensions, payload, dict(sink_options or {}))
@@ -152,15 +162,15 @@ def ingest_dataset(
             widths=tuple(widths),
             open_sink=factory if writes else None,
             hybrid=hybrid,
-            chunked=chunker is not None,
+            chunked=chunking is not None,
             policy=RetryPolicy() if retry is None else retry,
         )
         pool = WorkerPool(settings, workers=workers, num_cpus=num_cpus, num_gpus=num_gpus)
         stack.callback(pool.close)
-        engine = ClusterEngine(pool, spec, cached=cache is not None, writes=writes)
+        engine = ClusterEngine(pool, described, cached=cache is not None, writes=writes)
         sparse = None
         if sparse_config is not None:
-            sparse = ClusterEngine(pool, describe(sparse_config), cached=False, sparse=True)
+            sparse = ClusterEngine(pool, read_model(sparse_config), cached=False, sparse=True)
         records = source
         if isinstance(source, Dataset):
             records = stack.enter_context(
@@ -170,8 +180,6 @@ def ingest_dataset(
                     )
                 )
             )
-        elif isinstance(source, Generator):
-            stack.enter_context(closing(source))
         return ingest(
             cast("Iterable[Record | Rejected]", records),
             engine=cast(Engine, engine),
@@ -182,7 +190,7 @@ def ingest_dataset(
             show_progress=show_progress,
             keep_empty=keep_empty,
             dead_letters=dead_letters,
-            chunker=chunker,
+            chunking=chunking,
             sync=sync,
             verify=verify,
             retry=retry,

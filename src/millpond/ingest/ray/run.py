@@ -15,6 +15,8 @@ from millpond.ingest.run import IngestRun, RunParts
 
 # If more records in a row than this kill their workers, the machines are at fault and not the records.
 _MAX_DEATHS = 4
+# How often a run that waits looks whether it is stopped.
+_STOP_SECONDS = 0.2
 _COUNTS = ("cached", "embedded", "written", "finished")
 
 
@@ -24,15 +26,10 @@ class WritingCall(EmbeddingCall):
 
     dense: Future[Any]
 
-    @property
-    def result(self) -> WrittenBatch:
-        """What came of it; waits for it."""
-        written: WrittenBatch = self.dense.result()
-        return written
-
 
 class ClusterRun(IngestRun):
-    """Plans on the driver, and marks on the driver what a worker says is written.
+    """Plans on the driver, and marks on the driver what a worker says is written. A run that is stopped waits for the
+    batches that workers have; the others are left for the next run.
 
     Batches with a record in common are written one after the other, so that the last text of an id stays. Everything
     else is written in any order.
@@ -58,13 +55,24 @@ class ClusterRun(IngestRun):
     def _complete(self, batch: RecordBatch, call: EmbeddingCall | None) -> None:
         assert isinstance(call, WritingCall)
         try:
-            written = call.result
+            written = self._wait(call)
         except WorkerDeathsError as error:
             self._isolate(batch, error)
         else:
-            self._deaths = 0
-            self._note(batch, written)
+            if written is not None:
+                self._deaths = 0
+                self._note(batch, written)
         self._in_flight.difference_update(each.record.id for each in (*batch.records, *batch.blanks))
+
+    def _wait(self, call: WritingCall) -> WrittenBatch | None:
+        """What came of a batch; of a run that is stopped, ``None`` if no worker has it yet."""
+        while not call.wait(_STOP_SECONDS):
+            if self._stop.is_set():
+                if call.dense.cancel():
+                    return None
+                self._pool.stop()
+        written: WrittenBatch = call.dense.result()
+        return written
 
     def _isolate(self, batch: RecordBatch, error: WorkerDeathsError) -> None:
         """Send a batch that kills its workers again by halves, and leave out the records that do it alone."""
@@ -93,21 +101,11 @@ class ClusterRun(IngestRun):
         self._trace.note_texts([len(chunk.text) for each in batch.records for chunk in each.chunks])
         if written.vectors is not None:
             self._trace.note_vectors(written.vectors)
-        planned = {each.record.id: each for each in batch.records}
-        for record_id, reason in written.failures:
-            self._fail(planned[record_id], reason)
+        planned = {each.key: each for each in batch.records}
+        for key, reason in written.failures:
+            self._fail(planned[key], reason)
         if self._marks is not None and written.marks:
             with self._trace.stage("journal", len(written.marks)):
                 self._marks.mark(written.marks)
         self._counts.truncated(written.truncated_ids)
         self._counts.add(**{name: written.counts.get(name, 0) for name in _COUNTS})
-
-    def _drain(self) -> None:
-        """Finish the batches that workers have; of a run that is stopped, the others are left for the next run."""
-        if self._stop.is_set():
-            self._pool.stop()
-        while self._calls:
-            batch, call = self._calls.popleft()
-            assert isinstance(call, WritingCall)
-            if not (self._stop.is_set() and call.dense.cancel()):
-                self._complete(batch, call)

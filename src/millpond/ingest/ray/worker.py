@@ -85,7 +85,7 @@ class WrittenBatch:
     Attributes:
         marks: Records that the database has acknowledged.
         counts: By their names in :class:`~millpond.ingest.IngestReport`, and ``finished``.
-        failures: Ids of the records that are left out, and why.
+        failures: Keys of the records that are left out, and why.
         truncated_ids: Ids of the records of which a text was cut.
         retries: Why requests were sent again, and the seconds waited.
         stages: Name, seconds and rows of each timed call.
@@ -259,7 +259,7 @@ class _BatchLog(RunTrace):
         self.marks.extend(marks)
 
     def fail(self, planned: PlannedRecord, reason: str) -> None:
-        self.failed.append((planned.record.id, reason))
+        self.failed.append((planned.key, reason))
 
     def note_wait(self, error: BaseException, seconds: float) -> None:
         self.retried.append((str(error), seconds))
