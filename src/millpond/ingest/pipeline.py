@@ -140,7 +140,8 @@ def ingest(
             check=sink.check if isinstance(sink, Checks) else None,
             fresh=chunker is None or (isinstance(sink, Reads) and sink.count() == 0),
         )
-        run = IngestRun(
+        make_run = getattr(engine, "make_run", IngestRun)  # an engine of many machines brings its own
+        run: IngestRun = make_run(
             RunParts(
                 engine=engine,
                 sparse_engine=sparse,
