@@ -262,7 +262,6 @@ def test_a_large_parquet_is_read_in_constant_memory(tmp_path):
     del table
     for name in ("x.parquet", "x.arrow"):
         before = peak = arrow.total_allocated_bytes()
-        record = None
         for number, record in enumerate(read(tmp_path / name)):
             assert record.id == f"doc-{number}"
             if number % 1000 == 0:
