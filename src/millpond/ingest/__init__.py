@@ -11,6 +11,8 @@ if TYPE_CHECKING:
         SinkUnavailableError,
         SourceNotFoundError,
     )
+    from millpond.ingest.advice.advisor import Advice, advise
+    from millpond.ingest.advice.judgements import read_judgements
     from millpond.ingest.batch import Batch, WriteBatch
     from millpond.ingest.chunking import Chunker, Chunking
     from millpond.ingest.collection import CollectionSink
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from millpond.ingest.url import open_sink
 
 _MODULES = {
+    "Advice": "advice.advisor",
+    "advise": "advice.advisor",
+    "read_judgements": "advice.judgements",
     "NAMESPACE": "record",
     "Batch": "batch",
     "Chunker": "chunking",
@@ -55,6 +60,7 @@ _MODULES = {
 
 __all__ = [
     "NAMESPACE",
+    "Advice",
     "Batch",
     "Chunker",
     "Chunking",
@@ -75,11 +81,13 @@ __all__ = [
     "SourceNotFoundError",
     "StoredRow",
     "WriteBatch",
+    "advise",
     "content_hash",
     "ingest",
     "open_sink",
     "point_id",
     "read",
+    "read_judgements",
 ]
 
 

@@ -88,6 +88,8 @@ class RunCounts:
         """The counts so far, and the seconds since the run began, with the other values of a report."""
         with self._lock:
             counts: dict[str, Any] = {name: self._counts[name] for name in _NAMES}
+        if others.get("stopped"):  # what was read and not dealt with is read again
+            counts["read"] = sum(counts[name] for name in ("cached", "embedded", "failed", "duplicates", "empty"))
         return IngestReport(
             **counts,
             truncated_ids=tuple(self._truncated_ids),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,6 +36,11 @@ _FATAL = (CacheError, EngineClosedError, InvalidRequestError, ModelLoadError)
 _MAX_FAILING_RECORDS = 16
 
 
+def record_key(record: Record) -> str:
+    """A record's id; of a chunk of a longer text with its number, so that ``point_id`` of both is the same."""
+    return record.id if record.chunk == 0 else f"{record.id}\0{record.chunk}"
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlannedRecord:
     """A record on its way through a run.
@@ -51,6 +56,11 @@ class PlannedRecord:
     chunks: Sequence[Record]
     digest: bytes = b""
     stored_chunks: int | None = None
+
+    @property
+    def key(self) -> str:
+        """What tells the record from others: its id, and its number if it is itself a chunk of a longer text."""
+        return record_key(self.record)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,10 +109,10 @@ class EmbeddingCall:
     dense: Future[EmbeddingOutput]
     sparse: Future[SparseEmbeddingOutput] | None
 
-    @property
-    def done(self) -> bool:
-        """Whether the results are there."""
-        return self.dense.done() and (self.sparse is None or self.sparse.done())
+    def wait(self, seconds: float) -> bool:
+        """Wait so long for the results; returns whether they are there."""
+        calls: list[Future[Any]] = [self.dense] if self.sparse is None else [self.dense, self.sparse]
+        return not wait(calls, seconds).not_done
 
     def cancel(self) -> None:
         """Nothing waits for the call any more; what was computed for it is in the engine's cache, if it has one."""

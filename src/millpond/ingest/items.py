@@ -1,4 +1,4 @@
-"""SourceItems: the records of a source, up to its end or its exception."""
+"""SourceItems: the records of a source, up to its end, its error or the end of the run."""
 
 from __future__ import annotations
 

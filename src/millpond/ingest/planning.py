@@ -9,8 +9,9 @@ from typing import NamedTuple, Protocol
 
 from millpond.blank import is_blank
 from millpond.errors import InvalidRequestError
+from millpond.ingest.chunking import is_chunk
 from millpond.ingest.counts import RunCounts
-from millpond.ingest.embedding import PlannedRecord
+from millpond.ingest.embedding import PlannedRecord, record_key
 from millpond.ingest.journal import CollectionMarks, Mark, digest
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.seen import SeenRecords
@@ -112,16 +113,16 @@ class RecordPlanner:
         rows = chars = 0
         for page in self._pages(items):
             for planned in self._plan(page):
-                record_id = planned.record.id
-                if (former := records.pop(record_id, None)) is not None:
+                key = planned.key
+                if (former := records.pop(key, None)) is not None:
                     rows -= len(former.chunks)
                     chars -= len(former.record.text)
                     self._counts.add(duplicates=1, finished=1)
                 if not planned.chunks:
-                    blanks[record_id] = planned
+                    blanks[key] = planned
                 else:
-                    blanks.pop(record_id, None)
-                    records[record_id] = planned
+                    blanks.pop(key, None)
+                    records[key] = planned
                     rows += len(planned.chunks)
                     chars += len(planned.record.text)
                 if rows + len(blanks) >= limit or chars >= self._options.batch_chars:
@@ -147,9 +148,10 @@ class RecordPlanner:
                 self._counts.empty(item.id)
             elif self._options.chunker is None and not self._accepted(item, [item]):
                 continue
-            if (former := page.pop(item.id, None)) is not None and not self._is_blank(former):
+            key = record_key(item)
+            if (former := page.pop(key, None)) is not None and not self._is_blank(former):
                 self._counts.add(duplicates=1, finished=1)
-            page[item.id] = item
+            page[key] = item
             chars += 0 if blank else len(item.text)
             if len(page) >= size or chars >= self._options.batch_chars:
                 yield list(page.values())
@@ -176,19 +178,19 @@ class RecordPlanner:
         self, page: Sequence[Record], marks: CollectionMarks, fresh: int | None
     ) -> list[tuple[Record, bytes, int | None]]:
         """The records that are not written as they are, with their digests and how many rows they had."""
-        known = marks.find([record.id for record in page])
+        known = marks.find([record_key(record) for record in page])
         settings = "" if self._options.chunker is None else self._options.chunker.settings
         changed: list[tuple[Record, bytes, int | None]] = []
         unchanged = []
         for record in page:
-            mark = known.get(record.id, _UNKNOWN)
+            mark = known.get(record_key(record), _UNKNOWN)
             name = digest(record, settings)
             if self._options.resume and name == mark.digest:
                 unchanged.append(record)
             else:
                 changed.append((record, name, fresh if mark is _UNKNOWN else mark.chunks))
         # From here on the old marks do not hold: were the run killed, the new ones would be missing.
-        if outdated := [record.id for record, *_ in changed if record.id in known]:
+        if outdated := [key for record, *_ in changed if (key := record_key(record)) in known]:
             marks.unsettle(outdated)
         self._skip(unchanged)
         return changed
@@ -197,21 +199,16 @@ class RecordPlanner:
         """A record cut into chunks; without chunks if it is blank, and ``None`` if it cannot be stored."""
         if self._is_blank(record):
             if self._sample is not None:
-                self._sample.drop(record.id)
+                self._sample.drop(record_key(record))
             return PlannedRecord(record=record, chunks=[], digest=name)
-        chunks: Sequence[Record] = [record]
-        if self._options.chunker is not None:
-            try:
-                with self._trace.stage("chunk", 1):
-                    chunks = self._options.chunker.split(record)
-            except InvalidRequestError as error:
-                self._leave_out(record, chunks, str(error))
-                return None
-            if not self._accepted(record, chunks):
-                return None
+        chunks = self._split(record)
+        if chunks is None or (self._options.chunker is not None and not self._accepted(record, chunks)):
+            return None
+        if is_chunk(record):  # its row has no others
+            stored = 0
         planned = PlannedRecord(record=record, chunks=chunks, digest=name, stored_chunks=stored)
         if self._sample is not None:
-            self._sample.offer([planned])
+            self._sample.offer([record])
         return planned
 
     def _skip(self, unchanged: Sequence[Record]) -> None:
@@ -220,10 +217,23 @@ class RecordPlanner:
         if rows:
             self._counts.add(cached=len(rows), unchanged=len(rows), finished=len(rows))
         if self._sample is not None:
-            chunker = self._options.chunker
-            for record in rows:
-                chunks = [record] if chunker is None else chunker.split(record)
-                self._sample.offer([PlannedRecord(record=record, chunks=chunks)])
+            self._sample.offer(rows)
+
+    def sampled(self) -> list[PlannedRecord]:
+        """The records of the sample, as they were planned."""
+        records = [] if self._sample is None else self._sample.records
+        return [PlannedRecord(record=each, chunks=chunks) for each in records if (chunks := self._split(each))]
+
+    def _split(self, record: Record) -> Sequence[Record] | None:
+        """The chunks of a record; ``None`` if it cannot be cut, and is left out."""
+        if self._options.chunker is None:
+            return [record]
+        try:
+            with self._trace.stage("chunk", 1):
+                return self._options.chunker.split(record)
+        except InvalidRequestError as error:
+            self._leave_out(record, [record], str(error))
+            return None
 
     def _is_blank(self, record: Record) -> bool:
         return not self._options.keep_empty and is_blank(record.text)

@@ -34,7 +34,7 @@ class IngestReport:
     """The counts of one run; ``read == cached + embedded + failed + duplicates + empty`` always holds.
 
     Attributes:
-        read: Records and bad lines read from the source.
+        read: Records and bad lines read from the source; of a run that was stopped, those it dealt with.
         cached: Records whose vector was not computed: it came from the engine's cache, or is in the collection.
         unchanged: Of these, the records that the journal knows as written, and which were neither embedded nor written.
         embedded: Records whose vector was computed.

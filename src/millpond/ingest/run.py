@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 _CALLS_AHEAD = 2
 _SCANNED_ROWS = 512
+# A run that is stopped waits no longer for the engine.
+_STOP_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -151,20 +153,16 @@ class IngestRun:
         return report
 
     def _drain(self) -> None:
-        """Finish the calls that are left; of a run that is stopped, those that are done."""
+        """Finish the calls that are left."""
         while self._calls:
-            batch, call = self._calls.popleft()
-            if call is None or not self._stop.is_set() or call.done or getattr(self._engine, "cache", None) is None:
-                self._complete(batch, call)
-            else:  # the rows that were computed for it are in the cache
-                call.cancel()
+            self._complete(*self._calls.popleft())
 
     def _look_back(self) -> Verification | None:
         if isinstance(self._sink, Reads):
             if self._seen is not None:
                 self._delete_unseen(self._sink, self._seen)
             if self._sample is not None and self._marks is not None:
-                return verify(self._sink, self._marks, self._sample, self._embedder)
+                return verify(self._sink, self._marks, self._planner.sampled(), self._embedder)
         return None
 
     # -------------------------------------------------------------------------------------- what comes of the records
@@ -172,7 +170,7 @@ class IngestRun:
     def _complete(self, batch: RecordBatch, call: EmbeddingCall | None) -> None:
         if batch.blanks:
             self._writer.put(BlankRecords(records=batch.blanks))
-        if call is None:
+        if call is None or not self._finished(call):
             return
         for result in self._embedder.complete(call):
             if not isinstance(result, EmbeddedRecords):
@@ -182,6 +180,16 @@ class IngestRun:
             hits = sum(result.cached)
             self._counts.add(cached=hits, embedded=len(result.records) - hits)
             self._writer.put(result)
+
+    def _finished(self, call: EmbeddingCall) -> bool:
+        """Wait for a call, unless the run is stopped and the rows computed for it are in the cache."""
+        if getattr(self._engine, "cache", None) is None:
+            return True
+        while not (finished := call.wait(_STOP_SECONDS)) and not self._stop.is_set():
+            pass
+        if not finished:
+            call.cancel()
+        return finished
 
     def _reject(self, rejected: Rejected) -> None:
         """Leave out a line that holds no record."""
@@ -200,7 +208,7 @@ class IngestRun:
         self._counts.failed(where, reason)
         self._trace.note_failure(where, reason)
         if self._sample is not None:
-            self._sample.drop(planned.record.id)
+            self._sample.drop(planned.key)
         if self._letters is not None:
             self._letters.add(dump_record(planned.record, where=where, reason=reason))
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from millpond.ingest.batch import FloatArray
-from millpond.ingest.embedding import EmbeddedRecords, PlannedRecord, RecordEmbedder
+from millpond.ingest.embedding import EmbeddedRecords, PlannedRecord, RecordEmbedder, record_key
 from millpond.ingest.journal import CollectionMarks, Mark
-from millpond.ingest.record import content_hash, point_id
+from millpond.ingest.record import Record, content_hash, point_id
 from millpond.ingest.report import Verification
 from millpond.ingest.sink import Reads
 
@@ -32,20 +32,20 @@ class RecordSample:
         self._random = random.Random(0)
         self._lock = threading.Lock()
         self._seen = 0
-        self._records: list[PlannedRecord] = []
+        self._records: list[Record] = []
         self._places: dict[str, int] = {}  # of each id
 
     @property
-    def records(self) -> list[PlannedRecord]:
+    def records(self) -> list[Record]:
         """The sample."""
         return [self._records[place] for place in self._places.values()]
 
-    def offer(self, records: Sequence[PlannedRecord]) -> None:
+    def offer(self, records: Iterable[Record]) -> None:
         """Records that the collection should hold. A later one with the same id takes the place of an earlier one."""
         with self._lock:
             for record in records:
                 self._seen += 1
-                place = self._places.pop(record.record.id, None)
+                place = self._places.pop(record_key(record), None)
                 if place is None and len(self._records) < _SAMPLED_RECORDS:
                     place = len(self._records)
                     self._records.append(record)
@@ -53,14 +53,14 @@ class RecordSample:
                     place = self._random.randrange(self._seen)
                     if place >= _SAMPLED_RECORDS:
                         continue
-                    self._places.pop(self._records[place].record.id, None)
+                    self._places.pop(record_key(self._records[place]), None)
                 self._records[place] = record
-                self._places[record.record.id] = place
+                self._places[record_key(record)] = place
 
-    def drop(self, record_id: str) -> None:
+    def drop(self, key: str) -> None:
         """A record that the collection does not hold after all."""
         with self._lock:
-            self._places.pop(record_id, None)
+            self._places.pop(key, None)
 
 
 def forget_missing(sink: Reads, marks: CollectionMarks) -> int:
@@ -88,7 +88,9 @@ def forget_missing(sink: Reads, marks: CollectionMarks) -> int:
     return missing
 
 
-def verify(sink: Reads, marks: CollectionMarks, sample: RecordSample, embedder: RecordEmbedder) -> Verification:
+def verify(
+    sink: Reads, marks: CollectionMarks, sample: Sequence[PlannedRecord], embedder: RecordEmbedder
+) -> Verification:
     """Look for every row of the journal, and compare the text and the vectors of a sample with the engine's.
 
     Marks of missing rows and of different ones are removed, so that the next run writes them.
@@ -103,8 +105,9 @@ def verify(sink: Reads, marks: CollectionMarks, sample: RecordSample, embedder: 
     missing = _forget(sink, marks)
     different: set[str] = set()
     sampled = 0
-    for embedded in _embedded(embedder, sample.records):
+    for embedded in _embedded(embedder, sample):
         rows, batch = embedded.batch.ids, embedded.batch
+        owners = [record.key for record in embedded.records for _ in record.chunks]
         stored = sink.fetch(rows, widths=list(batch.vectors))
         for index, (row_id, record) in enumerate(zip(rows, batch.records, strict=True)):
             row = stored.get(row_id)
@@ -119,7 +122,7 @@ def verify(sink: Reads, marks: CollectionMarks, sample: RecordSample, embedder: 
                     if width in row.vectors
                 )
             ):
-                different.add(record.id)
+                different.add(owners[index])
     if different:
         marks.remove(different)
     return Verification(
