@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ingest.memory_sink import MemorySink
 from tests.tiny import SENTENCES, Layout, Normalize, Pooling, write_checkpoint
@@ -120,6 +120,7 @@ def test_a_text_split_in_windows_is_covered(monkeypatch, window):
             check(record, Chunker(words, max_tokens=12, overlap=overlap).split(record), words, 12)
 
 
+@settings(deadline=None)
 @given(
     st.text(st.sampled_from("ab é漢😀\u200d\u0301.,\n\r\t\u00a0#*`|->"), max_size=400),
     st.integers(3, 20),
@@ -189,8 +190,8 @@ def test_the_splitter_is_named_if_it_is_missing(monkeypatch):
 
 
 def test_the_settings_name_all_that_decides_where_a_text_is_cut():
-    settings = {Chunker(words, max_tokens=size, overlap=overlap).settings for size in (8, 9) for overlap in (0, 4)}
-    assert len(settings) == 4
+    names = {Chunker(words, max_tokens=size, overlap=overlap).settings for size in (8, 9) for overlap in (0, 4)}
+    assert len(names) == 4
     assert Chunker(words, max_tokens=8).settings == Chunker(words, max_tokens=8).settings
 
 

@@ -4,7 +4,7 @@ import gzip
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import InvalidRequestError
@@ -102,6 +102,7 @@ cell = st.text("ab é\n,", min_size=1, max_size=6).map(lambda inner: f"x{inner}x
 row = st.tuples(cell, st.booleans())
 
 
+@settings(deadline=None)
 @given(st.lists(row, min_size=1, max_size=8), st.lists(row, max_size=8), st.sampled_from(["\n", "\r\n"]))
 def test_the_rows_around_a_stray_quote_are_read(tmp_path_factory, before, after, line_end):
     def line(name, content, quoted):

@@ -112,11 +112,6 @@ class Chunker:
         self._texts = library.TextSplitter.from_callback(self._size, max_tokens - overlap)
         self._markdown = library.MarkdownSplitter.from_callback(self._size, max_tokens - overlap)
 
-    @property
-    def settings(self) -> str:
-        """What decides where a text is cut: a journal cuts its records again if it changes."""
-        return f"{self.max_tokens},{self.overlap}"
-
     @classmethod
     def for_engine(cls, engine: Engine, chunking: Chunking) -> Chunker:
         """A chunker whose pieces an engine reads whole, as documents.
