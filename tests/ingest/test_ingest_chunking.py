@@ -277,8 +277,9 @@ def test_a_prompt_that_leaves_no_room_is_refused(tmp_path):
 def test_a_run_writes_every_piece_and_cuts_none(tiny):
     sink = MemorySink("", "docs")
     records = [Record(name, text) for name, text in TEXTS.items()] + [Record("short", "a few words"), Record("no", " ")]
-    chunker = Chunker.for_engine(tiny, Chunking(overlap=0.2))
-    report = ingest(records, engine=tiny, sink=sink, chunker=chunker, show_progress=False)
+    cut = Chunking(overlap=0.2)
+    report = ingest(records, engine=tiny, sink=sink, chunking=cut, show_progress=False)
+    chunker = Chunker.for_engine(tiny, cut)
     pieces = [piece for record in records[:-1] for piece in chunker.split(record)]
     assert (report.truncated, report.failed, report.empty) == (0, 0, 1)
     assert set(sink._rows) == {point_id(piece.id, piece.chunk) for piece in pieces}
