@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tracemalloc
 import uuid
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -257,8 +258,9 @@ def test_a_large_parquet_is_read_in_constant_memory(tmp_path):
         {"id": [f"doc-{i}" for i in range(rows)], "text": [f"text number {i} " * 8 for i in range(rows)]}
     )
     size = table.nbytes
-    for name, write in (("x.parquet", parquet.write_table), ("x.arrow", lambda t, path: write_file(path, t))):
-        write(table, tmp_path / name)
+    parquet.write_table(table, tmp_path / "x.parquet")
+    with arrow.OSFile(str(tmp_path / "x.arrow"), "wb") as file, arrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)  # one batch
     del table
     for name in ("x.parquet", "x.arrow"):
         before = peak = arrow.total_allocated_bytes()
@@ -268,6 +270,24 @@ def test_a_large_parquet_is_read_in_constant_memory(tmp_path):
                 peak = max(peak, arrow.total_allocated_bytes())
         assert number == rows - 1
         assert peak - before < size / 4, name
+
+
+def test_long_texts_are_read_a_few_at_a_time(tmp_path):
+    table = arrow.table({"text": [str(i) * (1 << 19) for i in range(10, 110)]})  # a hundred megabytes
+    parquet.write_table(table, tmp_path / "x.parquet")
+    write_stream(tmp_path / "x.arrow", table)
+    assert arrow_source._rows_of_batch(table.nbytes, table.num_rows) == 15
+    sources = {"table": table, "parquet": tmp_path / "x.parquet", "arrow": tmp_path / "x.arrow"}
+    for name, source in sources.items():
+        tracemalloc.start()
+        before = peak = arrow.total_allocated_bytes()
+        for number, record in enumerate(read(source)):
+            assert record.text.startswith(str(10 + number) * 2)
+            peak = max(peak, arrow.total_allocated_bytes())
+        assert number == 99
+        assert tracemalloc.get_traced_memory()[1] < 40 << 20, name
+        assert peak - before < 70 << 20, name
+        tracemalloc.stop()
 
 
 # ------------------------------------------------------------------------------------------------ pandas, datasets
