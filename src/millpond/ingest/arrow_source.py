@@ -246,7 +246,7 @@ def read_arrow(
 def _parquet(arrow: Any, path: Path, columns: list[str] | None) -> Iterator[tuple[Any, Iterable[Any]]]:
     """The schema of a Parquet file, and the batches of some columns."""
     parquet = import_module("pyarrow.parquet")
-    with _named_errors(arrow, path), parquet.ParquetFile(path, buffer_size=_READ_BYTES) as file:
+    with _named_errors(arrow, path), parquet.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False) as file:
         groups = (file.metadata.row_group(index) for index in range(file.num_row_groups))
         rows = min((_rows_of_batch(group.total_byte_size, group.num_rows) for group in groups), default=BATCH_ROWS)
         yield file.schema_arrow, file.iter_batches(rows, columns=columns, use_threads=False)
