@@ -19,7 +19,7 @@ class SourceItems:
         skipped: What a folder's reader did not read.
     """
 
-    def __init__(self, items: Iterable[Any], stop: threading.Event) -> None:
+    def __init__(self, items: Iterable[Record | Rejected], stop: threading.Event) -> None:
         self._items = iter(items)
         self._read = 0
         # A signal handler may end the waiting for the next item.

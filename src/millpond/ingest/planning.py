@@ -9,8 +9,9 @@ from typing import NamedTuple, Protocol
 
 from millpond.blank import is_blank
 from millpond.errors import InvalidRequestError
+from millpond.ingest.chunking import is_chunk
 from millpond.ingest.counts import RunCounts
-from millpond.ingest.embedding import PlannedRecord
+from millpond.ingest.embedding import PlannedRecord, record_key
 from millpond.ingest.journal import CollectionMarks, Mark, digest
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.seen import SeenRecords
@@ -134,16 +135,16 @@ class RecordPlanner:
         rows = chars = 0
         for page in self._pages(items):
             for planned in self._plan(page):
-                record_id = planned.record.id
-                if (former := records.pop(record_id, None)) is not None:
+                key = planned.key
+                if (former := records.pop(key, None)) is not None:
                     rows -= len(former.chunks)
                     chars -= len(former.record.text)
                     self._counts.add(duplicates=1, finished=1)
                 if not planned.chunks:
-                    blanks[record_id] = planned
+                    blanks[key] = planned
                 else:
-                    blanks.pop(record_id, None)
-                    records[record_id] = planned
+                    blanks.pop(key, None)
+                    records[key] = planned
                     rows += len(planned.chunks)
                     chars += len(planned.record.text)
                 if rows + len(blanks) >= limit or chars >= self._options.batch_chars:
@@ -176,9 +177,10 @@ class RecordPlanner:
                 self._counts.empty(item.id)
             elif self._options.chunker is None and not self._accepted(item, [item]):
                 continue
-            if (former := page.pop(item.id, None)) is not None and not self._is_blank(former):
+            key = record_key(item)
+            if (former := page.pop(key, None)) is not None and not self._is_blank(former):
                 self._counts.add(duplicates=1, finished=1)
-            page[item.id] = item
+            page[key] = item
             chars += 0 if blank else len(item.text)
             if len(page) >= size or chars >= self._options.batch_chars:
                 yield list(page.values())
@@ -201,15 +203,16 @@ class RecordPlanner:
 
     def _changed_records(self, page: Sequence[Record], marks: CollectionMarks) -> list[_Work]:
         """The records that are not written as they are."""
-        known = marks.find([record.id for record in page])
+        known = marks.find([record_key(record) for record in page])
         settings = "" if self._options.chunker is None else self._options.chunker.settings
         changed: list[_Work] = []
         unchanged = []
         for record in page:
-            mark = known.get(record.id, _UNKNOWN)
+            key = record_key(record)
+            mark = known.get(key, _UNKNOWN)
             name = digest(record, settings)
             # What is written after the mark was read may be an earlier record of the source with this id.
-            under_way = record.id in self._under_way or record.id in self._under_way_before
+            under_way = key in self._under_way or key in self._under_way_before
             stored: int | None = mark.chunks
             if under_way or not (mark.digest or mark is _UNKNOWN):
                 stored = None  # the write that began may have left more rows than are known
@@ -224,9 +227,9 @@ class RecordPlanner:
                 unchanged.append(record)
             else:
                 changed.append(_Work(record, name, stored, under_way))
-                self._under_way.add(record.id)
+                self._under_way.add(key)
         # From here on the old marks do not hold: were the run killed, the new ones would be missing.
-        if outdated := [each.record.id for each in changed if each.record.id in known]:
+        if outdated := [key for each in changed if (key := record_key(each.record)) in known]:
             marks.unsettle(outdated)
         self._skip(unchanged)
         return changed
@@ -236,23 +239,17 @@ class RecordPlanner:
         record = work.record
         if self._is_blank(record):
             if self._sample is not None:
-                self._sample.drop(record.id)
+                self._sample.drop(record_key(record))
             return PlannedRecord(record=record, chunks=[], digest=work.digest, again=work.again)
-        chunks: Sequence[Record] = [record]
-        if self._options.chunker is not None:
-            try:
-                with self._trace.stage("chunk", 1):
-                    chunks = self._options.chunker.split(record)
-            except InvalidRequestError as error:
-                self._fail(PlannedRecord(record=record, chunks=[]), str(error))
-                return None
-            if not self._accepted(record, chunks):
-                return None
+        chunks = self._split(record)
+        if chunks is None or (self._options.chunker is not None and not self._accepted(record, chunks)):
+            return None
+        stored = 0 if is_chunk(record) else work.stored  # the row of a chunk has no others
         planned = PlannedRecord(
-            record=record, chunks=chunks, digest=work.digest, stored_chunks=work.stored, again=work.again
+            record=record, chunks=chunks, digest=work.digest, stored_chunks=stored, again=work.again
         )
         if self._sample is not None:
-            self._sample.offer([planned])
+            self._sample.offer([record])
         return planned
 
     def _skip(self, unchanged: Sequence[Record]) -> None:
@@ -261,10 +258,23 @@ class RecordPlanner:
         if rows:
             self._counts.add(cached=len(rows), unchanged=len(rows), finished=len(rows))
         if self._sample is not None:
-            chunker = self._options.chunker
-            for record in rows:
-                chunks = [record] if chunker is None else chunker.split(record)
-                self._sample.offer([PlannedRecord(record=record, chunks=chunks)])
+            self._sample.offer(rows)
+
+    def sampled(self) -> list[PlannedRecord]:
+        """The records of the sample, as they were planned."""
+        records = [] if self._sample is None else self._sample.records
+        return [PlannedRecord(record=each, chunks=chunks) for each in records if (chunks := self._split(each))]
+
+    def _split(self, record: Record) -> Sequence[Record] | None:
+        """The chunks of a record; ``None`` if it cannot be cut, and is left out."""
+        if self._options.chunker is None:
+            return [record]
+        try:
+            with self._trace.stage("chunk", 1):
+                return self._options.chunker.split(record)
+        except InvalidRequestError as error:
+            self._leave_out(record, [record], str(error))
+            return None
 
     def _is_blank(self, record: Record) -> bool:
         return not self._options.keep_empty and is_blank(record.text)
@@ -277,8 +287,11 @@ class RecordPlanner:
             for chunk in chunks:
                 self._options.check(chunk)
         except InvalidRequestError as error:
-            if self._seen is not None:
-                self._seen.add([record.id])
-            self._fail(PlannedRecord(record=record, chunks=chunks), str(error))
+            self._leave_out(record, chunks, str(error))
             return False
         return True
+
+    def _leave_out(self, record: Record, chunks: Sequence[Record], reason: str) -> None:
+        if self._seen is not None:
+            self._seen.add([record.id])
+        self._fail(PlannedRecord(record=record, chunks=chunks), reason)

@@ -90,6 +90,7 @@ class IngestRun:
         self._sample = RecordSample() if parts.verify else None
         self._unknown = 0  # rejected lines, of which not even the id is known
         self._calls: deque[tuple[RecordBatch, EmbeddingCall | None]] = deque()
+        self._calls_ahead: int = getattr(parts.engine, "calls_ahead", _CALLS_AHEAD)  # more where it has many workers
         self._delivery = Delivery(parts.policy, parts.stop, self._retrying)
         self._writer = BatchWriter(
             parts.sink, self._counts, delivery=self._delivery, marks=parts.marks, fail=self._fail, trace=parts.trace
@@ -121,9 +122,9 @@ class IngestRun:
         source = SourceItems(items, self._stop)
         try:
             for batch in self._planner.batches(source):
-                self._calls.append((batch, self._embedder.submit(batch.records) if batch.records else None))
+                self._calls.append((batch, self._submit(batch)))
                 # The engine works on the later calls while the oldest is finished here.
-                if len(self._calls) > _CALLS_AHEAD:
+                if len(self._calls) > self._calls_ahead:
                     self._complete(*self._calls.popleft())
             self._drain()
             self._writer.finish()
@@ -164,10 +165,13 @@ class IngestRun:
             if self._seen is not None:
                 self._delete_unseen(self._sink, self._seen)
             if self._sample is not None and self._marks is not None:
-                return verify(self._sink, self._marks, self._sample, self._embedder, self._delivery)
+                return verify(self._sink, self._marks, self._planner.sampled(), self._embedder, self._delivery)
         return None
 
     # -------------------------------------------------------------------------------------- what comes of the records
+
+    def _submit(self, batch: RecordBatch) -> EmbeddingCall | None:
+        return self._embedder.submit(batch.records) if batch.records else None
 
     def _complete(self, batch: RecordBatch, call: EmbeddingCall | None) -> None:
         if batch.blanks:
@@ -210,7 +214,7 @@ class IngestRun:
         self._counts.failed(where, reason)
         self._trace.note_failure(where, reason)
         if self._sample is not None:
-            self._sample.drop(planned.record.id)
+            self._sample.drop(planned.key)
         if self._letters is not None:
             self._letters.add(dump_record(planned.record, where=where, reason=reason))
 
@@ -252,7 +256,7 @@ class IngestRun:
             embedded=counts["embedded"],
             failed=counts["failed"],
             retried=counts["retried"],
-            queues={"embed": (queues["embed"], _CALLS_AHEAD), "write": (queues["write"], QUEUED_BATCHES)},
+            queues={"embed": (queues["embed"], self._calls_ahead), "write": (queues["write"], QUEUED_BATCHES)},
         )
 
     def _finish_progress(self, report: IngestReport) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from millpond.ingest.batch import FloatArray
 from millpond.ingest.delivery import Delivery
-from millpond.ingest.embedding import EmbeddedRecords, PlannedRecord, RecordEmbedder
+from millpond.ingest.embedding import EmbeddedRecords, PlannedRecord, RecordEmbedder, record_key
 from millpond.ingest.journal import CollectionMarks, Mark
-from millpond.ingest.record import content_hash, point_id
+from millpond.ingest.record import Record, content_hash, point_id
 from millpond.ingest.report import Verification
 from millpond.ingest.sink import Reads
 
@@ -34,20 +34,20 @@ class RecordSample:
         self._random = random.Random(0)
         self._lock = threading.Lock()
         self._seen = 0
-        self._records: list[PlannedRecord] = []
+        self._records: list[Record] = []
         self._places: dict[str, int] = {}  # of each id
 
     @property
-    def records(self) -> list[PlannedRecord]:
+    def records(self) -> list[Record]:
         """The sample."""
         return [self._records[place] for place in self._places.values()]
 
-    def offer(self, records: Sequence[PlannedRecord]) -> None:
+    def offer(self, records: Iterable[Record]) -> None:
         """Records that the collection should hold. A later one with the same id takes the place of an earlier one."""
         with self._lock:
             for record in records:
                 self._seen += 1
-                place = self._places.pop(record.record.id, None)
+                place = self._places.pop(record_key(record), None)
                 if place is None and len(self._records) < _SAMPLED_RECORDS:
                     place = len(self._records)
                     self._records.append(record)
@@ -55,14 +55,14 @@ class RecordSample:
                     place = self._random.randrange(self._seen)
                     if place >= _SAMPLED_RECORDS:
                         continue
-                    self._places.pop(self._records[place].record.id, None)
+                    self._places.pop(record_key(self._records[place]), None)
                 self._records[place] = record
-                self._places[record.record.id] = place
+                self._places[record_key(record)] = place
 
-    def drop(self, record_id: str) -> None:
+    def drop(self, key: str) -> None:
         """A record that the collection does not hold after all."""
         with self._lock:
-            self._places.pop(record_id, None)
+            self._places.pop(key, None)
 
 
 def forget_missing(sink: Reads, marks: CollectionMarks) -> int:
@@ -91,7 +91,11 @@ def forget_missing(sink: Reads, marks: CollectionMarks) -> int:
 
 
 def verify(
-    sink: Reads, marks: CollectionMarks, sample: RecordSample, embedder: RecordEmbedder, delivery: Delivery
+    sink: Reads,
+    marks: CollectionMarks,
+    sample: Sequence[PlannedRecord],
+    embedder: RecordEmbedder,
+    delivery: Delivery,
 ) -> Verification:
     """Look for every row of the journal, and compare the text and the vectors of a sample with the engine's.
 
@@ -108,8 +112,9 @@ def verify(
     missing = _forget(sink, marks, delivery.send)
     different: set[str] = set()
     sampled = 0
-    for embedded in _embedded(embedder, sample.records):
+    for embedded in _embedded(embedder, sample):
         rows, batch = embedded.batch.ids, embedded.batch
+        owners = [record.key for record in embedded.records for _ in record.chunks]
         stored = delivery.send(lambda ids=rows, widths=list(batch.vectors): sink.fetch(ids, widths=widths))  # type: ignore[misc]
         for index, (row_id, record) in enumerate(zip(rows, batch.records, strict=True)):
             row = stored.get(row_id)
@@ -124,7 +129,7 @@ def verify(
                     if width in row.vectors
                 )
             ):
-                different.add(record.id)
+                different.add(owners[index])
     if different:
         marks.remove(different)
     return Verification(
