@@ -56,7 +56,7 @@ def folder():
 def attempt(step, engine, client, journal, chunker):
     """A run that may crash; returns whether it ended."""
     sink = CrashingSink(client)
-    options = {"journal": journal, "resume": step["resume"], "sync": step["sync"], "chunker": chunker}
+    options = {"journal": journal, "resume": step["resume"], "sync": step["sync"], "chunking": chunker}
     method, calls, after = step["crash"] or ("write", None, False)
     if method == "write":
         sink.upserts = Countdown(calls, after=after)
