@@ -16,15 +16,18 @@ from millpond.cli.stopping import StopSignals, stop_signals
 from millpond.errors import MillpondError
 
 if TYPE_CHECKING:
+    from millpond.engine.engine import Engine
+    from millpond.ingest.chunking import Chunking
     from millpond.ingest.report import IngestReport
+    from millpond.ingest.trace import RunTrace
 
 
 def ingest(
     source: Annotated[
         str,
         typer.Argument(
-            help="A .jsonl, .ndjson, .json or .csv file (each also as .gz or .zst), a folder of .txt and .md files, or "
-            "- (JSONL on stdin)."
+            help="A .jsonl, .ndjson, .json, .csv or .tsv file (each also as .gz or .zst), a .parquet, .arrow or "
+            ".feather file, a folder of .txt and .md files, or - (JSONL on stdin)."
         ),
     ],
     *,
@@ -32,8 +35,9 @@ def ingest(
     to: Annotated[
         str,
         typer.Option(
-            help="URL of the collection: qdrant+path:DIR#docs, qdrant+http://host:6333#docs, milvus+file:X.db#docs or "
-            "milvus+http://host:19530#docs. Keys are read from QDRANT_API_KEY and MILVUS_TOKEN.",
+            help="URL of the collection: qdrant+path:DIR#docs, qdrant+http://host:6333#docs, milvus+file:X.db#docs, "
+            "milvus+http://host:19530#docs, lancedb+path:DIR#docs or pgvector+postgresql://host/db#docs. Keys are read "
+            "from QDRANT_API_KEY, MILVUS_TOKEN and PGPASSWORD.",
             metavar="URL",
         ),
     ],
@@ -58,7 +62,28 @@ def ingest(
     ] = None,
     id_column: options.IdColumn = "id",
     text_column: options.TextColumn = "text",
+    metadata_columns: Annotated[
+        str | None,
+        typer.Option(
+            "--metadata", help="Keys or columns to store as metadata (default: all others).", metavar="COLUMN,..."
+        ),
+    ] = None,
     types: options.Types = None,
+    chunk: Annotated[
+        bool, typer.Option("--chunk", help="Cut texts that are longer than the model reads into chunks, a row each.")
+    ] = False,
+    chunk_tokens: Annotated[
+        int | None, typer.Option(help="Cut texts into chunks of at most so many tokens.", metavar="N", min=1)
+    ] = None,
+    chunk_overlap: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of a chunk that the next one repeats, or from 1 on a number of tokens.",
+            metavar="N",
+            min=0.0,
+            show_default="0.1",
+        ),
+    ] = None,
     keep_empty: Annotated[
         bool, typer.Option("--keep-empty", help="Store records without a visible character too.")
     ] = False,
@@ -88,6 +113,10 @@ def ingest(
     verify: Annotated[
         bool, typer.Option("--verify", help="Then look for every row, and compare the vectors of a sample.")
     ] = False,
+    report_page: Annotated[
+        Path | None,
+        typer.Option("--report", help="Draw the run into an HTML page.", metavar="FILE.html"),
+    ] = None,
     retry_for: Annotated[
         float,
         typer.Option(help="Seconds to wait for a database that does not answer.", metavar="SECONDS", min=0.0),
@@ -116,7 +145,14 @@ def ingest(
         from millpond.ingest.sources import read
 
         widths = options.read_widths(dimensions)
-        records = read(source, id_column=id_column, text_column=text_column, types=options.read_types(types))
+        records = read(
+            source,
+            id_column=id_column,
+            text_column=text_column,
+            metadata_columns=None if metadata_columns is None else metadata_columns.split(","),
+            types=options.read_types(types),
+        )
+        chunking = _chunking(chunk=chunk, tokens=chunk_tokens, overlap=chunk_overlap)
 
         from millpond.cache import VectorCache
         from millpond.config import EngineConfig
@@ -126,6 +162,7 @@ def ingest(
         from millpond.ingest.pipeline import check_model
         from millpond.ingest.pipeline import ingest as run
         from millpond.ingest.stop import StopRequest
+        from millpond.ingest.trace import RunTrace
         from millpond.ingest.url import open_sink
 
         settings: dict[str, Any] = {
@@ -140,6 +177,12 @@ def ingest(
         # Opening a sink may create a database, so check first that the model can fill it. Loading the weights is the
         # slowest step and comes last.
         check_model(describe(EngineConfig(model=model, **settings)), widths)
+        trace = RunTrace(vectors=0)
+        if report_page is not None:
+            from millpond.ingest.pages.report_page import check_report
+
+            check_report(report_page)
+            trace = RunTrace()
         vectors = None if cache is None else stack.enter_context(VectorCache(cache))
         if journal is None and cache is not None:
             journal = cache.with_name(f"{cache.name}.journal")
@@ -161,18 +204,57 @@ def ingest(
                 resume=resume,
                 keep_empty=keep_empty,
                 dead_letters=dead_letters,
+                chunking=chunking,
                 sparse_engine=sparse,
                 sync=sync,
                 verify=verify,
                 retry=RetryPolicy(give_up_after=retry_for),
                 stop=stop,
+                trace=trace,
             )
         except MillpondError as error:
+            if report_page is not None:
+                _draw(report_page, None, trace, engine, sink, settings, stopped=str(error))
             if signals.code is None:
                 raise
             print(f"millpond: {error}", file=sys.stderr)  # of the database, while the rest was written
             raise typer.Exit(signals.code) from None
+        if report_page is not None:
+            _draw(report_page, report, trace, engine, sink, settings)
         _finish(report, signals)
+
+
+def _chunking(*, chunk: bool, tokens: int | None, overlap: float | None) -> Chunking | None:
+    if not chunk and tokens is None and overlap is None:
+        return None
+    from millpond.ingest.chunking import Chunking
+
+    given: dict[str, Any] = {} if overlap is None else {"overlap": int(overlap) if overlap >= 1 else overlap}
+    return Chunking(max_tokens=tokens, **given)
+
+
+def _draw(
+    path: Path,
+    report: IngestReport | None,
+    trace: RunTrace,
+    engine: Engine,
+    sink: Any,
+    settings: dict[str, Any],
+    *,
+    stopped: str = "",
+) -> None:
+    from millpond.ingest.pages.report_page import write_report
+
+    given = {name: value for name, value in settings.items() if value is not None}
+    shown = {"model": engine.spec.name, "collection": getattr(sink, "target", type(sink).__name__), **given}
+    if report is not None and report.stopped:
+        stopped = "a signal"
+    widths = engine.spec.matryoshka_dimensions or None
+    stored = getattr(sink, "dimensions", None) or [engine.spec.dimensions]
+    try:
+        write_report(path, report, trace, shown, widths=widths, stored=stored, stopped=stopped)
+    except OSError as error:  # the rows are written, and their counts are still to be printed
+        print(f"millpond: the report could not be written: {error}", file=sys.stderr)
 
 
 def _finish(report: IngestReport, signals: StopSignals) -> None:

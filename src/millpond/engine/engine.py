@@ -249,9 +249,9 @@ class Engine(TaskMethods):
         ]
 
     def count_tokens(self, texts: Sequence[str], *, role: Role | None = None) -> list[int]:
-        """How many tokens :meth:`embed` reads of each text before any is cut: with the role's prompt and special tokens.
+        """How many tokens each text has for :meth:`embed`, uncut: with the role's prompt and special tokens.
 
-        A text is read whole if it has at most ``spec.max_length`` of them.
+        A text that has more than ``spec.max_length`` is cut.
 
         Args:
             texts: A list of texts.

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
         SinkUnavailableError,
         SourceNotFoundError,
     )
+    from millpond.ingest.advice.advisor import Advice, advise
+    from millpond.ingest.advice.judgements import read_judgements
     from millpond.ingest.batch import Batch, WriteBatch
+    from millpond.ingest.chunking import Chunker, Chunking
     from millpond.ingest.collection import CollectionSink
     from millpond.ingest.manifest import CollectionManifest, CollectionMark
     from millpond.ingest.payload import Payload
@@ -24,8 +27,13 @@ if TYPE_CHECKING:
     from millpond.ingest.url import open_sink
 
 _MODULES = {
+    "Advice": "advice.advisor",
+    "advise": "advice.advisor",
+    "read_judgements": "advice.judgements",
     "NAMESPACE": "record",
     "Batch": "batch",
+    "Chunker": "chunking",
+    "Chunking": "chunking",
     "CollectionManifest": "manifest",
     "CollectionMark": "manifest",
     "CollectionSink": "collection",
@@ -52,7 +60,10 @@ _MODULES = {
 
 __all__ = [
     "NAMESPACE",
+    "Advice",
     "Batch",
+    "Chunker",
+    "Chunking",
     "CollectionManifest",
     "CollectionMark",
     "CollectionSink",
@@ -70,11 +81,13 @@ __all__ = [
     "SourceNotFoundError",
     "StoredRow",
     "WriteBatch",
+    "advise",
     "content_hash",
     "ingest",
     "open_sink",
     "point_id",
     "read",
+    "read_judgements",
 ]
 
 

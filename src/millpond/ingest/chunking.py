@@ -1,11 +1,13 @@
-"""Chunking: texts longer than a model reads, cut at headings, paragraphs, sentences and words into pieces that it reads."""
+"""Chunking: texts longer than a model reads, cut at paragraphs, sentences and words into pieces that it reads."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from millpond.blank import is_blank
@@ -23,8 +25,10 @@ _MARKDOWN_SUFFIXES = (".md", ".markdown")
 _WINDOW_PER_TOKEN = 64
 _WINDOW_GROWTH = 4
 # Characters per token of which a longer piece is counted only so far, if that is too much already.
-_COUNTED_PER_TOKEN = 8
+_COUNTED_PER_TOKEN = 6
 _SPARE_TOKENS = 16  # near the end of such a part a few tokens may be others
+# Pieces whose count is kept: the splitter asks for nearly half of them twice, within few calls.
+_KEPT_COUNTS = 64
 # A text of ASCII has at most a token for each character, and a few for what a tokenizer puts before it.
 _SPARE_CHARACTERS = 8
 
@@ -74,6 +78,9 @@ class Chunker:
         max_tokens: Most tokens of a piece.
         overlap: Most tokens of a piece that the next one repeats; at most half of ``max_tokens``.
 
+    Attributes:
+        settings: All but the tokenizer that decides where a text is cut: with another value, texts are cut again.
+
     Raises:
         InvalidRequestError: A number out of its range.
         MissingExtraError: The splitter is not installed.
@@ -89,9 +96,12 @@ class Chunker:
                 "cutting texts into chunks needs semantic-text-splitter: pip install 'millpond[chunking]'"
             ) from None
         self._library = library
-        self._count = count_tokens
+        self._count = lru_cache(_KEPT_COUNTS)(count_tokens)
         self.max_tokens = max_tokens
         self.overlap = overlap
+        self.settings = (
+            f"semantic-text-splitter {version('semantic-text-splitter')}, {max_tokens} tokens, {overlap} twice"
+        )
         self._texts = library.TextSplitter.from_callback(self._size, max_tokens, overlap)
         self._markdown = library.MarkdownSplitter.from_callback(self._size, max_tokens, overlap)
 
@@ -101,7 +111,12 @@ class Chunker:
 
         Raises:
             InvalidRequestError: The engine does not read as many tokens, or none of a text.
+            TypeError: The engine cannot count.
         """
+        if not hasattr(engine, "count_tokens"):
+            raise TypeError(
+                f"engine is of type {type(engine).__name__}, which has no count_tokens; pass a millpond.Engine"
+            )
         # Special tokens, and the prompt of documents.
         (added,) = engine.count_tokens([""], role="document")
         room = engine.spec.max_length - added
@@ -125,9 +140,9 @@ class Chunker:
     def split(self, record: Record) -> list[Record]:
         """The pieces of a record's text, in order.
 
-        A piece has its parent's id and metadata, its number in ``chunk``, and in its metadata ``chunk``, ``chunk_start``
-        and ``chunk_end``: ``text[chunk_start:chunk_end]`` of the parent is the piece. A record whose text fits, whose
-        text is blank, or which is a piece itself is returned as it is.
+        A piece has its parent's id and metadata, its number in ``chunk``, and in its metadata ``chunk``,
+        ``chunk_start`` and ``chunk_end``: ``text[chunk_start:chunk_end]`` of the parent is the piece. A record is
+        returned as it is if its text fits or is blank, or if it is a piece itself.
 
         Raises:
             InvalidRequestError: One character alone has more tokens than a piece may have.

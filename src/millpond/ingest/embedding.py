@@ -36,6 +36,11 @@ _FATAL = (CacheError, EngineClosedError, InvalidRequestError, ModelLoadError)
 _MAX_FAILING_RECORDS = 16
 
 
+def record_key(record: Record) -> str:
+    """A record's id; of a chunk of a longer text with its number, so that ``point_id`` of both is the same."""
+    return record.id if record.chunk == 0 else f"{record.id}\0{record.chunk}"
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlannedRecord:
     """A record on its way through a run.
@@ -45,12 +50,19 @@ class PlannedRecord:
         chunks: What is embedded and stored of it, at least one: the record itself, or pieces of its text.
         digest: Its :func:`~millpond.ingest.journal.digest`, if the run has a journal.
         stored_chunks: How many rows it had before; ``None`` if that is not known.
+        again: Whether an earlier record with this id may have been marked since the source was read so far.
     """
 
     record: Record
     chunks: Sequence[Record]
     digest: bytes = b""
     stored_chunks: int | None = None
+    again: bool = False
+
+    @property
+    def key(self) -> str:
+        """What tells the record from others: its id, and its number if it is itself a chunk of a longer text."""
+        return record_key(self.record)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

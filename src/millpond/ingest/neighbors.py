@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,23 @@ def nearest(queries: FloatArray, rows: npt.NDArray[np.generic], k: int) -> Indic
         rows: ``[n, d]`` of any number type, scored as float32; converted block by block, so a memory map may be passed.
         k: Rows to find for each query.
     """
-    best = np.empty((len(queries), 0), np.int64)
-    best_scores = np.empty((len(queries), 0), np.float32)
-    block = max(1, _BLOCK_SCORES // max(len(queries), 1))
-    for start in range(0, len(rows), block):
-        scores = queries @ rows[start : start + block].astype(np.float32, copy=False).T  # [q, block]
+    return best_of(lambda part: queries @ rows[part].astype(np.float32, copy=False).T, len(queries), len(rows), k)
+
+
+def best_of(scores_of: Callable[[slice], FloatArray], queries: int, rows: int, k: int) -> Indices:
+    """``[queries, min(k, rows)]``: as :func:`nearest`, for any scores.
+
+    Args:
+        scores_of: Computes float32 ``[queries, n]``, the scores of a slice of the rows.
+        queries: Number of queries.
+        rows: Number of rows.
+        k: Rows to find for each query.
+    """
+    best = np.empty((queries, 0), np.int64)
+    best_scores = np.empty((queries, 0), np.float32)
+    block = max(1, _BLOCK_SCORES // max(queries, 1))
+    for start in range(0, rows, block):
+        scores = scores_of(slice(start, start + block))  # [q, block]
         found = top(scores, k)  # [q, k]
         scores = np.concatenate([best_scores, np.take_along_axis(scores, found, axis=1)], axis=1)
         indices = np.concatenate([best, found + start], axis=1)

@@ -11,18 +11,18 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
 from millpond.ingest.arguments import check_engine, check_records, check_sink
+from millpond.ingest.chunking import Chunker, Chunking
 from millpond.ingest.dead_letter_file import DeadLetterFile
 from millpond.ingest.delivery import RetryPolicy
 from millpond.ingest.journal import Journal
-from millpond.ingest.planning import PlanOptions, Splitter
+from millpond.ingest.planning import PlanOptions
 from millpond.ingest.progress_bar import IngestProgress
-from millpond.ingest.record import Record, Rejected
 from millpond.ingest.report import IngestReport
 from millpond.ingest.run import IngestRun, RunParts
 from millpond.ingest.sink import Checks, Reads, Sink, check_widths
@@ -41,7 +41,7 @@ BATCH_CHARS = 2 << 20
 
 
 def ingest(
-    records: Iterable[Record | Rejected | Mapping[str, Any]] | str | os.PathLike[str],
+    records: Iterable[Any] | str | os.PathLike[str],
     *,
     engine: Engine,
     sink: Sink,
@@ -50,7 +50,7 @@ def ingest(
     show_progress: bool = True,
     keep_empty: bool = False,
     dead_letters: str | os.PathLike[str] | None = None,
-    chunker: Splitter | None = None,
+    chunking: Chunking | None = None,
     sparse_engine: Engine | None = None,
     sync: bool = False,
     verify: bool = False,
@@ -89,7 +89,7 @@ def ingest(
         keep_empty: Embed blank texts too.
         dead_letters: A file for the records that are left out, which is a source itself; by default the journal's name
             with ``.dead.jsonl``, beside it; none without a journal.
-        chunker: Cuts long texts into chunks, each of which becomes a row.
+        chunking: Cut the texts that are longer than the model reads, or than this says, into chunks: each is a row.
         sparse_engine: The engine of a hybrid sink's sparse vectors, by default ``engine``.
         sync: Delete the rows of records that the source no longer has, after it was read to its end.
         verify: After the run, look for every row, and compare the texts and vectors of a sample.
@@ -117,6 +117,7 @@ def ingest(
         if wanted and not isinstance(sink, Reads):
             raise InvalidRequestError(f"{name}=True needs a sink whose rows can be read; leave {name} out")
     widths = check_model(engine.spec, getattr(sink, "dimensions", None))
+    chunker = None if chunking is None else Chunker.for_engine(engine, chunking)
     with ExitStack() as stack:
         items = stack.enter_context(closing(read(records)))
         if journal is None and verify:
@@ -139,7 +140,8 @@ def ingest(
             check=sink.check if isinstance(sink, Checks) else None,
             fresh=chunker is None or (isinstance(sink, Reads) and sink.count() == 0),
         )
-        run = IngestRun(
+        make_run = getattr(engine, "make_run", IngestRun)  # an engine of many machines brings its own
+        run: IngestRun = make_run(
             RunParts(
                 engine=engine,
                 sparse_engine=sparse,

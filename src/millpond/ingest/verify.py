@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from millpond.ingest.batch import FloatArray
-from millpond.ingest.embedding import EmbeddedRecords, PlannedRecord, RecordEmbedder
+from millpond.ingest.delivery import Delivery
+from millpond.ingest.embedding import EmbeddedRecords, PlannedRecord, RecordEmbedder, record_key
 from millpond.ingest.journal import CollectionMarks, Mark
-from millpond.ingest.record import content_hash, point_id
+from millpond.ingest.record import Record, content_hash, point_id
 from millpond.ingest.report import Verification
 from millpond.ingest.sink import Reads
 
@@ -32,20 +34,20 @@ class RecordSample:
         self._random = random.Random(0)
         self._lock = threading.Lock()
         self._seen = 0
-        self._records: list[PlannedRecord] = []
+        self._records: list[Record] = []
         self._places: dict[str, int] = {}  # of each id
 
     @property
-    def records(self) -> list[PlannedRecord]:
+    def records(self) -> list[Record]:
         """The sample."""
         return [self._records[place] for place in self._places.values()]
 
-    def offer(self, records: Sequence[PlannedRecord]) -> None:
+    def offer(self, records: Iterable[Record]) -> None:
         """Records that the collection should hold. A later one with the same id takes the place of an earlier one."""
         with self._lock:
             for record in records:
                 self._seen += 1
-                place = self._places.pop(record.record.id, None)
+                place = self._places.pop(record_key(record), None)
                 if place is None and len(self._records) < _SAMPLED_RECORDS:
                     place = len(self._records)
                     self._records.append(record)
@@ -53,14 +55,14 @@ class RecordSample:
                     place = self._random.randrange(self._seen)
                     if place >= _SAMPLED_RECORDS:
                         continue
-                    self._places.pop(self._records[place].record.id, None)
+                    self._places.pop(record_key(self._records[place]), None)
                 self._records[place] = record
-                self._places[record.record.id] = place
+                self._places[record_key(record)] = place
 
-    def drop(self, record_id: str) -> None:
+    def drop(self, key: str) -> None:
         """A record that the collection does not hold after all."""
         with self._lock:
-            self._places.pop(record_id, None)
+            self._places.pop(key, None)
 
 
 def forget_missing(sink: Reads, marks: CollectionMarks) -> int:
@@ -78,7 +80,7 @@ def forget_missing(sink: Reads, marks: CollectionMarks) -> int:
     stored = sink.count()
     if stored >= expected and not _missing(sink, marks.ends(_PROBED_RECORDS)):
         return 0
-    missing = _forget(sink, marks) if stored else _forget_all(marks)
+    missing = _forget(sink, marks, lambda look: look()) if stored else _forget_all(marks)
     if missing:
         logger.warning(
             "the collection lacks %d of the %d rows that the journal says it holds; they are written again",
@@ -88,7 +90,13 @@ def forget_missing(sink: Reads, marks: CollectionMarks) -> int:
     return missing
 
 
-def verify(sink: Reads, marks: CollectionMarks, sample: RecordSample, embedder: RecordEmbedder) -> Verification:
+def verify(
+    sink: Reads,
+    marks: CollectionMarks,
+    sample: Sequence[PlannedRecord],
+    embedder: RecordEmbedder,
+    delivery: Delivery,
+) -> Verification:
     """Look for every row of the journal, and compare the text and the vectors of a sample with the engine's.
 
     Marks of missing rows and of different ones are removed, so that the next run writes them.
@@ -98,14 +106,16 @@ def verify(sink: Reads, marks: CollectionMarks, sample: RecordSample, embedder: 
         marks: The journal's marks.
         sample: Records that the collection should hold.
         embedder: Embeds the sample, most of it from the engine's cache.
+        delivery: How requests are sent.
     """
     expected = marks.rows()
-    missing = _forget(sink, marks)
+    missing = _forget(sink, marks, delivery.send)
     different: set[str] = set()
     sampled = 0
-    for embedded in _embedded(embedder, sample.records):
+    for embedded in _embedded(embedder, sample):
         rows, batch = embedded.batch.ids, embedded.batch
-        stored = sink.fetch(rows, widths=list(batch.vectors))
+        owners = [record.key for record in embedded.records for _ in record.chunks]
+        stored = delivery.send(lambda ids=rows, widths=list(batch.vectors): sink.fetch(ids, widths=widths))  # type: ignore[misc]
         for index, (row_id, record) in enumerate(zip(rows, batch.records, strict=True)):
             row = stored.get(row_id)
             sampled += 1
@@ -119,11 +129,11 @@ def verify(sink: Reads, marks: CollectionMarks, sample: RecordSample, embedder: 
                     if width in row.vectors
                 )
             ):
-                different.add(record.id)
+                different.add(owners[index])
     if different:
         marks.remove(different)
     return Verification(
-        rows=sink.count(), expected=expected, missing=missing, sampled=sampled, different=len(different)
+        rows=delivery.send(sink.count), expected=expected, missing=missing, sampled=sampled, different=len(different)
     )
 
 
@@ -141,11 +151,12 @@ def _embedded(embedder: RecordEmbedder, records: Sequence[PlannedRecord]) -> Ite
                 yield result
 
 
-def _forget(sink: Reads, marks: CollectionMarks) -> int:
+def _forget(sink: Reads, marks: CollectionMarks, send: Callable[[Callable[[], Any]], Any]) -> int:
     missing = 0
     for page in marks.pages():
         for start in range(0, len(page), _ROWS):
-            lacking = _missing(sink, page[start : start + _ROWS])
+            part = page[start : start + _ROWS]
+            lacking = send(lambda marks=part: _missing(sink, marks))  # type: ignore[misc]
             if lacking:
                 marks.remove(lacking)
                 missing += sum(lacking.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -98,6 +99,7 @@ class BatchWriter:
                 if isinstance(batch, BlankRecords):
                     self._delete(batch.records)
                     continue
+                self._unsettle(batch.records)
                 for part in _parts(batch):
                     if self._dropping:
                         break
@@ -105,45 +107,49 @@ class BatchWriter:
             except BaseException as error:  # raised again in the caller's thread
                 self._failure = error
 
+    def _unsettle(self, records: Sequence[PlannedRecord]) -> None:
+        """Forget the marks that earlier records with these ids got in this run: were it killed, they would be wrong."""
+        if self._marks is not None and (again := [each.key for each in records if each.again]):
+            self._marks.unsettle(again)
+
     def _write(self, batch: EmbeddedRecords, part: _Part) -> None:
         rows = batch.batch if part.whole else batch.batch.part(part.rows)
         with self._trace.stage("write", len(rows)):
             refused = self._delivery.write(self._sink.write, rows)
         self._counts.add(written=len(rows) - len(refused))
         part.refused.extend(Refused(part.rows.start + row, reason) for row, reason in refused)
-        self._settle([(batch.records[index], batch.cached[index]) for index in part.completed], batch, part.refused)
+        self._settle(part.completed, batch, part.refused)
 
-    def _settle(
-        self, completed: Sequence[tuple[PlannedRecord, bool]], batch: EmbeddedRecords, refused: list[Refused]
-    ) -> None:
+    def _settle(self, completed: Sequence[int], batch: EmbeddedRecords, refused: Sequence[Refused]) -> None:
         """Mark the records of which every row is written, and leave out those of which one was refused."""
         if refused:
-            completed = self._leave_out(completed, batch, refused)
-        written = [record for record, _ in completed]
+            written = self._leave_out(completed, batch, refused)
+        else:
+            written = [batch.records[index] for index in completed]
         self._drop_stale_chunks(written)
         if self._marks is not None and written:
             with self._trace.stage("journal", len(written)):
-                self._marks.mark(Mark(each.record.id, each.digest, len(each.chunks)) for each in written)
+                self._marks.mark(Mark(each.key, each.digest, len(each.chunks)) for each in written)
         self._counts.add(finished=len(written))
 
     def _leave_out(
-        self, completed: Sequence[tuple[PlannedRecord, bool]], batch: EmbeddedRecords, refused: list[Refused]
-    ) -> list[tuple[PlannedRecord, bool]]:
+        self, completed: Sequence[int], batch: EmbeddedRecords, refused: Sequence[Refused]
+    ) -> list[PlannedRecord]:
         """The completed records of which no row was refused; of the others no row stays behind."""
-        reasons = {batch.batch.records[row].id: reason for row, reason in reversed(refused)}
+        # The rows of a batch are in the order of its records.
+        reasons = {bisect_right(batch.ends, row): reason for row, reason in reversed(refused)}
         good = []
-        for record, cached in completed:
-            reason = reasons.get(record.record.id)
+        for index in completed:
+            record, cached = batch.records[index], batch.cached[index]
+            reason = reasons.get(index)
             if reason is None:
-                good.append((record, cached))
+                good.append(record)
                 continue
             self._counts.add(**({"cached": -1} if cached else {"embedded": -1}))
             self._fail(record, reason)
             if len(record.chunks) > 1 and isinstance(self._sink, Reads):
                 row_ids = [point_id(chunk.id, chunk.chunk) for chunk in reversed(record.chunks)]
                 self._delivery.send(lambda rows=row_ids: self._sink.delete_rows(rows))  # type: ignore[misc]
-        left_out = {record.record.id for record, _ in completed} - {record.record.id for record, _ in good}
-        refused[:] = [each for each in refused if batch.batch.records[each.row].id not in left_out]
         return good
 
     def _drop_stale_chunks(self, records: Sequence[PlannedRecord]) -> None:
@@ -166,12 +172,17 @@ class BatchWriter:
 
     def _delete(self, records: Sequence[PlannedRecord]) -> None:
         """Delete the rows of records whose text is blank now, if the sink can."""
+        self._unsettle(records)
         if isinstance(self._sink, Deletes):
             sink = self._sink
             with self._trace.stage("write", len(records)):
-                self._delivery.send(lambda: sink.delete([each.record.id for each in records]))
+                whole = [each.record.id for each in records if each.record.chunk == 0]
+                self._delivery.send(lambda: sink.delete(whole))
+                if len(whole) < len(records) and isinstance(sink, Reads):
+                    rows = [point_id(each.record.id, each.record.chunk) for each in records if each.record.chunk]
+                    self._delivery.send(lambda: sink.delete_rows(rows))
         if self._marks is not None:
-            self._marks.mark(Mark(each.record.id, each.digest, 0) for each in records)
+            self._marks.mark(Mark(each.key, each.digest, 0) for each in records)
 
 
 class _Part(NamedTuple):

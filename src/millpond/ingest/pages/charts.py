@@ -71,7 +71,8 @@ class Point:
         group: The group that colours it.
         name: What it is, for a reader who points at it.
         best: No other point is both smaller and better.
-        label: Text beside it, or "".
+        advised: Whether to point it out.
+        label: Text beside it, if it is one of the best.
     """
 
     x: float
@@ -79,6 +80,7 @@ class Point:
     group: str
     name: str
     best: bool = False
+    advised: bool = False
     label: str = ""
 
 
@@ -159,18 +161,22 @@ def widths(values: Mapping[int, float], *, title: str, y: str) -> str:
         axes.set_xscale("log", base=2)
         axes.set_xticks(numbers, [str(width) for width in numbers])
         axes.minorticks_off()
-        low = min(values.values(), default=0.0)
-        low = max(0.0, low - 0.15 * (1 - low)) if low < 1 else 0.9
-        axes.set_ylim(low, 1 + 0.15 * (1 - low))
+        low, high = min(values.values(), default=0.0), max(values.values(), default=1.0)
+        span = max(high - low, 0.1 * high, 1e-3)
+        axes.set_ylim(max(0.0, low - 0.15 * span), high + 0.2 * span)
         axes.yaxis.set_major_locator(MaxNLocator(5, prune="upper"))
         axes.margins(x=0.08)
         _label(axes, "width", y)
         return _svg(figure, title)
 
 
-def trade_off(points: Sequence[Point], colors: Mapping[str, str], *, title: str, x: str, y: str) -> str:
-    """Points of size (logarithmic) and quality; those that no other beats are joined by a line and labelled."""
-    with _figure(title, high=3.6) as (figure, axes):
+def trade_off(points: Sequence[Point], colors: Mapping[str, str], least: float, *, title: str, x: str, y: str) -> str:
+    """Points of size (logarithmic) and quality; those that no other beats are joined by a line and labelled.
+
+    ``least`` is the quality to keep, a dashed line; rings are drawn around what is advised.
+    """
+    with _figure(title, high=3.8) as (figure, axes):
+        axes.axhline(least, color=_VARIABLES["soft"], linewidth=1, linestyle=(0, (3, 2)), zorder=0)
         front = sorted((point for point in points if point.best), key=lambda point: point.x)
         axes.plot(
             [point.x for point in front],
@@ -181,6 +187,7 @@ def trade_off(points: Sequence[Point], colors: Mapping[str, str], *, title: str,
             zorder=1,
         )
         shapes = dict(zip(colors, MARKERS, strict=False))
+        labelled: set[tuple[float, float]] = set()
         for point in points:
             axes.plot(
                 [point.x],
@@ -194,17 +201,23 @@ def trade_off(points: Sequence[Point], colors: Mapping[str, str], *, title: str,
                 gid=f"point {point.name}",
                 zorder=3 if point.best else 2,
             )
-            if point.label:
+            if point.advised:
+                axes.plot(
+                    [point.x], [point.y], "o", color="none", markeredgecolor=_VARIABLES["ink"], markersize=15, zorder=2
+                )
+            if point.best and (place := (point.x, point.y)) not in labelled:
+                labelled.add(place)
                 axes.annotate(
                     point.label,
                     (point.x, point.y),
-                    xytext=(6, -11),
+                    xytext=(0, 9),
                     textcoords="offset points",
+                    rotation=50,
                     color=_VARIABLES["ink"],
                     fontsize=9,
                 )
         axes.set_xscale("log")
-        axes.margins(x=0.12, y=0.08)
+        axes.margins(x=0.08, y=0.16)
         axes.xaxis.set_major_formatter(lambda value, _: bytes_text(value))
         axes.xaxis.set_minor_formatter(lambda value, _: "")
         _label(axes, x, y)
