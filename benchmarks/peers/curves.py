@@ -1,4 +1,4 @@
-"""Tables and plots of the results of `benchmarks/load.py` and `benchmarks/memory.py`."""
+"""Tables and plots of the results of `benchmarks/load.py`, `memory.py` and `ingest_memory.py`."""
 
 from __future__ import annotations
 
@@ -84,6 +84,30 @@ def memory_table(results: Record) -> str:
     return _markdown(head, [row])
 
 
+def ingest_memory_table(results: Record) -> str:
+    """Rows per second, and memory at its peak, at the end and in growth, for each ingestion."""
+    rows = [
+        [
+            name,
+            f"{run['rows_per_second']:,}",
+            *(f"{run[key] / 1e6:,.0f}" for key in ("most_bytes", "last_bytes")),
+            f"{run['megabytes_per_100k_rows']:+.2f}",
+            f"{run['last_tenth_over_first']:.2f}",
+        ]
+        for name, run in results["runs"].items()
+    ]
+    head = [
+        f"{results['rows']:,} rows of at most {results['most_tokens']} tokens",
+        "rows/s",
+        "peak MB",
+        "MB at the end",
+        "growth after 100,000 rows, MB per 100,000",
+        "last tenth over the first after them",
+    ]
+    note = f"{results['loaded_bytes'] / 1e6:,.0f} MB after loading; all vectors are {results['vectors_bytes'] / 1e6:,.0f} MB."
+    return f"{_markdown(head, rows)}\n\n{note}"
+
+
 def load_plot(results: Record) -> Any:
     """Two plots over the offered load: latency percentiles, and the served throughput."""
     import matplotlib.pyplot as plt
@@ -140,6 +164,21 @@ def memory_plot(results: Record) -> Any:
     axes.set_title("Memory of embed_iter")
     axes.set_ylabel("megabytes")
     _finished(figure, (axes,), f"thousand texts of at most {results['most_tokens']} tokens")
+    return figure
+
+
+def ingest_memory_plot(results: Record) -> Any:
+    """Resident memory over the number of rows, for each ingestion."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 3.8))
+    for (name, run), color in zip(results["runs"].items(), FRONTS.values(), strict=False):
+        counts, sizes = zip(*run["samples"], strict=True)
+        axes.plot([count / 1000 for count in counts], [size / 1e6 for size in sizes], color=color, label=name)
+    axes.set_ylim(bottom=0)
+    axes.set_title("Memory of an ingestion")
+    axes.set_ylabel("megabytes")
+    _finished(figure, (axes,), f"thousand rows of at most {results['most_tokens']} tokens")
     return figure
 
 

@@ -113,6 +113,7 @@ PLOTS: dict[str, Callable[[Record], Any]] = {
     "calls": by_calls,
     "latency": percentiles,
     "load": curves.load_plot,
+    "ingest_memory": curves.ingest_memory_plot,
     "late_interaction": retrieval_page.plot,
     "memory": curves.memory_plot,
     "soak": soaking.plot,

@@ -27,6 +27,7 @@ from millpond.engine.schedule.admission import Admission
 from millpond.engine.schedule.call import Call, TakeMatrices
 from millpond.engine.schedule.committer import Committer
 from millpond.engine.schedule.counters import Counters
+from millpond.engine.schedule.heap import Heap
 from millpond.engine.schedule.intake import Intake
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.engine.schedule.timing import CallFuture, CallTimer
@@ -72,6 +73,7 @@ class Dispatcher:
         )
         self._pid = os.getpid()
         self.counters = Counters()
+        self._heap = Heap()
         self._admission = Admission(max_queue, self.counters)
         self.workers = self._workers()
         for worker in self.workers:
@@ -290,6 +292,7 @@ class Dispatcher:
         finally:
             owner = self._admission.release(call)
         del owner  # here, where no lock is held
+        self._heap.finished(call.size)
 
     def _namespace(self, call: Call) -> str:
         """Everything besides the text that decides a cached vector."""

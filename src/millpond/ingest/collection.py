@@ -194,7 +194,7 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
                 self._delete(native, manifest.payload)
             self._flush()
         else:
-            chunks = self._chunks(ids) if manifest.chunked else []
+            chunks = self.chunks_from(dict.fromkeys(ids, 1))
             self.delete_rows([*chunks, *(row_id for each in ids for row_id in self._row_ids(each))])
 
     def delete_rows(self, row_ids: Sequence[Any]) -> None:
@@ -231,6 +231,36 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
             with self._request(f"a look at {len(part)} {self.row}s"):
                 rows.update(self._fetch(part, tuple(widths), manifest.payload))
         return rows
+
+    def chunks_from(self, first: Mapping[str, int]) -> list[str]:
+        """Row ids of records' chunks from a number on, the last ones first; none if the collection holds no chunks.
+
+        They are looked for by their own ids, until one is absent. Whoever deletes them in this order leaves no gap, and
+        can be interrupted.
+
+        Args:
+            first: For each record's id, the number of the first chunk.
+        """
+        if not self._opened().chunked:
+            return []
+        found: list[list[str]] = []
+        pending = dict(first)
+        window = 1  # most records have no other chunk
+        while pending:
+            rows = {
+                record_id: [point_id(record_id, number) for number in range(start, start + window)]
+                for record_id, start in pending.items()
+            }
+            stored = self.fetch([row_id for row_ids in rows.values() for row_id in row_ids])
+            for row_ids in rows.values():
+                found.append([row_id for row_id in reversed(row_ids) if row_id in stored])
+            pending = {
+                record_id: pending[record_id] + window
+                for record_id, row_ids in rows.items()
+                if not stored.keys().isdisjoint(row_ids)
+            }
+            window = _CHUNKS
+        return [row_id for row_ids in reversed(found) for row_id in row_ids]
 
     def scan(self) -> Iterator[tuple[str, str]]:
         """The row id and the record id of every row; of a framework's own row both are the row's id.
@@ -408,23 +438,6 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         check_engine(engine)
         manifest.check_sparse(engine.spec, collection=self._collection)
         return engine
-
-    def _chunks(self, record_ids: Sequence[str]) -> list[str]:
-        """Row ids of the records' chunks after the first, the last ones first; found by their own ids, not by a search.
-
-        Deleting the last ones first keeps the rest consecutive if it is interrupted, so that it can be done again.
-        """
-        found: list[list[str]] = []
-        pending, first = list(record_ids), 1
-        while pending:
-            # Most records have one chunk: of the others, only the second is looked for at first.
-            numbers = range(first, first + (1 if first == 1 else _CHUNKS))
-            rows = [[point_id(record_id, number) for number in numbers] for record_id in pending]
-            stored = self.fetch([row_id for each in rows for row_id in each])
-            found.append([row_id for each in rows for row_id in reversed(each) if row_id in stored])
-            pending = [each for each, of in zip(pending, rows, strict=True) if not stored.keys().isdisjoint(of)]
-            first = numbers.stop
-        return [row_id for rows_of in reversed(found) for row_id in rows_of]
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
