@@ -26,7 +26,7 @@ from millpond_lancedb.filters import labels, quoted, to_condition
 
 _PASSING = re.compile(r"no space left|too large \(os error|too many|conflict|timed? ?out", re.IGNORECASE)
 _WRITES = 256  # after as many, fragments are merged: a write takes the longer, the more of them there are
-_KEPT = timedelta(hours=1)  # old versions, which other processes may be reading
+_KEPT = timedelta(minutes=10)  # old versions, which other processes may be reading
 
 
 class LanceDBSink(TableSink[str]):
