@@ -28,6 +28,7 @@ from millpond.ingest.ray import embed_dataset, ingest_dataset  # noqa: E402
 pytestmark = [
     pytest.mark.enable_socket,  # Ray looks for this machine's address
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Ray's own
 ]
 OPTIONS = {"device": "cpu", "dtype": "float32", "hf_overrides": {"is_matryoshka": True}}
 
