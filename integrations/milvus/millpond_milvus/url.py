@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.location import is_address, url_of
@@ -10,7 +11,19 @@ from millpond_milvus.sink import MilvusSink
 
 
 def sink_from_url(
-    scheme: str, location: str, collection: str, *, dimensions: Sequence[int] | None = None, payload: str = "plain"
+    scheme: str,
+    location: str,
+    collection: str,
+    *,
+    dimensions: Sequence[int] | None = None,
+    payload: str = "plain",
+    timeout: float = 60,
+    hybrid: bool | Literal["bm25"] = False,
+    datatype: str = "float32",
+    index_type: str | None = None,
+    quantization: str | None = None,
+    partition_key: str | None = None,
+    partitions: int | None = None,
 ) -> MilvusSink:
     """Open ``milvus+file:X.db#docs``, ``milvus+http://host:19530#docs`` or ``milvus+https://...``."""
     match scheme:
@@ -29,4 +42,16 @@ def sink_from_url(
                 f"'milvus+{scheme}:' does not name a Milvus; write milvus+file:X.db#docs "
                 "or milvus+http://host:19530#docs"
             )
-    return MilvusSink(address, collection, dimensions=dimensions, payload=payload)
+    return MilvusSink(
+        address,
+        collection,
+        dimensions=dimensions,
+        payload=payload,
+        timeout=timeout,
+        hybrid=hybrid,
+        datatype=datatype,
+        index_type=index_type,
+        quantization=quantization,
+        partition_key=partition_key,
+        partitions=partitions,
+    )

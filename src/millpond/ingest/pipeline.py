@@ -124,8 +124,8 @@ def ingest(
             journal = os.path.join(stack.enter_context(tempfile.TemporaryDirectory(prefix="millpond-")), "journal")
         elif dead_letters is None and journal is not None:
             dead_letters = f"{os.fspath(journal)}.dead.jsonl"
-        letters = None if dead_letters is None else DeadLetterFile(dead_letters, source=records)
         opened = None if journal is None else stack.enter_context(Journal(journal))
+        letters = None if dead_letters is None else DeadLetterFile(dead_letters, source=records)
         sparse = _prepare(sink, engine, sparse_engine, chunked=chunker is not None)
         marks = None if opened is None else opened.collection(f"{_target(sink)} {engine.spec.fingerprint}")
         total = len(records) if isinstance(records, Sized) and not isinstance(records, str) else None
