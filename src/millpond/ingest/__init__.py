@@ -5,35 +5,50 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millpond.errors import (
+        JournalError,
         SinkError,
         SinkRejectedError,
         SinkTooLargeError,
         SinkUnavailableError,
         SourceNotFoundError,
     )
+    from millpond.ingest.advice.advisor import Advice, advise
+    from millpond.ingest.advice.judgements import read_judgements
     from millpond.ingest.batch import Batch, WriteBatch
+    from millpond.ingest.chunking import Chunker, Chunking
     from millpond.ingest.collection import CollectionSink
+    from millpond.ingest.delivery import RetryPolicy
     from millpond.ingest.manifest import CollectionManifest, CollectionMark
     from millpond.ingest.payload import Payload
     from millpond.ingest.pipeline import ingest
     from millpond.ingest.record import NAMESPACE, Record, content_hash, point_id
-    from millpond.ingest.report import IngestReport
+    from millpond.ingest.report import IngestReport, Verification
     from millpond.ingest.search import Hit
     from millpond.ingest.sink import Sink, StoredRow
     from millpond.ingest.sources import Rejected, SkippedFiles, read
+    from millpond.ingest.stop import StopRequest
+    from millpond.ingest.trace import RunTrace
     from millpond.ingest.url import open_sink
 
 _MODULES = {
+    "Advice": "advice.advisor",
+    "advise": "advice.advisor",
+    "read_judgements": "advice.judgements",
     "NAMESPACE": "record",
     "Batch": "batch",
+    "Chunker": "chunking",
+    "Chunking": "chunking",
     "CollectionManifest": "manifest",
     "CollectionMark": "manifest",
     "CollectionSink": "collection",
     "Hit": "search",
     "IngestReport": "report",
+    "JournalError": ".errors",
     "Payload": "payload",
     "Record": "record",
     "Rejected": "sources",
+    "RetryPolicy": "delivery",
+    "RunTrace": "trace",
     "Sink": "sink",
     "SinkError": ".errors",
     "SinkRejectedError": ".errors",
@@ -41,7 +56,9 @@ _MODULES = {
     "SinkUnavailableError": ".errors",
     "SkippedFiles": "sources",
     "SourceNotFoundError": ".errors",
+    "StopRequest": "stop",
     "StoredRow": "sink",
+    "Verification": "report",
     "WriteBatch": "batch",
     "content_hash": "record",
     "ingest": "pipeline",
@@ -52,15 +69,21 @@ _MODULES = {
 
 __all__ = [
     "NAMESPACE",
+    "Advice",
     "Batch",
+    "Chunker",
+    "Chunking",
     "CollectionManifest",
     "CollectionMark",
     "CollectionSink",
     "Hit",
     "IngestReport",
+    "JournalError",
     "Payload",
     "Record",
     "Rejected",
+    "RetryPolicy",
+    "RunTrace",
     "Sink",
     "SinkError",
     "SinkRejectedError",
@@ -68,13 +91,17 @@ __all__ = [
     "SinkUnavailableError",
     "SkippedFiles",
     "SourceNotFoundError",
+    "StopRequest",
     "StoredRow",
+    "Verification",
     "WriteBatch",
+    "advise",
     "content_hash",
     "ingest",
     "open_sink",
     "point_id",
     "read",
+    "read_judgements",
 ]
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterable, Iterable, Mapping
 from inspect import iscoroutinefunction
 
 from millpond.ingest.record import Record
+from millpond.ingest.table_source import check_table, is_table
 
 
 def check_engine(engine: object) -> None:
@@ -37,10 +38,11 @@ def check_sink(sink: object) -> None:
 
 
 def check_records(records: object) -> None:
-    """Raise TypeError for anything but a path or an iterable of records."""
-    if isinstance(records, str | os.PathLike):
+    """Raise TypeError for anything but a path, a table or an iterable of records."""
+    if isinstance(records, str | os.PathLike) or (is_table(records) and not isinstance(records, type)):
         return
-    if isinstance(records, Record | Mapping):
+    check_table(records)
+    if isinstance(records, Record | Mapping) or hasattr(records, "page_content") or hasattr(records, "get_content"):
         raise TypeError(f"records is one {type(records).__name__}; pass a list of them")
     if isinstance(records, AsyncIterable):
         raise TypeError(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from millpond.errors import InvalidRequestError, MillpondError, SinkError, UnsupportedTaskError
+from millpond.errors import InvalidRequestError, MillpondError, SinkError, SinkRejectedError, UnsupportedTaskError
 from millpond.ingest.arguments import check_engine
 from millpond.ingest.batch import WriteBatch, record_bytes, slices
 from millpond.ingest.collection_client import CollectionClient
@@ -194,7 +194,7 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
                 self._delete(native, manifest.payload)
             self._flush()
         else:
-            chunks = self._chunks(ids) if manifest.chunked else []
+            chunks = self.chunks_from(dict.fromkeys(ids, 1))
             self.delete_rows([*chunks, *(row_id for each in ids for row_id in self._row_ids(each))])
 
     def delete_rows(self, row_ids: Sequence[Any]) -> None:
@@ -231,6 +231,36 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
             with self._request(f"a look at {len(part)} {self.row}s"):
                 rows.update(self._fetch(part, tuple(widths), manifest.payload))
         return rows
+
+    def chunks_from(self, first: Mapping[str, int]) -> list[str]:
+        """Row ids of records' chunks from a number on, the last ones first; none if the collection holds no chunks.
+
+        They are looked for by their own ids, until one is absent. Whoever deletes them in this order leaves no gap, and
+        can be interrupted.
+
+        Args:
+            first: For each record's id, the number of the first chunk.
+        """
+        if not self._opened().chunked:
+            return []
+        found: list[list[str]] = []
+        pending = dict(first)
+        window = 1  # most records have no other chunk
+        while pending:
+            rows = {
+                record_id: [point_id(record_id, number) for number in range(start, start + window)]
+                for record_id, start in pending.items()
+            }
+            stored = self.fetch([row_id for row_ids in rows.values() for row_id in row_ids])
+            for row_ids in rows.values():
+                found.append([row_id for row_id in reversed(row_ids) if row_id in stored])
+            pending = {
+                record_id: pending[record_id] + window
+                for record_id, row_ids in rows.items()
+                if not stored.keys().isdisjoint(row_ids)
+            }
+            window = _CHUNKS
+        return [row_id for row_ids in reversed(found) for row_id in row_ids]
 
     def scan(self) -> Iterator[tuple[str, str]]:
         """The row id and the record id of every row; of a framework's own row both are the row's id.
@@ -302,9 +332,7 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         manifest = self._opened()
         manifest.check_model(engine.spec, collection=self._collection)
         if hybrid:
-            sparse_engine = engine if sparse_engine is None else sparse_engine
-            check_engine(sparse_engine)
-            manifest.check_sparse(sparse_engine.spec, collection=self._collection)
+            sparse_engine = self._sparse_engine(manifest, engine if sparse_engine is None else sparse_engine)
         widths = manifest.widths_to_search(self._dimensions, collection=self._collection)
         native = self._to_native(filter, manifest.payload)
         plan = plan_search(
@@ -315,6 +343,7 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
             funnel=funnel,
             candidates=candidates,
             sparse_engine=sparse_engine if hybrid else None,
+            hybrid=hybrid,
         )
         with self._request("a search"):
             rows = self._query(plan, native, manifest.payload)
@@ -404,22 +433,11 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
             )
         return chosen
 
-    def _chunks(self, record_ids: Sequence[str]) -> list[str]:
-        """Row ids of the records' chunks after the first, the last ones first; found by their own ids, not by a search.
-
-        Deleting the last ones first keeps the rest consecutive if it is interrupted, so that it can be done again.
-        """
-        found: list[list[str]] = []
-        pending, first = list(record_ids), 1
-        while pending:
-            # Most records have one chunk: of the others, only the second is looked for at first.
-            numbers = range(first, first + (1 if first == 1 else _CHUNKS))
-            rows = [[point_id(record_id, number) for number in numbers] for record_id in pending]
-            stored = self.fetch([row_id for each in rows for row_id in each])
-            found.append([row_id for each in rows for row_id in reversed(each) if row_id in stored])
-            pending = [each for each, of in zip(pending, rows, strict=True) if not stored.keys().isdisjoint(of)]
-            first = numbers.stop
-        return [row_id for rows_of in reversed(found) for row_id in rows_of]
+    def _sparse_engine(self, manifest: CollectionManifest, engine: Engine) -> Engine | None:
+        """The engine of a question's sparse vector, checked; ``None`` if the database makes it of the text."""
+        check_engine(engine)
+        manifest.check_sparse(engine.spec, collection=self._collection)
+        return engine
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -427,7 +445,8 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         try:
             yield
         except BaseException as error:
-            if self.embedded and not (isinstance(error, MillpondError) and not isinstance(error, SinkError)):
+            refused = isinstance(error, SinkRejectedError) or not isinstance(error, SinkError)  # before it was written
+            if self.embedded and not (isinstance(error, MillpondError) and refused):
                 self._failed_write = str(error) or repr(error)
             raise
 

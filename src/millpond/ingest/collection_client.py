@@ -53,6 +53,12 @@ class CollectionClient(ABC):
         """The collection's name."""
         return self._collection
 
+    @property
+    def target(self) -> str:
+        """The database and the collection, as a journal names them: the same from any folder and in any process."""
+        remote = "://" in self._where or not self._owned or self._where.startswith(":")
+        return f"{self.database} {self._where if remote else os.path.realpath(self._where)} {self._collection}"
+
     def close(self) -> None:
         """Close the client, unless it was passed in; from then on requests raise SinkError."""
         if self._owned and not self._closed:

@@ -5,13 +5,27 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from millpond.engine.schedule.truncation import log_truncated
 from millpond.ingest.report import IngestReport
 
 logger = logging.getLogger(__name__)
 
+_NAMES = (
+    "read",
+    "cached",
+    "unchanged",
+    "embedded",
+    "failed",
+    "duplicates",
+    "empty",
+    "written",
+    "deleted",
+    "truncated",
+    "retried",
+)
 _MAX_WARNINGS = 1000
 _NAMED_IDS = 10
 _SHOWN_CHARS = 80
@@ -20,23 +34,25 @@ _SHOWN_CHARS = 80
 class RunCounts:
     """The counts of a run, updated by the reading and the writing thread."""
 
-    def __init__(self, advance: Callable[[int], object]) -> None:
-        self._advance = advance
+    def __init__(self, changed: Callable[[Mapping[str, int]], object] = lambda counts: None) -> None:
+        """Counts of zero.
+
+        Args:
+            changed: Called with all counts, and ``finished`` records, whenever some have changed.
+        """
+        self._changed = changed
         self._lock = threading.Lock()
-        self._counts = dict.fromkeys(
-            ("read", "cached", "embedded", "failed", "duplicates", "empty", "written", "truncated"), 0
-        )
+        self._counts = dict.fromkeys((*_NAMES, "finished"), 0)
         self._truncated_ids: list[str] = []
         self._empty_ids: list[str] = []
         self._start = time.perf_counter()
 
     def add(self, **counts: int) -> None:
-        """Add to the counts; the bar advances by the records that are finished: written or left out."""
+        """Add to the counts; ``finished`` counts the records that are written, or need not be."""
         with self._lock:
             for name, count in counts.items():
                 self._counts[name] += count
-            if finished := sum(counts.get(name, 0) for name in ("written", "failed", "duplicates", "empty")):
-                self._advance(finished)
+            self._changed(self._counts)
 
     def failed(self, where: str, reason: str) -> None:
         """Count and log a record or line that is left out."""
@@ -45,7 +61,7 @@ class RunCounts:
         logger.log(logging.WARNING if number < _MAX_WARNINGS else logging.DEBUG, "left out %s: %s", where, reason)
         if number == _MAX_WARNINGS:
             logger.warning("more than %d records were left out; the rest is logged at DEBUG", _MAX_WARNINGS)
-        self.add(failed=1)
+        self.add(failed=1, finished=1)
 
     def truncated(self, ids: Iterable[str]) -> None:
         """Count texts that were cut."""
@@ -53,7 +69,7 @@ class RunCounts:
 
     def empty(self, record_id: str) -> None:
         """Count a record whose text is blank."""
-        self.add(empty=_note(self._empty_ids, [record_id]))
+        self.add(empty=_note(self._empty_ids, [record_id]), finished=1)
 
     def log_summary(self, max_length: int) -> None:
         """Log once which texts were cut, and which records are blank."""
@@ -68,14 +84,17 @@ class RunCounts:
                 ", ".join(map(_shown, self._empty_ids)) + (f" and {more} more" if more else ""),
             )
 
-    def report(self, skipped: int = 0, skipped_files: tuple[str, ...] = ()) -> IngestReport:
-        """The counts so far, and the seconds since the run began."""
+    def report(self, **others: Any) -> IngestReport:
+        """The counts so far, and the seconds since the run began, with the other values of a report."""
+        with self._lock:
+            counts: dict[str, Any] = {name: self._counts[name] for name in _NAMES}
+        if others.get("stopped"):  # what was read and not dealt with is read again
+            counts["read"] = sum(counts[name] for name in ("cached", "embedded", "failed", "duplicates", "empty"))
         return IngestReport(
-            **self._counts,
+            **counts,
             truncated_ids=tuple(self._truncated_ids),
-            skipped=skipped,
-            skipped_files=skipped_files,
             seconds=time.perf_counter() - self._start,
+            **others,
         )
 
 

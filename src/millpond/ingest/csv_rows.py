@@ -64,7 +64,8 @@ class CsvRows:
             if cells is None:
                 return
             if self.line <= self._suspect_until and not self._clean.fullmatch("".join(self.taken)):
-                yield [], self._described("a quote inside a cell that is not quoted, behind a row that is not CSV", 0)
+                fault = "a quote in an unquoted cell, behind a row that is not CSV"
+                yield [], self._described(fault, self.line)
             else:
                 yield cells, None
 
@@ -124,7 +125,7 @@ class CsvRows:
         return 1 if 2 * rows >= ahead else 1 + ahead
 
     def _is_inside(self, line: str) -> bool | None:
-        """Whether a line begins inside a quoted cell, by its first quote that begins or ends a cell; None: none does."""
+        """Whether a line begins in a quoted cell, by its first quote that begins or ends one; ``None``: it has none."""
         outside = (self._delimiter, "\r", "\n", "")
         for quotes in re.finditer('"+', line):
             begins = line[max(quotes.start() - 1, 0) : quotes.start()] in outside
@@ -137,7 +138,7 @@ class CsvRows:
         return None
 
     def _end_of_quoted(self, index: int) -> int:
-        """How many lines there are up to the end of a row that has a quoted cell open where line ``index`` begins."""
+        """How many lines a row takes that has a quoted cell open where line ``index`` begins."""
         before = len(self.taken)
         lines = iter(self.taken[index:])
         last = index

@@ -37,8 +37,8 @@ def _dump(letter: dict[str, Any], where: str, reason: str) -> str:
 def read_dead_letter(letter: Mapping[str, Any], where: str, rows: RowReader) -> Record | Rejected:
     """The record of a dead letter, whatever the names of the source's columns; its reason is left behind.
 
-    A line that held no record is read again as an object of JSON; if it still is none, it is rejected with the place and
-    the reason of the letter.
+    A line that held no record is read again as an object of JSON; if it still is none, it is rejected with the place
+    and the reason of the letter.
 
     Args:
         letter: The object.

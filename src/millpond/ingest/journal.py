@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -54,9 +55,9 @@ def digest(record: Record, settings: str = "") -> bytes:
 class Journal:
     """Marks of the records that a database has acknowledged, for any number of collections.
 
-    A mark is made after the acknowledgement, so a record with a mark was written; one without may have been. The file is
-    an sqlite database, readable by its owner only (0600): it holds ids, and no texts. A mark that was made survives a
-    crash of the process; a power cut may lose the last ones. After a fork the child process opens the file again.
+    A mark is made after the acknowledgement, so a record with a mark was written; one without may have been. The file
+    is an sqlite database, readable by its owner only (0600): it holds ids, and no texts. A mark that was made survives
+    a crash of the process; a power cut may lose the last ones. After a fork the child process opens the file again.
 
     Args:
         path: The file; created if it does not exist.
@@ -74,74 +75,24 @@ class Journal:
         with self._errors():
             self._file = SqliteFile(self.path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
 
-    def target(self, name: str) -> int:
-        """The number of a collection, by a name that says where it is and which model fills it."""
+    def collection(self, name: str) -> CollectionMarks:
+        """The marks of a collection, by a name that says where it is and which model fills it."""
         with self._errors(), self._file.transaction() as connection:
             connection.execute("INSERT OR IGNORE INTO targets (name) VALUES (?)", (name,))
             (number,) = connection.execute("SELECT number FROM targets WHERE name = ?", (name,)).fetchone()
-            return int(number)
+        return CollectionMarks(self, int(number))
 
-    def find(self, target: int, ids: Sequence[str]) -> dict[str, Mark]:
-        """The marks of these records."""
-        found: dict[str, Mark] = {}
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection to read by; its errors are JournalErrors."""
         with self._errors(), self._file.connection() as connection:
-            for start in range(0, len(ids), _IDS_PER_SELECT):
-                part = ids[start : start + _IDS_PER_SELECT]
-                query = f"SELECT id, digest, chunks FROM records WHERE target = ? AND id IN ({','.join('?' * len(part))})"
-                for row in connection.execute(query, (target, *part)):
-                    found[row[0]] = Mark(*row)
-        return found
+            yield connection
 
-    def mark(self, target: int, marks: Iterable[Mark]) -> None:
-        """Note records that the database has acknowledged."""
-        rows = [(target, *mark) for mark in marks]
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """A connection in a transaction, which is committed at the end; its errors are JournalErrors."""
         with self._errors(), self._file.transaction() as connection:
-            connection.executemany(
-                "INSERT INTO records VALUES (?, ?, ?, ?) ON CONFLICT (target, id) "
-                "DO UPDATE SET digest = excluded.digest, chunks = excluded.chunks",
-                rows,
-            )
-
-    def unsettle(self, target: int, ids: Iterable[str]) -> None:
-        """Note that records are about to be written again; how many rows they had stays known."""
-        with self._errors(), self._file.transaction() as connection:
-            connection.executemany(
-                "UPDATE records SET digest = ? WHERE target = ? AND id = ?", ((_UNSETTLED, target, each) for each in ids)
-            )
-
-    def remove(self, target: int, ids: Iterable[str]) -> None:
-        """Remove the marks of records that the collection holds no more."""
-        with self._errors(), self._file.transaction() as connection:
-            connection.executemany("DELETE FROM records WHERE target = ? AND id = ?", ((target, each) for each in ids))
-
-    def rows(self, target: int) -> int:
-        """How many rows the marked records have."""
-        with self._errors(), self._file.connection() as connection:
-            query = "SELECT COALESCE(SUM(chunks), 0) FROM records WHERE target = ? AND digest != ?"
-            return int(connection.execute(query, (target, _UNSETTLED)).fetchone()[0])
-
-    def ends(self, target: int, count: int) -> list[Mark]:
-        """The first and the last marks in the order of their ids, ``count`` of each."""
-        marks: dict[str, Mark] = {}
-        with self._errors(), self._file.connection() as connection:
-            for order in ("ASC", "DESC"):
-                query = f"SELECT id, digest, chunks FROM records WHERE target = ? AND digest != ? ORDER BY id {order} LIMIT ?"
-                marks |= {row[0]: Mark(*row) for row in connection.execute(query, (target, _UNSETTLED, count))}
-        return list(marks.values())
-
-    def pages(self, target: int) -> Iterator[list[Mark]]:
-        """All marks in the order of their ids, page by page; between two pages marks may be removed."""
-        last = ""
-        query = (
-            "SELECT id, digest, chunks FROM records WHERE target = ? AND id > ? AND digest != ? ORDER BY id LIMIT ?"
-        )
-        while True:
-            with self._errors(), self._file.connection() as connection:
-                page = [Mark(*row) for row in connection.execute(query, (target, last, _UNSETTLED, _PAGE))]
-            if not page:
-                return
-            yield page
-            last = page[-1].id
+            yield connection
 
     def close(self) -> None:
         """Close the file."""
@@ -164,3 +115,78 @@ class Journal:
             reason = reason.replace(f"the cache {self.path}", str(self.path)).replace(" set max_bytes,", "")
             reason = reason.replace(f"cache={str(self.path)!r}", f"journal={str(self.path)!r}")
             raise JournalError(reason if reason.startswith("journal=") else f"the journal {reason}") from error
+
+
+class CollectionMarks:
+    """The marks of one collection. Any thread may use it."""
+
+    def __init__(self, journal: Journal, number: int) -> None:
+        self._journal = journal
+        self._number = number
+
+    def find(self, ids: Sequence[str]) -> dict[str, Mark]:
+        """The marks of these records."""
+        found: dict[str, Mark] = {}
+        with self._journal.reading() as connection:
+            for start in range(0, len(ids), _IDS_PER_SELECT):
+                part = ids[start : start + _IDS_PER_SELECT]
+                places = ",".join("?" * len(part))
+                query = f"SELECT id, digest, chunks FROM records WHERE target = ? AND id IN ({places})"
+                for row in connection.execute(query, (self._number, *part)):
+                    found[row[0]] = Mark(*row)
+        return found
+
+    def mark(self, marks: Iterable[Mark]) -> None:
+        """Note records that the database has acknowledged."""
+        with self._journal.writing() as connection:
+            connection.executemany(
+                "INSERT INTO records VALUES (?, ?, ?, ?) ON CONFLICT (target, id) "
+                "DO UPDATE SET digest = excluded.digest, chunks = excluded.chunks",
+                [(self._number, *mark) for mark in marks],
+            )
+
+    def unsettle(self, ids: Iterable[str]) -> None:
+        """Note that records are about to be written again; how many rows they had stays known."""
+        with self._journal.writing() as connection:
+            connection.executemany(
+                "UPDATE records SET digest = ? WHERE target = ? AND id = ?",
+                [(_UNSETTLED, self._number, each) for each in ids],
+            )
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Remove the marks of records that the collection holds no more."""
+        with self._journal.writing() as connection:
+            connection.executemany(
+                "DELETE FROM records WHERE target = ? AND id = ?", [(self._number, each) for each in ids]
+            )
+
+    def rows(self) -> int:
+        """How many rows the marked records have."""
+        with self._journal.reading() as connection:
+            query = "SELECT COALESCE(SUM(chunks), 0) FROM records WHERE target = ? AND digest != ?"
+            return int(connection.execute(query, (self._number, _UNSETTLED)).fetchone()[0])
+
+    def ends(self, count: int) -> list[Mark]:
+        """The first and the last marks in the order of their ids, ``count`` of each."""
+        marks: dict[str, Mark] = {}
+        with self._journal.reading() as connection:
+            for order in ("ASC", "DESC"):
+                query = (
+                    "SELECT id, digest, chunks FROM records WHERE target = ? AND digest != ? AND chunks > 0 "
+                    f"ORDER BY id {order} LIMIT ?"
+                )
+                for row in connection.execute(query, (self._number, _UNSETTLED, count)):
+                    marks[row[0]] = Mark(*row)
+        return list(marks.values())
+
+    def pages(self) -> Iterator[list[Mark]]:
+        """All marks in the order of their ids, page by page; between two pages marks may be removed."""
+        last = ""
+        query = "SELECT id, digest, chunks FROM records WHERE target = ? AND id > ? AND digest != ? ORDER BY id LIMIT ?"
+        while True:
+            with self._journal.reading() as connection:
+                page = [Mark(*row) for row in connection.execute(query, (self._number, last, _UNSETTLED, _PAGE))]
+            if not page:
+                return
+            yield page
+            last = page[-1].id

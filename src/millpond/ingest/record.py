@@ -93,13 +93,13 @@ def content_hash(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Rejected:
-    """A line, row, file or item that holds no record.
+    r"""A line, row, file or item that holds no record.
 
     Attributes:
         where: Where it begins: ``path:line``, the path of a file in a folder, or the number of an item.
         reason: Why it holds none.
         content: The line or row as it is in the source, for a dead-letter file: JSON, or a row's own text; cut after
-            2**20 characters. Bytes that are not UTF-8 are written as ``\\xNN``. None of a file or another object.
+            2**20 characters. Bytes that are not UTF-8 are written as ``\xNN``. None of a file or another object.
         record_id: The id, if that much could be read.
         lines: How many lines of the source it takes, from ``where`` on.
     """

@@ -6,12 +6,37 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What a look into the database found after a run.
+
+    Attributes:
+        rows: Rows that the collection holds.
+        expected: Rows that it should hold: those of the journal.
+        missing: Rows of the journal that the collection lacks; their marks are removed: the next run writes them.
+        sampled: Rows whose vectors were compared with the engine's.
+        different: Of these, rows with another text or another vector.
+    """
+
+    rows: int
+    expected: int
+    missing: int
+    sampled: int
+    different: int
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing is missing, and nothing different."""
+        return self.missing == 0 and self.different == 0 and self.rows >= self.expected
+
+
+@dataclass(frozen=True, kw_only=True)
 class IngestReport:
     """The counts of one run; ``read == cached + embedded + failed + duplicates + empty`` always holds.
 
     Attributes:
-        read: Records and bad lines read from the source.
-        cached: Records whose vector came from the engine's cache.
+        read: Records and bad lines read from the source; of a run that was stopped, those it dealt with.
+        cached: Records whose vector was not computed: it came from the engine's cache, or is in the collection.
+        unchanged: Of these, the records that the journal knows as written, and which were neither embedded nor written.
         embedded: Records whose vector was computed.
         failed: Lines that held no record, and records that could not be embedded or stored; each was logged.
         duplicates: Records dropped because a later record of the same batch has the same id.
@@ -21,7 +46,12 @@ class IngestReport:
         truncated_ids: Ids of the first ten of them.
         skipped: Files of a source's folder that were not read, since they are no .txt or .md.
         skipped_files: Paths of the first ten of them.
-        retried: Writes sent again; always 0 in this version.
+        retried: Requests sent again, since the database did not answer them or was too busy.
+        deleted: Rows deleted because the source has their records no more (``sync=True``).
+        uncached: Vectors that the engine's cache could not store.
+        cache_error: Why it could not; ``None`` if it could.
+        stopped: Whether the run was stopped before the end of the source; running again goes on where it was.
+        verification: What ``verify=True`` found.
         seconds: Wall time from the first record read to the last acknowledgement.
     """
 
@@ -37,6 +67,12 @@ class IngestReport:
     skipped: int = 0
     skipped_files: tuple[str, ...] = ()
     retried: int = 0
+    unchanged: int = 0
+    deleted: int = 0
+    uncached: int = 0
+    cache_error: str | None = None
+    stopped: bool = False
+    verification: Verification | None = None
     seconds: float
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ class RowReader:
         id_column: Key of the id.
         text_column: Key of the text.
         metadata_columns: Keys of the metadata that is kept; ``None``: all.
+        nested: Whether ``metadata`` is an object whose keys are the metadata, and not a key like any other.
     """
 
     def __init__(
@@ -34,11 +35,13 @@ class RowReader:
         id_column: str = "id",
         text_column: str = "text",
         metadata_columns: Collection[str] | None = None,
+        nested: bool = True,
     ) -> None:
         self._name = name
         self._id_column = id_column
         self._text_column = text_column
         self._kept = None if metadata_columns is None else frozenset(metadata_columns)
+        self._nested = nested
         self._collisions: set[str] = set()
 
     def record(self, row: Mapping[Any, Any]) -> Record:
@@ -52,7 +55,7 @@ class RowReader:
         """
         fields = dict(row)
         identity, text = fields.pop(self._id_column, None), fields.pop(self._text_column, None)
-        metadata = fields.pop(METADATA_KEY, None)
+        metadata = fields.pop(METADATA_KEY, None) if self._nested else None
         if metadata is not None and not isinstance(metadata, Mapping):
             raise InvalidRequestError(f"metadata is a {type(metadata).__name__}; pass a dict")
         if self._kept is not None:
@@ -62,6 +65,15 @@ class RowReader:
             self._note_collisions(fields.keys() & metadata.keys())
             fields.update(metadata)
         return make_record(identity, text, fields if fields or metadata is None else metadata)
+
+    def document(self, identity: Any, text: Any, metadata: Mapping[Any, Any]) -> Record:
+        """The record of an object that has its id, text and metadata apart.
+
+        Raises:
+            InvalidRequestError: It holds no record.
+        """
+        keeps_all = self._kept is None or not isinstance(metadata, Mapping)
+        return make_record(identity, text, metadata if keeps_all else self._select(metadata))
 
     def id_of(self, row: object) -> str | None:
         """The id of a row that holds no record, if it is a str or an int."""

@@ -91,6 +91,14 @@ class Reads(Protocol):
         """Delete rows by their own ids; those that do not exist are ignored."""
 
 
+@runtime_checkable
+class ChunkedRows(Reads, Protocol):
+    """A sink that can find the rows of records which were cut into more chunks before."""
+
+    def chunks_from(self, first: Mapping[str, int]) -> list[str]:
+        """Row ids of these records' chunks from a number on, the last ones first."""
+
+
 def check_widths(dimensions: Sequence[int] | None) -> tuple[int, ...] | None:
     """The widths of a sink, ascending and distinct; ``None`` stands for the width that ``embed`` returns."""
     if dimensions is None:

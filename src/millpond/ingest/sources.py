@@ -1,4 +1,4 @@
-"""Sources: files, folders and standard input, read as a stream of records.
+"""Sources: files, folders, standard input and objects in memory, read as a stream of records.
 
 A bad line does not stop the stream: it is yielded as a :class:`Rejected`.
 """
@@ -7,48 +7,67 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from millpond.errors import InvalidRequestError, SourceNotFoundError
+from millpond.ingest.arguments import check_records
+from millpond.ingest.arrow_source import ARROW_SUFFIXES, read_arrow
+from millpond.ingest.columns import check_names
 from millpond.ingest.compression import check_source, kind_of
 from millpond.ingest.csv_source import CsvReader
 from millpond.ingest.folder_source import SkippedFiles, read_folder
+from millpond.ingest.item_source import read_items
 from millpond.ingest.json_source import read_json, read_json_lines, read_jsonl
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.rows import RowReader
+from millpond.ingest.table_source import read_table
 
 __all__ = ["RECORD_SUFFIXES", "Rejected", "SkippedFiles", "read"]
 
-RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
+RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", *ARROW_SUFFIXES)
 """Suffixes of files that hold records; other files are read by no one but the commands that take plain texts."""
+
+_TYPED = (".csv", ".tsv")
 
 
 def read(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Iterable[Any] | Any,
     *,
     id_column: str = "id",
     text_column: str = "text",
+    metadata_columns: Collection[str] | None = None,
     types: Mapping[str, str] | None = None,
 ) -> Generator[Record | Rejected, None, SkippedFiles | None]:
-    """Read the records of a path.
+    """Read the records of a path, a table or an iterable.
 
-    ===================== ===========================================================================================
-    ``.jsonl .ndjson``    one object a line: ``id``, ``text``, ``metadata``; other keys become metadata
-    ``.json``             an array of such objects, read as a stream
-    ``.csv``              a header row; the columns other than id and text become metadata, as str or as ``types`` says
-    ``.gz .zst``          after one of these (``.jsonl.gz``): the same, compressed; .zst needs ``millpond[zstd]``
-    folder                every ``.txt`` and ``.md`` below it, in order, without hidden ones; the id is its path there
-    ``-``                 standard input, as JSONL
-    ===================== ===========================================================================================
+    ======================== ========================================================================================
+    ``.jsonl .ndjson``       one object a line: ``id``, ``text``, ``metadata``; other keys become metadata
+    ``.json``                an array of such objects, read as a stream
+    ``.csv .tsv``            a header row; the columns other than id and text become metadata, as str or as ``types``
+                             says
+    ``.parquet .arrow``      the same with the types of the columns; ``.feather`` too. They need ``millpond[parquet]``
+    ``.gz .zst``             after ``.jsonl``, ``.json``, ``.csv`` or ``.tsv``: the same, compressed; .zst needs
+                             ``millpond[zstd]``
+    folder                   every ``.txt`` and ``.md`` below it, in order, without hidden ones; the id is the path
+    ``-``                    standard input, as JSONL
+    a table                  a ``Dataset`` or ``IterableDataset`` of Hugging Face; a table, batch, reader or dataset of
+                             pyarrow; a DataFrame of pandas or polars
+    an iterable              of :class:`~millpond.ingest.Record`, dicts as in JSONL, ``Document`` of LangChain, or nodes
+                             and ``Document`` of LlamaIndex
+    ======================== ========================================================================================
 
     A missing id becomes the text's content hash; an integer id becomes a str. Blank lines are skipped. If a key is both
-    in ``metadata`` and beside it, the value in ``metadata`` is stored, and the log names the key once.
+    in ``metadata`` and beside it, the value in ``metadata`` is stored, and the log names the key once. A line of a
+    dead-letter file is the record that failed, without the reason.
 
     Args:
-        source: A path, or ``"-"``.
-        id_column: Key or column of the id. A CSV may lack the column only if this is the default.
+        source: A path, ``"-"``, a table or an iterable.
+        id_column: Key or column of the id. A table may lack the column only if this is the default.
         text_column: Key or column of the text.
+        metadata_columns: Keys or columns that are kept as metadata; ``None``: all. Of a ``metadata`` that is an object,
+            its keys are meant, or all of them by ``"metadata"``.
         types: Types of a CSV's other columns: ``str``, ``int``, ``float``, ``bool``, ``date`` or ``datetime`` (stored
             as ISO 8601). An empty cell of a typed column is stored as None; a cell of another type rejects its row.
 
@@ -56,26 +75,55 @@ def read(
         A :class:`~millpond.ingest.Record`, or a :class:`Rejected` for a line that holds none.
 
     Returns:
-        Of a folder, the files that are neither .txt nor .md (also named in the log).
+        Of a folder, the files that were not read (also named in the log); of a generator, what it returns.
 
     Raises:
         SourceNotFoundError: No such file or folder. Like every error here, raised before the first record is read.
-        InvalidRequestError: An unsupported kind of file, or a CSV without the named columns. A compressed file or a
-            ``.json`` that is damaged further on raises after the records before the damage.
-        MissingExtraError: A .zst without the package that reads it.
+        InvalidRequestError: An unsupported kind of file, or a table without the named columns. A compressed file, a
+            ``.json`` or a Parquet file that is damaged further on raises after the records before the damage.
+        MissingExtraError: A file or table without the package that reads it.
+        TypeError: ``source`` is nothing that can be read: one record, or the splits of a ``DatasetDict``.
     """
-    if id_column == text_column:
-        raise InvalidRequestError(f"id_column and text_column are both {id_column!r}; name two columns")
+    check_names(id_column, text_column, metadata_columns)
+    if isinstance(source, str | os.PathLike):
+        return _read_path(source, id_column, text_column, metadata_columns, types)
+    check_records(source)
+    if types:
+        _refuse_types(types, f"a {type(source).__name__}")
+    table = read_table(source, id_column=id_column, text_column=text_column, metadata_columns=metadata_columns)
+    if table is not None:
+        return table
+    rows = RowReader("records", id_column=id_column, text_column=text_column, metadata_columns=metadata_columns)
+    return read_items(source, rows)
+
+
+def _read_path(
+    source: str | os.PathLike[str],
+    id_column: str,
+    text_column: str,
+    metadata_columns: Collection[str] | None,
+    types: Mapping[str, str] | None,
+) -> Generator[Record | Rejected, None, SkippedFiles | None]:
     from_stdin = os.fspath(source) == "-"
     path = Path(os.path.expanduser(source))
-    kind = "" if from_stdin or path.is_dir() else kind_of(path)
-    if types and kind != ".csv":
-        named = ",".join(f"{column}={name}" for column, name in types.items())
-        raise InvalidRequestError(f"types={named} are those of a CSV's columns, and {str(source)!r} is none")
-    rows = RowReader("stdin" if from_stdin else str(path), id_column=id_column, text_column=text_column)
+    is_folder = not from_stdin and path.is_dir()
+    kind = "" if from_stdin or is_folder else kind_of(path)
+    if types and kind not in _TYPED:
+        _refuse_types(types, repr(str(source)))
+    rows = RowReader(
+        "stdin" if from_stdin else str(path),
+        id_column=id_column,
+        text_column=text_column,
+        metadata_columns=metadata_columns,
+    )
     if from_stdin:
         return _from_stdin(rows)
-    if path.is_dir():
+    if is_folder:
+        if metadata_columns is not None:
+            named = ",".join(metadata_columns)
+            raise InvalidRequestError(
+                f"metadata_columns={named}: the texts of the folder {str(path)!r} have no columns"
+            )
         return read_folder(path)
     if not path.is_file():
         raise SourceNotFoundError(f"there is no file or folder at {str(path)!r}")
@@ -86,18 +134,29 @@ def read(
         case ".json":
             check_source(path)
             return read_json(path, rows)
-        case ".csv":
-            return CsvReader(path, id_column=id_column, text_column=text_column, metadata_columns=None, types=types or {}).records()
-        case ".parquet":
-            raise InvalidRequestError(
-                f"{str(path)!r}: reading .parquet is not available in this version; write it out as .jsonl or .csv"
+        case ".csv" | ".tsv":
+            return CsvReader(
+                path,
+                id_column=id_column,
+                text_column=text_column,
+                metadata_columns=metadata_columns,
+                types=types or {},
+            ).records()
+        case ".parquet" | ".arrow" | ".feather":
+            return read_arrow(
+                path, kind, id_column=id_column, text_column=text_column, metadata_columns=metadata_columns
             )
         case _:
             raise InvalidRequestError(
                 f"{str(path)!r}: {kind or 'a file without a suffix'} is not a kind of source; "
-                "pass a .jsonl, .ndjson, .json or .csv (also as .gz or .zst), a folder of .txt and .md files, "
-                "or '-' for JSONL on standard input"
+                "pass a .jsonl, .ndjson, .json, .csv or .tsv (also as .gz or .zst), a .parquet, .arrow or .feather, "
+                "a folder of .txt and .md files, or '-' for JSONL on standard input"
             )
+
+
+def _refuse_types(types: Mapping[str, str], source: str) -> None:
+    named = ",".join(f"{column}={name}" for column, name in types.items())
+    raise InvalidRequestError(f"types={named} are those of a CSV's columns, and {source} is none")
 
 
 def _from_stdin(rows: RowReader) -> Generator[Record | Rejected, None, None]:

@@ -1,0 +1,444 @@
+"""advise: measures, for a source and its queries, what each way to store the vectors keeps of the search."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from millpond import matryoshka
+from millpond.blank import is_blank
+from millpond.errors import InvalidRequestError, UnsupportedTaskError
+from millpond.ingest.advice.codes import Codes, Datatype, quantize, store
+from millpond.ingest.advice.judgements import Judgements, ndcg, relevant
+from millpond.ingest.advice.layouts import DATABASES, DATATYPES, Layout, layouts
+from millpond.ingest.batch import storable
+from millpond.ingest.neighbors import FloatArray, Indices, nearest, plotted_widths, recall
+from millpond.ingest.record import Record, Rejected
+from millpond.ingest.rows import RowReader
+from millpond.ingest.sink import check_widths
+from millpond.ingest.sources import read
+
+if TYPE_CHECKING:
+    from millpond.engine.engine import Engine
+    from millpond.spec import ModelSpec
+
+logger = logging.getLogger(__name__)
+
+Texts = Iterable[Record | Rejected | Mapping[str, Any] | str] | str | os.PathLike[str]
+
+NDCG_K = 10
+_MAX_QUERIES = 1000
+_FEW_QUERIES = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What a layout takes and keeps.
+
+    Attributes:
+        layout: The layout.
+        recall: The share of the ``k`` nearest by float32 at full width that it finds; the mean of the queries.
+        ndcg: nDCG@10 by the judgements; ``None`` without them.
+        stored_bytes: Bytes of a row's vectors in all.
+        scanned_bytes: Of these, the bytes that a search compares, and that belong in memory: the quantized copy, the
+            narrow vectors of a funnel, or all.
+        read_bytes: Bytes that an exact search of a million rows reads, for one query, with what it rescores.
+        seconds: Time of one query over the sample by numpy, on one machine: an indication, since a database has kernels
+            and an index of its own.
+        best: A database can store it, and no other such layout that is as small, in memory and stored, is as good.
+        keeps: It keeps the share that was asked for.
+    """
+
+    layout: Layout
+    recall: float
+    ndcg: float | None
+    stored_bytes: float
+    scanned_bytes: float
+    read_bytes: float
+    seconds: float
+    best: bool = False
+    keeps: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What was measured, and which layout to take.
+
+    Attributes:
+        measurements: Every layout, in the order of width, datatype and quantization.
+        rows: Rows that were searched.
+        read: Records that the source has.
+        queries: Queries that were asked.
+        k: Of the recall.
+        candidates: Rows that a funnel and a rescored search compare at the end.
+        keep: The share of the recall, or of the nDCG, to keep.
+        notes: What a reader should know: a sample, few queries, judgements of unknown documents.
+        smallest: The layout that stores the fewest bytes and keeps the share.
+        lightest: The layout that needs the fewest bytes in memory and keeps the share.
+    """
+
+    measurements: tuple[Measurement, ...]
+    rows: int
+    read: int
+    queries: int
+    k: int
+    candidates: int
+    keep: float
+    notes: tuple[str, ...]
+    smallest: Measurement
+    lightest: Measurement
+
+    @property
+    def judged(self) -> bool:
+        """Whether nDCG was measured, which then decides."""
+        return self.measurements[0].ndcg is not None
+
+    @property
+    def full(self) -> Measurement:
+        """The vectors of full width in float32."""
+        return _full(self.measurements)
+
+
+def advise(
+    source: Texts,
+    *,
+    queries: Texts,
+    engine: Engine,
+    judgements: Judgements | None = None,
+    widths: Sequence[int] | None = None,
+    datatypes: Sequence[Datatype] = DATATYPES,
+    database: str | None = None,
+    k: int = 10,
+    keep: float = 0.99,
+    sample: int = 20_000,
+    seed: int = 0,
+    show_progress: bool = True,
+) -> Advice:
+    """Measure what each width, datatype, quantization and funnel keeps of the search at full width.
+
+    The records and the queries are embedded once, at full width; every layout is then simulated exactly, without an
+    index: what the index of a database misses comes on top. Memory is bounded by ``sample`` vectors of full width and
+    a copy; the result does not depend on the machine, but for the times.
+
+    Args:
+        source: Records, dicts with ``id`` and ``text``, or texts; or a path that :func:`~millpond.ingest.read` accepts.
+            All are read; at most ``sample`` of them, chosen at random, are embedded.
+        queries: The same, of the queries; at most 1,000 of them, chosen at random, are asked.
+        engine: The engine to embed with, in the roles ``document`` and ``query``. Its cache is used.
+        judgements: ``{query id: {document id: grade}}``. With them the nDCG@10 decides, only queries that a document
+            answers are asked, and the judged documents are in every sample.
+        widths: Widths to measure, besides the full one; by default those that the model was trained for, else powers
+            of two.
+        datatypes: Types of the stored vectors; float32 is measured in any case.
+        database: Only layouts that this database can store: ``qdrant``, ``milvus``, ``lancedb`` or ``pgvector``.
+        k: Rows to find.
+        keep: The share of the full width's recall (or nDCG) that an advised layout keeps.
+        sample: Most records to embed.
+        seed: Seed of the choices.
+        show_progress: Draw a progress bar, if standard error is a terminal or this is a notebook.
+
+    Raises:
+        InvalidDimensionsError: The model's vectors cannot have a width.
+        InvalidRequestError: An argument is not valid, there is no text or no query, or ``k`` is more than the rows.
+        UnsupportedTaskError: The model does not embed.
+    """
+    _check(k, keep, sample, datatypes, database)
+    measured_widths = check_advice_widths(engine.spec, widths)
+    random = np.random.default_rng(seed)
+    notes: list[str] = []
+    asked = _read_queries(queries, judgements, random, notes)
+    judged = {} if judgements is None else {query.id: judgements[query.id] for query in asked}
+    records, count = _read_records(
+        source, {document for grades in judged.values() for document in grades}, sample, random
+    )
+    _note_sample(records, count, judged, notes)
+    if k > len(records):
+        raise InvalidRequestError(f"k={k} is more than the source's {len(records)} records; choose 1 to {len(records)}")
+    if len(records) < 10 * k:
+        notes.append(f"{len(records)} records: every search finds many of the {k} nearest, whatever the layout.")
+    if len(asked) < _FEW_QUERIES:
+        notes.append(
+            f"{len(asked)} {'query' if len(asked) == 1 else 'queries'}: differences of a few percent are chance."
+        )
+
+    query_rows, asked = _embed(engine, asked, "query", show_progress)
+    document_rows, records = _embed(engine, records, "document", show_progress)
+    if not len(query_rows) or len(document_rows) < k:
+        raise InvalidRequestError("too few vectors are finite and not zero; try dtype='float32'")
+    simulation = _Simulation(document_rows, query_rows, [record.id for record in records], asked, judged, k)
+    kinds = [name for name in DATATYPES if name in datatypes or name == "float32"]
+    measurements = _marked([*simulation.run(layouts(measured_widths, kinds, database), seed)], keep)
+    return Advice(
+        measurements=tuple(measurements),
+        rows=len(records),
+        read=count,
+        queries=len(asked),
+        k=k,
+        candidates=simulation.candidates,
+        keep=keep,
+        notes=tuple(notes),
+        smallest=_least(measurements, "stored_bytes", "scanned_bytes"),
+        lightest=_least(measurements, "scanned_bytes", "stored_bytes"),
+    )
+
+
+def check_advice_widths(spec: ModelSpec, widths: Sequence[int] | None) -> list[int]:
+    """The widths to measure for a model, ascending; the last one is its full width.
+
+    Raises:
+        UnsupportedTaskError: The model does not embed.
+        InvalidDimensionsError: Its vectors cannot have a width.
+    """
+    if "embed" not in spec.tasks:
+        raise UnsupportedTaskError(
+            f"{spec.name} does not embed (it serves {', '.join(sorted(spec.tasks))}); choose an embedding model"
+        )
+    if widths is None:
+        chosen = plotted_widths(spec.dimensions, spec.matryoshka_dimensions) if spec.matryoshka else []
+        return sorted({width for width in chosen if width >= spec.matryoshka_smallest} | {spec.dimensions})
+    return sorted({spec.check_dimensions(width) for width in check_widths(widths) or ()} | {spec.dimensions})
+
+
+def _check(k: int, keep: float, sample: int, datatypes: Sequence[str], database: str | None) -> None:
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+        raise InvalidRequestError(f"k={k!r} is no number of rows; pass an int from 1")
+    if isinstance(sample, bool) or not isinstance(sample, int | np.integer) or sample < 1:
+        raise InvalidRequestError(f"sample={sample!r} is no number of records; pass an int from 1")
+    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
+        raise InvalidRequestError(f"keep={keep!r} is no share; pass a number above 0, up to 1, such as 0.99")
+    unknown = [name for name in datatypes if name not in DATATYPES]
+    if unknown or not datatypes:
+        raise InvalidRequestError(f"datatypes={list(datatypes)!r}; choose among {', '.join(DATATYPES)}")
+    if database not in (None, *DATABASES):
+        raise InvalidRequestError(f"database={database!r}; choose one of {', '.join(DATABASES)}, or None")
+
+
+class _Text(NamedTuple):
+    id: str
+    text: str
+
+
+def _texts(source: Texts, what: str) -> Iterable[_Text]:
+    """The texts of a source; one that is blank or cannot be read is left out, and the log counts them."""
+    if not isinstance(source, str | os.PathLike | Iterable):
+        raise TypeError(f"{what}: {type(source).__name__} is not iterable; pass records, texts, or a path")
+    items: Iterable[object] = read(source) if isinstance(source, str | os.PathLike) else source
+    rows = RowReader(what)
+    left_out, first = 0, ""
+    for number, item in enumerate(items, start=1):
+        try:
+            record: object = item
+            if isinstance(item, str):
+                record = _Text(str(number), item)
+            elif isinstance(item, Mapping):
+                record = rows.record(item)
+            if isinstance(record, Record | _Text):
+                if not is_blank(record.text):
+                    yield _Text(record.id, record.text)
+                    continue
+                reason = f"{record.id!r} is blank"
+            elif isinstance(record, Rejected):
+                reason = f"{record.where}: {record.reason}"
+            else:
+                reason = f"item {number} is of type {type(record).__name__}; pass records, dicts or texts"
+        except InvalidRequestError as error:
+            reason = f"item {number}: {error}"
+        left_out += 1
+        first = first or reason
+    if left_out:
+        logger.warning("left out %d of the %s; the first: %s", left_out, what, first)
+
+
+def _read_queries(
+    source: Texts, judgements: Judgements | None, random: np.random.Generator, notes: list[str]
+) -> list[_Text]:
+    queries = list({query.id: query for query in _texts(source, "queries")}.values())
+    if not queries:
+        raise InvalidRequestError("there is no query; pass at least one text, better fifty, that users really ask")
+    if judgements is not None:
+        answered = set(relevant(judgements))
+        known = [query for query in queries if query.id in answered]
+        if not known:
+            some = next(iter(answered or judgements), "")
+            raise InvalidRequestError(
+                f"no query is judged: the judgements name queries such as {some!r}, and the queries have ids such as "
+                f"{queries[0].id!r}; pass the queries that belong to the judgements"
+            )
+        if len(known) < len(queries):
+            notes.append(
+                f"{len(queries) - len(known):,} of {len(queries):,} queries have no relevant document: not asked."
+            )
+        if missing := len(answered) - len(known):
+            notes.append(f"{missing:,} judged queries are not among the queries.")
+        queries = known
+    if len(queries) > _MAX_QUERIES:
+        notes.append(f"{_MAX_QUERIES:,} of {len(queries):,} queries are asked, chosen at random.")
+        queries = [queries[i] for i in np.sort(random.permutation(len(queries))[:_MAX_QUERIES])]
+    return queries
+
+
+def _read_records(source: Texts, judged: set[str], sample: int, random: np.random.Generator) -> tuple[list[_Text], int]:
+    """At most ``sample`` of the records, chosen at random, and all that are judged; and how many there are."""
+    kept: dict[str, _Text] = {}
+    reservoir: list[_Text] = []
+    read = 0
+    for record in _texts(source, "records"):
+        read += 1
+        if record.id in judged:
+            kept[record.id] = record
+            continue
+        # Algorithm R: each of the records so far is in the reservoir with the same chance.
+        if len(reservoir) < sample:
+            reservoir.append(record)
+        elif (slot := int(random.integers(read - len(kept)))) < sample:
+            reservoir[slot] = record
+    if not read:
+        raise InvalidRequestError("the source has no record with a visible character; there is nothing to measure")
+    free = max(0, sample - len(kept))
+    if len(reservoir) > free:
+        reservoir = [reservoir[i] for i in np.sort(random.permutation(len(reservoir))[:free])]
+    return list(({record.id: record for record in reservoir} | kept).values()), read
+
+
+def _note_sample(records: list[_Text], read: int, judged: Judgements, notes: list[str]) -> None:
+    ids = {record.id for record in records}
+    documents = {document for grades in judged.values() for document in grades}
+    if judged and not documents & ids:
+        raise InvalidRequestError(
+            f"no judged document is in the source: the judgements name documents such as {min(documents)!r}, and the "
+            f"records have ids such as {records[0].id!r}; name the column of the ids"
+        )
+    if unknown := len(documents - ids):
+        notes.append(
+            f"{unknown:,} of {len(documents):,} judged documents are not in the source; no layout can find them, and "
+            "the nDCG counts them as missed."
+        )
+    if len(records) < read:
+        notes.append(
+            f"{len(records):,} of {read:,} records are searched, chosen at random"
+            f"{' (all that are judged are among them)' if judged else ''}: among all of them, neighbours are closer "
+            "and the recall is lower."
+        )
+
+
+def _embed(
+    engine: Engine, texts: list[_Text], role: Literal["query", "document"], show_progress: bool
+) -> tuple[FloatArray, list[_Text]]:
+    """``[n, d]`` float32, normalized, and the texts that they belong to."""
+    output = engine.embed(
+        [text.text for text in texts],
+        role=role,
+        dimensions=engine.spec.dimensions,
+        normalize=True,
+        show_progress=show_progress,
+    )
+    rows = np.asarray(output.embeddings, np.float32)
+    good = storable(rows)
+    if not good.all():
+        logger.warning("left out %d texts, whose vectors are not finite, or all zero", int((~good).sum()))
+    return rows[good], [text for text, keep in zip(texts, good, strict=True) if keep]
+
+
+class _Simulation:
+    """Searches of the same queries among the same rows in every layout."""
+
+    def __init__(
+        self,
+        rows: FloatArray,
+        queries: FloatArray,
+        ids: list[str],
+        asked: list[_Text],
+        judged: Judgements,
+        k: int,
+    ) -> None:
+        self._rows, self._queries, self._ids = rows, queries, ids
+        self._grades = [judged[query.id] for query in asked] if judged else None
+        self._k = k
+        self._found = min(max(k, NDCG_K if judged else 0), len(rows))
+        self.candidates = min(max(100, 10 * k), len(rows))
+        self._exact = nearest(queries, rows, k)
+
+    def run(self, plan: Iterable[Layout], seed: int) -> Iterable[Measurement]:
+        """Measure layouts, in the order of :func:`layouts`."""
+        # Consecutive layouts share their codes; at most three copies of the rows are in memory.
+        stored = lru_cache(maxsize=2)(lambda width, datatype: store(self._cut(width), datatype))
+        quantized = lru_cache(maxsize=1)(lambda width, name: quantize(self._cut(width), name, seed=seed))
+        for layout in plan:
+            vectors = stored(layout.width, layout.final_datatype)
+            if layout.coarse:
+                yield self._measure(layout, stored(layout.coarse, layout.datatype), vectors)
+            elif layout.quantization:
+                yield self._measure(layout, quantized(layout.width, layout.quantization), vectors)
+            else:
+                yield self._measure(layout, vectors, None)
+
+    def _cut(self, width: int) -> FloatArray:
+        return matryoshka.cut(self._rows, width, normalize=True)
+
+    def _measure(self, layout: Layout, searched: Codes, vectors: Codes | None) -> Measurement:
+        """A search of what is ``searched``, and of the stored ``vectors`` behind it, if there are any."""
+        rescored = vectors if layout.coarse or layout.rescore else None
+        start = time.perf_counter()
+        queries = matryoshka.cut(self._queries, layout.coarse or layout.width, normalize=True)
+        if rescored is None:
+            found = searched.search(queries, self._found)
+        else:
+            candidates = searched.search(queries, self.candidates)
+            queries = matryoshka.cut(self._queries, layout.width, normalize=True)
+            found = rescored.rescore(queries, candidates, self._found)
+        seconds = (time.perf_counter() - start) / len(self._queries)
+        return Measurement(
+            layout=layout,
+            recall=recall(found[:, : self._k], self._exact),
+            ndcg=self._ndcg(found),
+            stored_bytes=searched.bytes + (0 if vectors is None else vectors.bytes),
+            scanned_bytes=searched.bytes,
+            read_bytes=searched.bytes * 1_000_000 + (0 if rescored is None else rescored.bytes * self.candidates),
+            seconds=seconds,
+        )
+
+    def _ndcg(self, found: Indices) -> float | None:
+        if self._grades is None:
+            return None
+        rankings = ([self._ids[index] for index in row] for row in found.tolist())
+        return float(np.mean([ndcg(row, grades, NDCG_K) for row, grades in zip(rankings, self._grades, strict=True)]))
+
+
+def quality(measurement: Measurement) -> float:
+    """What decides: the nDCG, or without judgements the recall."""
+    return measurement.recall if measurement.ndcg is None else measurement.ndcg
+
+
+def _full(measurements: Sequence[Measurement]) -> Measurement:
+    widest = max(one.layout.width for one in measurements)
+    return next(one for one in measurements if one.layout == Layout(width=widest))
+
+
+def _marked(measurements: list[Measurement], keep: float) -> list[Measurement]:
+    """The measurements with ``best`` and ``keeps``."""
+    least = keep * quality(_full(measurements))
+    possible = np.array([bool(one.layout.databases) for one in measurements])
+    sizes = np.array([(one.stored_bytes, one.scanned_bytes) for one in measurements])  # [layouts, 2]
+    qualities = np.array([quality(one) for one in measurements])
+    marked = []
+    for i, one in enumerate(measurements):
+        as_good = possible & (sizes <= sizes[i]).all(axis=1) & (qualities >= qualities[i])
+        better = (sizes < sizes[i]).any(axis=1) | (qualities > qualities[i])
+        best = bool(possible[i]) and not (as_good & better).any()
+        marked.append(replace(one, best=best, keeps=bool(qualities[i] >= least - 1e-9)))
+    return marked
+
+
+def _least(measurements: Sequence[Measurement], first: str, second: str) -> Measurement:
+    """The smallest layout that keeps the share; of equal ones the better one."""
+    return min(
+        (one for one in measurements if one.keeps),
+        key=lambda one: (getattr(one, first), getattr(one, second), -quality(one)),
+    )

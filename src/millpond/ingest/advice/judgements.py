@@ -1,0 +1,84 @@
+"""Judgements: which documents answer a query, read from TREC and BEIR files, and nDCG by them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from millpond.errors import InvalidRequestError, SourceNotFoundError
+
+Judgements = Mapping[str, Mapping[str, float]]
+
+
+def read_judgements(path: str | os.PathLike[str]) -> dict[str, dict[str, float]]:
+    """Read ``{query id: {document id: grade}}``.
+
+    ======= ==================================================================
+    BEIR    tab-separated ``query-id``, ``corpus-id``, ``score``, with a header
+    TREC    ``query iteration document grade``, separated by white space
+    ======= ==================================================================
+
+    Of a pair that is judged twice, the later line counts.
+
+    Raises:
+        SourceNotFoundError: There is no such file.
+        InvalidRequestError: A line is of neither kind, or there is none; the message names it.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise SourceNotFoundError(f"there is no file of judgements at {str(file)!r}")
+    judgements: dict[str, dict[str, float]] = {}
+    try:
+        with file.open(encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, start=1):
+                fields = line.split("\t") if line.count("\t") >= 2 else line.split()
+                fields = [field.strip() for field in fields]
+                if not any(fields):
+                    continue
+                if number == 1 and fields[-1].casefold() in ("score", "rel", "relevance", "grade", "label"):
+                    continue
+                query, document, grade = _fields(fields, f"{file}:{number}")
+                judgements.setdefault(query, {})[document] = grade
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{file} is not UTF-8 ({error.reason} at byte {error.start})") from None
+    if not judgements:
+        raise InvalidRequestError(f"{file} holds no judgement; a line is: query id, document id, grade")
+    return judgements
+
+
+def _fields(fields: Sequence[str], where: str) -> tuple[str, str, float]:
+    if len(fields) == 4:
+        fields = [fields[0], fields[2], fields[3]]
+    if len(fields) == 3 and all(fields):
+        query, document, grade = fields
+        try:
+            value = float(grade)
+        except ValueError:
+            value = math.nan
+        if math.isfinite(value):
+            return query, document, value
+    raise InvalidRequestError(
+        f"{where}: {' '.join(fields)[:80]!r} is no judgement; write query id, document id and a number as the grade, "
+        "separated by tabs (BEIR), or query id, 0, document id and grade (TREC)"
+    )
+
+
+def ndcg(ranking: Sequence[str], grades: Mapping[str, float], k: int = 10) -> float:
+    """Normalized discounted cumulative gain of a ranking; the gain is the grade itself, as in trec_eval.
+
+    The discount of rank ``r`` (from 1) is ``1 / log2(r + 1)``, and the ideal ranking has all judged documents. A grade
+    below 0 counts as 0. Without a document of a higher grade the result is 0.
+    """
+    ideal = _discounted(sorted(grades.values(), reverse=True)[:k])
+    return _discounted([grades.get(document, 0.0) for document in ranking[:k]]) / ideal if ideal else 0.0
+
+
+def relevant(judgements: Judgements) -> Iterator[str]:
+    """The ids of the queries that a document answers."""
+    return (query for query, grades in judgements.items() if any(grade > 0 for grade in grades.values()))
+
+
+def _discounted(gains: Sequence[float]) -> float:
+    return sum(max(gain, 0.0) / math.log2(rank + 2) for rank, gain in enumerate(gains))

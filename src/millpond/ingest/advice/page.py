@@ -1,0 +1,189 @@
+"""The page of an advice: what each layout takes and keeps, drawn."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from millpond.ingest.advice.advisor import Advice, Measurement, quality
+from millpond.ingest.advice.layouts import QUANTIZATIONS, Layout
+from millpond.ingest.pages import charts
+from millpond.ingest.pages.charts import Point, bytes_text, check_charts
+from millpond.ingest.pages.environment import environment
+from millpond.ingest.pages.html_page import figure, page, section, side_by_side, table, write_page
+
+_COLORS = dict(zip(("vectors", *QUANTIZATIONS, "funnel"), ("blue", "teal", "purple", "orange", "red"), strict=True))
+_MILLION = 1_000_000
+
+
+def write_advice(
+    path: str | os.PathLike[str],
+    advice: Advice,
+    *,
+    source: str,
+    model: str,
+    commands: Mapping[Layout, str],
+    settings: Mapping[str, object] | None = None,
+) -> None:
+    """Write the page: one file that loads nothing, is printable, and follows dark or light colours.
+
+    Args:
+        path: The file; one that exists is replaced, at once.
+        advice: What was measured.
+        source: The source.
+        model: The model.
+        commands: The command line of each advised layout.
+        settings: More names and values to show.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        OSError: The file cannot be written.
+    """
+    check_charts()
+    write_page(path, advice_page(advice, source=source, model=model, commands=commands, settings=settings or {}))
+
+
+def advice_page(
+    advice: Advice, *, source: str, model: str, commands: Mapping[Layout, str], settings: Mapping[str, object]
+) -> str:
+    """The page of :func:`write_advice`, as HTML."""
+    metric = metric_name(advice)
+    full, smallest, lightest = advice.full, advice.smallest, advice.lightest
+    advised = [
+        section(title, describe(one, advice), code=commands.get(one.layout, ""))
+        for title, one in recommendations(advice)
+    ]
+    facts = {
+        "source": source,
+        "model": model,
+        "records searched": f"{advice.rows:,} of {advice.read:,}",
+        "queries": f"{advice.queries:,}",
+        "candidates that are rescored": f"{advice.candidates:,}",
+        **{name: str(value) for name, value in settings.items() if value is not None},
+    }
+    return page(
+        title="How to store these vectors",
+        subtitle=f"{source} · {model}",
+        tiles={
+            f"{metric} at full width": f"{quality(full):.4f}",
+            "full width": f"{bytes_text(full.stored_bytes)} a row",
+            "smallest that keeps it": f"{bytes_text(smallest.stored_bytes)} a row",
+            "least memory that keeps it": f"{bytes_text(lightest.scanned_bytes)} a row",
+        },
+        sections=[
+            *advised,
+            section("Read this with it", *advice.notes) if advice.notes else "",
+            side_by_side(
+                _trade_off("Memory", "scanned_bytes", advice, metric),
+                _trade_off("Storage", "stored_bytes", advice, metric),
+                _by_width(advice),
+            ),
+            _table(advice),
+            side_by_side(_facts("Settings", facts), _facts("Machine and versions", environment())),
+        ],
+        note=(
+            "Written by millpond. Every layout was searched exactly: what the index of a database misses comes on top, "
+            "and so does its own storage."
+        ),
+    )
+
+
+def recommendations(advice: Advice) -> list[tuple[str, Measurement]]:
+    """The advised layouts with their headings; one, if the smallest needs the least memory too."""
+    if advice.smallest == advice.lightest:
+        return [("The smallest that keeps it", advice.smallest)]
+    return [("The least storage that keeps it", advice.smallest), ("The least memory that keeps it", advice.lightest)]
+
+
+def describe(one: Measurement, advice: Advice) -> str:
+    """What an advised layout takes and keeps, in a sentence."""
+    full = advice.full
+    kept = f"{metric_name(advice)} {quality(one):.4f}, {quality(one) / (quality(full) or 1):.1%} of the full width's"
+    if advice.judged:
+        kept += f" (recall@{advice.k} {one.recall:.3f})"
+    memory = "" if one.scanned_bytes == one.stored_bytes else f", {bytes_text(one.scanned_bytes)} of it in memory"
+    databases = ", ".join(one.layout.databases)
+    searched = f" Searched with oversampling={advice.candidates / advice.k:g}." if one.layout.rescore else ""
+    return f"{one.layout.name}: {bytes_text(one.stored_bytes)} a row{memory}; {kept}. Stored by {databases}.{searched}"
+
+
+def metric_name(advice: Advice) -> str:
+    """What decides."""
+    return "nDCG@10" if advice.judged else f"recall@{advice.k}"
+
+
+def cells(one: Measurement, full: Measurement, *, judged: bool) -> list[str]:
+    """The columns of :func:`header` for a layout."""
+    return [
+        one.layout.name,
+        f"{one.recall:.4f}",
+        *([f"{one.ndcg:.4f}"] if judged and one.ndcg is not None else []),
+        f"{one.stored_bytes:,.0f}",
+        bytes_text(one.stored_bytes * _MILLION),
+        bytes_text(one.scanned_bytes * _MILLION),
+        f"{one.read_bytes / full.read_bytes:.1%}",
+        f"{one.seconds * 1e6:,.0f}",
+        ", ".join(one.layout.databases) or "-",
+    ]
+
+
+def header(advice: Advice) -> list[str]:
+    """The names of the columns."""
+    quality_names = [f"recall@{advice.k}", *(["nDCG@10"] if advice.judged else [])]
+    return ["layout", *quality_names, "bytes a row", "1 M rows", "in memory", "read a query", "numpy µs", "stored by"]
+
+
+def _trade_off(title: str, attribute: str, advice: Advice, metric: str) -> str:
+    sizes = [float(getattr(one, attribute)) for one in advice.measurements]
+    advised = {one.layout for _, one in recommendations(advice)}
+    points = [
+        Point(
+            x=size,
+            y=quality(one),
+            group=one.layout.kind,
+            name=f"{one.layout.name}: {bytes_text(size)} a row, {metric} {quality(one):.4f}",
+            best=not any(
+                other <= size and quality(two) >= quality(one) and (other < size or quality(two) > quality(one))
+                for other, two in zip(sizes, advice.measurements, strict=True)
+            ),
+            advised=one.layout in advised,
+            label=one.layout.widths,
+        )
+        for size, one in zip(sizes, advice.measurements, strict=True)
+    ]
+    kinds = [kind for kind in _COLORS if any(point.group == kind for point in points)]
+    summary = {
+        "scanned_bytes": "What a search compares, and what belongs in memory.",
+        "stored_bytes": "All vectors of a row, with those that only rescore.",
+    }[attribute]
+    summary += " On the line: nothing smaller is as good. Ringed: advised."
+    summary += f" Dashed: {100 * advice.keep:.4g} % of the full width."
+    least = advice.keep * quality(advice.full)
+    svg = charts.trade_off(points, _COLORS, least, title=title, x="bytes a row", y=metric)
+    return figure(f"{title} and {metric}", svg, summary=summary, keys={kind: _COLORS[kind] for kind in kinds})
+
+
+def _by_width(advice: Advice) -> str:
+    values = {
+        one.layout.width: quality(one) for one in advice.measurements if one.layout == Layout(width=one.layout.width)
+    }
+    title = f"{metric_name(advice)} by width"
+    if len(values) < 2:
+        return figure(title, None, empty="One width was measured; --widths adds more.")
+    svg = charts.widths(values, title=title, y=metric_name(advice))
+    return figure(title, svg, summary="Vectors in float32, cut to each width.")
+
+
+def _table(advice: Advice) -> str:
+    rows = [cells(one, advice.full, judged=advice.judged) for one in advice.measurements]
+    summary = (
+        "Stressed: no other layout that a database stores is as small, in memory and stored, and as good. Read a "
+        "query: bytes that an "
+        "exact search of a million rows reads, as a share of float32 at full width. The time is that of numpy here."
+    )
+    return table("All layouts", header(advice), rows, summary=summary, marked=[one.best for one in advice.measurements])
+
+
+def _facts(title: str, facts: Mapping[str, str]) -> str:
+    rows: Sequence[Sequence[str]] = list(facts.items())
+    return table(title, (), rows, numbers=False)

@@ -1,0 +1,273 @@
+"""Chunking: texts longer than a model reads, cut at paragraphs, sentences and words into pieces that it reads."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from millpond.blank import is_blank
+from millpond.errors import InvalidRequestError, MissingExtraError
+from millpond.ingest.record import Record
+
+if TYPE_CHECKING:
+    from millpond.engine.engine import Engine
+
+CHUNK_KEYS = ("chunk", "chunk_start", "chunk_end")
+"""The keys of a piece's metadata: its number, and the characters of the whole text that it holds."""
+
+_MARKDOWN_SUFFIXES = (".md", ".markdown")
+# Characters per token that are split at a time: the splitter's time grows with the square of a text without spaces.
+_WINDOW_PER_TOKEN = 64
+_WINDOW_GROWTH = 4
+# Characters per token of which a longer piece is counted only so far, if that is too much already.
+_COUNTED_PER_TOKEN = 6
+_SPARE_TOKENS = 16  # near the end of such a part a few tokens may be others
+# Pieces whose count is kept: the splitter asks for nearly half of them twice, within few calls.
+_KEPT_COUNTS = 64
+_BEFORE_WORD = re.compile(r"\s+(?=\S)")
+_JOINER = "\u200d"
+_SKIN_TONES = "".join(map(chr, range(0x1F3FB, 0x1F400)))
+# A text of ASCII has at most a token for each character, and a few for what a tokenizer puts before it.
+_SPARE_CHARACTERS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunking:
+    """How texts that are longer than the model reads are cut.
+
+    Attributes:
+        max_tokens: Most tokens of a piece, without special tokens and the prompt; ``None``: as many as the model reads.
+        overlap: How many tokens a piece repeats of the one before, or which share of ``max_tokens``; fewer, where whole
+            words have fewer. At most half of it.
+
+    Raises:
+        InvalidRequestError: A value out of its range.
+    """
+
+    max_tokens: int | None = None
+    overlap: int | float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _check_max_tokens(self.max_tokens)
+        if type(self.overlap) not in (int, float) or not 0 <= self.overlap < math.inf:
+            raise InvalidRequestError(f"overlap={self.overlap!r} must be a number of tokens, or a share from 0 to 0.5")
+        if isinstance(self.overlap, float) and self.overlap > 0.5:
+            raise InvalidRequestError(f"overlap={self.overlap!r} is more than half of a piece; choose 0 to 0.5")
+        if self.max_tokens is not None:
+            self.overlap_tokens(self.max_tokens)
+
+    def overlap_tokens(self, max_tokens: int) -> int:
+        """The overlap as a number of tokens.
+
+        Raises:
+            InvalidRequestError: It is more than half of ``max_tokens``.
+        """
+        tokens = self.overlap if isinstance(self.overlap, int) else int(self.overlap * max_tokens)
+        _check_overlap(tokens, max_tokens)
+        return tokens
+
+
+class Chunker:
+    """Cuts the texts of records into pieces of a number of tokens.
+
+    Args:
+        count_tokens: The number of tokens of a text, as the model counts them, without special tokens and prompt.
+        max_tokens: Most tokens of a piece.
+        overlap: Most tokens that a piece repeats of the one before, in whole words; at most half of ``max_tokens``.
+
+    Attributes:
+        settings: All but the tokenizer that decides where a text is cut: with another value, texts are cut again.
+
+    Raises:
+        InvalidRequestError: A number out of its range.
+        MissingExtraError: The splitter is not installed.
+    """
+
+    def __init__(self, count_tokens: Callable[[str], int], *, max_tokens: int, overlap: int = 0) -> None:
+        _check_max_tokens(max_tokens)
+        _check_overlap(overlap, max_tokens)
+        try:
+            library = import_module("semantic_text_splitter")
+        except ImportError:
+            raise MissingExtraError(
+                "cutting texts into chunks needs semantic-text-splitter: pip install 'millpond[chunking]'"
+            ) from None
+        self._library = library
+        self._count = lru_cache(_KEPT_COUNTS)(count_tokens)
+        self.max_tokens = max_tokens
+        self.overlap = overlap
+        self.settings = (
+            f"semantic-text-splitter {version('semantic-text-splitter')}, {max_tokens} tokens, {overlap} twice"
+        )
+        # The splitter's own overlap repeats whole sentences or paragraphs only: nothing, at most cuts.
+        self._texts = library.TextSplitter.from_callback(self._size, max_tokens - overlap)
+        self._markdown = library.MarkdownSplitter.from_callback(self._size, max_tokens - overlap)
+
+    @classmethod
+    def for_engine(cls, engine: Engine, chunking: Chunking) -> Chunker:
+        """A chunker whose pieces an engine reads whole, as documents.
+
+        Raises:
+            InvalidRequestError: The engine does not read as many tokens, or none of a text.
+            TypeError: The engine cannot count.
+        """
+        if not hasattr(engine, "count_tokens"):
+            raise TypeError(
+                f"engine is of type {type(engine).__name__}, which has no count_tokens; pass a millpond.Engine"
+            )
+        # Special tokens, and the prompt of documents.
+        (added,) = engine.count_tokens([""], role="document")
+        room = engine.spec.max_length - added
+        if room < 1:
+            raise InvalidRequestError(
+                f"the prompt and special tokens take {added} of max_length={engine.spec.max_length}, which leaves none "
+                "for a chunk; raise max_length"
+            )
+        max_tokens = room if chunking.max_tokens is None else chunking.max_tokens
+        if max_tokens > room:
+            raise InvalidRequestError(
+                f"max_tokens={max_tokens} is more than {engine.spec.name} reads of a text: max_length="
+                f"{engine.spec.max_length} without {added} for prompt and special tokens; choose at most {room}"
+            )
+
+        def count(text: str) -> int:
+            return engine.count_tokens([text], role="document")[0] - added
+
+        return cls(count, max_tokens=max_tokens, overlap=chunking.overlap_tokens(max_tokens))
+
+    def split(self, record: Record) -> list[Record]:
+        """The pieces of a record's text, in order.
+
+        A piece has its parent's id and metadata, its number in ``chunk``, and in its metadata ``chunk``,
+        ``chunk_start`` and ``chunk_end``: ``text[chunk_start:chunk_end]`` of the parent is the piece. A record is
+        returned as it is if its text fits or is blank, or if it is a piece itself.
+
+        Raises:
+            InvalidRequestError: One character alone has more tokens than a piece may have.
+        """
+        text = record.text
+        if is_chunk(record) or self._fits(text) or is_blank(text):
+            return [record]
+        markdown = record.id.lower().endswith(_MARKDOWN_SUFFIXES)
+        spans = self._spans(text, self._markdown if markdown else self._texts)
+        pieces: list[Record] = []
+        former = 0
+        for own, end in spans:
+            if is_blank(text[own:end]):
+                continue
+            start = former = self._with_overlap(text, former, own, end) if pieces and self.overlap else own
+            piece = text[start:end]
+            number = len(pieces)
+            span = dict(zip(CHUNK_KEYS, (number, start, end), strict=True))
+            pieces.append(Record(record.id, piece, {**record.metadata, **span}, chunk=number))
+        return pieces
+
+    def _with_overlap(self, text: str, former: int, start: int, end: int) -> int:
+        """Where the piece from ``start`` to ``end`` begins with the words before it that it repeats.
+
+        Args:
+            text: The whole text.
+            former: Where the piece before begins; this one begins later.
+            start: Where the new part of the piece begins.
+            end: Where it ends.
+        """
+        first = max(former + 1, start - _COUNTED_PER_TOKEN * self.overlap)
+        begins = [match.end() for match in _BEFORE_WORD.finditer(text, first, start)]
+        if not begins:  # a script without spaces
+            begins = [index for index in range(first, start) if not _is_joined(text, index)]
+        chosen = bisect_left(begins, True, key=lambda begin: self._count(text[begin:start]) <= self.overlap)
+        for begin in begins[chosen:]:
+            if self._count(text[begin:end]) <= self.max_tokens:
+                return begin
+        return start
+
+    def _fits(self, text: str) -> bool:
+        if len(text) <= self.max_tokens - _SPARE_CHARACTERS and text.isascii():
+            return True
+        return self._size(text) <= self.max_tokens
+
+    def _size(self, text: str) -> int:
+        """The tokens of a text; of one that has too many, at least more than a piece may have."""
+        counted = _COUNTED_PER_TOKEN * self.max_tokens
+        if len(text) > 2 * counted:
+            size = self._count(text[:counted])
+            if size > self.max_tokens + _SPARE_TOKENS:
+                return size
+        return self._count(text)
+
+    def _spans(self, text: str, splitter: Any) -> Iterator[tuple[int, int]]:
+        """Where the pieces of a text begin and end, split a window at a time."""
+        start = 0
+        window = _WINDOW_PER_TOKEN * self.max_tokens
+        while True:
+            part = text[start : start + window]
+            pieces = [(start + offset, start + offset + len(piece)) for offset, piece in splitter.chunk_indices(part)]
+            if start + window >= len(text):
+                for span in pieces:
+                    yield from self._checked(text, span)
+                return
+            if len(pieces) < 2:
+                window *= _WINDOW_GROWTH
+                continue
+            # The last piece may end where the window does; the next window begins with it.
+            for span in pieces[:-1]:
+                yield from self._checked(text, span)
+            start = pieces[-1][0]
+            window = _WINDOW_PER_TOKEN * self.max_tokens
+
+    def _checked(self, text: str, span: tuple[int, int], limit: int | None = None) -> Iterator[tuple[int, int]]:
+        """The span, or parts of it if it has too many tokens: tokens do not add up for every tokenizer."""
+        start, end = span
+        if self._size(text[start:end]) <= self.max_tokens:
+            yield span
+            return
+        limit = (limit or self.max_tokens) // 2
+        if end - start == 1 or limit == 0:
+            raise InvalidRequestError(
+                f"the text at character {start} has more than max_tokens={self.max_tokens} tokens in one word of "
+                f"{end - start} characters that cannot be cut; raise max_tokens"
+            )
+        for offset, piece in self._library.TextSplitter.from_callback(self._size, limit).chunk_indices(text[start:end]):
+            yield from self._checked(text, (start + offset, start + offset + len(piece)), limit)
+
+
+def is_chunk(record: Record) -> bool:
+    """Whether a record is a piece that :meth:`Chunker.split` made, also if it was stored and read again."""
+    if record.chunk:
+        return True
+    number, start, end = (record.metadata.get(key) for key in CHUNK_KEYS)
+    return number == 0 and type(start) is int and type(end) is int and end - start == len(record.text)
+
+
+def _is_joined(text: str, index: int) -> bool:
+    """Whether a character belongs to the one before it: an accent, or a part of an emoji."""
+    character = text[index]
+    return (
+        unicodedata.category(character)[0] == "M"
+        or character == _JOINER
+        or text[index - 1 : index] == _JOINER
+        or character in _SKIN_TONES
+    )
+
+
+def _check_max_tokens(max_tokens: object) -> None:
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+        raise InvalidRequestError(f"max_tokens={max_tokens!r} must be an int from 1")
+
+
+def _check_overlap(overlap: object, max_tokens: int) -> None:
+    if isinstance(overlap, bool) or not isinstance(overlap, int) or overlap < 0:
+        raise InvalidRequestError(f"overlap={overlap!r} must be an int from 0")
+    if 2 * overlap > max_tokens:
+        raise InvalidRequestError(
+            f"overlap={overlap} is more than half of max_tokens={max_tokens}; choose at most {max_tokens // 2}"
+        )

@@ -1,0 +1,1 @@
+"""Pages about a run: one HTML file each, which loads nothing."""

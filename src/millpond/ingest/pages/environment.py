@@ -1,0 +1,42 @@
+"""The processor and the versions that figures were measured with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+_PACKAGES = (
+    "millpond", "torch", "transformers", "numpy", "millpond-qdrant", "millpond-milvus", "millpond-lancedb",
+    "millpond-pgvector", "qdrant-client", "qdrant-edge-py", "pymilvus", "milvus-lite", "lancedb", "psycopg", "ray",
+)  # fmt: skip
+
+
+def processor() -> str:
+    """The processor's product name, which ``platform`` does not return on Linux."""
+    if sys.platform == "linux":
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def environment() -> dict[str, str]:
+    """Processor, cores that this process may use, system and versions of the installed packages."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    facts = {
+        "processor": f"{processor()}, {cores} cores",
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+    torch = sys.modules.get("torch")  # not imported for this alone
+    if torch is not None and torch.cuda.is_available():
+        facts["accelerator"] = torch.cuda.get_device_name()
+    for package in _PACKAGES:
+        try:
+            facts[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return facts

@@ -1,0 +1,425 @@
+"""The advice: codes by hand, sizes, trade-offs, samples, judgements, and what is refused."""
+
+import json
+import logging
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.tiny import write_checkpoint
+
+from millpond.engine.engine import Engine
+from millpond.errors import InvalidDimensionsError, InvalidRequestError, SourceNotFoundError
+from millpond.ingest import Record, Rejected
+from millpond.ingest.advice.advisor import Advice, advise, quality
+from millpond.ingest.advice.beir import beir_folder
+from millpond.ingest.advice.codes import quantize, round_bfloat16, store
+from millpond.ingest.advice.judgements import ndcg, read_judgements
+from millpond.ingest.advice.layouts import DATABASES, DATATYPES, Layout, layouts
+from millpond.ingest.advice.page import advice_page
+from millpond.ingest.neighbors import nearest
+
+
+def unit(rows):
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return unit(np.random.default_rng(0).normal(size=(300, 20)) * np.linspace(2, 0.2, 20))
+
+
+@pytest.fixture(scope="module")
+def queries():
+    return unit(np.random.default_rng(1).normal(size=(9, 20)) * np.linspace(2, 0.2, 20))
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    folder = write_checkpoint(tmp_path_factory.mktemp("advice") / "model", "bert")
+    with Engine(folder, hf_overrides={"is_matryoshka": True}) as engine:
+        yield engine
+
+
+TEXTS = [f"the {noun} {verb} {number}" for number in range(10) for noun in ("wing", "lake") for verb in ("a", "be")]
+QUERIES = [f"what {noun} {number}" for number in range(8) for noun in ("wing", "lake")]
+
+
+def advised(engine, source=TEXTS, queries=QUERIES, **options):
+    return advise(source, queries=queries, engine=engine, show_progress=False, **options)
+
+
+# Codes
+
+
+def test_float32_is_the_exact_search(rows, queries):
+    codes = store(rows, "float32")
+    np.testing.assert_array_equal(codes.search(queries, 7), nearest(queries, rows, 7))
+    assert codes.bytes == 80
+
+
+def test_bfloat16_rounds_as_torch_does(rows):
+    torch = pytest.importorskip("torch")
+    values = np.concatenate([rows, rows * 1e-6, -rows * 1e5])
+    expected = torch.from_numpy(values).to(torch.bfloat16).to(torch.float32).numpy()
+    np.testing.assert_array_equal(round_bfloat16(values), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_per_row", "least"),
+    [("float16", 40, 0.98), ("bfloat16", 40, 0.9), ("int8", 20, 0.85), ("uint8", 20, 0.85), ("bit", 3, 0.2)],
+)
+def test_a_datatype_takes_its_bytes_and_keeps_its_neighbours(rows, queries, name, bytes_per_row, least):
+    codes = store(rows, name)
+    exact = nearest(queries, rows, 10)
+    shared = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(codes.search(queries, 10), exact, strict=True)])
+    assert codes.bytes == bytes_per_row and least <= shared <= 1
+    assert name in ("float16", "bfloat16") or shared < 1
+
+
+def test_bits_are_sorted_by_the_number_of_equal_signs(queries, rows):
+    different = ((queries[:, None] > 0) != (rows[None] > 0)).sum(axis=2)
+    expected = np.argsort(different, axis=1, kind="stable")[:, :25]
+    np.testing.assert_array_equal(store(rows, "bit").search(queries, 25), expected)
+    candidates = np.sort(expected[:, ::-1], axis=1)
+    np.testing.assert_array_equal(store(rows, "bit").rescore(queries, candidates, 25), expected)
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 63, 64, 65, 130])
+def test_bits_of_any_width_are_not_mixed_with_padding(width):
+    random = np.random.default_rng(width)
+    rows, queries = (
+        random.normal(size=(40, width)).astype(np.float32),
+        random.normal(size=(3, width)).astype(np.float32),
+    )
+    different = ((queries[:, None] > 0) != (rows[None] > 0)).sum(axis=2)
+    np.testing.assert_array_equal(store(rows, "bit").search(queries, 40), np.argsort(different, axis=1, kind="stable"))
+
+
+def test_uint8_is_compared_by_the_distance_of_its_codes(rows, queries):
+    def codes(floats):
+        return np.clip(np.rint(floats * 127 * max(1, 20**0.5 / 8)) + 128, 0, 255)
+
+    distances = ((codes(queries)[:, None] - codes(rows)[None]) ** 2).sum(axis=2)
+    found = store(rows, "uint8").search(queries, 5)
+    np.testing.assert_array_equal(np.take_along_axis(distances, found, axis=1), np.sort(distances, axis=1)[:, :5])
+
+
+def test_scalar_codes_have_128_steps_between_the_quantiles(rows, queries):
+    low, high = np.quantile(rows, [0.005, 0.995])
+    step = (high - low) / 127
+
+    def codes(floats):
+        return np.clip(np.rint((floats - low) / step), 0, 127) * step + low
+
+    scores = codes(queries) @ codes(rows).T
+    found = quantize(rows, "scalar").search(queries, 5)
+    best = np.take_along_axis(scores, found, axis=1)
+    np.testing.assert_allclose(best, -np.sort(-scores, axis=1)[:, :5], atol=1e-4)
+    assert quantize(rows, "scalar").bytes == 24 and quantize(rows, "binary").bytes == 3
+
+
+def test_product_codes_are_exact_for_few_rows_and_lossy_for_many(queries):
+    random = np.random.default_rng(2)
+    few, many = unit(random.normal(size=(200, 20))), unit(random.normal(size=(3000, 20)))
+    np.testing.assert_array_equal(quantize(few, "product").search(queries, 9), nearest(queries, few, 9))
+    codes = quantize(many, "product")
+    found, exact = codes.search(queries, 50), nearest(queries, many, 50)
+    shared = np.mean([len(set(a) & set(b)) / 50 for a, b in zip(found, exact, strict=True)])
+    assert codes.bytes == 5 and 0.5 < shared < 0.98
+    np.testing.assert_array_equal(found, quantize(many, "product").search(queries, 50))  # the same seed
+
+
+def test_rescoring_sorts_the_candidates_by_the_stored_vectors(rows, queries):
+    candidates = quantize(rows, "binary").search(queries, 100)
+    found = store(rows, "float32").rescore(queries, candidates, 10)
+    for query, listed, best in zip(queries, candidates, found, strict=True):
+        scores = rows[listed] @ query
+        assert best.tolist() == listed[np.argsort(-scores)[:10]].tolist()
+
+
+# Layouts
+
+
+def test_layouts_are_all_different_and_each_but_bits_alone_is_stored_by_a_database():
+    every = list(layouts([8, 16, 32]))
+    assert len(set(every)) == len(every) == 3 * (6 + 12) + 2 * 6
+    assert [one for one in every if not one.databases] == [Layout(width=d, datatype="bit") for d in (8, 16, 32)]
+    assert Layout(width=32, coarse=8, datatype="int8") in every
+    assert list(layouts([32])) == [one for one in every if one.width == 32 and not one.coarse]
+    for database in DATABASES:
+        mine = list(layouts([8, 16, 32], DATATYPES, database))
+        assert mine == [one for one in every if database in one.databases] and 0 < len(mine) < len(every)
+
+
+def test_a_command_names_widths_type_and_copy():
+    layout = Layout(width=384, datatype="float16", quantization="binary", rescore=True)
+    assert layout.name == "384 float16 + binary, rescored"
+    assert layout.command("a b.jsonl", "m", options=["--id", "_id"]) == (
+        "millpond ingest 'a b.jsonl' --model m --to 'qdrant+http://localhost:6333#docs' --dimensions 384 "
+        "--datatype float16 --index-quantization binary --id _id"
+    )
+    funnel = Layout(width=384, coarse=128)
+    assert funnel.name == "128 -> 384 float32" and "--dimensions 128,384" in funnel.command("x", "m")
+    assert "lancedb+path" in funnel.command("x", "m", database="lancedb")
+    bits = Layout(width=384, coarse=128, datatype="bit")
+    assert bits.name == "128 bit -> 384 float32" and bits.databases == ("pgvector",)
+    assert "pgvector+postgresql://localhost/db#docs --dimensions 128,384 --datatype bit" in bits.command(
+        "x", "m"
+    ).replace("'", "")
+
+
+# Advice
+
+
+def test_every_layout_is_measured_against_the_full_width(engine):
+    native = engine.spec.dimensions
+    advice = advised(engine, k=5, widths=[4, 8])
+    assert [one.layout for one in advice.measurements] == list(layouts([4, 8, native]))
+    assert advice.full.layout == Layout(width=native) and advice.full.recall == 1.0 and advice.full.keeps
+    assert (advice.rows, advice.read, advice.queries, advice.judged) == (40, 40, 16, False)
+    by_layout = {one.layout: one for one in advice.measurements}
+    for one in advice.measurements:
+        assert 0 <= one.recall <= 1 and one.scanned_bytes <= one.stored_bytes and one.ndcg is None
+        if one.layout.rescore or one.layout.coarse:  # 100 candidates of 40 rows: only the stored vectors decide
+            alone = Layout(width=one.layout.width, datatype=one.layout.final_datatype)
+            assert one.recall == by_layout[alone].recall
+    funnel = by_layout[Layout(width=native, coarse=4)]
+    assert (funnel.stored_bytes, funnel.scanned_bytes) == (4 * native + 16, 16)
+    assert funnel.read_bytes == 16e6 + 40 * 4 * native
+    copy = by_layout[Layout(width=native, datatype="float16", quantization="binary", rescore=True)]
+    assert (copy.stored_bytes, copy.scanned_bytes) == (2 * native + math.ceil(native / 8), math.ceil(native / 8))
+    bits = by_layout[Layout(width=native, coarse=8, datatype="bit")]
+    assert (bits.stored_bytes, bits.scanned_bytes, bits.recall) == (4 * native + 1, 1, 1.0)
+    assert any("16 queries" in note for note in advice.notes) and any("40 records" in note for note in advice.notes)
+
+
+def test_the_best_are_those_that_no_other_layout_beats(engine):
+    advice = advised(engine, k=3, widths=[2, 8])
+    for one in advice.measurements:
+        beaten = [
+            other
+            for other in advice.measurements
+            if other.layout.databases
+            and other.stored_bytes <= one.stored_bytes
+            and other.scanned_bytes <= one.scanned_bytes
+            and other.recall >= one.recall
+            and (other.stored_bytes, other.scanned_bytes, -other.recall)
+            != (one.stored_bytes, one.scanned_bytes, -one.recall)
+        ]
+        assert one.best == (bool(one.layout.databases) and not beaten), one.layout.name
+    keeping = [one for one in advice.measurements if one.recall >= 0.99]
+    assert [one for one in advice.measurements if one.keeps] == keeping
+    keeping = [one for one in keeping if one.layout.databases]
+    assert advice.smallest.stored_bytes == min(one.stored_bytes for one in keeping)
+    assert advice.lightest.scanned_bytes == min(one.scanned_bytes for one in keeping)
+
+
+def test_a_database_limits_what_is_advised(engine):
+    advice = advised(engine, k=3, widths=[8], database="lancedb")
+    assert {one.layout.datatype for one in advice.measurements} == {"float32", "float16"}
+    assert all(one.layout.quantization is None for one in advice.measurements)
+
+
+def test_the_advice_repeats(engine):
+    first, second = (advised(engine, k=5, sample=25, widths=[8]) for _ in range(2))
+    plain = [[replace(one, seconds=0.0) for one in advice.measurements] for advice in (first, second)]
+    assert plain[0] == plain[1] and first.notes == second.notes
+
+
+def test_a_sample_is_said_and_holds_every_judged_document(engine):
+    records = [Record(f"r{i}", text) for i, text in enumerate(TEXTS)]
+    asked = [{"id": f"q{i}", "text": text} for i, text in enumerate(QUERIES)]
+    judged = {"q0": {"r7": 1, "r39": 2}, "q1": {"r3": 1}, "q9": {"r1": 0}, "q77": {"r2": 1}}
+    advice = advised(engine, records, asked, judgements=judged, sample=5, k=2, widths=[8])
+    assert (advice.rows, advice.read, advice.queries) == (5, 40, 2)
+    assert advice.judged and advice.full.ndcg is not None and 0 < advice.full.ndcg <= 1
+    text = " ".join(advice.notes)
+    assert "14 of 16 queries have no relevant document" in text and "1 judged queries are not among" in text
+    assert "5 of 40 records are searched" in text
+    tiny = advised(engine, records, asked, judgements=judged, sample=1, k=2, widths=[8])
+    assert tiny.rows == 3  # the judged ones, though more than the sample
+
+
+def test_the_sample_is_not_the_beginning_of_the_source(engine):
+    seen = []
+
+    class Spy:
+        spec = engine.spec
+
+        def embed(self, texts, role, **options):
+            if role == "document":
+                seen.extend(texts)
+            return engine.embed(texts, role=role, **options)
+
+    advised(Spy(), [f"text {i}" for i in range(400)], sample=40, k=2)
+    numbers = [int(text.split()[1]) for text in seen]
+    assert len(set(numbers)) == 40 and 120 < np.mean(numbers) < 280
+
+
+def test_with_judgements_the_ndcg_decides(engine):
+    records = [Record(str(i), text) for i, text in enumerate(TEXTS)]
+    asked = [Record(f"q{i}", text) for i, text in enumerate(QUERIES)]
+    found = advised(engine, records, asked, k=1)
+    judged = {f"q{i}": {str(i): 1.0} for i in range(len(QUERIES))}
+    advice = advised(engine, records, asked, judgements=judged, k=1, keep=1.0)
+    assert not found.judged and quality(found.full) == 1.0
+    assert quality(advice.full) == advice.full.ndcg < 1
+    assert all(one.keeps == (one.ndcg >= advice.full.ndcg - 1e-9) for one in advice.measurements)
+
+
+def test_documents_that_no_one_has_are_counted_as_missed_and_said(engine):
+    judged = {"q": {"r1": 1, "gone": 1, "lost": 1}}
+    records = [Record(f"r{i}", text) for i, text in enumerate(TEXTS)]
+    advice = advised(engine, records, [Record("q", TEXTS[1])], judgements=judged, k=3, widths=[8])
+    assert any("2 of 3 judged documents are not in the source" in note for note in advice.notes)
+    assert any(note.startswith("1 query:") for note in advice.notes)
+    gain = advice.full.ndcg * (1 + 1 / math.log2(3) + 0.5)  # three relevant documents, of which one can be found
+    assert any(gain == pytest.approx(1 / math.log2(rank + 1)) for rank in range(1, 11))
+
+
+def test_blank_and_broken_items_are_left_out_and_said(engine, caplog):
+    source = [*TEXTS, "  ", {"id": 1}, Rejected(where="x:3", reason="not JSON"), 7, {"id": "a", "text": "good"}]
+    with caplog.at_level(logging.WARNING):
+        advice = advised(engine, source, [*QUERIES, "", "again"], k=2, widths=[8])
+    assert (advice.rows, advice.queries) == (41, 17)
+    assert any("left out 4 of the records" in record.getMessage() for record in caplog.records)
+    assert any("left out 1 of the queries" in record.getMessage() for record in caplog.records)
+
+
+def test_of_an_id_that_comes_twice_the_last_record_counts(engine):
+    source = [Record("a", TEXTS[0]), Record("b", TEXTS[1]), Record("a", TEXTS[2])]
+    advice = advised(engine, source, k=2, widths=[8])
+    assert (advice.rows, advice.read) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"queries": []}, "there is no query", id="no queries"),
+        pytest.param({"queries": ["", " "]}, "there is no query", id="blank queries"),
+        pytest.param({"source": []}, "no record with a visible character", id="empty source"),
+        pytest.param({"source": ["one", "two"]}, "k=10 is more than the source's 2 records", id="k above rows"),
+        pytest.param({"k": 0}, "k=0 is no number of rows", id="k of 0"),
+        pytest.param({"k": True}, "k=True is no number", id="k of True"),
+        pytest.param({"keep": 1.5}, "keep=1.5 is no share", id="keep above 1"),
+        pytest.param({"keep": 0}, "keep=0 is no share", id="keep of 0"),
+        pytest.param({"sample": 0}, "sample=0 is no number", id="sample of 0"),
+        pytest.param({"datatypes": ["float8"]}, "choose among float32", id="datatype"),
+        pytest.param({"database": "oracle"}, "choose one of qdrant", id="database"),
+        pytest.param({"judgements": {"x": {"1": 1}}}, "no query is judged", id="judgements of other queries"),
+        pytest.param({"judgements": {"1": {"1": 0}}}, "no query is judged", id="nothing relevant"),
+        pytest.param({"judgements": {"1": {"x": 1}}}, "no judged document is in the source", id="other documents"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_with_a_way_out(engine, options, message):
+    with pytest.raises(InvalidRequestError, match=re.escape(message)):
+        advised(engine, **options)
+
+
+def test_widths_follow_the_rule_of_the_model(engine, tmp_path):
+    with pytest.raises(InvalidDimensionsError, match="is more than"):
+        advised(engine, widths=[100_000])
+    with Engine(write_checkpoint(tmp_path / "plain", "bert")) as plain:
+        with pytest.raises(InvalidDimensionsError, match="is_matryoshka"):
+            advised(plain, widths=[8])
+        advice = advised(plain)
+        assert {one.layout.width for one in advice.measurements} == {plain.spec.dimensions}
+
+
+def test_what_is_no_source_is_a_type_error(engine):
+    with pytest.raises(TypeError, match="records: int is not iterable"):
+        advised(engine, 7)
+
+
+# Judgements
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\td 2\t0\nq2\td1\t1\n",
+        "\ufeffquery-id\tcorpus-id\tscore\r\nq1\td1\t2\r\n\r\nq1\td 2\t0\r\nq2\td1\t1",
+        "q1\tQ0\td1\t2\nq1\tQ0\td 2\t0\nq2\tQ0\td1\t1\n",
+    ],
+    ids=["beir", "bom and crlf", "trec with tabs"],
+)
+def test_judgements_are_read_from_beir_and_trec(tmp_path, text):
+    (tmp_path / "qrels").write_text(text, encoding="utf-8", newline="")
+    assert read_judgements(tmp_path / "qrels") == {"q1": {"d1": 2.0, "d 2": 0.0}, "q2": {"d1": 1.0}}
+
+
+def test_judgements_with_spaces_are_trec(tmp_path):
+    (tmp_path / "qrels").write_text("1 0 51 3\n1  0  12 -1\n2 0 7 1\n")
+    assert read_judgements(tmp_path / "qrels") == {"1": {"51": 3.0, "12": -1.0}, "2": {"7": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no judgement"),
+        (b"query-id\tcorpus-id\tscore\n", "holds no judgement"),
+        (b"q1\td1\t2\nq1\td2\thigh\n", "qrels:2: 'q1 d2 high' is no judgement"),
+        (b"q1\td1\tnan\n", "qrels:1"),
+        (b"q1 d1\n", "qrels:1"),
+        (b"q1\t\t1\n", "qrels:1"),
+        (b"\xff\xfe\x00", "is not UTF-8"),
+    ],
+    ids=["empty", "only a header", "a word as grade", "nan", "two fields", "an empty id", "not text"],
+)
+def test_a_file_that_holds_no_judgements_is_refused(tmp_path, content, message):
+    (tmp_path / "qrels").write_bytes(content)
+    with pytest.raises(InvalidRequestError, match=message):
+        read_judgements(tmp_path / "qrels")
+
+
+def test_a_missing_file_of_judgements_is_named(tmp_path):
+    with pytest.raises(SourceNotFoundError, match="no file of judgements"):
+        read_judgements(tmp_path / "none.tsv")
+
+
+def test_ndcg_by_hand():
+    grades = {"a": 3.0, "b": 1.0, "c": -1.0}
+    ideal = 3 + 1 / math.log2(3)
+    assert ndcg(["b", "x", "a"], grades) == pytest.approx((1 + 3 / 2) / ideal)
+    assert ndcg(["c"], grades) == 0.0 and ndcg(["a", "b"], grades) == 1.0
+    assert ndcg(["x", "a"], grades, k=1) == 0.0 and ndcg(["a"], {}) == 0.0
+
+
+def test_a_beir_folder_has_titles_before_texts(tmp_path):
+    assert beir_folder(tmp_path) is None
+    documents = [
+        {"_id": "1", "title": " A ", "text": "b"},
+        {"_id": "2", "text": "c"},
+        {"_id": "3", "title": "d", "text": ""},
+    ]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, documents)) + "\n{broken\n")
+    found = beir_folder(tmp_path)
+    items = list(found.documents())
+    assert [(item.id, item.text) for item in items[:3]] == [("1", "A b"), ("2", "c"), ("3", "d")]
+    assert isinstance(items[3], Rejected) and found.queries is None and found.judgements is None
+    (tmp_path / "qrels").mkdir()
+    for name in ("dev.tsv", "train.tsv"):
+        (tmp_path / "qrels" / name).touch()
+    with pytest.raises(InvalidRequestError, match=r"dev\.tsv, train\.tsv"):
+        beir_folder(tmp_path)
+    (tmp_path / "qrels" / "test.tsv").touch()
+    assert beir_folder(tmp_path).judgements == tmp_path / "qrels" / "test.tsv"
+
+
+# The page
+
+
+def test_the_page_draws_every_layout_and_shows_the_commands(engine):
+    advice = advised(engine, k=3, widths=[8])
+    commands = {advice.smallest.layout: "millpond <x>", advice.lightest.layout: "millpond <x>"}
+    page = advice_page(
+        advice, source="<docs>", model="m&m", commands=commands, settings={"device": "cpu", "none": None}
+    )
+    assert page.count("<svg") == 3 and "millpond &lt;x&gt;" in page and "<docs>" not in page
+    assert page.count('<th scope="row">') >= len(advice.measurements)
+    assert page.count('class="marked"') == sum(one.best for one in advice.measurements)
+    assert page.count("<title>") >= 2 * len(advice.measurements)  # a reader who points at a point learns what it is
+    assert isinstance(advice, Advice)
