@@ -454,6 +454,23 @@ def test_a_timeout_that_is_none_is_refused(timeout: Any) -> None:
         QdrantSink(":memory:", "docs", timeout=timeout)
 
 
+@pytest.mark.parametrize("key", ["hunter2\n", " hunter2", "hünter2", "hun\x00ter2"], ids=ascii)
+def test_a_key_that_no_header_takes_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    if "\0" in key:
+        monkeypatch.setattr("os.environ", {"QDRANT_API_KEY": key})
+    else:
+        monkeypatch.setenv("QDRANT_API_KEY", key)
+    with pytest.raises(InvalidRequestError, match="QDRANT_API_KEY holds a character") as caught:
+        QdrantSink("https://127.0.0.1:1", "docs")
+    assert "ter2" not in str(caught.value)
+
+
+def test_a_proxy_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "ftp://proxy.example:1")
+    with pytest.raises(InvalidRequestError, match="the proxy that the environment names .* cannot be used .*NO_PROXY"):
+        QdrantSink("http://qdrant.example:6333", "docs")
+
+
 def test_an_index_has_the_same_deadline_and_classes(engine: Engine, server: Server) -> None:
     server.fault = hangs
     with pytest.raises(SinkUnavailableError, match="did not answer a look for the collection: .*Connect"):
