@@ -20,6 +20,7 @@ import httpcore
 import httpx
 import numpy as np
 import pytest
+from qdrant_client import models
 
 from millpond import Engine, InvalidRequestError
 from millpond.errors import SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
@@ -301,6 +302,7 @@ def test_nonsense_is_final(engine: Engine, server: Server, body: bytes, message:
     assert server.writes == 1
 
 
+@pytest.mark.skipif(not hasattr(models.UpdateStatus, "WAIT_TIMEOUT"), reason="a client that knows no such status")
 def test_a_write_that_the_server_did_not_finish_waiting_for_may_be_sent_again(engine: Engine, server: Server) -> None:
     server.fault = sends(http(200, ok({"operation_id": 0, "status": "wait_timeout"})))
     error = failure(engine, f"http://{server.address}")
