@@ -9,9 +9,11 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 
 import pytest
 
+from millpond.ingest import progress_bar
 from millpond.ingest.progress_bar import IngestProgress
 
 RUN = """
@@ -194,3 +196,27 @@ def test_it_is_drawn_at_most_five_times_a_second(monkeypatch):
                 clock.now += 0.001
                 bar.update(read=done, finished=done)
     assert 9 <= read_all(leader).count("records in") <= 13
+
+
+def test_a_bar_that_nobody_updates_shows_its_time_and_what_the_engine_computes(monkeypatch):
+    monkeypatch.setattr(progress_bar, "_TICK", 0.001)
+    leader, follower = open_terminal()
+    clock = Clock()
+    drawn = threading.Event()
+
+    def computed():
+        if clock.now == 90:
+            drawn.set()
+        return int(clock.now * 10)
+
+    with os.fdopen(follower, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with IngestProgress(show=True, total=5000, computed=computed, clock=clock) as bar:
+            clock.now = 30
+            bar.update(read=4096, finished=100, embedded=100)
+            clock.now = 90
+            assert drawn.wait(30)
+        assert not [thread for thread in threading.enumerate() if thread.name == "millpond-progress"]
+    output = read_all(leader)
+    assert "100/5,000 records in 00:30, 3.3/s" in output and ", 200 computed" in output
+    assert "100/5,000 records in 01:30, 0.0/s" in output and ", 800 computed" in output

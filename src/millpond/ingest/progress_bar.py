@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 _INTERVAL = 0.2  # seconds between two drawings
+_TICK = 1.0  # seconds after which a bar that nobody updates is drawn again: its clock goes on
 _RATE_SECONDS = 10.0  # what is older counts less than 1 / e in the rate
 
 
@@ -35,6 +36,8 @@ class IngestProgress:
         show: Draw it, if standard error is a terminal or this is a notebook.
         total: Number of records, if it is known.
         size: Bytes of the source, if only they are known: the share of them that is finished is then drawn.
+        computed: Returns how many texts the engine has computed since the run began. A call of many texts takes long;
+            meanwhile this number moves.
         clock: Returns seconds.
     """
 
@@ -44,6 +47,7 @@ class IngestProgress:
         show: bool,
         total: int | None = None,
         size: int | None = None,
+        computed: Callable[[], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
@@ -61,8 +65,15 @@ class IngestProgress:
         self._shares = _Rate()  # of the bar: records or bytes
         self._finished = 0
         self._counts: dict[str, int] = {}
+        self._computed = computed
+        self._last: dict[str, Any] = {"read": 0, "finished": 0}
         if not self._bar.disable:
             self._draw(self._start, "")
+            stopped = threading.Event()
+            ticker = threading.Thread(target=self._tick, args=[stopped], name="millpond-progress", daemon=True)
+            ticker.start()
+            self._stack.callback(ticker.join)
+            self._stack.callback(stopped.set)  # called first
             if not in_notebook():  # there the log has an area of its own
                 self._stack.enter_context(_log_above_bar())
 
@@ -100,6 +111,16 @@ class IngestProgress:
         """
         if self._bar.disable:
             return
+        self._last = {
+            "read": read,
+            "finished": finished,
+            "cached": cached,
+            "embedded": embedded,
+            "failed": failed,
+            "retried": retried,
+            "queues": queues,
+            "position": position,
+        }
         now = self._clock()
         if now - self._drawn < _INTERVAL:
             return
@@ -120,7 +141,7 @@ class IngestProgress:
             self._counts = {"cached": cached, "embedded": embedded, "failed": failed, "retried": retried}
             self._drawn = now
             depths = "".join(f", {name} {waiting}/{limit}" for name, (waiting, limit) in (queues or {}).items())
-            self._draw(now, f"{self._rates()}{self._facts()}{depths}")
+            self._draw(now, f"{self._rates()}{self._ahead()}{self._facts()}{depths}")
 
     def finish(self, *, finished: int, cached: int = 0, embedded: int = 0, failed: int = 0, retried: int = 0) -> None:
         """Draw the end of a run that read its whole source: the whole bar, and the mean rate."""
@@ -139,6 +160,10 @@ class IngestProgress:
         self._stack.close()
         self._bar.close()
 
+    def _tick(self, stopped: threading.Event) -> None:
+        while not stopped.wait(_TICK):
+            self.update(**self._last)
+
     def _draw(self, now: float, text: str) -> None:
         bar = self._bar
         of = "" if self._total is None else f"/{self._total:,}"
@@ -153,6 +178,11 @@ class IngestProgress:
         if self._bar.total and speed > 0:
             text += f", {self._bar.format_interval(round((self._bar.total - self._bar.n) / speed))} left"
         return text
+
+    def _ahead(self) -> str:
+        """What the engine has computed of calls that have not ended."""
+        ahead = 0 if self._computed is None else self._computed() - self._counts["embedded"]
+        return f", {ahead:,} computed" if ahead > 0 else ""
 
     def _facts(self) -> str:
         counts = self._counts

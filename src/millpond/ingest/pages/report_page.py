@@ -267,7 +267,7 @@ def _facts(title: str, facts: Mapping[str, object]) -> str:
 
 
 def _subtitle(settings: Mapping[str, object]) -> str:
-    names = [_value(settings[name]) for name in ("source", "to", "model") if settings.get(name)]
+    names = [_value(settings[name]) for name in ("source", "to", "collection", "model") if settings.get(name)]
     return " · ".join([*names, datetime.now().astimezone().isoformat(" ", "minutes")])
 
 
