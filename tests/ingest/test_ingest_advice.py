@@ -62,7 +62,8 @@ def test_float32_is_the_exact_search(rows, queries):
 
 def test_bfloat16_rounds_as_torch_does(rows):
     torch = pytest.importorskip("torch")
-    values = np.concatenate([rows, rows * 1e-6, -rows * 1e5])
+    halves = np.array([[1 + n * 2**-8 for n in range(20)]], np.float32)  # every second one between two bfloat16
+    values = np.concatenate([rows, rows * 1e-6, -rows * 1e5, halves, -halves])
     expected = torch.from_numpy(values).to(torch.bfloat16).to(torch.float32).numpy()
     np.testing.assert_array_equal(round_bfloat16(values), expected)
 
@@ -215,6 +216,13 @@ def test_the_best_are_those_that_no_other_layout_beats(engine):
     keeping = [one for one in keeping if one.layout.databases]
     assert advice.smallest.stored_bytes == min(one.stored_bytes for one in keeping)
     assert advice.lightest.scanned_bytes == min(one.scanned_bytes for one in keeping)
+
+
+def test_what_no_database_stores_is_measured_and_not_advised(engine):
+    advice = advised(engine, k=3, widths=[8], keep=0.01)
+    bits = next(one for one in advice.measurements if one.layout == Layout(width=8, datatype="bit"))
+    assert bits.keeps and not bits.best and bits.stored_bytes == min(one.stored_bytes for one in advice.measurements)
+    assert all(one.layout.databases for one in (advice.smallest, advice.lightest))
 
 
 def test_a_database_limits_what_is_advised(engine):
