@@ -1,4 +1,4 @@
-# Every target first installs what it needs: a virtual environment, torch, and the five packages with all development
+# Every target first installs what it needs: a virtual environment, torch, and the seven packages with all development
 # extras. Because of the stamp file, this runs again only if a pyproject.toml, constraints.txt or a kernel source changed.
 # Requires make and Python 3.11 or newer. Variables, as in `make demo PYTHON=python3.12`:
 #   PYTHON      interpreter that creates the environment
@@ -18,7 +18,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PACKAGES := langchain llama-index qdrant milvus
+PACKAGES := langchain llama-index qdrant milvus lancedb pgvector
 PROJECTS := pyproject.toml $(PACKAGES:%=integrations/%/pyproject.toml)
 # Installing compiles the kernels.
 KERNELS := $(wildcard hatch_build.py $(addprefix src/millpond/native/,*.cpp *.h */*.cpp */*.h))
@@ -39,7 +39,7 @@ FAST = -m "not slow and not gpu and not network and not service"
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(STAMP) ## create .venv with the five packages and all development extras
+install: $(STAMP) ## create .venv with the seven packages and all development extras
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -58,10 +58,10 @@ demo: $(STAMP) ## answer questions about the Python standard library on this mac
 test: $(STAMP) ## run the fast tests of millpond: without GPU, network or service
 	$(PYTEST) --override-ini=testpaths=tests $(FAST) $(ARGS)
 
-test-integrations: $(STAMP) ## run the fast tests of the four packages for databases and frameworks
+test-integrations: $(STAMP) ## run the fast tests of the six packages for databases and frameworks
 	$(PYTEST) --override-ini="testpaths=integrations/*/tests" $(FAST) $(ARGS)
 
-test-all: $(STAMP) ## run all tests of all five packages; those without their device, network or service are skipped
+test-all: $(STAMP) ## run all tests of all seven packages; those without their device, network or service are skipped
 	$(PYTEST) $(ARGS)
 
 coverage: $(STAMP) ## measure the branch coverage of all fast tests; pyproject.toml has the minimum

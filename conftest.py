@@ -1,13 +1,17 @@
-"""pytest settings for all five packages: real data, no internet, and the distribution of tests to worker processes."""
+"""pytest settings for all seven packages: real data, no internet, and the distribution of tests to worker processes."""
 
 from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.ingest.postgres import PostgresServer
 
 pytest.register_assert_rewrite("tests.late_interaction.index_contract")
 
@@ -103,3 +107,12 @@ def data() -> Path:
     path = Path(folder)
     assert path.is_dir(), f"MILLPOND_DATA={folder!r} is not a folder"
     return path
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL with pgvector, started by the first test that asks for it."""
+    from tests.ingest.postgres import running_server
+
+    with running_server() as server:
+        yield server

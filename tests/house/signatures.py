@@ -22,6 +22,8 @@ PACKAGES = (
     "llama_index.retrievers.millpond",
     "millpond_qdrant",
     "millpond_milvus",
+    "millpond_lancedb",
+    "millpond_pgvector",
 )
 
 

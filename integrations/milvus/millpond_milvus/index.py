@@ -27,9 +27,10 @@ from millpond.late_interaction.kernels.exact import Tokens, score
 from millpond.late_interaction.metadata_filter import MetadataTable
 from millpond.metadata import Scalar
 from millpond.ragged import Ragged
-from millpond_milvus.client import URL_SCHEMES, lite_lock
+from millpond_milvus.client import URL_SCHEMES
 from millpond_milvus.collection import MilvusCollection
 from millpond_milvus.filters import one_of, to_expression
+from millpond_milvus.lite import lite_lock
 from millpond_milvus.rows import PATH, ROWS, VECTOR, pack, packed_tokens, struct_tokens, to_structs
 from millpond_milvus.schema import MAX_JSON, MAX_VARCHAR, SCHEMAS
 
@@ -110,8 +111,6 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
         )
         self._connect(client, timeout)
         try:
-            with self._request("the version"):
-                self._lite = self._is_lite()
             if not self._lite:
                 self._codec, self._prefetch = "float32", "tokens"
             self._opened()
@@ -197,25 +196,25 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
                 struct_schema=struct,
                 max_capacity=_MAX_CAPACITY,
             )
-        self._client.create_collection(
+        self._call(
+            "create_collection",
             self._collection,
             schema=schema,
             properties={MANIFEST_KEY: json.dumps(manifest.to_dict())},
             consistency_level="Session",  # a search sees what this client wrote
-            timeout=self._timeout,
         )
 
     def _prepare(self, manifest: IndexManifest) -> None:
         field = PATH if manifest.codec == "float32" else str(manifest.prefetch)
         with self._request("indexing the collection"):
-            if field not in self._client.list_indexes(self._collection, timeout=self._timeout):
+            if field not in self._call("list_indexes", self._collection):
                 index = self._client.prepare_index_params()
                 if manifest.codec == "float32":
                     params = {"M": 16, "efConstruction": 200}
                     index.add_index(field, index_name=field, index_type="HNSW", metric_type=_METRIC, params=params)
                 else:  # exact: its collections are small
                     index.add_index(field, index_name=field, index_type="FLAT", metric_type="IP")
-                self._client.create_index(self._collection, index, sync=False, timeout=self._timeout)
+                self._call("create_index", self._collection, index, sync=False)
         self._load_collection()
 
     def _existing(self, points: Sequence[str]) -> int:
@@ -232,12 +231,13 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
             entities.append(entity)
         # A server's upsert replaces a row, and its insert may duplicate it; Lite's insert replaces a row, and its
         # upsert merges the old metadata into the new.
-        send = self._client.insert if self._lite else self._client.upsert
-        send(self._collection, entities, timeout=self._timeout)
+        with self._changes():
+            self._call("insert" if self._lite else "upsert", self._collection, entities)
 
     def _remove(self, points: Sequence[str]) -> None:
         if points:
-            self._client.delete(self._collection, filter=one_of(_PLAIN.primary, points), timeout=self._timeout)
+            with self._changes():
+                self._call("delete", self._collection, filter=one_of(_PLAIN.primary, points))
 
     def _delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
         if self._manifest is None:
@@ -280,14 +280,14 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
         self, queries: Sequence[IndexQuery], expression: str, candidates: int, manifest: IndexManifest
     ) -> list[list[str]]:
         """For each query the primary keys of the documents whose single vector is nearest."""
-        results = self._client.search(
+        results = self._call(
+            "search",
             self._collection,
             data=[query.prefetch.tolist() for query in queries],
             anns_field=str(manifest.prefetch),
             limit=candidates,
             filter=_and(expression, "tokens > 0"),
             output_fields=[_PLAIN.primary],
-            timeout=self._timeout,
         )
         return [[str(row[_PLAIN.primary]) for row in result] for result in results]
 
@@ -297,7 +297,8 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
             raise InvalidRequestError(
                 f"k={queries[0].k} is more than Milvus hands out ({_MAX_RESULTS}); pass exact=True"
             )
-        results = self._client.search(
+        results = self._call(
+            "search",
             self._collection,
             data=[EmbeddingList(query.matrix) for query in queries],
             anns_field=PATH,
@@ -305,7 +306,6 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
             filter=expression,
             search_params={"metric_type": _METRIC},
             output_fields=_FIELDS,
-            timeout=self._timeout,
         )
         return [[_hit(row["entity"], float(row["distance"])) for row in result] for result in results]
 
@@ -373,25 +373,10 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
         everything = expression or "tokens >= 0"
         if self._lite:
             return self._query_rows(everything, fields)
-        pages = self._client.query_iterator(
-            self._collection,
-            filter=everything,
-            output_fields=fields,
-            batch_size=self.max_rows,
-            timeout=self._timeout,
-        )
-        rows: list[dict[str, Any]] = []
-        try:
-            while page := pages.next():
-                rows += page
-        finally:
-            pages.close()
-        return rows
+        return [row for page in self._pages_of(everything, fields, size=self.max_rows) for row in page]
 
     def _query_rows(self, expression: str, fields: list[str]) -> list[dict[str, Any]]:
-        return list(
-            self._client.query(self._collection, filter=expression, output_fields=fields, timeout=self._timeout)
-        )
+        return list(self._call("query", self._collection, filter=expression, output_fields=fields))
 
     def _tokens(self, rows: Sequence[Mapping[str, Any]], manifest: IndexManifest) -> Tokens:
         """The token rows of documents, ready to be scored."""

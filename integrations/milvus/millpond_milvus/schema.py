@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.payload import LLAMA_INDEX_KEYS, Payload, llama_index_fields, read_llama_index
+from millpond.ingest.payload import LLAMA_INDEX_KEYS, Payload, is_own_row, llama_index_fields, read_llama_index
 from millpond.ingest.record import Record, content_hash
 
 MAX_VARCHAR = 65_535
@@ -86,6 +86,26 @@ class PayloadSchema:
     def output_fields(self) -> list[str]:
         """The fields that a search requests."""
         return [*self.strings, self.json or "$meta"]
+
+    def identity_fields(self) -> list[str]:
+        """The fields that say whose row it is, without text and metadata."""
+        names = {
+            "plain": ["id", "content_hash"],
+            "langchain": ["record_id", "content_hash"],
+            "llama_index": ["doc_id", "content_hash", "chunk"],
+        }
+        return [self.primary, *names[self.form]]
+
+    def identity(self, row: Mapping[str, Any]) -> tuple[str, str]:
+        """The record's id, which is the row's own if a framework wrote it, and the hash of the text or an empty str."""
+        point = str(row[self.primary])
+        digest = str(row.get("content_hash") or "")
+        if self.form == "plain":
+            return str(row["id"]), digest
+        if self.form == "langchain":
+            return str(row.get("record_id") or point), digest
+        record_id = str(row.get("doc_id"))
+        return record_id if is_own_row(record_id, point, {"chunk": row.get("chunk")}) else point, digest
 
     def record_fields(self, entity: Mapping[str, Any], point: str) -> tuple[str, str, dict[str, Any]]:
         """Id, text and metadata of a stored row. The id of a row that the framework wrote is the row's own."""

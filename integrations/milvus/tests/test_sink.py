@@ -360,7 +360,9 @@ def test_a_server_that_hangs_is_an_error_after_the_timeout() -> None:
         taken: list[socket.socket] = []
         threading.Thread(target=lambda: taken.append(silent.accept()[0]), daemon=True).start()
         start = time.monotonic()
-        with pytest.raises(SinkError, match="refused the connection"):
+        with pytest.raises(
+            SinkError, match=r"did not answer the connection within 1 s: .* takes connections and says nothing"
+        ):
             MilvusSink(f"http://127.0.0.1:{silent.getsockname()[1]}", "docs", timeout=1)
         assert time.monotonic() - start < 30
         for connection in taken:

@@ -1,36 +1,47 @@
-"""Opening a Qdrant client by location, and saying what went wrong when it fails."""
+"""Opening a Qdrant client by location."""
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
-from json import JSONDecodeError
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from qdrant_client import QdrantClient
-from qdrant_client.common.client_exceptions import QdrantException, ResourceExhaustedResponse
-from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
 
 from millpond.errors import InvalidRequestError, SinkError
 from millpond.ingest.location import is_address, is_url, url_of
+from millpond_qdrant.deadline import DeadlineTransport
 from millpond_qdrant.folder import FolderLease
 
 _MEMORY = ":memory:"
 _SCHEMES = ("http://", "https://")
 
 
-def connect(location: str, timeout: int) -> QdrantClient | FolderLease:
+def connect(
+    location: str, timeout: float, *, prefer_grpc: bool = False, grpc_port: int = 6334
+) -> QdrantClient | FolderLease:
     """A client of a server or of memory, or the use of a folder.
 
+    Args:
+        location: The URL, ``":memory:"`` or the folder.
+        timeout: Seconds from the start of a request to a server until the last byte of its answer.
+        prefer_grpc: Whether a server's points are written and searched over gRPC.
+        grpc_port: The server's port for that.
+
     Raises:
-        InvalidRequestError: The location is none of these, a URL with credentials, or an address without a scheme.
+        InvalidRequestError: The location is none of these, a URL with credentials, or an address without a scheme; or
+            the timeout is no positive number.
         SinkError: The folder is in use by another process, damaged, or cannot be created.
     """
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+        raise InvalidRequestError(f"timeout={timeout!r} must be a number of seconds above 0")
     if location == _MEMORY:
         return QdrantClient(_MEMORY)
     if is_url(location, _SCHEMES):
-        return _connect_server(location, timeout)
+        return _connect_server(location, timeout, prefer_grpc, grpc_port)
     if "://" in location or "\0" in location or location.startswith("~") or not location:
         raise InvalidRequestError(
             f"location={location!r} is no place for Qdrant; pass ':memory:', an http(s) URL, a folder or a QdrantClient"
@@ -46,35 +57,37 @@ def connect(location: str, timeout: int) -> QdrantClient | FolderLease:
     return _open_folder(location)
 
 
-def describe_error(error: Exception, request: str) -> str | None:
-    """An error of the client as the end of "Qdrant at location ..."; ``None`` for any other error."""
-    match error:
-        case UnexpectedResponse():
-            detail = error.content[:300].decode(errors="replace")
-            return f"answered {request} with {error.status_code} {error.reason_phrase}: {detail}"
-        case ResourceExhaustedResponse():
-            return f"is too busy for {request}; it asks to wait {error.retry_after_s} s"
-        case ResponseHandlingException():
-            return f"did not answer {request}: {error.source!r}"
-        case JSONDecodeError():
-            return f"answered {request} with something that is not JSON ({error})"
-        case ApiException() | QdrantException() | ValueError() | RuntimeError() | OSError() | sqlite3.Error():
-            return f"refused {request}: {error}"
-    return None
-
-
-def _connect_server(url: str, timeout: int) -> QdrantClient:
+def _connect_server(url: str, timeout: float, prefer_grpc: bool, grpc_port: int) -> QdrantClient:
     if "@" in url.split("/")[2]:
         raise InvalidRequestError("the URL holds credentials; leave them out and set QDRANT_API_KEY")
     key = os.environ.get("QDRANT_API_KEY") or None
     try:
         if not urlsplit(url).hostname:
             raise ValueError("it names no host")
-        return QdrantClient(url=url, api_key=key, timeout=timeout, check_compatibility=False)
+        return QdrantClient(
+            url=url,
+            api_key=key,
+            timeout=math.ceil(timeout),
+            check_compatibility=False,
+            prefer_grpc=prefer_grpc,
+            grpc_port=grpc_port,
+            grpc_options={"grpc.enable_retries": 0},
+            transport=DeadlineTransport(timeout, proxy=_proxy_of(url)),
+        )
     except ValueError as error:
         raise InvalidRequestError(
             f"location={url!r} is no URL of a Qdrant ({error}); write http://host:6333"
         ) from error
+
+
+def _proxy_of(url: str) -> str | None:
+    """The proxy that the environment names for a URL; httpx asks for it only if it makes the transport itself."""
+    parts = urlsplit(url)
+    proxies = getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if not proxy or proxy_bypass(parts.hostname or ""):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def _open_folder(folder: str) -> FolderLease:

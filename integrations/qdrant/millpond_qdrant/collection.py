@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
-from qdrant_client import QdrantClient
+from qdrant_client import QdrantClient, models
 
+from millpond.errors import SinkError
 from millpond.ingest.collection_client import CollectionClient
 from millpond.ingest.manifest import MANIFEST_KEY
-from millpond_qdrant.client import connect, describe_error
+from millpond_qdrant.client import connect
+from millpond_qdrant.failures import UnfinishedError, classify_error, describe_error, retry_after
 from millpond_qdrant.folder import FolderLease, settle, use_write_ahead_log
-from millpond_qdrant.local import serialized
+from millpond_qdrant.local import serialized, silence
 
 
 class QdrantCollection(CollectionClient):
@@ -33,9 +35,14 @@ class QdrantCollection(CollectionClient):
     _lease: FolderLease | None = None  # of a folder that this object opened
     _log: sqlite3.Connection | None = None  # of a folder, once it is prepared
 
-    def _connect(self, client: QdrantClient | None, timeout: int) -> None:
+    def _connect(
+        self, client: QdrantClient | None, timeout: float, *, prefer_grpc: bool = False, grpc_port: int = 6334
+    ) -> None:
         """Open the location, unless there is a client."""
-        opened = connect(self._where, timeout) if client is None else client
+        silence()
+        opened = (
+            connect(self._where, timeout, prefer_grpc=prefer_grpc, grpc_port=grpc_port) if client is None else client
+        )
         self._lease = opened if isinstance(opened, FolderLease) else None
         self._client = opened.client if isinstance(opened, FolderLease) else opened
 
@@ -58,8 +65,19 @@ class QdrantCollection(CollectionClient):
             with self._request("a checkpoint"):
                 settle(self._log)
 
+    def _finished(self, result: models.UpdateResult) -> None:
+        """Raise unless a change that was to be waited for is done."""
+        if result.status is not models.UpdateStatus.COMPLETED:
+            raise UnfinishedError(result.status)
+
     def _describe_error(self, error: Exception, request: str) -> str | None:
         return describe_error(error, request)
+
+    def _classify(self, error: Exception) -> type[SinkError]:
+        return classify_error(error)
+
+    def _retry_after(self, error: Exception) -> float | None:
+        return retry_after(error)
 
     def _release(self) -> None:
         if self._lease is not None:
@@ -71,4 +89,17 @@ class QdrantCollection(CollectionClient):
     @contextmanager
     def _request(self, request: str) -> Iterator[None]:
         with serialized(self._client), super()._request(request):
-            yield
+            try:
+                yield
+            except (sqlite3.Error, OSError) as error:
+                if self._lease is not None:
+                    self._lease.fail(error)
+                raise
+
+    def _check_folder(self) -> None:
+        """Raise if a change of the folder failed, through this object or another."""
+        if self._lease is not None and self._lease.failure is not None:
+            raise SinkError(
+                f"{self.database} at {self._where} takes no more writes, since one failed ({self._lease.failure}); "
+                "close every sink and index of the folder, open it again and verify"
+            )

@@ -33,7 +33,7 @@ def to_filter(filter: Mapping[str, object] | models.Filter | None, form: Payload
         )
     must: list[models.Condition] = []
     for key, values in check_filter(filter).items():
-        path = _path(key, form)
+        path = payload_path(key, form)
         must.append(models.Filter(should=[_condition(path, value) for value in values]))
     return models.Filter(must=must) if must else None
 
@@ -59,14 +59,20 @@ def _conditions(clause: list[models.Condition] | models.Condition | None) -> lis
     return [not isinstance(member, models.Filter) or has_condition(member) for member in members]
 
 
-def _path(key: str, form: Payload) -> str:
+def payload_path(key: str, form: Payload, *, what: str = "filter") -> str:
+    """The path of a metadata key in the payload.
+
+    Raises:
+        InvalidRequestError: A key that no path can hold, or that LlamaIndex's store keeps for itself; ``what`` names
+            the argument.
+    """
     if unwritable := next((name for sign, name in _UNWRITABLE.items() if sign in key), None):
         raise InvalidRequestError(
-            f"filter key {key!r} holds a {unwritable}, which no path of Qdrant can; rename the key"
+            f"{what} key {key!r} holds a {unwritable}, which no path of Qdrant can; rename the key"
         )
     if form == "llama_index" and key in LLAMA_INDEX_KEYS:
         raise InvalidRequestError(
-            f"filter key {key!r} is a field of LlamaIndex's store, which hides metadata of this name; rename the key "
+            f"{what} key {key!r} is a field of LlamaIndex's store, which hides metadata of this name; rename the key "
             "in the metadata, or pass a qdrant_client.models.Filter to match the store's field"
         )
     name = key if _PLAIN_KEY.fullmatch(key) else f'"{key}"'

@@ -18,7 +18,8 @@ from weakref import WeakSet
 
 from qdrant_client import QdrantClient
 
-from millpond_qdrant.local import serialized
+from millpond.errors import SinkError
+from millpond_qdrant.local import local_storage, serialized
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +30,18 @@ class FolderLease:
     Raises:
         RuntimeError: Another process, or a client that no lease opened, uses the folder.
         OSError: The folder cannot be opened or made.
+        SinkError: A change of the folder failed, and a lease of it is not closed.
     """
 
     def __init__(self, folder: str) -> None:
         with _opening:
-            self._shared = next((shared for shared in _open if shared.serves(folder)), None) or _OpenFolder(folder)
+            shared = next((shared for shared in _open if shared.serves(folder)), None)
+            if shared is not None and shared.failure is not None:
+                raise SinkError(
+                    f"a change of the folder {folder!r} failed ({shared.failure}); close every sink and index of it "
+                    "before it is opened again"
+                )
+            self._shared = shared or _OpenFolder(folder)
             _open.add(self._shared)
             self._shared.leases.add(self)
 
@@ -41,6 +49,15 @@ class FolderLease:
     def client(self) -> QdrantClient:
         """The client of the folder, for one request at a time (:func:`~millpond_qdrant.local.serialized`)."""
         return self._shared.client
+
+    @property
+    def failure(self) -> str | None:
+        """The failed change after which none of the folder's leases may write, until all are closed."""
+        return self._shared.failure
+
+    def fail(self, error: Exception) -> None:
+        """Note that a change failed: what the files hold is known again when the folder is read anew."""
+        self._shared.failure = str(error) or repr(error)
 
     def close(self) -> None:
         """Give the folder up, and close it unless another lease uses it."""
@@ -56,6 +73,7 @@ class _OpenFolder:
     def __init__(self, folder: str) -> None:
         self.client = _read_and_locked(folder)
         self.leases: WeakSet[FolderLease] = WeakSet()
+        self.failure: str | None = None
         self._identity = _identity(folder)
         self._process = os.getpid()
 
@@ -106,9 +124,7 @@ def use_write_ahead_log(client: QdrantClient, collection: str) -> sqlite3.Connec
     Returns:
         The collection's SQLite connection; ``None`` for a client without one.
     """
-    local = getattr(client, "_client", None)
-    stored = getattr(getattr(local, "collections", {}).get(collection), "storage", None)
-    connection = getattr(stored, "storage", None)
+    connection = local_storage(client, collection)
     if not isinstance(connection, sqlite3.Connection):
         logger.debug("collection %r is not in a SQLite file; its commits stay as they are", collection)
         return None

@@ -59,7 +59,7 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
         width: Columns to keep of every row; ``None`` keeps all, or those that the collection has.
         pool_factor: Mean tokens of a document that become one row; ``None`` is the collection's factor, and 1 for a
             new one.
-        timeout: Seconds a server may take to answer.
+        timeout: Seconds a server has for a whole request, from connecting to the last byte of its answer.
 
     Raises:
         TypeError: ``engine`` is not an engine.
@@ -84,7 +84,7 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
         codec: Codec = "float16",
         width: int | None = None,
         pool_factor: int | None = None,
-        timeout: int = 60,
+        timeout: float = 60,
     ) -> None:
         client = location if isinstance(location, QdrantClient) else None
         CollectionIndex.__init__(
@@ -177,13 +177,15 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
         return len(self._client.retrieve(self._collection, list(points), with_payload=False, with_vectors=False))
 
     def _write(self, rows: Sequence[IndexRow], manifest: IndexManifest) -> None:
+        self._check_folder()
         points = [
             models.PointStruct(id=row.point, vector=_vector(row, manifest), payload=dict(row.fields)) for row in rows
         ]
-        self._client.upsert(self._collection, points, wait=True)
+        self._finished(self._client.upsert(self._collection, points, wait=True))
 
     def _remove(self, points: Sequence[str]) -> None:
-        self._client.delete(self._collection, models.PointIdsList(points=list(points)), wait=True)
+        self._check_folder()
+        self._finished(self._client.delete(self._collection, models.PointIdsList(points=list(points)), wait=True))
 
     def _delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
         native = to_filter(conditions, "plain")
@@ -191,7 +193,7 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
             return 0
         with self._request("a delete by filter"):
             count = self._client.count(self._collection, count_filter=native, exact=True).count
-            self._client.delete(self._collection, models.FilterSelector(filter=native), wait=True)
+            self._finished(self._client.delete(self._collection, models.FilterSelector(filter=native), wait=True))
         self._flush()
         return count
 

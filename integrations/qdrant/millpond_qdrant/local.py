@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -15,12 +17,32 @@ _locks: WeakKeyDictionary[QdrantClient, threading.RLock] = WeakKeyDictionary()
 _making = threading.Lock()
 
 
+def silence() -> None:
+    """Ignore the client's warnings of many points and of options without effect, which a sink says itself, once."""
+    warnings.filterwarnings("ignore", message="Local mode (is not recommended for|performs exact)")
+
+
+def is_local(client: QdrantClient) -> bool:
+    """Whether a client keeps its database inside this process."""
+    return isinstance(getattr(client, "_client", None), QdrantLocal)
+
+
+def is_folder(client: QdrantClient) -> bool:
+    """Whether it keeps it in a folder."""
+    return is_local(client) and bool(getattr(client._client, "persistent", False))
+
+
+def stored_points(client: QdrantClient, collection: str) -> int:
+    """How many points a collection in local mode holds, deleted ones included; 0 for a server's."""
+    return len(getattr(_collection(client, collection), "ids", ()))
+
+
 def serialized(client: QdrantClient) -> AbstractContextManager[object]:
     """Held during a request to a client: one thread at a time for local mode, which is not thread-safe.
 
     A server's client has no lock. Sinks that share a client share its lock.
     """
-    if not isinstance(getattr(client, "_client", None), QdrantLocal):
+    if not is_local(client):
         return nullcontext()
     with _making:
         return _locks.setdefault(client, threading.RLock())
@@ -32,12 +54,23 @@ def lacked(client: QdrantClient, collection: str, names: Sequence[str]) -> froze
     Local mode evaluates a filter point by point in Python, and holds marks of absent vectors, which cost nothing to
     read.
     """
-    local = getattr(client, "_client", None)
-    if not isinstance(local, QdrantLocal):
+    if not is_local(client):
         return None
-    stored = local.collections.get(local.aliases.get(collection, collection))
+    stored = _collection(client, collection)
     absent = getattr(stored, "deleted_per_vector", None)  # of each name, for each point, whether it has no vector
     deleted = getattr(stored, "deleted", None)
     if absent is None or deleted is None:
         return frozenset(names)
     return frozenset(name for name in names if name in absent and bool(np.any(absent[name] & ~deleted)))
+
+
+def local_storage(client: QdrantClient, collection: str) -> Any:
+    """The SQLite connection of a collection in a folder; ``None`` of any other."""
+    return getattr(getattr(_collection(client, collection), "storage", None), "storage", None)
+
+
+def _collection(client: QdrantClient, name: str) -> Any:
+    """The object that holds a collection in local mode, by its name or an alias."""
+    local = getattr(client, "_client", None)
+    collections = getattr(local, "collections", {})
+    return collections.get(getattr(local, "aliases", {}).get(name, name))

@@ -5,11 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from millpond.ingest.payload import Payload, llama_index_fields, read_llama_index
+from millpond.ingest.payload import Payload, is_own_row, llama_index_fields, read_llama_index
 from millpond.ingest.record import Record, content_hash
 
 # The key that holds the text, from the form that no other could be taken for.
 _TEXT_KEYS: Mapping[Payload, str] = {"llama_index": "_node_content", "langchain": "page_content", "plain": "text"}
+
+IDENTITY = ["id", "doc_id", "chunk", "_node_type", "content_hash"]
+"""The keys that :func:`identity_of` reads: not the text, nor the metadata."""
+
+
+def identity_of(payload: Mapping[str, Any], point: str) -> tuple[str, str]:
+    """Id and content hash of a stored point, of the keys in :data:`IDENTITY`; of a framework's own its id and no hash.
+
+    A framework's point may have any of these keys: a LlamaIndex node its metadata's.
+    """
+    if "_node_type" in payload:
+        record_id = str(payload.get("doc_id"))
+        own = is_own_row(record_id, point, payload)
+    else:
+        record_id = str(payload.get("id", point))
+        own = "content_hash" in payload
+    return (record_id if own else point), str(payload["content_hash"]) if own and "content_hash" in payload else ""
 
 
 def payload_of(record: Record, point: str, form: Payload) -> dict[str, Any]:

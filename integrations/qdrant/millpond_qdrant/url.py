@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.location import is_address, url_of
@@ -10,9 +10,29 @@ from millpond_qdrant.sink import QdrantSink
 
 
 def sink_from_url(
-    scheme: str, location: str, collection: str, *, dimensions: Sequence[int] | None = None, payload: str = "plain"
+    scheme: str,
+    location: str,
+    collection: str,
+    *,
+    dimensions: Sequence[int] | None = None,
+    payload: str = "plain",
+    timeout: float = 60,
+    hybrid: bool = False,
+    datatype: str | None = None,
+    quantization: str | None = None,
+    rescore: bool = True,
+    oversampling: float | None = None,
+    on_disk: bool | None = None,
+    hnsw: Mapping[str, int] | None = None,
+    indexes: Mapping[str, str] | None = None,
+    prefer_grpc: bool = False,
+    grpc_port: int = 6334,
+    batch: int | None = None,
 ) -> QdrantSink:
-    """Open ``qdrant+path:DIR#docs``, ``qdrant+memory:#docs``, ``qdrant+http://host:6333#docs`` or ``qdrant+https://...``."""
+    """Open ``qdrant+path:DIR#docs``, ``qdrant+memory:#docs``, ``qdrant+http://host:6333#docs`` or ``qdrant+https://...``.
+
+    The options are those of :class:`QdrantSink`.
+    """
     match scheme:
         case "memory" if not location:
             address = ":memory:"
@@ -32,4 +52,21 @@ def sink_from_url(
                 f"'qdrant+{scheme}:' does not name a Qdrant; write qdrant+path:DIR#docs, qdrant+memory:#docs "
                 "or qdrant+http://host:6333#docs"
             )
-    return QdrantSink(address, collection, dimensions=dimensions, payload=payload)
+    return QdrantSink(
+        address,
+        collection,
+        dimensions=dimensions,
+        payload=payload,
+        timeout=timeout,
+        hybrid=hybrid,
+        datatype=datatype,
+        quantization=quantization,
+        rescore=rescore,
+        oversampling=oversampling,
+        on_disk=on_disk,
+        hnsw=hnsw,
+        indexes=indexes,
+        prefer_grpc=prefer_grpc,
+        grpc_port=grpc_port,
+        batch=batch,
+    )

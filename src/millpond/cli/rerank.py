@@ -40,8 +40,8 @@ def rerank(
     file: Annotated[
         str,
         typer.Argument(
-            help="A .jsonl, .ndjson, .json or .csv file, a folder of .txt and .md, any other file with one text per "
-            "line, or - (stdin)."
+            help="A .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a folder of .txt and .md, any other file with "
+            "one text per line, or - (stdin)."
         ),
     ] = "-",
     *,

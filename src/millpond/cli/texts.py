@@ -21,7 +21,7 @@ def read_texts(source: str, *, lines: bool, id_column: str, text_column: str) ->
     """Read texts from a path, or from standard input (``-``).
 
     Args:
-        source: A file of records (``.jsonl``, ``.json``, ``.csv``, ...) or a folder, as :func:`millpond.ingest.read`
+        source: A file of records (``.jsonl``, ``.csv``, ``.parquet``, ...) or a folder, as :func:`millpond.ingest.read`
             takes them; any other file has one text per line. Files may be compressed (.gz, .zst). Standard input is
             JSONL if it begins with ``{``, else one text per line.
         lines: Read one text per line, whatever the file name or first character.

@@ -87,6 +87,11 @@ def describe(config: EngineConfig) -> ModelSpec:
     return _read(config).spec
 
 
+def read_model(config: EngineConfig) -> LoadedModel:
+    """What an engine of this configuration would know of its model and of its inputs; no weights are read."""
+    return _model(_read(config), config, torch.device("cpu"))
+
+
 def load(config: EngineConfig) -> Replicas:
     """Read, check and build; everything that config and tokenizer files decide is checked before weights are read."""
     devices = resolve_devices(config.device)
@@ -105,22 +110,30 @@ def load(config: EngineConfig) -> Replicas:
             from millpond.models.compiled import check_compiler
 
             check_compiler(device)
+    model = _model(description, config, devices[0], encoder)
+    runners = tuple(
+        _runner(description, pooling, device, dtype, quantization, compiled=config.compile) for device in devices
+    )
+    return Replicas(model=model, runners=runners, dtype=str(dtype).removeprefix("torch."))
+
+
+def _model(
+    description: _Description, config: EngineConfig, device: torch.device, encoder: InputEncoder | None = None
+) -> LoadedModel:
+    pooling = description.layout.pooling
+    assert pooling is not None  # complete_layout() fills it in
     vectors, late = description.layout.token_vectors, description.layout.late_interaction
-    model = LoadedModel(
+    return LoadedModel(
         spec=description.spec,
-        encoder=encoder,
+        encoder=_encoder(description, config) if encoder is None else encoder,
         include_prompt=pooling.include_prompt,
         vocabulary=int(description.checkpoint.config.get("vocab_size", 1 << 30)),
         readouts=_readouts(description.detected),
         language_head=_has_language_head(description),
         first_kept=0 if vectors is None else 1,  # BGE-M3's code drops the first token's vector
         mean_maxsim=late is not None and late.similarity == "meanmaxsim",
-        shares=_shares_prefixes(description, devices[0]),
+        shares=_shares_prefixes(description, device),
     )
-    runners = tuple(
-        _runner(description, pooling, device, dtype, quantization, compiled=config.compile) for device in devices
-    )
-    return Replicas(model=model, runners=runners, dtype=str(dtype).removeprefix("torch."))
 
 
 def _runner(

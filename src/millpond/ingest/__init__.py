@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millpond.errors import (
+        JournalError,
         SinkError,
         SinkRejectedError,
         SinkTooLargeError,
@@ -16,14 +17,17 @@ if TYPE_CHECKING:
     from millpond.ingest.batch import Batch, WriteBatch
     from millpond.ingest.chunking import Chunker, Chunking
     from millpond.ingest.collection import CollectionSink
+    from millpond.ingest.delivery import RetryPolicy
     from millpond.ingest.manifest import CollectionManifest, CollectionMark
     from millpond.ingest.payload import Payload
     from millpond.ingest.pipeline import ingest
     from millpond.ingest.record import NAMESPACE, Record, content_hash, point_id
-    from millpond.ingest.report import IngestReport
+    from millpond.ingest.report import IngestReport, Verification
     from millpond.ingest.search import Hit
     from millpond.ingest.sink import Sink, StoredRow
     from millpond.ingest.sources import Rejected, SkippedFiles, read
+    from millpond.ingest.stop import StopRequest
+    from millpond.ingest.trace import RunTrace
     from millpond.ingest.url import open_sink
 
 _MODULES = {
@@ -39,9 +43,12 @@ _MODULES = {
     "CollectionSink": "collection",
     "Hit": "search",
     "IngestReport": "report",
+    "JournalError": ".errors",
     "Payload": "payload",
     "Record": "record",
     "Rejected": "sources",
+    "RetryPolicy": "delivery",
+    "RunTrace": "trace",
     "Sink": "sink",
     "SinkError": ".errors",
     "SinkRejectedError": ".errors",
@@ -49,7 +56,9 @@ _MODULES = {
     "SinkUnavailableError": ".errors",
     "SkippedFiles": "sources",
     "SourceNotFoundError": ".errors",
+    "StopRequest": "stop",
     "StoredRow": "sink",
+    "Verification": "report",
     "WriteBatch": "batch",
     "content_hash": "record",
     "ingest": "pipeline",
@@ -69,9 +78,12 @@ __all__ = [
     "CollectionSink",
     "Hit",
     "IngestReport",
+    "JournalError",
     "Payload",
     "Record",
     "Rejected",
+    "RetryPolicy",
+    "RunTrace",
     "Sink",
     "SinkError",
     "SinkRejectedError",
@@ -79,7 +91,9 @@ __all__ = [
     "SinkUnavailableError",
     "SkippedFiles",
     "SourceNotFoundError",
+    "StopRequest",
     "StoredRow",
+    "Verification",
     "WriteBatch",
     "advise",
     "content_hash",

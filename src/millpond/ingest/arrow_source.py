@@ -16,7 +16,9 @@ from millpond.ingest.rows import METADATA_KEY, RowReader
 
 ARROW_SUFFIXES = (".parquet", ".arrow", ".feather")
 BATCH_ROWS = 2048
-"""Rows that are values of Python at a time."""
+"""Most rows that are values of Python at a time."""
+
+_BATCH_BYTES = 16 << 20  # of Arrow, which long texts reach with fewer rows
 
 _READ_BYTES = 1 << 20  # of a column at a time, instead of all that a row group has of it
 
@@ -94,8 +96,9 @@ class ArrowReader:
         """
         first = 0
         for batch in batches:
-            for start in range(0, batch.num_rows, BATCH_ROWS):
-                part = batch.slice(start, BATCH_ROWS)
+            step = _rows_of_batch(batch.nbytes, batch.num_rows)
+            for start in range(0, batch.num_rows, step):
+                part = batch.slice(start, step)
                 values = [_values(part.column(column)) for column in self.columns]
                 for number, row in enumerate(zip(*values, strict=True), start=first + start):
                     yield self._record(dict(zip(self.columns, row, strict=True)), item % number)
@@ -169,6 +172,11 @@ class ArrowReader:
         )
 
 
+def _rows_of_batch(size: int, rows: int) -> int:
+    """How many rows of a table are read at a time, by its bytes and rows."""
+    return max(1, min(BATCH_ROWS, _BATCH_BYTES * rows // max(size, 1)))
+
+
 class _Unreadable:
     """In place of a value that Python cannot have, such as a time after the year 9999."""
 
@@ -238,20 +246,24 @@ def read_arrow(
 def _parquet(arrow: Any, path: Path, columns: list[str] | None) -> Iterator[tuple[Any, Iterable[Any]]]:
     """The schema of a Parquet file, and the batches of some columns."""
     parquet = import_module("pyarrow.parquet")
-    with _named_errors(arrow, path), parquet.ParquetFile(path, buffer_size=_READ_BYTES) as file:
-        yield file.schema_arrow, file.iter_batches(BATCH_ROWS, columns=columns, use_threads=False)
+    with _named_errors(arrow, path), parquet.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False) as file:
+        groups = (file.metadata.row_group(index) for index in range(file.num_row_groups))
+        rows = min((_rows_of_batch(group.total_byte_size, group.num_rows) for group in groups), default=BATCH_ROWS)
+        yield file.schema_arrow, file.iter_batches(rows, columns=columns, use_threads=False)
 
 
 @contextmanager
 def _ipc(arrow: Any, path: Path, columns: list[str] | None) -> Iterator[tuple[Any, Iterable[Any]]]:
     """The schema of an Arrow file or stream, and the batches of some columns."""
-    with _named_errors(arrow, path), arrow.OSFile(str(path)) as file:
+    with _named_errors(arrow, path), arrow.memory_map(str(path)) as file:  # a batch may be all of it
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
         open_ipc = arrow.ipc.open_file if is_file else arrow.ipc.open_stream
         schema = open_ipc(file).schema
         file.seek(0)
-        fields = [] if columns is None else [schema.get_field_index(column) for column in columns]
+        # Whole batches are not copied into memory; of others, what is kept is.
+        some = columns is not None and columns != schema.names
+        fields = [schema.get_field_index(column) for column in columns or ()] if some else []
         opened = open_ipc(file, options=arrow.ipc.IpcReadOptions(included_fields=fields, use_threads=False))
         batches = (opened.get_batch(index) for index in range(opened.num_record_batches)) if is_file else opened
         yield schema, batches

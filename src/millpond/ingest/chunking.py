@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
+import unicodedata
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,6 +32,9 @@ _COUNTED_PER_TOKEN = 6
 _SPARE_TOKENS = 16  # near the end of such a part a few tokens may be others
 # Pieces whose count is kept: the splitter asks for nearly half of them twice, within few calls.
 _KEPT_COUNTS = 64
+_BEFORE_WORD = re.compile(r"\s+(?=\S)")
+_JOINER = "\u200d"
+_SKIN_TONES = "".join(map(chr, range(0x1F3FB, 0x1F400)))
 # A text of ASCII has at most a token for each character, and a few for what a tokenizer puts before it.
 _SPARE_CHARACTERS = 8
 
@@ -39,8 +45,8 @@ class Chunking:
 
     Attributes:
         max_tokens: Most tokens of a piece, without special tokens and the prompt; ``None``: as many as the model reads.
-        overlap: How many tokens of a piece are repeated by the next at most, or which share of ``max_tokens``. At most
-            half of it.
+        overlap: How many tokens a piece repeats of the one before, or which share of ``max_tokens``; fewer, where whole
+            words have fewer. At most half of it.
 
     Raises:
         InvalidRequestError: A value out of its range.
@@ -76,7 +82,7 @@ class Chunker:
     Args:
         count_tokens: The number of tokens of a text, as the model counts them, without special tokens and prompt.
         max_tokens: Most tokens of a piece.
-        overlap: Most tokens of a piece that the next one repeats; at most half of ``max_tokens``.
+        overlap: Most tokens that a piece repeats of the one before, in whole words; at most half of ``max_tokens``.
 
     Attributes:
         settings: All but the tokenizer that decides where a text is cut: with another value, texts are cut again.
@@ -102,13 +108,9 @@ class Chunker:
         self.settings = (
             f"semantic-text-splitter {version('semantic-text-splitter')}, {max_tokens} tokens, {overlap} twice"
         )
-        self._texts = library.TextSplitter.from_callback(self._size, max_tokens, overlap)
-        self._markdown = library.MarkdownSplitter.from_callback(self._size, max_tokens, overlap)
-
-    @property
-    def settings(self) -> str:
-        """What decides where a text is cut: a journal cuts its records again if it changes."""
-        return f"{self.max_tokens},{self.overlap}"
+        # The splitter's own overlap repeats whole sentences or paragraphs only: nothing, at most cuts.
+        self._texts = library.TextSplitter.from_callback(self._size, max_tokens - overlap)
+        self._markdown = library.MarkdownSplitter.from_callback(self._size, max_tokens - overlap)
 
     @classmethod
     def for_engine(cls, engine: Engine, chunking: Chunking) -> Chunker:
@@ -158,14 +160,35 @@ class Chunker:
         markdown = record.id.lower().endswith(_MARKDOWN_SUFFIXES)
         spans = self._spans(text, self._markdown if markdown else self._texts)
         pieces: list[Record] = []
-        for start, end in spans:
-            piece = text[start:end]
-            if is_blank(piece):
+        former = 0
+        for own, end in spans:
+            if is_blank(text[own:end]):
                 continue
+            start = former = self._with_overlap(text, former, own, end) if pieces and self.overlap else own
+            piece = text[start:end]
             number = len(pieces)
             span = dict(zip(CHUNK_KEYS, (number, start, end), strict=True))
             pieces.append(Record(record.id, piece, {**record.metadata, **span}, chunk=number))
         return pieces
+
+    def _with_overlap(self, text: str, former: int, start: int, end: int) -> int:
+        """Where the piece from ``start`` to ``end`` begins with the words before it that it repeats.
+
+        Args:
+            text: The whole text.
+            former: Where the piece before begins; this one begins later.
+            start: Where the new part of the piece begins.
+            end: Where it ends.
+        """
+        first = max(former + 1, start - _COUNTED_PER_TOKEN * self.overlap)
+        begins = [match.end() for match in _BEFORE_WORD.finditer(text, first, start)]
+        if not begins:  # a script without spaces
+            begins = [index for index in range(first, start) if not _is_joined(text, index)]
+        chosen = bisect_left(begins, True, key=lambda begin: self._count(text[begin:start]) <= self.overlap)
+        for begin in begins[chosen:]:
+            if self._count(text[begin:end]) <= self.max_tokens:
+                return begin
+        return start
 
     def _fits(self, text: str) -> bool:
         if len(text) <= self.max_tokens - _SPARE_CHARACTERS and text.isascii():
@@ -223,6 +246,17 @@ def is_chunk(record: Record) -> bool:
         return True
     number, start, end = (record.metadata.get(key) for key in CHUNK_KEYS)
     return number == 0 and type(start) is int and type(end) is int and end - start == len(record.text)
+
+
+def _is_joined(text: str, index: int) -> bool:
+    """Whether a character belongs to the one before it: an accent, or a part of an emoji."""
+    character = text[index]
+    return (
+        unicodedata.category(character)[0] == "M"
+        or character == _JOINER
+        or text[index - 1 : index] == _JOINER
+        or character in _SKIN_TONES
+    )
 
 
 def _check_max_tokens(max_tokens: object) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from millpond.errors import InvalidRequestError, MillpondError, SinkError, UnsupportedTaskError
+from millpond.errors import InvalidRequestError, MillpondError, SinkError, SinkRejectedError, UnsupportedTaskError
 from millpond.ingest.arguments import check_engine
 from millpond.ingest.batch import WriteBatch, record_bytes, slices
 from millpond.ingest.collection_client import CollectionClient
@@ -332,9 +332,7 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         manifest = self._opened()
         manifest.check_model(engine.spec, collection=self._collection)
         if hybrid:
-            sparse_engine = engine if sparse_engine is None else sparse_engine
-            check_engine(sparse_engine)
-            manifest.check_sparse(sparse_engine.spec, collection=self._collection)
+            sparse_engine = self._sparse_engine(manifest, engine if sparse_engine is None else sparse_engine)
         widths = manifest.widths_to_search(self._dimensions, collection=self._collection)
         native = self._to_native(filter, manifest.payload)
         plan = plan_search(
@@ -345,6 +343,7 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
             funnel=funnel,
             candidates=candidates,
             sparse_engine=sparse_engine if hybrid else None,
+            hybrid=hybrid,
         )
         with self._request("a search"):
             rows = self._query(plan, native, manifest.payload)
@@ -434,13 +433,20 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
             )
         return chosen
 
+    def _sparse_engine(self, manifest: CollectionManifest, engine: Engine) -> Engine | None:
+        """The engine of a question's sparse vector, checked; ``None`` if the database makes it of the text."""
+        check_engine(engine)
+        manifest.check_sparse(engine.spec, collection=self._collection)
+        return engine
+
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """Note the failure of a change of an embedded database."""
         try:
             yield
         except BaseException as error:
-            if self.embedded and not (isinstance(error, MillpondError) and not isinstance(error, SinkError)):
+            refused = isinstance(error, SinkRejectedError) or not isinstance(error, SinkError)  # before it was written
+            if self.embedded and not (isinstance(error, MillpondError) and refused):
                 self._failed_write = str(error) or repr(error)
             raise
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
+from io import FileIO
 from pathlib import Path
-from typing import TextIO
 
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, JournalError
+from millpond.ingest.dead_letter import DEAD_LETTER_KEY
 
 # The lines of a larger file are not compared with new ones, which are appended even if they are there.
 _MAX_COMPARED = 64 << 20
+_START = f'{{"{DEAD_LETTER_KEY}": '.encode()
 
 
 class DeadLetterFile:
@@ -26,7 +31,7 @@ class DeadLetterFile:
         source: What the run reads. If it is this very file, the letters go to a new one, which replaces it at the end.
 
     Raises:
-        InvalidRequestError: The path is a folder, or its folder does not exist.
+        InvalidRequestError: The path is a folder, its folder does not exist, or it is a file of something else.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, source: object = None) -> None:
@@ -40,8 +45,13 @@ class DeadLetterFile:
                 f"dead_letters={str(path)!r}: there is no folder {str(self.path.parent)!r}; create it first"
             )
         self._replaces = isinstance(source, str | os.PathLike) and _same_file(source, self.path)
+        if self.path.is_file() and (line := _foreign_line(self.path)) is not None:
+            raise InvalidRequestError(
+                f"dead_letters={str(path)!r}: line {line} of this file is no dead letter, so nothing is written to it; "
+                "name another file"
+            )
         self._written = self.path.with_name(f"{self.path.name}.next") if self._replaces else self.path
-        self._file: TextIO | None = None
+        self._file: FileIO | None = None
         self._known: set[bytes] = set()
         self._lock = threading.Lock()
         if self._replaces:
@@ -51,20 +61,24 @@ class DeadLetterFile:
         """Append a letter, a line of :mod:`~millpond.ingest.dead_letter` without its end.
 
         Raises:
-            OSError: The file cannot be written.
+            JournalError: The file cannot be written.
         """
-        with self._lock:
+        with self._lock, self._errors():
             if self._file is None:
                 self._file = self._open()
-            name = _name(letter)
+            line = letter.encode("utf-8", "backslashreplace")
+            name = _name(line)
             if name not in self._known:
-                self._file.write(letter + "\n")
-                self._file.flush()
+                # At once, so that no other run's line comes between. What stays of one that does not fit is torn.
+                if self._file.write(line + b"\n") != len(line) + 1:
+                    self._file.close()
+                    self._file = None
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 self._known.add(name)
 
     def close(self, *, complete: bool = False) -> None:
         """Close the file; of a run that read the old one to its end, the new one takes its place."""
-        with self._lock:
+        with self._lock, self._errors():
             if self._file is not None:
                 self._file.close()
             if self._replaces and complete:
@@ -73,24 +87,44 @@ class DeadLetterFile:
                 else:
                     self.path.unlink(missing_ok=True)
 
-    def _open(self) -> TextIO:
+    def _open(self) -> FileIO:
         descriptor = os.open(self._written, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        file = os.fdopen(descriptor, "a+", encoding="utf-8", errors="backslashreplace", newline="\n")
-        torn = False
-        if os.fstat(descriptor).st_size <= _MAX_COMPARED:
-            file.seek(0)
-            with suppress(UnicodeDecodeError):  # not written by a run
-                for line in file:
-                    self._known.add(_name(line.removesuffix("\n")))
-                    torn = not line.endswith("\n")
-            file.seek(0, os.SEEK_END)
-        if torn:  # by a run that was killed
-            file.write("\n")
-        return file
+        size = os.fstat(descriptor).st_size
+        if size <= _MAX_COMPARED:
+            with open(self._written, "rb") as lines:
+                self._known.update(_name(line.removesuffix(b"\n")) for line in lines)
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":  # torn by a run that was killed, or a full disk
+            os.write(descriptor, b"\n")
+        return FileIO(descriptor, "r+")
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise JournalError(
+                f"the dead letters {self._written} cannot be written ({error}); free some space, make the file "
+                "writable, or choose another path"
+            ) from error
 
 
-def _name(line: str) -> bytes:
-    return blake2b(line.encode("utf-8", "backslashreplace"), digest_size=8).digest()
+def _name(line: bytes) -> bytes:
+    return blake2b(line, digest_size=8).digest()
+
+
+def _foreign_line(path: Path) -> int | None:
+    """The number of the first line that is no dead letter, in a file that a run may neither replace nor append to."""
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.startswith(_START) or _START.startswith(line.strip()):  # a blank one too, or a torn one
+                continue
+            try:
+                letter = json.loads(line)
+            except (ValueError, RecursionError):
+                return number
+            if not (isinstance(letter, dict) and DEAD_LETTER_KEY in letter):
+                return number
+    return None
 
 
 def _same_file(source: str | os.PathLike[str], path: Path) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay, wait_exponential, wait_random
-from tenacity.nap import sleep_using_event
 
 from millpond.errors import InvalidRequestError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
 from millpond.ingest.batch import WriteBatch
+
+T = TypeVar("T")
 
 # If more rows in a row than this are refused, the collection does not fit the run, and not the rows.
 _MAX_REFUSED_ROWS = 16
@@ -61,7 +62,7 @@ class Delivery:
 
     Args:
         policy: When to send again, and when to give up.
-        stop: Once it is set, nothing is sent again.
+        stop: Once it is set, nothing is sent again, and a wait ends.
         retrying: Called before each wait, with the error and the seconds.
     """
 
@@ -71,6 +72,7 @@ class Delivery:
         self._stop = stop
         self._note = retrying
         self._refused = 0  # rows, since the last one that was accepted
+        self._unanswered: BaseException | None = None  # the error that is waited after
         backoff = wait_exponential(policy.first_wait, policy.longest_wait) + wait_random(0, policy.first_wait)
 
         def wait(state: RetryCallState) -> float:
@@ -82,18 +84,18 @@ class Delivery:
             stop=stop_before_delay(policy.give_up_after),
             retry=retry_if_exception(lambda error: isinstance(error, SinkUnavailableError) and not stop.is_set()),
             before_sleep=self._before_wait,
-            sleep=sleep_using_event(stop),
+            sleep=self._sleep,
             reraise=True,
         )
 
-    def send(self, request: Callable[[], object]) -> None:
-        """Make a request until it succeeds.
+    def send(self, request: Callable[[], T]) -> T:
+        """Make a request until it succeeds; returns its result.
 
         Raises:
             SinkUnavailableError: The database did not answer for as long as the policy says.
             SinkError: Any other error of the request, at once.
         """
-        self._retrying.copy()(request)
+        return self._retrying.copy()(request)
 
     def write(self, write: Callable[[WriteBatch], object], batch: WriteBatch) -> list[Refused]:
         """Write a batch; one that is too large goes in halves, and rows that the database refuses are left out.
@@ -130,4 +132,9 @@ class Delivery:
     def _before_wait(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
         if error is not None and state.next_action is not None:
+            self._unanswered = error
             self._note(error, state.next_action.sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        if self._stop.wait(seconds) and self._unanswered is not None:
+            raise self._unanswered

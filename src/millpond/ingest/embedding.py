@@ -50,12 +50,14 @@ class PlannedRecord:
         chunks: What is embedded and stored of it, at least one: the record itself, or pieces of its text.
         digest: Its :func:`~millpond.ingest.journal.digest`, if the run has a journal.
         stored_chunks: How many rows it had before; ``None`` if that is not known.
+        again: Whether an earlier record with this id may have been marked since the source was read so far.
     """
 
     record: Record
     chunks: Sequence[Record]
     digest: bytes = b""
     stored_chunks: int | None = None
+    again: bool = False
 
     @property
     def key(self) -> str:

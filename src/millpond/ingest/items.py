@@ -28,12 +28,9 @@ class SourceItems:
         self.skipped: SkippedFiles | None = None
 
     def __iter__(self) -> Iterator[Record | Rejected]:
-        stop = self._stop
         while True:
             try:
-                stop.reading = True
-                item = next(self._items)
-                stop.reading = False
+                item = self._next()
             except StopIteration as end:
                 self.skipped = end.value if isinstance(end.value, SkippedFiles) else None
                 return
@@ -43,7 +40,13 @@ class SourceItems:
                 error.add_note(f"ingest: raised by the source at item {self._read} (from 0); those before are written")
                 self.error = error
                 return
-            finally:
-                stop.reading = False
             yield item
             self._read += 1
+
+    def _next(self) -> Any:
+        # Only in here does a signal end the waiting, wherever it arrives, so that the caller handles it.
+        self._stop.reading = True
+        try:
+            return next(self._items)
+        finally:
+            self._stop.reading = False

@@ -29,7 +29,8 @@ def check_payload(payload: str) -> Payload:
 def llama_index_fields(record: Record, node_id: str, *, text_inside: bool) -> dict[str, Any]:
     """A record in the format of a TextNode in LlamaIndex's vector stores: flat metadata, and the node itself as JSON.
 
-    The record is the node's source document, so that deleting by document id finds it. If a metadata key is also a
+    The record is the node's source document, so that deleting by document id finds it; the span of a chunk in it, which
+    the metadata holds, is the node's. If a metadata key is also a
     field of the store (:data:`LLAMA_INDEX_KEYS`), the flat key has the store's value, and the node has the record's.
 
     Args:
@@ -56,8 +57,8 @@ def llama_index_fields(record: Record, node_id: str, *, text_inside: bool) -> di
         "metadata_separator": "\n",
         "text": record.text if text_inside else "",
         "mimetype": "text/plain",
-        "start_char_idx": None,
-        "end_char_idx": None,
+        "start_char_idx": _offset(record.metadata.get("chunk_start")),
+        "end_char_idx": _offset(record.metadata.get("chunk_end")),
         "text_template": "{metadata_str}\n\n{content}",
         "class_name": "TextNode",
     }
@@ -84,6 +85,11 @@ def read_llama_index(fields: Mapping[str, Any], row_id: str) -> tuple[str, str, 
     text = node["text"] if "text" in node else (node["text_resource"] or {}).get("text") or ""
     metadata = dict(node["metadata"])
     return record_id if is_own_row(record_id, row_id, metadata) else row_id, str(text), metadata
+
+
+def _offset(value: object) -> int | None:
+    """A position in a text; ``None`` for metadata of the same name that is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def is_own_row(record_id: str, row_id: str, metadata: Mapping[str, Any]) -> bool:

@@ -20,6 +20,8 @@ from millpond.ingest.verify import RecordSample
 
 # Records that are looked up in the journal at a time.
 _PAGE_RECORDS = 512
+# Batches that may be on their way between the planner and the journal, and some more.
+_BATCHES_UNDER_WAY = 16
 _UNKNOWN = Mark("", b"", 0)
 
 
@@ -41,6 +43,22 @@ class RecordBatch(NamedTuple):
     blanks: list[PlannedRecord]
 
 
+class _Work(NamedTuple):
+    """A record that is not written as it is.
+
+    Attributes:
+        record: The record.
+        digest: Its digest, for the journal.
+        stored: How many rows it has in the collection; ``None`` if that is not known.
+        again: Whether an earlier record with this id may still be on its way.
+    """
+
+    record: Record
+    digest: bytes
+    stored: int | None
+    again: bool
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlanOptions:
     """What decides which records are written.
@@ -52,7 +70,7 @@ class PlanOptions:
         resume: Leave out the records that the journal knows.
         chunker: Cuts long texts; ``None`` leaves them whole.
         check: Raises InvalidRequestError for a row that the sink cannot store; ``None``: it stores all.
-        fresh: The collection holds no rows that the journal does not know.
+        fresh: The collection holds no rows but those of the journal.
     """
 
     batch_records: int
@@ -104,6 +122,10 @@ class RecordPlanner:
         self._trace = trace
         self._seen = seen
         self._sample = sample
+        self._batches = 0
+        # Ids that were planned of late, whose marks may still change, and those of the batches before.
+        self._under_way: set[str] = set()
+        self._under_way_before: set[str] = set()
 
     def batches(self, items: Iterable[Record | Rejected]) -> Iterator[RecordBatch]:
         """Batches of the records that are not written yet; of records with the same id in a batch, the last."""
@@ -126,10 +148,17 @@ class RecordPlanner:
                     rows += len(planned.chunks)
                     chars += len(planned.record.text)
                 if rows + len(blanks) >= limit or chars >= self._options.batch_chars:
-                    yield RecordBatch(records=list(records.values()), blanks=list(blanks.values()))
+                    yield self._next_batch(records, blanks)
                     records, blanks, rows, chars = {}, {}, 0, 0
         if (records or blanks) and not self._stop.is_set():
-            yield RecordBatch(records=list(records.values()), blanks=list(blanks.values()))
+            yield self._next_batch(records, blanks)
+
+    def _next_batch(self, records: dict[str, PlannedRecord], blanks: dict[str, PlannedRecord]) -> RecordBatch:
+        self._batches += 1
+        if self._batches % _BATCHES_UNDER_WAY == 0:
+            self._under_way_before = self._under_way
+            self._under_way = set()
+        return RecordBatch(records=list(records.values()), blanks=list(blanks.values()))
 
     def _pages(self, items: Iterable[Record | Rejected]) -> Iterator[list[Record]]:
         """A few records at a time, in which no id occurs twice; those that cannot be stored are left out."""
@@ -163,50 +192,62 @@ class RecordPlanner:
         """What is to be done with the records of a page, but for those that are written already."""
         if self._seen is not None:
             self._seen.add(record.id for record in page)
-        fresh = 0 if self._options.fresh else None
-        work: list[tuple[Record, bytes, int | None]]
         if self._marks is None:
-            work = [(record, b"", fresh) for record in page]
+            work = [_Work(record, b"", None, False) for record in page]
         else:
-            work = self._changed_records(page, self._marks, fresh)
-        for record, name, stored in work:
-            planned = self._planned(record, name, stored)
+            work = self._changed_records(page, self._marks)
+        for each in work:
+            planned = self._planned(each)
             if planned is not None:
                 yield planned
 
-    def _changed_records(
-        self, page: Sequence[Record], marks: CollectionMarks, fresh: int | None
-    ) -> list[tuple[Record, bytes, int | None]]:
-        """The records that are not written as they are, with their digests and how many rows they had."""
+    def _changed_records(self, page: Sequence[Record], marks: CollectionMarks) -> list[_Work]:
+        """The records that are not written as they are."""
         known = marks.find([record_key(record) for record in page])
         settings = "" if self._options.chunker is None else self._options.chunker.settings
-        changed: list[tuple[Record, bytes, int | None]] = []
+        changed: list[_Work] = []
         unchanged = []
         for record in page:
-            mark = known.get(record_key(record), _UNKNOWN)
+            key = record_key(record)
+            mark = known.get(key, _UNKNOWN)
             name = digest(record, settings)
-            if self._options.resume and name == mark.digest:
+            # What is written after the mark was read may be an earlier record of the source with this id.
+            under_way = key in self._under_way or key in self._under_way_before
+            stored: int | None = mark.chunks
+            if under_way or not (mark.digest or mark is _UNKNOWN):
+                stored = None  # the write that began may have left more rows than are known
+            elif mark is _UNKNOWN and not self._options.fresh:
+                stored = None
+            if (
+                self._options.resume
+                and not under_way
+                and name == mark.digest
+                and (mark.chunks == 0) == self._is_blank(record)  # else keep_empty was another
+            ):
                 unchanged.append(record)
             else:
-                changed.append((record, name, fresh if mark is _UNKNOWN else mark.chunks))
+                changed.append(_Work(record, name, stored, under_way))
+                self._under_way.add(key)
         # From here on the old marks do not hold: were the run killed, the new ones would be missing.
-        if outdated := [key for record, *_ in changed if (key := record_key(record)) in known]:
+        if outdated := [key for each in changed if (key := record_key(each.record)) in known]:
             marks.unsettle(outdated)
         self._skip(unchanged)
         return changed
 
-    def _planned(self, record: Record, name: bytes, stored: int | None) -> PlannedRecord | None:
+    def _planned(self, work: _Work) -> PlannedRecord | None:
         """A record cut into chunks; without chunks if it is blank, and ``None`` if it cannot be stored."""
+        record = work.record
         if self._is_blank(record):
             if self._sample is not None:
                 self._sample.drop(record_key(record))
-            return PlannedRecord(record=record, chunks=[], digest=name)
+            return PlannedRecord(record=record, chunks=[], digest=work.digest, again=work.again)
         chunks = self._split(record)
         if chunks is None or (self._options.chunker is not None and not self._accepted(record, chunks)):
             return None
-        if is_chunk(record):  # its row has no others
-            stored = 0
-        planned = PlannedRecord(record=record, chunks=chunks, digest=name, stored_chunks=stored)
+        stored = 0 if is_chunk(record) else work.stored  # the row of a chunk has no others
+        planned = PlannedRecord(
+            record=record, chunks=chunks, digest=work.digest, stored_chunks=stored, again=work.again
+        )
         if self._sample is not None:
             self._sample.offer([record])
         return planned

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, SinkUnavailableError
 from millpond.ingest.counts import RunCounts
 from millpond.ingest.dead_letter import dump_record, dump_rejected
 from millpond.ingest.dead_letter_file import DeadLetterFile
@@ -90,6 +90,7 @@ class IngestRun:
         self._sample = RecordSample() if parts.verify else None
         self._unknown = 0  # rejected lines, of which not even the id is known
         self._calls: deque[tuple[RecordBatch, EmbeddingCall | None]] = deque()
+        self._calls_ahead: int = getattr(parts.engine, "calls_ahead", _CALLS_AHEAD)  # more where it has many workers
         self._delivery = Delivery(parts.policy, parts.stop, self._retrying)
         self._writer = BatchWriter(
             parts.sink, self._counts, delivery=self._delivery, marks=parts.marks, fail=self._fail, trace=parts.trace
@@ -121,18 +122,20 @@ class IngestRun:
         source = SourceItems(items, self._stop)
         try:
             for batch in self._planner.batches(source):
-                self._calls.append((batch, self._embedder.submit(batch.records) if batch.records else None))
+                self._calls.append((batch, self._submit(batch)))
                 # The engine works on the later calls while the oldest is finished here.
-                if len(self._calls) > _CALLS_AHEAD:
+                if len(self._calls) > self._calls_ahead:
                     self._complete(*self._calls.popleft())
             self._drain()
             self._writer.finish()
-        except BaseException:
+        except BaseException as error:
             for _, call in self._calls:
                 if call is not None:
                     call.cancel()
             self._writer.abandon()
-            raise
+            if not (isinstance(error, SinkUnavailableError) and self._stop.is_set()):
+                raise
+            logger.warning("stopped before everything was written, since %s", error)
         finally:
             self._counts.log_summary(self._engine.spec.max_length)
         if source.error is not None:
@@ -162,10 +165,13 @@ class IngestRun:
             if self._seen is not None:
                 self._delete_unseen(self._sink, self._seen)
             if self._sample is not None and self._marks is not None:
-                return verify(self._sink, self._marks, self._planner.sampled(), self._embedder)
+                return verify(self._sink, self._marks, self._planner.sampled(), self._embedder, self._delivery)
         return None
 
     # -------------------------------------------------------------------------------------- what comes of the records
+
+    def _submit(self, batch: RecordBatch) -> EmbeddingCall | None:
+        return self._embedder.submit(batch.records) if batch.records else None
 
     def _complete(self, batch: RecordBatch, call: EmbeddingCall | None) -> None:
         if batch.blanks:
@@ -226,19 +232,17 @@ class IngestRun:
                 self._unknown,
             )
             return
-        if not len(seen) and sink.count():
+        if not len(seen) and self._delivery.send(sink.count):
             raise InvalidRequestError(
                 "the source holds no record, and sync=True would delete every row; leave sync out, or delete the rows "
                 "by sink.delete"
             )
-        rows = sink.scan()
-        while page := list(islice(rows, _SCANNED_ROWS)):
-            seen.note_stale(page)
+        self._delivery.send(lambda: _note_stale(sink, seen))
         for stale in seen.stale():
             row_ids = [row_id for row_id, _ in stale]
-            self._delivery.send(lambda ids=row_ids: sink.delete_rows(ids))  # type: ignore[misc]
-            if self._marks is not None:
+            if self._marks is not None:  # first, since a mark without its row would never be written again
                 self._marks.remove({record_id for _, record_id in stale})
+            self._delivery.send(lambda ids=row_ids: sink.delete_rows(ids))  # type: ignore[misc]
             self._counts.add(deleted=len(stale))
 
     def _changed(self, counts: Mapping[str, int]) -> None:
@@ -252,7 +256,7 @@ class IngestRun:
             embedded=counts["embedded"],
             failed=counts["failed"],
             retried=counts["retried"],
-            queues={"embed": (queues["embed"], _CALLS_AHEAD), "write": (queues["write"], QUEUED_BATCHES)},
+            queues={"embed": (queues["embed"], self._calls_ahead), "write": (queues["write"], QUEUED_BATCHES)},
         )
 
     def _finish_progress(self, report: IngestReport) -> None:
@@ -268,3 +272,11 @@ class IngestRun:
                 failed=report.failed,
                 retried=report.retried,
             )
+
+
+def _note_stale(sink: Reads, seen: SeenRecords) -> None:
+    """Find the rows of records that were not seen; from the start again if the database does not answer."""
+    seen.forget_stale()
+    rows = sink.scan()
+    while page := list(islice(rows, _SCANNED_ROWS)):
+        seen.note_stale(page)

@@ -48,6 +48,8 @@ class SearchPlan:
             at which the question has a direction.
         sparse: Of a hybrid search, the question's token ids and their weights; its ranking and that of ``full`` are
             fused by reciprocal rank, ``1 / (60 + rank)`` each.
+        hybrid: Whether the search is hybrid; without ``sparse`` the database ranks by ``question`` itself.
+        question: The question's text.
     """
 
     k: int
@@ -56,6 +58,8 @@ class SearchPlan:
     full: int
     vectors: Mapping[int, npt.NDArray[np.float32]]
     sparse: Mapping[int, float] | None = None
+    hybrid: bool = False
+    question: str = ""
 
 
 def plan_search(
@@ -67,6 +71,7 @@ def plan_search(
     funnel: bool,
     candidates: int | None,
     sparse_engine: Engine | None = None,
+    hybrid: bool | None = None,
 ) -> SearchPlan:
     """Check the arguments of a search, embed its question with the role ``query``, and cut the vector.
 
@@ -78,6 +83,7 @@ def plan_search(
         funnel: Whether to search the smallest width first; has no effect with one width.
         candidates: How many rows the first stage selects; ``max(100, 10 * k)`` by default.
         sparse_engine: The engine that makes the question's sparse vector; ``None`` unless the search is hybrid.
+        hybrid: Whether the search is hybrid; by default, whether there is a ``sparse_engine``.
 
     Raises:
         InvalidRequestError: An argument out of range, or a question whose vector is zero or not finite.
@@ -102,4 +108,13 @@ def plan_search(
     if not {full, full if coarse is None else coarse} <= vectors.keys():
         raise InvalidRequestError("the question's vector is not finite, or all zero, so nothing is nearest to it")
     sparse = None if sparse_engine is None else sparse_engine.sparse_embed([question], role="query")[0]
-    return SearchPlan(k=k, candidates=candidates, coarse=coarse, full=full, vectors=vectors, sparse=sparse)
+    return SearchPlan(
+        k=k,
+        candidates=candidates,
+        coarse=coarse,
+        full=full,
+        vectors=vectors,
+        sparse=sparse,
+        hybrid=sparse is not None if hybrid is None else hybrid,
+        question=question,
+    )

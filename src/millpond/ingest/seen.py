@@ -38,6 +38,10 @@ class SeenRecords:
     def __len__(self) -> int:
         return int(self._database.execute("SELECT COUNT(*) FROM seen").fetchone()[0])
 
+    def forget_stale(self) -> None:
+        """Drop what :meth:`note_stale` kept."""
+        self._database.execute("DELETE FROM stale")
+
     def note_stale(self, rows: Sequence[tuple[str, str]]) -> None:
         """Keep those of these rows (row id, record id) whose record was not seen, but not a framework's own rows."""
         own = [(row_id, record_id) for row_id, record_id in rows if row_id != record_id]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from millpond.ingest.batch import FloatArray
+from millpond.ingest.delivery import Delivery
 from millpond.ingest.embedding import EmbeddedRecords, PlannedRecord, RecordEmbedder, record_key
 from millpond.ingest.journal import CollectionMarks, Mark
 from millpond.ingest.record import Record, content_hash, point_id
@@ -78,7 +80,7 @@ def forget_missing(sink: Reads, marks: CollectionMarks) -> int:
     stored = sink.count()
     if stored >= expected and not _missing(sink, marks.ends(_PROBED_RECORDS)):
         return 0
-    missing = _forget(sink, marks) if stored else _forget_all(marks)
+    missing = _forget(sink, marks, lambda look: look()) if stored else _forget_all(marks)
     if missing:
         logger.warning(
             "the collection lacks %d of the %d rows that the journal says it holds; they are written again",
@@ -89,7 +91,11 @@ def forget_missing(sink: Reads, marks: CollectionMarks) -> int:
 
 
 def verify(
-    sink: Reads, marks: CollectionMarks, sample: Sequence[PlannedRecord], embedder: RecordEmbedder
+    sink: Reads,
+    marks: CollectionMarks,
+    sample: Sequence[PlannedRecord],
+    embedder: RecordEmbedder,
+    delivery: Delivery,
 ) -> Verification:
     """Look for every row of the journal, and compare the text and the vectors of a sample with the engine's.
 
@@ -100,15 +106,16 @@ def verify(
         marks: The journal's marks.
         sample: Records that the collection should hold.
         embedder: Embeds the sample, most of it from the engine's cache.
+        delivery: How requests are sent.
     """
     expected = marks.rows()
-    missing = _forget(sink, marks)
+    missing = _forget(sink, marks, delivery.send)
     different: set[str] = set()
     sampled = 0
     for embedded in _embedded(embedder, sample):
         rows, batch = embedded.batch.ids, embedded.batch
         owners = [record.key for record in embedded.records for _ in record.chunks]
-        stored = sink.fetch(rows, widths=list(batch.vectors))
+        stored = delivery.send(lambda ids=rows, widths=list(batch.vectors): sink.fetch(ids, widths=widths))  # type: ignore[misc]
         for index, (row_id, record) in enumerate(zip(rows, batch.records, strict=True)):
             row = stored.get(row_id)
             sampled += 1
@@ -126,7 +133,7 @@ def verify(
     if different:
         marks.remove(different)
     return Verification(
-        rows=sink.count(), expected=expected, missing=missing, sampled=sampled, different=len(different)
+        rows=delivery.send(sink.count), expected=expected, missing=missing, sampled=sampled, different=len(different)
     )
 
 
@@ -144,11 +151,12 @@ def _embedded(embedder: RecordEmbedder, records: Sequence[PlannedRecord]) -> Ite
                 yield result
 
 
-def _forget(sink: Reads, marks: CollectionMarks) -> int:
+def _forget(sink: Reads, marks: CollectionMarks, send: Callable[[Callable[[], Any]], Any]) -> int:
     missing = 0
     for page in marks.pages():
         for start in range(0, len(page), _ROWS):
-            lacking = _missing(sink, page[start : start + _ROWS])
+            part = page[start : start + _ROWS]
+            lacking = send(lambda marks=part: _missing(sink, marks))  # type: ignore[misc]
             if lacking:
                 marks.remove(lacking)
                 missing += sum(lacking.values())

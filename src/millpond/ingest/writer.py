@@ -99,12 +99,18 @@ class BatchWriter:
                 if isinstance(batch, BlankRecords):
                     self._delete(batch.records)
                     continue
+                self._unsettle(batch.records)
                 for part in _parts(batch):
                     if self._dropping:
                         break
                     self._write(batch, part)
             except BaseException as error:  # raised again in the caller's thread
                 self._failure = error
+
+    def _unsettle(self, records: Sequence[PlannedRecord]) -> None:
+        """Forget the marks that earlier records with these ids got in this run: were it killed, they would be wrong."""
+        if self._marks is not None and (again := [each.key for each in records if each.again]):
+            self._marks.unsettle(again)
 
     def _write(self, batch: EmbeddedRecords, part: _Part) -> None:
         rows = batch.batch if part.whole else batch.batch.part(part.rows)
@@ -166,6 +172,7 @@ class BatchWriter:
 
     def _delete(self, records: Sequence[PlannedRecord]) -> None:
         """Delete the rows of records whose text is blank now, if the sink can."""
+        self._unsettle(records)
         if isinstance(self._sink, Deletes):
             sink = self._sink
             with self._trace.stage("write", len(records)):

@@ -1,0 +1,240 @@
+"""Milvus Lite's files: opening one, saying why it cannot be opened, and writing no more after a write that failed."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pymilvus
+from pymilvus import MilvusClient
+from pymilvus.exceptions import ConnectionConfigException
+
+from millpond.errors import InvalidRequestError, MissingExtraError, SinkError
+from millpond_milvus.deadline import within
+
+logger = logging.getLogger(__name__)
+
+lite_lock = threading.RLock()
+"""Held while a file of Milvus Lite is opened and a collection of it created, which Lite takes from one thread only."""
+
+_SQLITE = b"SQLite format 3\0"  # what milvus-lite 2 wrote
+
+
+class LiteFile:
+    """A file of Milvus Lite as this process has it open, until a write to it fails: then it has to be opened again.
+
+    Lite appends every change to a log. A write that fails leaves a torn record there, and at the next start Lite reads
+    no further than that: what it acknowledged later is lost. So every sink and index of the file shares this object.
+
+    Attributes:
+        path: The file, a folder really.
+        failure: Why a write failed; ``None`` if none did.
+        acknowledged: Rows of the collections that an earlier failure may have cost, as counted right after it.
+        warned: Collections of which was said that they are too large.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.failure: str | None = None
+        self.acknowledged: dict[str, int] = {}
+        self.warned: set[str] = set()
+        self._writing = threading.RLock()
+
+    @contextmanager
+    def change(
+        self, collection: str, *, count: Callable[[], int], harmless: Callable[[Exception], bool]
+    ) -> Iterator[None]:
+        """Around a request that changes a collection; one at a time, and none after one that failed.
+
+        Args:
+            collection: Its name.
+            count: Counts its rows.
+            harmless: Whether an error was raised before anything was written.
+
+        Raises:
+            SinkError: An earlier change of the file failed.
+        """
+        with self._writing:
+            if self.failure is not None:
+                raise SinkError(
+                    f"Milvus Lite at {self.path} takes no more writes, since one failed in this process "
+                    f"({self.failure}), and what follows might be lost; close it, open it again and verify"
+                )
+            try:
+                yield
+            except BaseException as error:
+                if not isinstance(error, Exception) or not harmless(error):
+                    self.failure = str(error) or repr(error)
+                    with suppress(Exception):
+                        self.acknowledged[collection] = count()
+                raise
+
+    def verify(self, collection: str, count: Callable[[], int]) -> None:
+        """Raise SinkError, once, if a collection has fewer rows than were acknowledged before the file was reopened."""
+        if self.failure is None and (before := self.acknowledged.pop(collection, None)) is not None:
+            now = count()
+            if now < before:
+                raise SinkError(
+                    f"collection {collection!r} of Milvus Lite at {self.path} holds {now} rows, and {before} before "
+                    "the write that failed; write its records again (with resume=False, if the run has a journal)"
+                )
+
+
+_files: dict[str, LiteFile] = {}
+
+
+def open_file(path: str, timeout: float) -> tuple[MilvusClient, LiteFile]:
+    """A client of a file, which Milvus Lite serves once per process; a file whose write failed is opened anew.
+
+    Raises:
+        MissingExtraError: milvus-lite is not installed.
+        InvalidRequestError: The folder is missing, or the path holds something else.
+        SinkError: Another process uses the file, or it cannot be written.
+    """
+    try:
+        import milvus_lite  # noqa: F401
+        from milvus_lite.server_manager import server_manager_instance as servers
+    except ImportError:
+        raise MissingExtraError("a *.db file needs Milvus Lite: pip install milvus-lite") from None
+    # Lite knows a file by its path as it is written; of two threads that ask for it at once, the second would be told
+    # that another process has it.
+    real = os.path.realpath(path)
+    # The client pings every 10 s by default; Lite's server closes an idle connection that pings.
+    no_pings = {"grpc.keepalive_time_ms": 2**31 - 1, "grpc.keepalive_permit_without_calls": False}
+    with lite_lock:
+        file = _files.get(real)
+        if file is not None and file.failure is not None:
+            servers.release_server(real)
+            again = LiteFile(real)
+            again.acknowledged = file.acknowledged
+            file = None
+        else:
+            again = LiteFile(real)
+        served = real in getattr(servers, "_servers", {})
+        with _cause_of_failure() as causes:
+            try:
+                options = {"timeout": timeout, "grpc_options": no_pings, **own_connection()}
+                client = within(timeout, lambda: MilvusClient(real, **options))
+            except ConnectionConfigException as error:
+                raise _reason(path, causes[-1] if causes else error) from error
+        if not served:
+            _report_torn_logs(Path(real))
+        if file is None:
+            file = _files[real] = again
+        return client, file
+
+
+def own_connection() -> dict[str, str]:
+    """A client's argument that pymilvus 2 needs, whose clients of a place otherwise close each other's connection."""
+    return {} if pymilvus.__version__ >= "3" else {"alias": f"millpond-{uuid.uuid4()}"}
+
+
+def file_of(client: MilvusClient) -> LiteFile:
+    """The file that a client of Milvus Lite uses, which somebody else opened."""
+    with suppress(Exception):
+        from milvus_lite.server_manager import server_manager_instance as servers
+
+        port = int(client._get_connection().server_address.rpartition(":")[2])
+        for path, (_, _, served) in servers._servers.items():
+            if served == port:
+                return _files.setdefault(os.path.realpath(path), LiteFile(os.path.realpath(path)))
+    return LiteFile("the client passed in")
+
+
+@contextmanager
+def _cause_of_failure() -> Iterator[list[BaseException]]:
+    """The exceptions that Milvus Lite logs instead of raising them, when it cannot serve a file."""
+    causes: list[BaseException] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1] is not None:
+            causes.append(record.exc_info[1])
+            return False
+        return True
+
+    log = logging.getLogger("milvus_lite.server_manager")
+    log.addFilter(keep)
+    try:
+        yield causes
+    finally:
+        log.removeFilter(keep)
+
+
+def _reason(path: str, error: BaseException) -> Exception:
+    """Why a file cannot be opened."""
+    if type(error).__name__ == "DataDirLockedError":
+        by = _locked_by(os.path.join(os.path.realpath(path), "LOCK"))
+        return SinkError(
+            f"{path!r} cannot be opened: another process{by} uses it (Milvus Lite serves one at a time, until it ends; "
+            "run a Milvus server, which any number of processes may use, and pass its URL)"
+        )
+    if isinstance(error, FileExistsError | NotADirectoryError) or (os.path.exists(path) and not os.path.isdir(path)):
+        old = ""
+        with suppress(OSError), open(path, "rb") as file:
+            old = ": milvus-lite 2 wrote it, or SQLite" if file.read(len(_SQLITE)) == _SQLITE else ""
+        return InvalidRequestError(
+            f"{path!r} is a file, and no database of Milvus Lite 3, which is a folder{old}; choose another name"
+        )
+    if isinstance(error, OSError):
+        number, why = error.errno, error.strerror or str(error)
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            return SinkError(f"{path!r} cannot be opened: the disk is full ({why}); make room")
+        if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return SinkError(
+                f"{path!r} cannot be opened: this process may not write there ({why}: {error.filename or path}); "
+                "Milvus Lite writes even to read; give it a folder of its own"
+            )
+        return SinkError(f"{path!r} cannot be opened: {why}")
+    return SinkError(f"{path!r} cannot be opened: it is no database of Milvus Lite, or a damaged one ({error!r})")
+
+
+def _locked_by(lock: str) -> str:
+    """The process that has the lock, where the system tells, as " 1234"."""
+    with suppress(OSError, IndexError):
+        status = os.stat(lock)
+        inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        for line in Path("/proc/locks").read_text().splitlines():
+            fields = line.split()
+            if fields[5] == inode and fields[4] != "-1":
+                return f" ({fields[4]})"
+    return ""
+
+
+def _report_torn_logs(path: Path) -> None:
+    """Log which of Lite's logs end in a torn record, behind which nothing is read."""
+    for log in sorted(path.glob("**/wal/wal_*.arrow")):
+        writes, rest = _readable(log)
+        if rest:
+            logger.warning(
+                "Milvus Lite's log %s is torn after %d writes: its last %d bytes, of a write that failed or was cut "
+                "off and of any after it, are not there; verify the collection, or write its records again",
+                log,
+                writes,
+                rest,
+            )
+
+
+def _readable(log: Path) -> tuple[int, int]:
+    """How many records of a log can be read, and how many bytes are behind them."""
+    pa = import_module("pyarrow")  # Lite needs it
+
+    writes, end, size = 0, 0, log.stat().st_size
+    if not size:
+        return 0, 0
+    with pa.memory_map(str(log)) as source:
+        try:
+            reader: Any = pa.ipc.open_stream(source)
+            end = source.tell()
+            for _ in reader:  # maps the rows, and does not read them
+                writes, end = writes + 1, source.tell()
+        except (pa.ArrowInvalid, OSError):
+            return writes, size - end
+    return writes, 0

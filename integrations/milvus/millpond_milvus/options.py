@@ -1,0 +1,274 @@
+"""VectorOptions: how a collection of Milvus stores and indexes its vectors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pymilvus import DataType
+
+from millpond.errors import FingerprintMismatchError, InvalidRequestError, MissingExtraError
+from millpond.metadata import check_str
+
+OPTIONS_KEY = "millpond.options"
+"""The collection's property that holds the options which differ from the default ones."""
+
+SPARSE = "sparse"
+"""The field of sparse vectors."""
+
+PARTITION = "partition"
+"""The field of the partition key."""
+
+_TYPES = {
+    "float32": DataType.FLOAT_VECTOR,
+    "float16": DataType.FLOAT16_VECTOR,
+    "bfloat16": DataType.BFLOAT16_VECTOR,
+    "int8": DataType.INT8_VECTOR,
+}
+_QUANTIZATIONS = ("scalar", "product", "binary")
+# For each family of index, what Milvus calls it without quantization and with each.
+_INDEXES: Mapping[str, Mapping[str | None, str]] = {
+    "AUTOINDEX": {None: "AUTOINDEX"},
+    "FLAT": {None: "FLAT"},
+    "HNSW": {None: "HNSW", "scalar": "HNSW_SQ", "product": "HNSW_PQ"},
+    "IVF": {None: "IVF_FLAT", "scalar": "IVF_SQ8", "product": "IVF_PQ", "binary": "IVF_RABITQ"},
+}
+_FAMILIES = {None: "AUTOINDEX", "scalar": "HNSW", "product": "HNSW", "binary": "IVF"}
+_MOST_PARTITIONS = 1024
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorOptions:
+    """Data type, index, partition key and the text's own sparse vectors.
+
+    Attributes:
+        datatype: ``float32``, ``float16``, ``bfloat16`` or ``int8``.
+        index_type: ``AUTOINDEX``, ``FLAT``, ``HNSW`` or ``IVF``; ``None`` is chosen by ``quantization``.
+        quantization: ``scalar``, ``product`` or ``binary``, of the index; ``None`` for none.
+        partition_key: A metadata key, by whose value rows are put together.
+        partitions: How many partitions a partition key has; ``None`` is Milvus's 16.
+        lexical: Whether Milvus makes sparse vectors of the text (BM25).
+
+    Raises:
+        InvalidRequestError: A name that is unknown, or two that do not go together.
+        MissingExtraError: bfloat16 without ml_dtypes.
+    """
+
+    datatype: str = "float32"
+    index_type: str | None = None
+    quantization: str | None = None
+    partition_key: str | None = None
+    partitions: int | None = None
+    lexical: bool = False
+
+    def __post_init__(self) -> None:
+        if self.datatype not in _TYPES:
+            raise InvalidRequestError(f"datatype={self.datatype!r} is unknown; choose one of {', '.join(_TYPES)}")
+        if self.quantization is not None and self.quantization not in _QUANTIZATIONS:
+            raise InvalidRequestError(
+                f"quantization={self.quantization!r} is unknown; choose one of {', '.join(_QUANTIZATIONS)}"
+            )
+        if self.index_type is not None and self.index_type not in _INDEXES:
+            raise InvalidRequestError(
+                f"index_type={self.index_type!r} is unknown; choose one of {', '.join(_INDEXES)} (quantization is an "
+                "argument of its own)"
+            )
+        if self.quantization not in _INDEXES[self._family]:
+            fitting = [name for name, kinds in _INDEXES.items() if self.quantization in kinds]
+            raise InvalidRequestError(
+                f"index_type={self.index_type!r} has no quantization={self.quantization!r}; choose one of "
+                f"{', '.join(fitting)}, or leave it out"
+            )
+        if self.datatype == "int8" and (self.quantization is not None or self._family == "IVF"):
+            raise InvalidRequestError(
+                "datatype='int8' is indexed by AUTOINDEX, FLAT or HNSW without quantization; leave the others out"
+            )
+        if self.datatype == "bfloat16":
+            _bfloat16()
+        if self.partition_key is not None:
+            check_str("partition_key", self.partition_key)
+        if self.partitions is not None and (
+            self.partition_key is None
+            or isinstance(self.partitions, bool)
+            or not isinstance(self.partitions, int)
+            or not 1 <= self.partitions <= _MOST_PARTITIONS
+        ):
+            raise InvalidRequestError(
+                f"partitions={self.partitions!r} must be an int from 1 to {_MOST_PARTITIONS}, beside a partition_key"
+            )
+
+    @classmethod
+    def from_property(cls, text: str | None, *, collection: str) -> VectorOptions:
+        """The options that a collection was created with.
+
+        Raises:
+            FingerprintMismatchError: This version cannot read them.
+        """
+        try:
+            return cls(**json.loads(text)) if text else cls()
+        except (TypeError, ValueError) as error:
+            raise FingerprintMismatchError(
+                f"collection {collection!r} carries options that this version of millpond cannot read ({error}); "
+                "upgrade millpond, or choose another collection name"
+            ) from None
+
+    def to_property(self) -> str | None:
+        """The options that differ from the default ones, as JSON; ``None`` if none does."""
+        default = VectorOptions()
+        changed = {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != getattr(default, field.name)
+        }
+        return json.dumps(changed) if changed else None
+
+    def check_lite(self) -> None:
+        """Raise InvalidRequestError for what only a server has."""
+        for name, value in (("datatype", self.datatype), ("quantization", self.quantization)):
+            if value not in (None, "float32"):
+                raise InvalidRequestError(
+                    f"{name}={value!r}: Milvus Lite stores float32 and searches it exactly; leave it out, or pass the "
+                    "URL of a server"
+                )
+        if self.index_type not in (None, "FLAT"):
+            raise InvalidRequestError(
+                f"index_type={self.index_type!r}: Milvus Lite searches exactly; leave it out, or pass the URL of a "
+                "server"
+            )
+
+    def check_write(self, stored: VectorOptions, *, collection: str) -> None:
+        """Raise InvalidRequestError unless a collection was created with the same options."""
+        for field in dataclasses.fields(self):
+            own, theirs = getattr(self, field.name), getattr(stored, field.name)
+            if own != theirs:
+                name, shown = field.name, {True: "'bm25'", False: False}
+                if name == "lexical":
+                    name, own, theirs = "hybrid", shown[own], shown[theirs]
+                else:
+                    own, theirs = repr(own), repr(theirs)
+                raise InvalidRequestError(
+                    f"collection {collection!r} was made with {name}={theirs}, and this sink has {name}={own}; pass "
+                    f"{name}={theirs}, or another collection name"
+                )
+
+    @property
+    def field_type(self) -> DataType:
+        """The type of the vector fields."""
+        return _TYPES[self.datatype]
+
+    def index(self, width: int, *, lite: bool) -> dict[str, Any]:
+        """What ``add_index`` takes for the vectors of a width."""
+        # Lite's AUTOINDEX is a graph that may lose candidates under the funnel's filter; its collections are small
+        # enough for an exact search.
+        kind = "FLAT" if lite else _INDEXES[self._family][self.quantization]
+        params: dict[str, Any] = {}
+        if kind.startswith("HNSW"):
+            params = {"M": 16, "efConstruction": 200}
+        elif kind.startswith("IVF"):
+            params = {"nlist": 1024}
+        if kind == "HNSW_SQ":
+            params["sq_type"] = "SQ8"
+        if self.quantization == "product":
+            params |= {"m": _subspaces(width), "nbits": 8}
+        if kind in ("HNSW_PQ", "IVF_RABITQ"):  # candidates are compared again by vectors of less loss
+            params |= {"refine": True, "refine_type": "FP16"}
+        return {"index_type": kind, "metric_type": "COSINE", **({"params": params} if params else {})}
+
+    def search_params(self, limit: int, *, lite: bool) -> dict[str, Any]:
+        """What ``search`` takes as parameters of the index."""
+        kind = "FLAT" if lite else _INDEXES[self._family][self.quantization]
+        params: dict[str, Any] = {}
+        if kind.startswith("HNSW"):
+            params["ef"] = max(128, limit)
+        elif kind.startswith("IVF"):
+            params["nprobe"] = 64
+        if kind in ("HNSW_PQ", "IVF_RABITQ"):
+            params["refine_k"] = 4
+        return {"metric_type": "COSINE", **({"params": params} if params else {})}
+
+    def encode(self, rows: FloatArray) -> Sequence[Any]:
+        """Rows ``[n, width]`` of length 1 as the client takes them, one object for each.
+
+        int8 rows have a scale each, the largest number of the row on 127: the cosine does not depend on it, so it is
+        not stored.
+        """
+        match self.datatype:
+            case "float16":
+                return list(rows.astype(np.float16))
+            case "bfloat16":
+                return list(rows.astype(_bfloat16()))
+            case "int8":
+                return list(_int8(rows))
+        return list(rows)
+
+    def encode_query(self, row: FloatArray) -> Any:
+        """A question's vector ``[width]``: a server takes the type of the field."""
+        match self.datatype:
+            case "float16":
+                return row.astype(np.float16)
+            case "bfloat16":
+                return row.astype(_bfloat16())
+            case "int8":
+                return _int8(row[None])[0]
+        return row.tolist()
+
+    def decode(self, value: Any) -> FloatArray:
+        """A stored vector as ``[width]`` float32; of int8 with length 1."""
+        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], bytes):
+            value = value[0]
+        if not isinstance(value, bytes):
+            row = np.asarray(value, dtype=np.float32)
+        elif self.datatype == "int8":
+            row = np.frombuffer(value, dtype=np.int8).astype(np.float32)
+        else:
+            kind = np.float16 if self.datatype == "float16" else _bfloat16()
+            row = np.frombuffer(value, dtype=kind).astype(np.float32)
+        if self.datatype != "int8":
+            return row
+        length = float(np.linalg.norm(row))
+        return row if length == 0 else (row / length).astype(np.float32)
+
+    def partition_of(self, metadata: Mapping[str, Any]) -> str:
+        """The value of a record's partition; empty without one.
+
+        Raises:
+            InvalidRequestError: It is no str.
+        """
+        value = metadata.get(self.partition_key or "")
+        if value is not None and not isinstance(value, str):
+            raise InvalidRequestError(
+                f"its metadata has under the partition key {self.partition_key!r} a {type(value).__name__}; make it "
+                "a str"
+            )
+        return value or ""
+
+    @property
+    def _family(self) -> str:
+        return self.index_type or _FAMILIES[self.quantization]
+
+
+def _int8(rows: FloatArray) -> npt.NDArray[np.int8]:
+    """Rows ``[n, width]`` as int8, the largest number of each on 127."""
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    scaled = np.divide(rows, largest, out=np.zeros_like(rows), where=largest > 0)
+    return np.asarray(np.rint(scaled * 127), dtype=np.int8)
+
+
+def _subspaces(width: int) -> int:
+    """Into how many parts product quantization cuts a vector: of four numbers, or more if the width is no multiple."""
+    return next(width // size for size in range(4, width + 1) if width % size == 0) if width >= 4 else 1
+
+
+def _bfloat16() -> Any:
+    try:
+        return import_module("ml_dtypes").bfloat16
+    except ImportError:
+        raise MissingExtraError("datatype='bfloat16' needs ml_dtypes: pip install ml_dtypes") from None

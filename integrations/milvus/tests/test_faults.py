@@ -1,0 +1,471 @@
+"""What a sink says of a Milvus that does not answer as it should, in which class of error, and in what time."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pymilvus
+import pytest
+from integrations.milvus.tests.fake_milvus import FakeMilvus, Fault, abort, hang, refuse, serving
+from pymilvus.grpc_gen import common_pb2
+
+from millpond import Engine, InvalidRequestError
+from millpond.errors import SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
+from millpond.ingest import Record, WriteBatch, point_id
+from millpond_milvus import MilvusSink
+from millpond_milvus.lite import _reason
+
+# Generous: the machine may be busy.
+PATIENCE = 30
+NEW = (
+    pymilvus.__version__ >= "3"
+)  # pymilvus 2 repeats an unavailable request for all of the time, and knows no "retriable"
+EXHAUSTED, DEAD = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE
+
+
+def batch(count: int = 3) -> WriteBatch:
+    records = [Record(f"r{n}", "text", {"n": n}) for n in range(count)]
+    vectors = {16: np.ones((count, 16), np.float32) / 4}
+    return WriteBatch(records=records, ids=[point_id(record.id) for record in records], vectors=vectors)
+
+
+@contextmanager
+def listening(answer: Callable[[socket.socket], object]) -> Iterator[int]:
+    """A port where each connection gets this answer."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        done = threading.Event()
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                threading.Thread(target=one, args=(connection,), daemon=True).start()
+
+        def one(connection: socket.socket) -> None:
+            with connection:
+                connection.settimeout(5)
+                try:
+                    answer(connection)
+                except OSError:
+                    return
+                done.wait(2 if answer is not say_nothing else PATIENCE)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            done.set()
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(5)
+
+
+def say_nothing(connection: socket.socket) -> None:
+    """Takes the connection."""
+
+
+def reply(content: bytes) -> Callable[[socket.socket], object]:
+    def answer(connection: socket.socket) -> None:
+        connection.recv(1000)
+        connection.sendall(content)
+
+    return answer
+
+
+def trickle(connection: socket.socket) -> None:
+    """HTTP/2's settings, and then a frame of 16 KiB, a byte at a time."""
+    connection.sendall(b"\0\0\0\4\0\0\0\0\0" + b"\0\x40\0\xfe\0\0\0\0\0")
+    for _ in range(100):
+        connection.sendall(b"\0")
+        time.sleep(0.1)
+
+
+HTML = b"HTTP/1.1 %s\r\nContent-Type: text/html\r\nContent-Length: 13\r\n\r\n<html></html>"
+
+
+@pytest.mark.parametrize(
+    ("answer", "scheme", "kind", "message"),
+    [
+        (say_nothing, "http", SinkUnavailableError, "within 1 s: .* takes connections and says nothing"),
+        (say_nothing, "https", SinkUnavailableError, "within 1 s: .* takes connections and says nothing"),
+        (trickle, "http", SinkUnavailableError, "did not answer the connection within 1 s"),
+        (
+            reply(HTML % b"404 Not Found"),
+            "http",
+            SinkError,
+            r"speaks HTTP/1.1 with status 404, and is no Milvus; check",
+        ),
+        (reply(HTML % b"503 Busy"), "http", SinkUnavailableError, "speaks HTTP/1.1 with status 503"),
+        (reply(b"SSH-2.0-OpenSSH_9\r\n"), "http", SinkError, "speaks no gRPC, and is no Milvus; check the port"),
+        (reply(HTML % b"400 Bad"), "https", SinkError, "does not speak TLS; write http:// instead of https://"),
+        (lambda connection: connection.close(), "http", SinkUnavailableError, "closed the connection"),
+    ],
+    ids=["hangs", "hangs-tls", "trickles", "404", "503", "ssh", "plain", "closes"],
+)
+def test_a_port_where_no_milvus_answers_is_named_for_what_it_is(
+    answer: Callable[[socket.socket], object], scheme: str, kind: type[SinkError], message: str
+) -> None:
+    start = time.monotonic()
+    with listening(answer) as port, pytest.raises(SinkError, match=message) as caught:
+        MilvusSink(f"{scheme}://127.0.0.1:{port}", "docs", timeout=1)
+    assert type(caught.value) is kind
+    assert time.monotonic() - start < PATIENCE
+    assert f"Milvus at {scheme}://127.0.0.1:{port} " in str(caught.value)
+    assert "illegal connection params" not in str(caught.value)
+
+
+def test_a_port_where_nothing_listens_is_named() -> None:
+    with pytest.raises(SinkUnavailableError, match="refused the connection: nothing listens on 127.0.0.1:1; start Mil"):
+        MilvusSink("http://127.0.0.1:1", "docs", timeout=1)
+
+
+def test_a_name_that_is_not_known_is_named() -> None:
+    with pytest.raises(SinkUnavailableError, match="the name 'no-such-host.invalid' is not known here"):
+        MilvusSink("http://no-such-host.invalid:19530", "docs", timeout=5)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
+    """Key and certificate of 127.0.0.1, signed by itself."""
+    folder = tmp_path_factory.mktemp("tls")
+    key, chain = folder / "key.pem", folder / "chain.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    more = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(chain)]
+    try:
+        subprocess.run([*command, *more], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    return key.read_bytes(), chain.read_bytes()
+
+
+def test_a_server_with_tls_is_named_as_one(certificate: tuple[bytes, bytes]) -> None:
+    fake = FakeMilvus()
+    with serving(fake, credentials=grpc.ssl_server_credentials([certificate])):
+        with pytest.raises(SinkError, match="it speaks TLS; write https:// instead of http://") as caught:
+            MilvusSink(fake.url.replace("https", "http"), "docs", timeout=5)
+        assert type(caught.value) is SinkError
+        with pytest.raises(SinkError, match="its certificate is not trusted here .*self.signed.*server_pem_path"):
+            MilvusSink(fake.url, "docs", timeout=5)
+    assert ssl.HAS_TLSv1_2
+
+
+def test_another_grpc_server_is_no_milvus() -> None:
+    server = grpc.server(__import__("concurrent.futures").futures.ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with pytest.raises(SinkError, match="what answers there is no Milvus") as caught:
+        MilvusSink(f"http://127.0.0.1:{port}", "docs", timeout=5)
+    assert type(caught.value) is SinkError
+    server.stop(None).wait()
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeMilvus]:
+    servicer = FakeMilvus()
+    with serving(servicer):
+        yield servicer
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "message"),
+    [
+        (
+            abort(grpc.StatusCode.UNAUTHENTICATED, "auth check failure", "Connect"),
+            SinkError,
+            "refused the connection: the token is missing, wrong, .*auth check failure.*set MILVUS_TOKEN",
+        ),
+        (
+            refuse(800, "database not found[database=nowhere]", "DescribeCollection"),
+            SinkError,
+            "database not found.database=nowhere.; the path of the URL names the database",
+        ),
+        (refuse(1401, "privilege not permitted", "CreateCollection"), SinkError, "set MILVUS_TOKEN"),
+        (
+            abort(DEAD, "node is starting", "GetVersion"),
+            SinkUnavailableError,
+            "the version.*node is starting" if NEW else "did not answer the version",
+        ),
+        (refuse(1, "service not ready", "DescribeCollection"), SinkUnavailableError, "too busy.*service not ready"),
+    ],
+    ids=["token", "database", "privilege", "unavailable", "not-ready"],
+)
+def test_a_server_that_refuses_to_be_opened_says_why(
+    fake: FakeMilvus, engine: Engine, fault: Fault, kind: type[SinkError], message: str
+) -> None:
+    fake.fault = fault
+    start = time.monotonic()
+    with (
+        pytest.raises(SinkError, match=message) as caught,
+        MilvusSink(fake.url, "docs", dimensions=[16], timeout=2) as sink,
+    ):
+        sink.prepare(engine.spec)
+    assert type(caught.value) is kind and time.monotonic() - start < PATIENCE
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "message"),
+    [
+        (
+            refuse(8, "rate limit exceeded[rate=1]", "Upsert"),
+            SinkUnavailableError,
+            "is too busy for an upsert of 3 rows",
+        ),
+        (
+            refuse(65535, "quota", "Upsert", error_code=common_pb2.RateLimit),
+            SinkUnavailableError,
+            "is too busy for an upsert of 3 rows: quota",
+        ),
+        (
+            refuse(99, "moved", "Upsert", retriable=True),
+            SinkUnavailableError if NEW else SinkError,
+            "for an upsert of 3 rows: moved" if NEW else "refused an upsert of 3 rows: moved",
+        ),
+        (refuse(103, "collection not fully loaded", "Upsert"), SinkUnavailableError, "not fully loaded"),
+        (abort(EXHAUSTED, "too many requests", "Upsert"), SinkUnavailableError, "is too busy .*too many requests"),
+        (
+            abort(EXHAUSTED, "grpc: received message larger than max (70 vs. 64)", "Upsert"),
+            SinkTooLargeError,
+            "refused an upsert of 3 rows: it is too large",
+        ),
+        (refuse(1102, "parameter too large", "Upsert"), SinkTooLargeError, "parameter too large"),
+        (refuse(1100, "the length of text exceeds max length", "Upsert"), SinkRejectedError, "max length"),
+        (refuse(1804, "fail to deal the insert data", "Upsert"), SinkRejectedError, "insert data"),
+        (refuse(9, "disk quota exceeded", "Upsert"), SinkError, "refused an upsert of 3 rows: disk quota"),
+        (refuse(65535, "unexpected", "Upsert"), SinkError, "refused an upsert of 3 rows: unexpected"),
+        (abort(grpc.StatusCode.DEADLINE_EXCEEDED, "late", "Upsert"), SinkUnavailableError, "within 2 s"),
+        (abort(grpc.StatusCode.UNIMPLEMENTED, "what?", "Upsert"), SinkError, "did not answer an upsert of 3 rows"),
+    ],
+    ids=[
+        *("rate-8", "rate-legacy", "retriable", "loading", "exhausted", "larger", "1102", "1100", "1804", "quota"),
+        *("unexpected", "deadline", "unimplemented"),
+    ],
+)
+def test_a_write_that_is_refused_has_the_class_that_a_run_acts_on(
+    fake: FakeMilvus, engine: Engine, fault: Fault, kind: type[SinkError], message: str
+) -> None:
+    with MilvusSink(fake.url, "docs", dimensions=[16], timeout=2) as sink:
+        sink.prepare(engine.spec)
+        fake.fault = fault
+        start = time.monotonic()
+        with pytest.raises(SinkError, match=message) as caught:
+            sink.write(batch())
+        assert type(caught.value) is kind and time.monotonic() - start < PATIENCE
+        fake.fault = lambda method, context: None
+        sink.write(batch())  # and the sink goes on
+        assert sink.count() == 3
+
+
+def test_the_rate_limit_is_not_retried_inside_the_client(fake: FakeMilvus, engine: Engine) -> None:
+    with MilvusSink(fake.url, "docs", dimensions=[16], timeout=20) as sink:
+        sink.prepare(engine.spec)
+        fake.fault = refuse(8, "rate limit exceeded", "Upsert")
+        fake.calls.clear()
+        with pytest.raises(SinkUnavailableError):
+            sink.write(batch())
+        assert fake.calls.count("Upsert") == 1
+
+
+@pytest.mark.parametrize(("key", "seconds"), [("retry_after", 7.0), ("grpc_retry_pushback_ms", 0.007)])
+def test_the_wait_that_a_proxy_asks_for_is_handed_on(
+    fake: FakeMilvus, engine: Engine, key: str, seconds: float
+) -> None:
+    with MilvusSink(fake.url, "docs", dimensions=[16], timeout=2) as sink:
+        sink.prepare(engine.spec)
+        fake.fault = abort(EXHAUSTED, "slow down", "Upsert", **{key: "7"})
+        with pytest.raises(SinkUnavailableError) as caught:
+            sink.write(batch())
+        assert caught.value.retry_after == seconds
+
+
+@pytest.mark.parametrize("lie", [0, 2, 4])
+def test_fewer_rows_acknowledged_than_sent_is_an_error(fake: FakeMilvus, engine: Engine, lie: int) -> None:
+    with MilvusSink(fake.url, "docs", dimensions=[16], timeout=2) as sink:
+        sink.prepare(engine.spec)
+        fake.acknowledges = lambda count: lie
+        with pytest.raises(SinkError, match=f"acknowledged {lie} of 3 rows of an upsert"):
+            sink.write(batch())
+
+
+@pytest.mark.parametrize(
+    ("slow", "use"),
+    [
+        (["Connect"], lambda sink, engine: None),
+        (["DescribeCollection"], lambda sink, engine: sink.prepare(engine.spec)),
+        (["CreateCollection"], lambda sink, engine: sink.prepare(engine.spec)),
+        (["DescribeIndex", "CreateIndex"], lambda sink, engine: sink.prepare(engine.spec)),
+        (["LoadCollection", "GetLoadingProgress"], lambda sink, engine: sink.prepare(engine.spec)),
+    ],
+    ids=["connect", "describe", "create", "index", "load"],
+)
+def test_a_call_that_hangs_ends_with_the_timeout(
+    fake: FakeMilvus, engine: Engine, slow: list[str], use: Callable[[MilvusSink, Engine], object]
+) -> None:
+    stop = threading.Event()
+    fake.fault = hang(stop, *slow)
+    start = time.monotonic()
+    try:
+        with (
+            pytest.raises(SinkUnavailableError, match="within 1 s"),
+            MilvusSink(fake.url, "docs", dimensions=[16], timeout=1) as sink,
+        ):
+            use(sink, engine)
+        assert time.monotonic() - start < PATIENCE
+    finally:
+        stop.set()
+
+
+def test_the_timeout_holds_for_all_that_a_call_sends_and_repeats(fake: FakeMilvus, engine: Engine) -> None:
+    """The client alone gives an attempt that it repeats all of the time again."""
+    stop = threading.Event()
+    attempts: list[float] = []
+
+    def fault(method: str, context: Any) -> None:
+        if method == "Upsert":
+            attempts.append(time.monotonic())
+            if len(attempts) == 1:
+                stop.wait(4.5)
+                context.abort(DEAD, "moving")
+            stop.wait(60)
+
+    with MilvusSink(fake.url, "docs", dimensions=[16], timeout=5) as sink:
+        sink.prepare(engine.spec)
+        fake.fault = fault
+        start = time.monotonic()
+        with pytest.raises(SinkUnavailableError, match="did not answer an upsert of 3 rows within 5 s"):
+            sink.write(batch())
+        assert len(attempts) == 2 and time.monotonic() - start < 9  # and not 5 after the last attempt
+        stop.set()
+
+
+def test_an_unavailable_server_is_asked_twice_and_then_named(fake: FakeMilvus, engine: Engine) -> None:
+    with MilvusSink(fake.url, "docs", dimensions=[16], timeout=20 if NEW else 2) as sink:
+        sink.prepare(engine.spec)
+        fake.fault = abort(DEAD, "no healthy upstream", "Upsert")
+        fake.calls.clear()
+        wanted = ": no healthy upstream" if NEW else ""
+        with pytest.raises(SinkUnavailableError, match=f"did not answer an upsert of 3 rows{wanted}"):
+            sink.write(batch())
+        attempts = fake.calls.count("Upsert")
+        assert attempts == 2 if NEW else attempts > 2  # and not for 20 seconds
+
+
+def test_a_server_that_dies_in_a_run_is_found_again(engine: Engine) -> None:
+    fake = FakeMilvus()
+    with serving(fake) as server:
+        url = fake.url
+        sink = MilvusSink(url, "docs", dimensions=[16], timeout=5)
+        sink.prepare(engine.spec)
+        sink.write(batch())
+        server.stop(None).wait()
+        start = time.monotonic()
+        with pytest.raises(SinkUnavailableError, match=r"nothing listens on 127.0.0.1:\d+|closed the connection"):
+            sink.write(batch(5))
+        assert time.monotonic() - start < PATIENCE
+    with serving(fake, port=int(url.rpartition(":")[2])):
+        give_up = time.monotonic() + PATIENCE
+        while True:
+            try:
+                sink.write(batch(5))
+                break
+            except SinkUnavailableError:  # gRPC waits a second between its attempts to connect
+                assert time.monotonic() < give_up
+                time.sleep(0.2)
+        assert sink.count() == 5
+        sink.close()
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "60", True, None])
+def test_a_timeout_that_is_none_is_refused(timeout: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="must be a number of seconds above 0"):
+        MilvusSink("http://127.0.0.1:1", "docs", timeout=timeout)
+
+
+def test_an_expected_error_leaves_no_traceback_on_standard_error(fake: FakeMilvus, engine: Engine) -> None:
+    """pymilvus logs to a handler of its own."""
+    seen: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("pymilvus").addHandler(handler)
+    try:
+        with MilvusSink(fake.url, "docs", dimensions=[16], timeout=2) as sink:
+            sink.prepare(engine.spec)
+            fake.fault = refuse(9, "quota", "Upsert", "Delete")
+            with pytest.raises(SinkError):
+                sink.write(batch())
+            assert seen == []
+            with pytest.raises(pymilvus.MilvusException):
+                sink._client.delete("docs", filter='pk in ["a"]')  # by somebody else
+            assert len(seen) == 1
+    finally:
+        logging.getLogger("pymilvus").removeHandler(handler)
+
+
+# ------------------------------------------------------------------------------------------------------------ files
+
+
+def test_a_locked_file_names_the_process_that_has_it(tmp_path: Path) -> None:
+    uri = str(tmp_path / "x.db")
+    program = (
+        "import sys; from millpond_milvus import MilvusSink; MilvusSink(sys.argv[1], 'docs'); print(1, flush=True); "
+        "sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", program, uri], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None and other.stdin is not None
+    with other:
+        assert other.stdout.readline() == "1\n"
+        owner = rf"another process \({other.pid}\)" if sys.platform == "linux" else "another process"
+        with pytest.raises(SinkError, match=rf"x.db' cannot be opened: {owner} uses it"):
+            MilvusSink(uri, "docs")
+        other.stdin.close()
+    MilvusSink(uri, "docs").close()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"SQLite format 3\0" + bytes(100), "milvus-lite 2 wrote it, or SQLite"), (b"", "is a file, and no database")],
+    ids=["sqlite", "empty"],
+)
+def test_a_file_of_something_else_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "x.db").write_bytes(content)
+    with pytest.raises(InvalidRequestError, match=message):
+        MilvusSink(tmp_path / "x.db", "docs")
+    assert (tmp_path / "x.db").read_bytes() == content
+
+
+def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
+    if not os.path.isdir("/sys/kernel"):
+        pytest.skip("no folder that even root may not write to")
+    with pytest.raises(SinkError, match=r"'/sys/kernel/x.db' cannot be opened: this process may not write there"):
+        MilvusSink("/sys/kernel/x.db", "docs")
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="there is no folder .*nowhere'; create it first"):
+        MilvusSink(tmp_path / "nowhere" / "x.db", "docs")
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [(errno.ENOSPC, "the disk is full"), (errno.EROFS, "may not write there"), (errno.EIO, "cannot be opened: Input")],
+)
+def test_an_error_of_the_disk_is_named(number: int, message: str) -> None:
+    error = OSError(number, os.strerror(number), "/x.db/LOCK")
+    assert message in str(_reason("/x.db", error))

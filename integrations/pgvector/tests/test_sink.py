@@ -1,0 +1,710 @@
+"""pgvector only: types, indexes, transactions, limits, and servers that break. The rest is in the contract tests."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import psycopg
+import pytest
+from psycopg.sql import SQL
+from tests.ingest.postgres import PostgresServer, running_server
+
+from millpond import Engine, FingerprintMismatchError, InvalidRequestError
+from millpond.errors import SinkRejectedError, SinkTooLargeError, SinkUnavailableError
+from millpond.ingest import IngestReport, Record, SinkError, WriteBatch, content_hash, ingest, open_sink, point_id
+from millpond_pgvector import PgVectorSink, sink_from_url
+
+
+def fill(engine: Engine, sink: PgVectorSink, records: list[Record]) -> IngestReport:
+    return ingest(records, engine=engine, sink=sink, show_progress=False)
+
+
+def rows(n: int, width: int, start: int = 0, metadata: dict[str, object] | None = None) -> WriteBatch:
+    """Rows with random vectors that depend on their numbers alone."""
+    values = np.stack([np.random.default_rng(i).standard_normal(width) for i in range(start, start + n)])
+    values = (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float32)
+    records = [Record(f"r{i}", f"text {i}", {"n": i, **(metadata or {})}) for i in range(start, start + n)]
+    return WriteBatch(records=records, ids=[point_id(record.id) for record in records], vectors={width: values})
+
+
+def types(sink: PgVectorSink) -> dict[str, str]:
+    query = (
+        "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = 'docs'::regclass "
+        "AND attnum > 0"
+    )
+    return dict(sink._client.execute(query).fetchall())
+
+
+# ------------------------------------------------------------------------------------------------- what is stored
+
+
+@pytest.mark.parametrize(
+    ("datatype", "short", "full", "tolerance"),
+    [
+        ("float32", "vector(64)", "vector(384)", 1e-6),
+        ("float16", "halfvec(64)", "halfvec(384)", 1e-3),
+        ("bit", "bit(64)", "vector(384)", 1e-6),
+    ],
+)
+def test_the_columns_have_the_datatype(
+    engine: Engine, records: list[Record], dsn: str, datatype: str, short: str, full: str, tolerance: float
+) -> None:
+    with PgVectorSink(dsn, "docs", dimensions=[64, 384], datatype=datatype) as sink:
+        assert fill(engine, sink, records).written == 12
+        assert types(sink) == {
+            "pk": "uuid", "id": "text", "text": "text", "metadata": "jsonb", "content_hash": "text",
+            "d64": short, "d384": full,
+        }  # fmt: skip
+        vectors = engine.embed([record.text for record in records], role="document", normalize=True).embeddings
+        (question,) = engine.embed(["what moves blood?"], role="query", normalize=True).embeddings
+        expected = {record.id: float(score) for record, score in zip(records, vectors @ question, strict=True)}
+        for funnel in (True, False):
+            hits = sink.search(engine, "what moves blood?", k=12, funnel=funnel)
+            assert {hit.id: hit.score for hit in hits} == pytest.approx(expected, abs=10 * tolerance)
+        assert hits[0].id == "doc-4"
+        row = sink.fetch([point_id("doc-4")], widths=[64, 384])[point_id("doc-4")]
+        assert (row.record_id, row.content_hash) == ("doc-4", content_hash(records[4].text))
+        assert row.vectors[384] == pytest.approx(vectors[4], abs=tolerance)
+        if datatype == "bit":
+            assert row.vectors.keys() == {384}  # signs alone are no vector
+        else:
+            assert row.vectors[64] == pytest.approx(vectors[4][:64] / np.linalg.norm(vectors[4][:64]), abs=tolerance)
+        assert row.vectors[384].dtype == np.float32
+
+
+def test_signs_alone_score_by_the_share_that_agrees(engine: Engine, records: list[Record], dsn: str) -> None:
+    with PgVectorSink(dsn, "docs", dimensions=[64, 384], datatype="bit") as sink:
+        fill(engine, sink, records)
+        short = PgVectorSink(sink._client, "docs", dimensions=[64])
+        hits = short.search(engine, "what moves blood?", k=12)
+        texts = [record.text for record in records]
+        vectors = engine.embed(texts, role="document", dimensions=64).embeddings
+        (question,) = engine.embed(["what moves blood?"], role="query", dimensions=64).embeddings
+        agree = ((vectors > 0) == (question > 0)).mean(axis=1)  # the cosine of the signs is twice that, less 1
+        expected = {record.id: 2 * float(share) - 1 for record, share in zip(records, agree, strict=True)}
+        assert {hit.id: hit.score for hit in hits} == pytest.approx(expected)
+
+
+def point_id_of(record: Record) -> str:
+    return point_id(record.id)
+
+
+def test_signs_need_a_full_width_beside_them(engine: Engine, dsn: str) -> None:
+    sink = PgVectorSink(dsn, "docs", dimensions=[384], datatype="bit")
+    with pytest.raises(InvalidRequestError, match="'bit' keeps the largest width .* pass two dimensions"):
+        sink.prepare(engine.spec)
+    assert sink.count() == 0
+    sink.close()
+
+
+def test_another_datatype_is_refused_before_anything_is_written(
+    engine: Engine, records: list[Record], dsn: str
+) -> None:
+    with PgVectorSink(dsn, "docs", dimensions=[64, 384], datatype="float16") as sink:
+        fill(engine, sink, records[:3])
+        with pytest.raises(InvalidRequestError, match="holds vectors of float16.*pass datatype='float16'"):
+            fill(engine, PgVectorSink(sink._client, "docs", dimensions=[64, 384]), records)
+        # A search reads the type from the table.
+        assert len(PgVectorSink(sink._client, "docs").search(engine, "anything")) == 3
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 65])
+def test_widths_that_fill_no_byte_are_packed(engine: Engine, dsn: str, width: int) -> None:
+    with PgVectorSink(dsn, "docs", dimensions=[width, 384], datatype="bit") as sink:
+        sink.prepare(engine.spec)
+        batch, full = rows(5, width), rows(5, 384)
+        sink.write(WriteBatch(records=batch.records, ids=batch.ids, vectors={**batch.vectors, **full.vectors}))
+        stored = dict(sink._client.execute(f"SELECT pk::text, d{width}::text FROM docs").fetchall())
+        for point, vector in zip(batch.ids, batch.vectors[width], strict=True):
+            assert stored[point] == "".join("1" if number > 0 else "0" for number in vector)
+
+
+def test_numbers_come_back_as_they_were(engine: Engine, dsn: str) -> None:
+    metadata = {"huge": 1e300, "tiny": 1e-300, "int": -(2**63), "most": 2**63 - 1, "f": 1e20, "x": 0.1, "n": [1e25, 3]}
+    with PgVectorSink(dsn, "docs") as sink:
+        fill(engine, sink, [Record("a", "x", metadata)])
+        (hit,) = sink.search(engine, "x")
+        assert hit.metadata == metadata and type(hit.metadata["f"]) is float and type(hit.metadata["int"]) is int
+        for key, value in metadata.items():
+            assert len(sink.search(engine, "x", filter={key: value})) == 1, key
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Record("nul", "a\0b"),
+        Record("nul", "x", {"k": ["\0"]}),
+        Record("nul", "x", {"k\0": 1}),
+        Record("nul", "x", {"k": "\\\0"}),
+    ],
+    ids=["text", "value", "key", "behind a backslash"],
+)
+def test_a_nul_character_fails_its_record_alone(
+    engine: Engine, dsn: str, record: Record, caplog: pytest.LogCaptureFixture
+) -> None:
+    fine = Record("fine", "a \\u0000 b", {"k": "\\u0000", "l": "\\\\u0000"})  # no NUL, but the letters of an escape
+    with PgVectorSink(dsn, "docs") as sink:
+        report = fill(engine, sink, [fine, record, Record("b", "x")])
+        assert (report.failed, report.written, sink.count()) == (1, 2, 2)
+        assert {hit.id: hit.metadata for hit in sink.search(engine, "x")}["fine"] == fine.metadata
+    assert "left out record 'nul': it holds a NUL character, which PostgreSQL does not store" in caplog.text
+
+
+def test_a_table_may_be_in_another_schema(engine: Engine, records: list[Record], dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute('CREATE SCHEMA IF NOT EXISTS "Other"')
+    with PgVectorSink(dsn, "Other.select", dimensions=[64, 384], index="hnsw") as sink:
+        fill(engine, sink, records)
+        assert sink.count() == 12 and sink.search(engine, "what moves blood?", k=1)[0].id == "doc-4"
+        sink.delete(["doc-4"])
+    with PgVectorSink(dsn, "select") as unqualified:
+        assert unqualified.count() == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["", "1docs", "my-docs", "ä", "x" * 49, "a.b.c", 'a"; DROP TABLE x; --', "millpond$rows"]
+)
+def test_names_that_are_refused(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="is no name for PostgreSQL"):
+        PgVectorSink("postgresql://127.0.0.1:1/x", name)
+
+
+def test_a_batch_is_written_whole_or_not_at_all(engine: Engine, dsn: str) -> None:
+    with PgVectorSink(dsn, "docs", dimensions=[32]) as sink:
+        sink.prepare(engine.spec)
+        sink.write(rows(10, 32))
+        sink._client.execute("ALTER TABLE docs ADD CHECK (id <> 'r15')")
+        with pytest.raises(SinkRejectedError, match="refused an upsert of 20 rows: .*violates check constraint"):
+            sink.write(rows(20, 32))
+        assert sink.count() == 10
+        sink.write(rows(5, 32, 10))
+        assert sink.count() == 15
+
+
+def test_only_the_row_that_is_refused_is_left_out(engine: Engine, records: list[Record], dsn: str) -> None:
+    with PgVectorSink(dsn, "docs") as sink:
+        sink.prepare(engine.spec)
+        sink._client.execute("ALTER TABLE docs ADD CHECK (id <> 'doc-7')")
+        batch = WriteBatch(
+            records=records, ids=[*map(point_id_of, records)],
+            vectors={384: engine.embed([r.text for r in records], role="document", normalize=True).embeddings},
+        )  # fmt: skip
+        for part in (slice(0, 7), slice(8, 12)):
+            sink.write(batch.part(part))
+        with pytest.raises(SinkRejectedError):
+            sink.write(batch.part(slice(7, 8)))
+        assert sink.count() == 11
+
+
+def test_the_chunks_of_a_record_are_deleted_together(engine: Engine, dsn: str) -> None:
+    with PgVectorSink(dsn, "docs", dimensions=[32]) as sink:
+        sink.prepare(engine.spec, chunked=True)
+        records = [Record(name, f"{name} {n}", {"chunk": n}, chunk=n) for name in ("a", "b") for n in range(70)]
+        ids = [point_id(record.id, record.chunk) for record in records]
+        sink.write(WriteBatch(records=records, ids=ids, vectors=rows(140, 32).vectors))
+        assert dict(sink.scan()) == dict(zip(ids, [record.id for record in records], strict=True))
+        sink.delete(["a"])
+        assert sink.count() == 70 and {name for _, name in sink.scan()} == {"b"}
+
+
+def test_a_scan_pages_through_the_table_while_it_changes(
+    engine: Engine, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PgVectorSink, "max_rows", 7)
+    with PgVectorSink(dsn, "docs", dimensions=[32]) as sink:
+        sink.prepare(engine.spec)
+        sink.write(rows(50, 32))
+        seen = []
+        for row_id, record_id in sink.scan():
+            assert row_id == point_id(record_id)
+            seen.append(record_id)
+            sink.delete_rows([row_id])
+        assert sorted(seen) == sorted(f"r{i}" for i in range(50)) and sink.count() == 0
+
+
+# ----------------------------------------------------------------------------------------------- indexes, searches
+
+
+@pytest.mark.parametrize(
+    ("datatype", "kind"), [("float32", "vector_cosine"), ("float16", "halfvec_cosine"), ("bit", "bit_hamming")]
+)
+def test_an_index_is_built_after_a_run_and_used(engine: Engine, dsn: str, datatype: str, kind: str) -> None:
+    sink = PgVectorSink(dsn, "docs", dimensions=[16, 384], datatype=datatype, index="hnsw")
+    records = [Record(f"r{n}", f"text {n}", {"odd": n % 2 == 1}) for n in range(300)]
+    fill(engine, sink, records)
+    exact = [hit.id for hit in sink.search(engine, "text 7", k=10, candidates=300)]
+    sink.close()
+    with psycopg.connect(dsn) as connection:
+        found = dict(
+            connection.execute("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'docs'").fetchall()
+        )
+        assert f"USING hnsw (d16 {kind}_ops)" in found["docs_d16_hnsw"]
+        assert "USING gin (metadata jsonb_path_ops)" in found["docs_metadata_gin"]
+    with PgVectorSink(f"{dsn}%20-c%20enable_seqscan%3Doff%20-c%20enable_sort%3Doff", "docs") as sink:
+        plan = sink._client.execute(
+            SQL("EXPLAIN SELECT pk FROM docs ORDER BY {} LIMIT 5").format(
+                (sink.count(), sink._opened(), sink._distance(16, np.ones(16, np.float32)))[2]
+            )
+        ).fetchall()
+        assert "docs_d16_hnsw" in str(plan)
+        # The graph is left only when as many rows are found as were asked for, also behind a filter.
+        assert [hit.id for hit in sink.search(engine, "text 7", k=10, candidates=300)] == exact
+        assert len(sink.search(engine, "text 7", k=150, filter={"odd": True})) == 150
+        sink.create_index()  # once more, which changes nothing
+
+
+def test_an_index_that_cannot_be_built_is_said_in_the_log(
+    engine: Engine, records: list[Record], dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with PgVectorSink(dsn, "docs", index="hnsw") as sink:
+        fill(engine, sink, records)
+        sink._client.execute("ALTER TABLE docs ALTER d384 TYPE vector")
+    assert "refused an index" in caplog.text and "every row is stored" in caplog.text
+    with PgVectorSink(dsn, "docs") as again:
+        assert again.count() == 12
+
+
+def test_a_filter_of_the_database_is_passed_on(engine: Engine, records: list[Record], dsn: str) -> None:
+    with PgVectorSink(dsn, "docs", dimensions=[64, 384]) as sink:
+        fill(engine, sink, records)
+        hits = sink.search(engine, "anything", filter=SQL("(metadata->>'n')::int < 3 AND id LIKE 'doc-%'"))
+        assert {hit.id for hit in hits} == {"doc-0", "doc-1", "doc-2"}
+        with pytest.raises(SinkError, match="refused a search: syntax error"):
+            sink.search(engine, "anything", filter=SQL("this is (no condition"))
+        with pytest.raises(
+            InvalidRequestError, match="filter is of type str; pass a dict of metadata, or psycopg.sql.SQL"
+        ):
+            sink.search(engine, "anything", filter="n < 3")  # type: ignore[arg-type]
+        sink.delete(filter=SQL("(metadata->>'n')::int < 3"))
+        assert sink.count() == 9
+
+
+@pytest.mark.parametrize("value", ["'; DROP TABLE docs; --", "{}", "%s", "%(x)s", "\\", '"', "$$"])
+def test_what_looks_like_sql_is_a_value(engine: Engine, dsn: str, value: str) -> None:
+    with PgVectorSink(dsn, "docs") as sink:
+        fill(engine, sink, [Record(value, value, {value: value}), Record("other", "x", {})])
+        (hit,) = sink.search(engine, value, filter={value: value})
+        assert (hit.id, hit.text, hit.metadata) == (value, value, {value: value})
+        sink.delete(filter={value: value})
+        assert sink.count() == 1
+
+
+# ---------------------------------------------------------------------------------------------------- foreign tables
+
+
+@pytest.mark.parametrize("comment", [None, "my documents", "millpond", "millpond of mine"])
+def test_a_foreign_table_is_left_alone(engine: Engine, records: list[Record], dsn: str, comment: str | None) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE docs (pk uuid PRIMARY KEY, d384 vector(384))")
+        if comment is not None:
+            connection.execute(SQL("COMMENT ON TABLE docs IS {}").format(comment))
+        sink = PgVectorSink(dsn, "docs")
+        with pytest.raises(FingerprintMismatchError, match="was not made by millpond|cannot read"):
+            fill(engine, sink, records)
+        with pytest.raises(FingerprintMismatchError):
+            sink.search(engine, "anything")
+        sink.close()
+        assert connection.execute("SELECT count(*) FROM docs").fetchone() == (0,)
+
+
+def test_the_manifest_is_the_comment_of_the_table(engine: Engine, dsn: str) -> None:
+    with PgVectorSink(dsn, "docs", dimensions=[64, 384]) as sink:
+        sink.prepare(engine.spec)
+        ((comment,),) = sink._client.execute("SELECT obj_description('docs'::regclass, 'pg_class')").fetchall()
+        assert comment.startswith('millpond {"schema": 1, ')
+        manifest = json.loads(comment.removeprefix("millpond "))
+        assert (manifest["fingerprint"], manifest["dimensions"]) == (engine.spec.fingerprint, [64, 384])
+
+
+def test_two_that_create_a_table_at_once_both_get_it(engine: Engine, dsn: str) -> None:
+    sinks = [PgVectorSink(dsn, "docs", dimensions=[32]) for _ in range(4)]
+    errors: list[BaseException] = []
+    start = threading.Barrier(4)
+
+    def run(n: int) -> None:
+        try:
+            start.wait()
+            sinks[n].prepare(engine.spec)
+            sinks[n].write(rows(200, 32))  # the same rows
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == [] and sinks[0].count() == 200
+    for sink in sinks:
+        sink.close()
+
+
+def test_threads_may_share_a_sink(engine: Engine, dsn: str) -> None:
+    errors: list[BaseException] = []
+    with PgVectorSink(dsn, "docs", dimensions=[32]) as sink:
+        sink.prepare(engine.spec)
+
+        def run(n: int) -> None:
+            try:
+                for part in range(5):
+                    sink.write(rows(20, 32, 1000 * n + 20 * part))
+                    assert len(sink.search(engine, "x", k=5)) == 5
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == [] and sink.count() == 400
+
+
+# ------------------------------------------------------------------------------------------------------ connections
+
+
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_a_connection_that_is_passed_in_is_committed_and_left_open(
+    engine: Engine, records: list[Record], dsn: str, autocommit: bool
+) -> None:
+    with psycopg.connect(dsn, autocommit=autocommit) as connection, psycopg.connect(dsn, autocommit=True) as other:
+        with PgVectorSink(connection, "docs") as sink:
+            fill(engine, sink, records)
+            assert other.execute("SELECT count(*) FROM docs").fetchone() == (12,)
+            connection.execute("SELECT 1")
+            if not autocommit:  # which begins a transaction, inside which nothing of ours would be committed
+                with pytest.raises(InvalidRequestError, match="the connection is in a transaction; end it"):
+                    sink.count()
+                connection.rollback()
+            assert sink.count() == 12
+        assert not connection.closed
+
+
+def test_a_lost_connection_is_opened_again(engine: Engine, dsn: str) -> None:
+    with PgVectorSink(dsn, "docs", dimensions=[32]) as sink, psycopg.connect(dsn, autocommit=True) as other:
+        sink.prepare(engine.spec)
+        sink.write(rows(10, 32))
+        other.execute("SELECT pg_terminate_backend(%s)", [sink._client.info.backend_pid])
+        with pytest.raises(SinkUnavailableError, match="PostgreSQL at .* refused an upsert of 10 rows: .*terminat"):
+            sink.write(rows(10, 32, 10))
+        sink.write(rows(10, 32, 10))
+        assert sink.count() == 20
+
+
+def test_a_run_waits_for_a_lock_no_longer_than_the_timeout(engine: Engine, dsn: str) -> None:
+    with PgVectorSink(dsn, "docs", dimensions=[32], timeout=0.5) as sink:
+        sink.prepare(engine.spec)
+        with psycopg.connect(dsn) as other:
+            other.execute("LOCK TABLE docs")
+            with pytest.raises(SinkUnavailableError, match="an upsert of 10 rows"):
+                sink.write(rows(10, 32))
+        sink.write(rows(10, 32))
+        assert sink.count() == 10
+
+
+@contextmanager
+def server_that(answers: Callable[[socket.socket, threading.Event], None]) -> Iterator[str]:
+    """A server on loopback that speaks to each client in a thread of its own."""
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve(taken: socket.socket) -> None:
+            with taken, suppress(OSError):
+                answers(taken, over)
+
+        def accept() -> None:
+            while True:
+                try:
+                    taken = listening.accept()[0]
+                except OSError:
+                    return
+                threading.Thread(target=serve, args=(taken,), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"postgresql://x@127.0.0.1:{listening.getsockname()[1]}/x"
+        over.set()
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def hang(taken: socket.socket, over: threading.Event) -> None:
+    over.wait(60)
+
+
+def trickle(taken: socket.socket, over: threading.Event) -> None:
+    taken.sendall(b"N")  # no TLS
+    taken.sendall(b"R\0\0\0\x08\0\0\0\0")  # authentication is fine, and then a notice without an end
+    taken.sendall(b"N\0\1\0\0")
+    while not over.wait(0.1):
+        taken.sendall(b"x")
+
+
+def close(taken: socket.socket, over: threading.Event) -> None:
+    taken.recv(100)
+
+
+def rubbish(taken: socket.socket, over: threading.Event) -> None:
+    taken.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n<html>")
+    over.wait(60)
+
+
+@pytest.mark.parametrize("answers", [hang, trickle, close, rubbish])
+def test_a_server_that_never_becomes_one_is_an_error_in_time(
+    answers: Callable[[socket.socket, threading.Event], None],
+) -> None:
+    with server_that(answers) as place, pytest.raises(SinkError, match="PostgreSQL at .* refused the connection"):
+        PgVectorSink(place, "docs", timeout=2)
+
+
+class Proxy:
+    """Passes on what a client and a real server say, until it is told to keep silent or to trickle."""
+
+    def __init__(self, folder: Path) -> None:
+        self._socket = str(folder / ".s.PGSQL.5432")
+        self.silent, self.trickling = threading.Event(), threading.Event()
+
+    def __call__(self, taken: socket.socket, over: threading.Event) -> None:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.connect(self._socket)
+            threading.Thread(target=self._pass_on, args=(taken, server, None), daemon=True).start()
+            self._pass_on(server, taken, over)
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, over: threading.Event | None) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                if over is not None and self.silent.is_set():
+                    over.wait(60)
+                    return
+                if over is not None and self.trickling.is_set():
+                    for n in range(len(data)):
+                        target.sendall(data[n : n + 1])
+                        if over.wait(0.3):
+                            return
+                target.sendall(data)
+        except OSError:
+            pass
+        finally:
+            for end in (source, target):
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("fault", ["silent", "trickling"])
+def test_a_server_that_stops_answering_is_given_up_at_the_deadline(
+    engine: Engine, dsn: str, postgres: PostgresServer, fault: str
+) -> None:
+    proxy = Proxy(postgres.folder)
+    with server_that(proxy) as place:
+        options = dsn.partition("&options=")[2]
+        with PgVectorSink(
+            f"{place.replace('x@', 'postgres@')[:-1]}postgres?options={options}", "docs", dimensions=[32], timeout=2
+        ) as sink:
+            sink.prepare(engine.spec)
+            sink.write(rows(10, 32))
+            getattr(proxy, fault).set()
+            began = time.monotonic()
+            with pytest.raises(SinkUnavailableError, match="did not answer an upsert of 10 rows within 2 s"):
+                sink.write(rows(10, 32, 10))
+            assert time.monotonic() - began < 30  # the server would take a minute and more
+            getattr(proxy, fault).clear()
+            sink.write(rows(10, 32, 10))
+            assert sink.count() == 20
+
+
+def test_a_port_without_a_server_is_an_error_that_may_pass() -> None:
+    with pytest.raises(SinkUnavailableError, match=r"PostgreSQL at postgresql://127.0.0.1:1/x refused the connection"):
+        PgVectorSink("postgresql://127.0.0.1:1/x", "docs", timeout=2)
+
+
+def test_a_user_or_database_that_is_not_there_is_an_error_that_lasts(postgres: PostgresServer) -> None:
+    for place in (
+        postgres.address().replace("postgres@", "nobody-here@"),
+        postgres.address().replace("/postgres?", "/nothing?"),
+    ):
+        with pytest.raises(SinkError, match="does not exist") as caught:
+            PgVectorSink(place, "docs")
+        assert type(caught.value) is SinkError
+
+
+def test_a_server_without_room_for_a_connection_is_an_error_that_may_pass() -> None:
+    with running_server("max_connections=2", "superuser_reserved_connections=0", "reserved_connections=0") as server:
+        taken = [psycopg.connect(server.address()) for _ in range(2)]
+        with pytest.raises(SinkUnavailableError, match="too many clients"):
+            PgVectorSink(server.address(), "docs")
+        for connection in taken:
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"),
+    [
+        ("08006", SinkUnavailableError),
+        ("53100", SinkUnavailableError),  # disk full
+        ("53300", SinkUnavailableError),
+        ("57P01", SinkUnavailableError),
+        ("57014", SinkUnavailableError),
+        ("40001", SinkUnavailableError),
+        ("40P01", SinkUnavailableError),
+        ("25006", SinkUnavailableError),
+        ("54000", SinkTooLargeError),
+        ("22003", SinkRejectedError),
+        ("23514", SinkRejectedError),
+        ("42501", SinkError),
+        ("28P01", SinkError),
+    ],
+)
+def test_the_servers_errors_are_told_apart(engine: Engine, dsn: str, state: str, kind: type[SinkError]) -> None:
+    with PgVectorSink(dsn, "docs", dimensions=[32]) as sink:
+        sink.prepare(engine.spec)
+        sink._client.execute(
+            "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            f"RAISE EXCEPTION 'on purpose' USING ERRCODE = '{state}'; END $$; "
+            "CREATE TRIGGER fail BEFORE INSERT ON docs FOR EACH ROW EXECUTE FUNCTION fail()"
+        )
+        with pytest.raises(SinkError, match="refused an upsert of 3 rows: on purpose") as caught:
+            sink.write(rows(3, 32))
+        assert type(caught.value) is kind
+        sink._client.execute("DROP TRIGGER fail ON docs")
+        sink.write(rows(3, 32))
+        assert sink.count() == 3
+
+
+def test_a_row_that_cannot_be_stored_is_refused_and_the_next_ones_are_not(engine: Engine, dsn: str) -> None:
+    with PgVectorSink(dsn, "docs", dimensions=[32]) as sink:
+        sink.prepare(engine.spec)
+        batch = rows(2, 32)
+        bad = WriteBatch(records=[Record("a", "\0"), Record("b", "x")], ids=batch.ids, vectors=batch.vectors)
+        with pytest.raises(SinkRejectedError, match="invalid byte sequence"):
+            sink.write(bad)
+        sink.write(batch)
+        assert sink.count() == 2
+
+
+# -------------------------------------------------------------------------------------------------- strings and URLs
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://user:hunter2@host/db",
+        "postgresql://host/db?password=hunter2",
+        "host=h password=hunter2",
+        "host=h sslpassword=hunter2",
+        "hunter2",
+        "postgresql://user:hunter2@host:x:y/db?z",
+        "host='hunter2",
+        "",
+    ],
+)
+def test_a_string_with_a_secret_is_refused_and_not_shown(dsn: str) -> None:
+    with pytest.raises(InvalidRequestError, match="PGUSER, PGPASSWORD and PGPASSFILE") as caught:
+        PgVectorSink(dsn, "docs")
+    assert "hunter2" not in str(caught.value) and caught.value.__cause__ is None
+    assert "hunter2" not in "".join(map(str, [caught.value.__context__ or ""]))
+
+
+def test_no_secret_of_the_environment_is_shown(monkeypatch: pytest.MonkeyPatch, postgres: PostgresServer) -> None:
+    monkeypatch.setenv("PGPASSWORD", "hunter2")
+    monkeypatch.setenv("PGUSER", "postgres")
+    with PgVectorSink(postgres.address().replace("postgres@", ""), "docs") as sink:
+        assert sink.count() == 0 and "hunter2" not in repr(sink)
+    with pytest.raises(SinkError) as caught:
+        PgVectorSink("postgresql://127.0.0.1:1/x", "docs")
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"payload": "langchain"}, "payload='langchain': .* pass payload='plain'"),
+        ({"datatype": "int8"}, "datatype='int8': .* pass datatype='float32', or one of 'float16', 'bit'"),
+        ({"index": "ivfflat"}, "index='ivfflat': .* pass index=None, or one of 'hnsw'"),
+        ({"timeout": 0}, "timeout=0 is no time"),
+        ({"timeout": float("nan")}, "timeout=nan is no time"),
+        ({"timeout": 1e300}, "timeout=1e"),
+        ({"hybrid": True}, "hybrid=True is no option of a sink of pgvector"),
+    ],
+)
+def test_options_that_it_does_not_have_are_refused(
+    options: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(monkeypatch)
+    with pytest.raises(InvalidRequestError, match=message):
+        open_sink("pgvector+postgresql://127.0.0.1:1/x#docs", **options)
+
+
+def register(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the entry point known, whether or not the package is installed."""
+    from importlib.metadata import EntryPoint
+
+    point = EntryPoint("pgvector", "millpond_pgvector:sink_from_url", "millpond.sinks")
+    monkeypatch.setattr("millpond.ingest.url.entry_points", lambda group: [point])
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
+def test_a_url_opens_a_table(
+    engine: Engine, records: list[Record], dsn: str, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(monkeypatch)
+    place = dsn.replace("postgresql", scheme)
+    sink = open_sink(f"pgvector+{place}#docs", dimensions=[64, 384], datatype="float16", timeout=5)
+    assert isinstance(sink, PgVectorSink)
+    with sink:
+        assert repr(sink) == f"PgVectorSink({place!r}, 'docs', dimensions=(64, 384), 'plain')"
+        fill(engine, sink, records)
+        assert sink.search(engine, "what moves blood around the body?", k=1)[0].id == "doc-4"
+
+
+@pytest.mark.parametrize(("scheme", "location"), [("postgresql", "host/db"), ("http", "//host"), ("path", "x")])
+def test_urls_of_other_schemes_are_refused(scheme: str, location: str) -> None:
+    with pytest.raises(
+        InvalidRequestError, match="does not name a PostgreSQL; write pgvector.postgresql://host/db#docs"
+    ):
+        sink_from_url(scheme, location, "docs")
+
+
+# -------------------------------------------------------------------------------------------------------- kill -9
+
+
+@pytest.mark.slow
+def test_a_killed_writer_loses_no_row_that_was_acknowledged(engine: Engine, dsn: str, tmp_path: Path) -> None:
+    with PgVectorSink(dsn, "docs", dimensions=[32]) as sink:
+        sink.prepare(engine.spec)
+        program = (
+            "import sys, numpy as np\n"
+            "from millpond.ingest import Record, WriteBatch, point_id\n"
+            "from millpond_pgvector import PgVectorSink\n"
+            "sink = PgVectorSink(sys.argv[1], 'docs', dimensions=[32])\n"
+            "sink._manifest = sink._opened()\n"
+            "for n in range(int(sys.argv[2]), 10**9, 50):\n"
+            "    records = [Record(f'r{i}', f'text {i}') for i in range(n, n + 50)]\n"
+            "    ids = [point_id(record.id) for record in records]\n"
+            "    vectors = np.full((50, 32), 32 ** -0.5, np.float32)\n"
+            "    sink.write(WriteBatch(records=records, ids=ids, vectors={32: vectors}))\n"
+            "    print(n + 50, flush=True)\n"
+        )
+        done, random = 0, np.random.default_rng(0)
+        for _ in range(20):
+            arguments = [sys.executable, "-c", program, dsn, str(done)]
+            with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as writer:
+                assert writer.stdout is not None
+                done = int(writer.stdout.readline())
+                time.sleep(float(random.uniform(0, 0.1)))
+                writer.send_signal(signal.SIGKILL)
+                for line in writer.stdout:
+                    done = int(line)
+            others = "SELECT FROM pg_stat_activity WHERE datname = 'postgres' AND pid <> pg_backend_pid()"
+            while sink._client.execute(others).rowcount:  # the server may finish what it has received
+                time.sleep(0.01)
+            stored = {record_id for _, record_id in sink.scan()}
+            assert stored >= {f"r{i}" for i in range(done)} and len(stored) % 50 == 0
+            assert len(stored) <= done + 50 and sink.count() == len(stored)

@@ -1,0 +1,413 @@
+"""The options of a sink as the requests that they become, at a server that answers out of local mode."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+
+from millpond import Engine, InvalidRequestError
+from millpond.ingest import Record, ingest, open_sink
+from millpond_qdrant import QdrantSink, sink_from_url
+from millpond_qdrant.local import silence
+from millpond_qdrant.vector_storage import StoredVectors
+
+
+class Fake(ThreadingHTTPServer):
+    """The part of Qdrant's REST API that a sink needs; every request is validated by the client's own models."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        silence()
+        self.points = QdrantClient(":memory:", force_disable_check_same_thread=True)
+        self.lock = threading.Lock()  # local mode is for one thread at a time
+        self.requests: list[tuple[str, str, Any]] = []
+        self.payload_schema: dict[str, Any] = {}
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def bodies(self, method: str, path: str) -> list[Any]:
+        return [body for done, where, body in self.requests if done == method and where.partition("?")[0] == path]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Fake
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+    def do_GET(self) -> None:
+        self._answer("GET")
+
+    def do_PUT(self) -> None:
+        self._answer("PUT")
+
+    def do_POST(self) -> None:
+        self._answer("POST")
+
+    def _answer(self, method: str) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else None
+        self.server.requests.append((method, self.path, body))
+        with self.server.lock:
+            content = json.dumps({"result": self._result(method, body), "status": "ok", "time": 0.0}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _result(self, method: str, body: Any) -> Any:
+        points = self.server.points
+        done = {"operation_id": 0, "status": "completed"}
+        match method, re.sub(r"^/collections/docs|\?.*", "", self.path):
+            case "GET", "/exists":
+                return {"exists": points.collection_exists("docs")}
+            case "PUT", "":
+                asked = models.CreateCollection(**body)
+                points.create_collection(
+                    "docs", asked.vectors, sparse_vectors_config=asked.sparse_vectors, metadata=asked.metadata
+                )
+                return True
+            case "GET", "":
+                info = points.get_collection("docs").model_dump(mode="json")
+                info["payload_schema"] = self.server.payload_schema
+                return info
+            case "PUT", "/index":
+                asked_index = models.CreateFieldIndex(**body)
+                kind = str(asked_index.field_schema)
+                self.server.payload_schema[asked_index.field_name] = {"data_type": kind, "points": 0}
+                return done
+            case "PUT", "/points":
+                points.upsert("docs", models.Batch(**body["batch"]) if "batch" in body else _structs(body["points"]))
+                return done
+            case "POST", "/points/query":
+                request = models.QueryRequest(**body)
+                return points.query_batch_points("docs", [request])[0].model_dump(mode="json")
+            case "POST", "/points/query/batch":
+                asked_queries = [models.QueryRequest(**request) for request in body["searches"]]
+                return [a.model_dump(mode="json") for a in points.query_batch_points("docs", asked_queries)]
+            case "POST", "/points":
+                request = models.PointRequest(**body)
+                found = points.retrieve("docs", request.ids, request.with_payload, request.with_vector)  # type: ignore[arg-type]
+                return [point.model_dump(mode="json") for point in found]
+            case "POST", "/points/scroll":
+                page, offset = points.scroll(
+                    "docs", limit=body["limit"], offset=body.get("offset"), with_payload=body["with_payload"]
+                )
+                return {"points": [point.model_dump(mode="json") for point in page], "next_page_offset": offset}
+            case "POST", "/points/count":
+                return {"count": points.count("docs").count}
+        raise AssertionError(f"{method} {self.path}")
+
+
+def _structs(rows: list[dict[str, Any]]) -> list[models.PointStruct]:
+    return [models.PointStruct(**row) for row in rows]
+
+
+@pytest.fixture
+def server() -> Iterator[Fake]:
+    fake = Fake()
+    thread = threading.Thread(target=fake.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield fake
+    fake.shutdown()
+    thread.join()
+    fake.server_close()
+
+
+def fill(engine: Engine, sink: QdrantSink, records: list[Record], **options: Any) -> None:
+    ingest(records, engine=engine, sink=sink, show_progress=False, **options)
+
+
+def created(server: Fake) -> dict[str, Any]:
+    (body,) = server.bodies("PUT", "/collections/docs")
+    vectors: dict[str, Any] = body["vectors"]
+    return vectors
+
+
+def test_a_collection_is_created_as_before_unless_more_is_asked(
+    engine: Engine, server: Fake, records: list[Record]
+) -> None:
+    with QdrantSink(server.url, "docs", dimensions=[64]) as sink:
+        fill(engine, sink, records)
+        assert [hit.id for hit in sink.search(engine, records[4].text, k=1)] == ["doc-4"]
+    assert created(server) == {"d64": {"size": 64, "distance": "Cosine"}}
+    (body,) = server.bodies("PUT", "/collections/docs")
+    assert body.keys() == {"vectors", "metadata"}
+    assert not server.bodies("PUT", "/collections/docs/index")
+    assert all("params" not in body for body in server.bodies("POST", "/collections/docs/points/query"))
+
+
+@pytest.mark.parametrize(
+    ("quantization", "config"),
+    [
+        ("scalar", {"scalar": {"type": "int8", "always_ram": True}}),
+        ("product", {"product": {"compression": "x16", "always_ram": True}}),
+        ("binary", {"binary": {"always_ram": True}}),
+    ],
+)
+def test_a_quantized_collection_and_the_two_stages_of_its_search(
+    engine: Engine, server: Fake, records: list[Record], quantization: str, config: dict[str, Any]
+) -> None:
+    hnsw = {"m": 8, "ef_construct": 64, "ef": 200}
+    with QdrantSink(
+        server.url, "docs", dimensions=[64, 384], quantization=quantization, on_disk=True, hnsw=hnsw, datatype="float16"
+    ) as sink:
+        fill(engine, sink, records)
+        server.requests.clear()
+        sink.search(engine, "tides", k=3)
+        sink.search(engine, "tides", k=3)
+        sink.search(engine, "tides", k=3, funnel=False)
+    first, second, third = [
+        *server.bodies("POST", "/collections/docs/points/query/batch"),
+        *server.bodies("POST", "/collections/docs/points/query"),
+    ]
+    (coarse,) = second["prefetch"]
+    assert coarse["params"] == {"hnsw_ef": 200, "quantization": {"rescore": False}}
+    assert second["params"] == {"hnsw_ef": 200, "quantization": {"ignore": True}}
+    over = {"scalar": 2.0, "product": 4.0, "binary": 8.0}[quantization]
+    assert third["params"] == {"hnsw_ef": 200, "quantization": {"rescore": True, "oversampling": over}}
+    assert len(first["searches"]) == 4  # which asks for points that lack a vector, as any first search
+    with QdrantSink(server.url, "docs", rescore=False) as sink:
+        sink.search(engine, "tides", k=3)
+    searches = server.bodies("POST", "/collections/docs/points/query/batch")[-1]["searches"]
+    assert searches[2]["params"] == {"quantization": {"rescore": False}}
+    with QdrantSink(server.url, "docs", dimensions=[384], oversampling=3) as sink:
+        sink.search(engine, "tides", k=3)
+    assert server.bodies("POST", "/collections/docs/points/query")[-1]["params"] == {
+        "quantization": {"rescore": True, "oversampling": 3.0}
+    }
+
+
+def test_the_vectors_of_a_quantized_collection(engine: Engine, server: Fake) -> None:
+    hnsw = {"m": 8, "ef_construct": 64, "ef": 200}
+    with QdrantSink(
+        server.url, "docs", dimensions=[64, 384], quantization="binary", on_disk=True, hnsw=hnsw, datatype="float16"
+    ) as sink:
+        sink.prepare(engine.spec)
+    options = {
+        "distance": "Cosine",
+        "datatype": "float16",
+        "on_disk": True,
+        "hnsw_config": {"m": 8, "ef_construct": 64},
+        "quantization_config": {"binary": {"always_ram": True}},
+    }
+    assert created(server) == {"d64": {"size": 64} | options, "d384": {"size": 384} | options}
+
+
+def test_uint8_vectors_are_integers_compared_by_euclidean_distance(
+    engine: Engine, server: Fake, records: list[Record]
+) -> None:
+    with QdrantSink(server.url, "docs", dimensions=[64, 384], datatype="uint8") as sink:
+        fill(engine, sink, records)
+    assert {name: params["distance"] for name, params in created(server).items()} == {"d64": "Euclid", "d384": "Euclid"}
+    (body,) = server.bodies("PUT", "/collections/docs/points")
+    rows = np.asarray(body["batch"]["vectors"]["d384"])
+    assert (rows == np.rint(rows)).all() and rows.min() >= 0 and rows.max() <= 255 and np.ptp(rows) > 100
+    cosines = engine.embed([records[4].text], role="document", normalize=True).embeddings
+    with QdrantSink(server.url, "docs") as sink:
+        hits = sink.search(engine, "what moves blood around the body?", k=12)
+        query = engine.embed(["what moves blood around the body?"], role="query", normalize=True).embeddings
+        assert hits[0].id == "doc-4" and hits[0].score == pytest.approx(float((query @ cosines.T)[0, 0]), abs=6e-3)
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+
+
+@pytest.mark.parametrize("width", [1, 2, 8, 64, 384, 4096])
+def test_uint8_keeps_the_order_of_cosines(width: int) -> None:
+    stored = StoredVectors(datatype="uint8")
+    rows = np.random.default_rng(0).standard_normal((50, width)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    codes = stored.encode(rows)
+    cosines = [stored.cosine(float(np.linalg.norm(code - codes[0])), width) for code in codes]
+    assert np.abs(np.asarray(cosines) - rows @ rows[0]).max() < 0.02
+    assert cosines[0] == 1.0
+    back = np.stack([stored.decode(code.tolist(), width) for code in codes])
+    assert (back * rows).sum(axis=1).min() > 0.99
+
+
+def test_indexes_are_made_once_on_the_path_of_the_form(engine: Engine, server: Fake, records: list[Record]) -> None:
+    indexes = {"n": "integer", "a b": "keyword"}
+    for _ in range(2):
+        with QdrantSink(server.url, "docs", dimensions=[64], indexes=indexes) as sink:
+            fill(engine, sink, records)
+    paths = [path for method, path, _ in server.requests if path.partition("?")[0].endswith("/index")]
+    assert paths == ["/collections/docs/index?wait=true"] * 2
+    assert server.bodies("PUT", "/collections/docs/index") == [
+        {"field_name": "metadata.n", "field_schema": "integer"},
+        {"field_name": 'metadata."a b"', "field_schema": "keyword"},
+    ]
+    with (
+        QdrantSink(server.url, "docs", dimensions=[64], indexes={"n": "keyword"}) as sink,
+        pytest.raises(InvalidRequestError, match="an index of the type 'integer' on 'metadata.n', and .* 'keyword'"),
+    ):
+        sink.prepare(engine.spec)
+
+
+def test_the_paths_of_llama_index_are_flat(engine: Engine, server: Fake) -> None:
+    with QdrantSink(server.url, "docs", payload="llama_index", indexes={"year": "integer"}) as sink:
+        sink.prepare(engine.spec)
+    assert server.bodies("PUT", "/collections/docs/index") == [{"field_name": "year", "field_schema": "integer"}]
+
+
+@pytest.mark.parametrize(
+    ("has", "asks", "words"),
+    [
+        ({"datatype": "float16"}, {"datatype": "float32"}, "datatype='float16', and this sink asks .*='float32'"),
+        ({}, {"datatype": "float16"}, "datatype='float32', and this sink asks for datatype='float16'; leave"),
+        ({}, {"quantization": "binary"}, "quantization=None, and this sink asks for quantization='binary'"),
+        ({"quantization": "product"}, {"quantization": "scalar"}, "='product', and this sink .*='scalar'"),
+    ],
+    ids=["float16", "float32", "none", "product"],
+)
+def test_another_form_than_the_collections_is_refused(
+    engine: Engine, server: Fake, records: list[Record], has: dict[str, Any], asks: dict[str, Any], words: str
+) -> None:
+    with QdrantSink(server.url, "docs", **has) as sink:
+        fill(engine, sink, records[:3])
+    with QdrantSink(server.url, "docs", **asks) as sink, pytest.raises(InvalidRequestError, match=words):
+        fill(engine, sink, records)
+    assert server.points.count("docs").count == 3
+    for options in ({}, has, {"on_disk": True, "hnsw": {"m": 4}}):  # which the collection keeps as it is
+        with QdrantSink(server.url, "docs", **options) as sink:
+            fill(engine, sink, records)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"datatype": "bfloat16"}, "datatype='bfloat16' is unknown; choose one of float32, float16, uint8"),
+        ({"quantization": "int4"}, "quantization='int4' is unknown; choose one of scalar, product, binary"),
+        ({"datatype": "uint8", "payload": "langchain"}, "use float16, or payload='plain'"),
+        ({"oversampling": 0.5}, "oversampling=0.5 must be a number from 1"),
+        ({"oversampling": True}, "oversampling=True must be a number from 1"),
+        ({"oversampling": 2.0, "rescore": False}, "leave one of them out"),
+        ({"hnsw": {"ef_search": 3}}, "it takes ints named m, ef_construct, ef"),
+        ({"hnsw": {"m": "3"}}, "m='3'"),
+        ({"indexes": {"year": "int"}}, "indexes: 'year': 'int' is no index of Qdrant; choose one of keyword, integer"),
+        ({"indexes": {'a"b': "keyword"}}, "indexes key 'a\"b' holds a quote"),
+        ({"indexes": {"doc_id": "keyword"}, "payload": "llama_index"}, "indexes key 'doc_id' is a field of LlamaIndex"),
+        ({"indexes": ["year"]}, "must be a dict of metadata keys"),
+        ({"batch": 0}, "batch=0 must be an int from 1"),
+        ({"hybrid": 1, "batch": True}, "batch=True must be an int from 1"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_an_option_that_is_not_valid_is_refused_before_anything_is_asked(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=re.escape(words)):
+        QdrantSink(":memory:", "docs", **options)
+
+
+def test_batch_bounds_the_points_of_a_request(engine: Engine, server: Fake, records: list[Record]) -> None:
+    with QdrantSink(server.url, "docs", batch=5) as sink:
+        fill(engine, sink, records)
+    bodies = server.bodies("PUT", "/collections/docs/points")
+    assert max(len(body["batch"]["ids"]) for body in bodies) <= 5 and server.points.count("docs").count == 12
+    assert QdrantSink.max_rows == 256
+
+
+def test_a_url_takes_the_options(server: Fake) -> None:
+    options = {"datatype": "float16", "quantization": "scalar", "hybrid": True, "timeout": 3.5, "oversampling": 2.0}
+    sink = open_sink(f"qdrant+{server.url}#docs", dimensions=[64], **options)
+    assert isinstance(sink, QdrantSink) and sink.hybrid
+    assert (sink._storage.datatype, sink._storage.quantization, sink._storage.oversampling) == (
+        "float16",
+        "scalar",
+        2.0,
+    )
+    sink.close()
+    with pytest.raises(InvalidRequestError, match="colour='red' is no option of a sink of qdrant"):
+        open_sink(f"qdrant+{server.url}#docs", colour="red")
+
+
+# ----------------------------------------------------------------------------------------------------- reading back
+
+
+def test_reading_back_asks_for_no_texts(engine: Engine, server: Fake, records: list[Record]) -> None:
+    with QdrantSink(server.url, "docs", dimensions=[64, 384]) as sink:
+        fill(engine, sink, records)
+        server.requests.clear()
+        ids = [row_id for row_id, _ in sink.scan()]
+        sink.fetch(ids)
+        sink.fetch(ids, widths=[64])
+    (scroll,) = server.bodies("POST", "/collections/docs/points/scroll")
+    first, second = server.bodies("POST", "/collections/docs/points")
+    for body in (scroll, first, second):
+        assert not {"text", "metadata", "page_content", "_node_content"} & set(body["with_payload"])
+    assert (scroll["with_vector"], first["with_vector"], second["with_vector"]) == (False, False, ["d64"])
+
+
+# --------------------------------------------------------------------------------------------------- in local mode
+
+
+def test_local_mode_says_once_what_it_ignores(
+    engine: Engine, records: list[Record], caplog: pytest.LogCaptureFixture
+) -> None:
+    client = QdrantClient(":memory:")
+    options: dict[str, Any] = {"datatype": "float16", "quantization": "scalar", "on_disk": True}
+    sink = QdrantSink(client, "docs", dimensions=[64], indexes={"n": "integer"}, **options)
+    with caplog.at_level(logging.WARNING, logger="millpond_qdrant"):
+        fill(engine, sink, records[:4])
+        fill(engine, sink, records)
+    (message,) = [record.message for record in caplog.records if record.name.startswith("millpond_qdrant")]
+    assert "datatype='float16', quantization='scalar', on_disk=True, indexes={'metadata.n'" in message
+    assert "take effect on a server only (qdrant+http://localhost:6333#docs)" in message
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="millpond_qdrant"):
+        fill(engine, QdrantSink(client, "more", dimensions=[64], datatype="float32"), records)
+    assert not [record for record in caplog.records if record.name.startswith("millpond_qdrant")]
+
+
+def test_local_mode_says_once_when_it_holds_too_much(
+    engine: Engine,
+    records: list[Record],
+    caplog: pytest.LogCaptureFixture,
+    recwarn: pytest.WarningsRecorder,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Any,
+) -> None:
+    monkeypatch.setattr("millpond_qdrant.sink._MANY_POINTS", 10)
+    monkeypatch.setattr("qdrant_client.local.local_collection.LocalCollection.LARGE_DATA_THRESHOLD", 10)
+    monkeypatch.setattr("qdrant_client.local.qdrant_local.QdrantLocal.LARGE_DATA_THRESHOLD", 10)
+
+    def said() -> list[str]:
+        return [record.message for record in caplog.records if record.name.startswith("millpond_qdrant")]
+
+    with caplog.at_level(logging.WARNING, logger="millpond_qdrant"), QdrantSink(tmp_path, "docs") as sink:
+        fill(engine, sink, records[:10])
+        assert said() == []
+        fill(engine, sink, records)
+        fill(engine, sink, records)
+    (message,) = said()
+    assert "collection 'docs' holds 12 points" in message
+    assert "--to qdrant+http://localhost:6333#docs" in message and "docker run" in message
+    caplog.clear()
+    with (
+        caplog.at_level(logging.WARNING, logger="millpond_qdrant"),
+        sink_from_url("path", str(tmp_path), "docs") as two,
+    ):
+        two.search(engine, "tides")
+        two.search(engine, "tides")
+        assert len(said()) == 1
+    assert not [warning for warning in recwarn if "Local mode is not recommended" in str(warning.message)]
+
+
+def test_only_a_folder_is_embedded(server: Fake, tmp_path: Any) -> None:
+    for location, embedded in ((":memory:", False), (tmp_path, True), (server.url, False)):
+        with QdrantSink(location, "docs") as sink:
+            assert sink.embedded is embedded
+    client = QdrantClient(path=str(tmp_path))
+    assert QdrantSink(client, "docs").embedded
+    client.close()

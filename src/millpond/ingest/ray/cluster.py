@@ -1,0 +1,96 @@
+"""cluster: the Ray cluster that a run uses."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+from millpond.errors import InvalidRequestError
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[None]:
+    """A connection to a cluster while the block runs; one that the program has already is used, and left open.
+
+    Args:
+        address: ``None``, ``""`` or ``"local"`` starts Ray in this machine for the block; ``"auto"`` finds a cluster
+            that runs here; ``ray://host:10001`` or ``host:6379`` is one elsewhere.
+
+    Raises:
+        InvalidRequestError: There is no cluster at the address.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    local = address in (None, "", "local")
+    options: dict[str, Any] = {"include_dashboard": False} if local else {}
+    handlers = _signal_handlers()
+    try:
+        # Workers' warnings come back with their results.
+        ray.init(address="local" if local else address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise InvalidRequestError(
+            f"address={address!r}: there is no Ray cluster that answers ({_first_line(error)}); start one by "
+            "`ray start --head`, or pass 'local'"
+        ) from error
+    _restore(handlers)  # Ray ends the program at SIGTERM
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        _restore(handlers)
+
+
+def resources() -> Mapping[str, float]:
+    """The CPUs, GPUs and other resources of the cluster, as far as its machines have started."""
+    found: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return found
+
+
+def count_workers(workers: int | None, *, num_cpus: float, num_gpus: float, reads: bool) -> int:
+    """How many workers to start: by default as many as fit, beside one CPU for reading if Ray reads the source.
+
+    Raises:
+        InvalidRequestError: An argument is out of range, or the cluster is too small for them.
+    """
+    for name, value in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise InvalidRequestError(f"{name}={value!r} must be a number from 0")
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
+        raise InvalidRequestError(f"workers={workers!r} must be an int from 1, or None for as many as fit")
+    total = resources()
+    free = {"CPU": total.get("CPU", 0.0) - (1.0 if reads else 0.0), "GPU": total.get("GPU", 0.0)}
+    needs = {"CPU": float(num_cpus), "GPU": float(num_gpus)}
+    fit = min([math.floor(free[name] / needs[name] + 1e-6) for name in needs if needs[name]], default=1)
+    if fit < (1 if workers is None else workers):
+        beside = " beside the one that reads the dataset" if reads else ""
+        raise InvalidRequestError(
+            f"workers={workers or 1} with num_cpus={num_cpus:g} and num_gpus={num_gpus:g} each do not fit the cluster, "
+            f"which has {max(free['CPU'], 0):g} CPUs{beside} and {free['GPU']:g} GPUs; lower them, or add machines "
+            "first (of an autoscaling cluster by ray.autoscaler.sdk.request_resources)"
+        )
+    return fit if workers is None else workers
+
+
+def _signal_handlers() -> dict[int, Any]:
+    """The handlers of the program, if this thread may set them."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+
+def _restore(handlers: Mapping[int, Any]) -> None:
+    for number, handler in handlers.items():
+        if handler is not None:  # else it was not set by Python
+            signal.signal(number, handler)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0]

@@ -1,0 +1,113 @@
+"""ClusterRun: a run whose batches are embedded and written by the workers of a cluster."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from millpond.errors import SinkUnavailableError
+from millpond.ingest.embedding import EmbeddingCall
+from millpond.ingest.planning import RecordBatch
+from millpond.ingest.ray.pool import WorkerDeathsError, WorkerPool
+from millpond.ingest.ray.worker import WrittenBatch
+from millpond.ingest.run import IngestRun, RunParts
+
+# If more records in a row than this kill their workers, the machines are at fault and not the records.
+_MAX_DEATHS = 4
+# How often a run that waits looks whether it is stopped.
+_STOP_SECONDS = 0.2
+_COUNTS = ("cached", "embedded", "written", "finished")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WritingCall(EmbeddingCall):
+    """A batch that a worker embeds and writes."""
+
+    dense: Future[Any]
+
+
+class ClusterRun(IngestRun):
+    """Plans on the driver, and marks on the driver what a worker says is written.
+
+    A run that is stopped waits for the batches that workers have; the others are left for the next run. Batches with a
+    record in common are written one after the other, so that the last text of an id stays. Everything else is written
+    in any order.
+
+    Args:
+        parts: What the run works with.
+        pool: The workers; each opens the sink itself.
+    """
+
+    def __init__(self, parts: RunParts, pool: WorkerPool) -> None:
+        super().__init__(parts)
+        self._pool = pool
+        self._deaths = 0  # records in a row that kill their workers
+        self._in_flight: set[str] = set()  # ids of the records that workers have
+
+    def _submit(self, batch: RecordBatch) -> EmbeddingCall | None:
+        ids = {each.record.id for each in (*batch.records, *batch.blanks)}
+        while not self._in_flight.isdisjoint(ids):
+            self._complete(*self._calls.popleft())
+        self._in_flight |= ids
+        return WritingCall(records=batch.records, dense=self._pool.call("write", batch), sparse=None)
+
+    def _complete(self, batch: RecordBatch, call: EmbeddingCall | None) -> None:
+        assert isinstance(call, WritingCall)
+        try:
+            written = self._wait(call)
+        except WorkerDeathsError as error:
+            self._isolate(batch, error)
+        else:
+            if written is not None:
+                self._deaths = 0
+                self._note(batch, written)
+        self._in_flight.difference_update(each.record.id for each in (*batch.records, *batch.blanks))
+
+    def _wait(self, call: WritingCall) -> WrittenBatch | None:
+        """What came of a batch; of a run that is stopped, ``None`` if no worker has it yet."""
+        while not call.wait(_STOP_SECONDS):
+            if self._stop.is_set():
+                if call.dense.cancel():
+                    return None
+                self._pool.stop()
+        written: WrittenBatch = call.dense.result()
+        return written
+
+    def _isolate(self, batch: RecordBatch, error: WorkerDeathsError) -> None:
+        """Send a batch that kills its workers again by halves, and leave out the records that do it alone."""
+        if not batch.records:
+            raise error
+        if len(batch.records) == 1 and not batch.blanks:
+            self._deaths += 1
+            if self._deaths > _MAX_DEATHS:
+                raise error
+            self._fail(batch.records[0], str(error))
+            return
+        middle = len(batch.records) // 2
+        for half in (
+            RecordBatch(batch.records[:middle], batch.blanks),
+            RecordBatch(batch.records[middle:], []),
+        ):
+            if half.records or half.blanks:
+                self._complete(
+                    half, WritingCall(records=half.records, dense=self._pool.call("write", half), sparse=None)
+                )
+
+    def _note(self, batch: RecordBatch, written: WrittenBatch) -> None:
+        """Count and mark what a worker has done."""
+        for error, seconds in written.retries:
+            self._retrying(SinkUnavailableError(error), seconds)
+        for name, took, rows in written.stages:
+            self._trace.note_stage(name, took, rows)
+        self._trace.note_texts([len(chunk.text) for each in batch.records for chunk in each.chunks])
+        if written.vectors is not None:
+            self._trace.note_vectors(written.vectors)
+        planned = {each.key: each for each in batch.records}
+        for key, reason in written.failures:
+            self._fail(planned[key], reason)
+        if self._marks is not None and written.marks:
+            with self._trace.stage("journal", len(written.marks)):
+                self._marks.mark(written.marks)
+        self._counts.truncated(written.truncated_ids)
+        self._counts.add(**{name: written.counts.get(name, 0) for name in _COUNTS})

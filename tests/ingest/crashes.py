@@ -1,0 +1,121 @@
+"""A collection in memory and a journal that crash when a test says so, and a splitter that needs no tokenizer."""
+
+import contextlib
+from unittest import mock
+
+from tests.ingest.memory_sink import MemoryClient, MemorySink
+
+from millpond.ingest import Record, ingest, pipeline, writer
+from millpond.ingest.journal import CollectionMarks
+
+
+class Crash(BaseException):
+    """As if the process had been killed: nothing of millpond handles it."""
+
+
+class Words:
+    """Cuts a text into pieces of a few words."""
+
+    def __init__(self, words=3):
+        self.words = words
+        self.settings = f"words {words}"
+
+    def split(self, record):
+        words = record.text.split()
+        if len(words) <= self.words:
+            return [record]
+        pieces = [" ".join(words[start : start + self.words]) for start in range(0, len(words), self.words)]
+        return [
+            Record(record.id, piece, {**record.metadata, "chunk": number}, chunk=number)
+            for number, piece in enumerate(pieces)
+        ]
+
+
+class Countdown:
+    """Lets some calls pass, and then raises in one, before or after it has had its effect."""
+
+    def __init__(self, calls=None, *, after=False, error=Crash):
+        self.calls, self.after, self.error = calls, after, error
+        self.raised = False
+
+    def __call__(self, call, *arguments, **options):
+        due = self.calls == 0
+        if self.calls is not None:
+            self.calls -= 1
+        if due and not self.after:
+            self._raise()
+        result = call(*arguments, **options)
+        if due:
+            self._raise()
+        return result
+
+    def _raise(self):
+        self.raised = True
+        raise self.error() if isinstance(self.error, type) else self.error
+
+
+class CrashingSink(MemorySink):
+    """A MemorySink whose requests fail on demand; ``client`` keeps the rows, as a database does, for the next one."""
+
+    def __init__(self, client, *, dimensions=None):
+        super().__init__(client, "docs", dimensions=dimensions)
+        self.upserts = self.deletes = self.reads = Countdown()
+        self.written = []  # record ids, of every row that arrived
+        self.sizes = []  # rows of each request
+
+    def _upsert(self, batch):
+        self.sizes.append(len(batch))
+        self.upserts(super()._upsert, batch)
+        self.written += [record.id for record in batch.records]
+
+    def _delete(self, which, payload):
+        self.deletes(super()._delete, which, payload)
+
+    def _fetch(self, row_ids, widths, payload):
+        return self.reads(super()._fetch, row_ids, widths, payload)
+
+    @property
+    def stored(self):
+        """``{(record id, chunk): text}``."""
+        return {(record.id, record.chunk): record.text for record, _ in self._rows.values()}
+
+
+def run(records, engine, sink, **options):
+    """One run, with nothing on the screen."""
+    return ingest(records, engine=engine, sink=sink, show_progress=False, **options)
+
+
+@contextlib.contextmanager
+def small(batch=3, write=512, page=None):
+    """Small batches and writes, so that a few records fill the whole pipeline."""
+    with (
+        mock.patch.object(pipeline, "BATCH_RECORDS", batch),
+        mock.patch.object(writer, "_WRITE_RECORDS", write),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def crash_at(method, calls, *, after=False, error=Crash):
+    """The journal fails in the call number ``calls`` of a method of the marks."""
+    countdown = Countdown(calls, after=after, error=error)
+    real = getattr(CollectionMarks, method)
+    with mock.patch.object(CollectionMarks, method, lambda self, *given: countdown(real, self, *given)):
+        yield countdown
+
+
+def memory():
+    """A database in memory that outlives its sinks."""
+    return MemoryClient()
+
+
+def expected(source, chunker=None, keep_empty=False):
+    """What a collection holds after a run over a source: ``{(id, chunk): text}``."""
+    last = {record.id: record for record in source}
+    rows = {}
+    for record in last.values():
+        if not keep_empty and not record.text.strip():
+            continue
+        for piece in [record] if chunker is None else chunker.split(record):
+            rows[piece.id, piece.chunk] = piece.text
+    return rows

@@ -1,0 +1,511 @@
+"""The journal: what a run notes, what the next one skips, and a journal file that cannot be used."""
+
+import os
+import sqlite3
+import threading
+from unittest import mock
+
+import pytest
+from tests.ingest.crashes import Countdown, Crash, CrashingSink, Words, crash_at, memory, run, small
+from tests.tiny import write_checkpoint
+
+from millpond import sqlitefile
+from millpond.engine.engine import Engine
+from millpond.errors import InvalidRequestError, JournalError
+from millpond.ingest import Record, Rejected
+from millpond.ingest.journal import Journal, Mark, digest
+from millpond.ingest.stop import StopRequest
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    folder = write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", "bert")
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+def some(count, text="text"):
+    return [Record(f"r{number}", f"{text} {number}", {"n": number}) for number in range(count)]
+
+
+@pytest.fixture
+def journal(tmp_path):
+    return tmp_path / "journal"
+
+
+# --------------------------------------------------------------------------------------------------- the marks alone
+
+
+def test_marks_are_found_changed_unsettled_and_removed(journal):
+    with Journal(journal) as opened:
+        marks, others = opened.collection("a"), opened.collection("b")
+        marks.mark([Mark("x", b"1", 1), Mark("ü 🙂", b"2", 3), Mark("blank", b"3", 0)])
+        others.mark([Mark("x", b"9", 7)])
+        assert marks.find(["x", "ü 🙂", "absent"]) == {"x": Mark("x", b"1", 1), "ü 🙂": Mark("ü 🙂", b"2", 3)}
+        assert (marks.rows(), others.rows()) == (4, 7)
+        marks.mark([Mark("x", b"4", 2)])
+        assert marks.find(["x"])["x"] == Mark("x", b"4", 2)
+        marks.unsettle(["x", "absent"])
+        assert marks.find(["x"])["x"] == Mark("x", b"", 2) and "absent" not in marks.find(["absent"])
+        assert marks.rows() == 3
+        marks.remove(["x", "absent"])
+        assert marks.find(["x"]) == {} and others.find(["x"])["x"].digest == b"9"
+    with Journal(journal) as opened:
+        assert opened.collection("a").find(["ü 🙂"]) == {"ü 🙂": Mark("ü 🙂", b"2", 3)}
+
+
+def test_pages_pass_over_all_marks_once_also_while_some_are_removed(journal):
+    with Journal(journal) as opened:
+        marks = opened.collection("a")
+        marks.mark(Mark(f"id {number:05d}", b"1", 1) for number in range(5000))
+        marks.unsettle(["id 00004"])
+        seen = []
+        for page in marks.pages():
+            seen += [mark.id for mark in page]
+            marks.remove(seen[1::2])
+        assert seen == [f"id {number:05d}" for number in range(5000) if number != 4]
+        assert [mark.id for mark in marks.ends(1)] == ["id 00000", "id 04999"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Record("a", "t"), Record("a", "t ")),
+        (Record("a", "t"), Record("a", "t", {"k": 1})),
+        (Record("a", "t", {"k": 1}), Record("a", "t", {"k": 1.5})),
+        (Record("a", "t", {"k": 1}), Record("a", "t", {"k": True})),
+        (Record("a", "t", {"k": "1"}), Record("a", "t", {"k": 1})),
+        (Record("a", 't\0{"k": 1}'), Record("a", "t", {"k": 1})),
+    ],
+    ids=["text", "more metadata", "number", "bool", "str", "nul"],
+)
+def test_another_text_or_other_metadata_has_another_digest(one, other):
+    assert digest(one) != digest(other)
+    assert digest(one) != digest(one, "words 3") != digest(one, "words 4")
+
+
+def test_the_order_of_the_metadata_does_not_matter():
+    assert digest(Record("a", "t", {"k": 1, "l": 2})) == digest(Record("a", "t", {"l": 2, "k": 1}))
+
+
+# --------------------------------------------------------------------------------------------------------- resuming
+
+
+def test_a_second_run_writes_only_what_is_new_or_changed(engine, journal):
+    client = memory()
+    run(some(20), engine, CrashingSink(client), journal=journal)
+    sink = CrashingSink(client)
+    source = some(22)
+    source[3] = Record("r3", "another text", {"n": 3})
+    source[5] = Record("r5", "text 5", {"n": 50})
+    report = run(source, engine, sink, journal=journal)
+    assert sorted(sink.written) == ["r20", "r21", "r3", "r5"]
+    assert (report.unchanged, report.cached, report.embedded, report.written) == (18, 18, 4, 4)
+    assert sink.stored == {(record.id, 0): record.text for record in source}
+    sink = CrashingSink(client)
+    assert run(source, engine, sink, journal=journal, resume=False).written == 22
+
+
+def test_what_is_unchanged_is_not_embedded(engine, journal):
+    client, calls = memory(), []
+
+    class Counting:
+        spec, tasks = engine.spec, engine.tasks
+
+        def submit(self, task, texts, params):
+            calls.append(len(texts))
+            return engine.submit(task, texts, params)
+
+    for _ in range(2):
+        run(some(5), Counting(), CrashingSink(client), journal=journal)
+    assert calls == [5]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 100])
+def test_of_one_id_the_last_record_stays_however_often_a_source_is_read(engine, journal, batch):
+    client = memory()
+    texts = ["one", "two", "one", "three", "one"]
+    source = [Record("a", text) for text in texts]
+    for _ in range(3):
+        with small(batch):
+            run(source, engine, CrashingSink(client), journal=journal)
+        assert CrashingSink(client).stored == {("a", 0): "one"}
+
+
+@pytest.mark.parametrize("calls", range(4))
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("method", ["write", "mark", "unsettle"])
+def test_a_record_whose_first_version_was_overwritten_before_a_crash_is_written_again(
+    engine, journal, method, calls, after
+):
+    """The journal may say "one" while the collection has "two" already."""
+    client = memory()
+    source = [Record("a", "one"), Record("a", "two"), Record("a", "three")]
+    sink = CrashingSink(client)
+    with small(1):
+        try:
+            if method == "write":
+                sink.upserts = Countdown(calls, after=after)
+                run(source, engine, sink, journal=journal)
+            else:
+                with crash_at(method, calls, after=after):
+                    run(source, engine, sink, journal=journal)
+        except Crash:
+            pass
+        run(source[:1], engine, CrashingSink(client), journal=journal)
+    assert CrashingSink(client).stored == {("a", 0): "one"}
+
+
+def test_blank_records_are_deleted_once_and_written_when_they_are_wanted(engine, journal):
+    client = memory()
+    run([Record("a", "text"), Record("b", "text")], engine, CrashingSink(client), journal=journal)
+    sink = CrashingSink(client)
+    blank = [Record("a", " "), Record("b", "text")]
+    for deleted in (1, 0):
+        sink.deletes = Countdown(9)
+        report = run(blank, engine, sink, journal=journal)
+        assert sink.deletes.calls == 9 - deleted
+        assert (report.empty, report.unchanged, report.written) == (1, 1, 0) and set(sink.stored) == {("b", 0)}
+    assert run(blank, engine, sink, journal=journal, keep_empty=True).written == 1
+    assert set(sink.stored) == {("a", 0), ("b", 0)}
+    run(blank, engine, sink, journal=journal)
+    assert set(sink.stored) == {("b", 0)}
+
+
+def test_a_line_without_a_record_and_a_refused_one_are_tried_again(engine, journal):
+    class Refusing(CrashingSink):
+        def check(self, record):
+            if "bad" in record.text:
+                raise InvalidRequestError("refused")
+
+    client = memory()
+    source = [*some(3), Record("bad", "bad"), Rejected(where="x:1", reason="no record")]
+    for written in (3, 0):
+        report = run(source, engine, Refusing(client), journal=journal)
+        assert (report.failed, report.written) == (2, written)
+    source[3] = Record("bad", "good now")
+    assert run(source, engine, Refusing(client), journal=journal).written == 1
+
+
+def test_one_journal_serves_several_collections(engine, journal, tmp_path):
+    class Named(CrashingSink):
+        def __init__(self, client, name):
+            super().__init__(client)
+            self._where = name
+
+        target = property(lambda self: self._where)
+
+    clients = {name: memory() for name in ("one", "two")}
+    for name, client in clients.items():
+        assert run(some(3), engine, Named(client, name), journal=journal).written == 3
+    for name, client in clients.items():
+        assert run(some(3), engine, Named(client, name), journal=journal).unchanged == 3
+    folder = write_checkpoint(tmp_path / "other", "bert", seed=1)
+    with Engine(folder, dtype="float32", device="cpu") as other:
+        assert run(some(3), other, Named(memory(), "one"), journal=journal).written == 3
+
+
+# ------------------------------------------------------------------------------ the collection is not what it was
+
+
+def test_a_collection_that_was_deleted_is_filled_again(engine, journal, caplog):
+    client = memory()
+    run(some(5), engine, CrashingSink(client), journal=journal)
+    client.clear()
+    assert run(some(5), engine, CrashingSink(client), journal=journal).written == 5
+    assert "the collection lacks 5 of the 5 rows that the journal says it holds" in caplog.text
+
+
+def test_rows_that_were_deleted_behind_the_journals_back_are_written_again(engine, journal):
+    client = memory()
+    run(some(700), engine, CrashingSink(client), journal=journal)
+    CrashingSink(client).delete(["r300", "r301"])
+    sink = CrashingSink(client)
+    assert run(some(700), engine, sink, journal=journal).written == 2
+    assert sink.written == ["r300", "r301"] and len(sink.stored) == 700
+
+
+def test_a_collection_restored_from_an_older_copy_is_completed(engine, journal):
+    client = memory()
+    run(some(10), engine, CrashingSink(client), journal=journal)
+    manifest, rows = client["docs"]
+    copy = dict(rows)
+    run(some(30), engine, CrashingSink(client), journal=journal)
+    client["docs"] = (manifest, copy)
+    run(some(30), engine, CrashingSink(client), journal=journal)
+    assert len(CrashingSink(client).stored) == 30
+
+
+# ------------------------------------------------------------------------------------------------ a file that fails
+
+
+def test_a_folder_that_does_not_exist_is_refused_before_anything_is_read(engine, tmp_path):
+    client = memory()
+    with pytest.raises(JournalError, match=r"journal=.*there is no folder .*create it first"):
+        run(some(1), engine, CrashingSink(client), journal=tmp_path / "absent" / "journal")
+    assert not client
+
+
+def damaged(path, what):
+    if what == "foreign":
+        connection = sqlite3.connect(path)
+        connection.execute("CREATE TABLE t (x)")
+        connection.commit()
+        connection.close()
+    elif what == "text":
+        path.write_text("a file of notes, which nobody wants to lose\n" * 40)
+    elif what == "folder":
+        path.mkdir()
+    elif what == "short":
+        path.write_bytes(b"SQLite format 3\0")
+    else:
+        Journal(path).close()
+        connection = sqlite3.connect(path)
+        connection.execute("PRAGMA user_version=99")
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("foreign", "is a database of another application"),
+        ("text", "is not a journal of millpond, or is damaged"),
+        ("folder", "is not a file"),
+        ("short", "is not a journal of millpond, or is damaged"),
+        ("newer", "schema version 99, and this millpond reads up to 1"),
+    ],
+    ids=str,
+)
+def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(engine, journal, what, message):
+    damaged(journal, what)
+    before = None if what == "folder" else journal.read_bytes()
+    client = memory()
+    with pytest.raises(JournalError, match=message) as caught:
+        run(some(1), engine, CrashingSink(client), journal=journal)
+    assert str(journal) in str(caught.value) and "cache" not in str(caught.value)
+    assert not client and (what == "folder" or journal.read_bytes() == before)
+
+
+def test_a_damaged_page_stops_the_run_before_anything_is_skipped(engine, journal):
+    client = memory()
+    run(some(400), engine, CrashingSink(client), journal=journal)
+    content = bytearray(journal.read_bytes())
+    content[2 * 4096 :] = b"\xff" * (len(content) - 2 * 4096)
+    journal.write_bytes(content)
+    with pytest.raises(JournalError, match="damaged"):
+        run(some(400), engine, CrashingSink(client), journal=journal)
+
+
+def test_a_journal_that_another_process_locks_is_an_error_after_the_wait(engine, journal):
+    client = memory()
+    run(some(2), engine, CrashingSink(client), journal=journal)
+    other = sqlite3.connect(journal, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        with (
+            mock.patch.object(sqlitefile.SqliteFile, "busy_timeout", 0.05),
+            pytest.raises(JournalError, match="locked by another process"),
+        ):
+            run(some(3), engine, CrashingSink(client), journal=journal)
+    finally:
+        other.close()
+    assert run(some(3), engine, CrashingSink(client), journal=journal).written == 1
+
+
+@pytest.mark.parametrize("method", ["mark", "unsettle"])
+def test_a_full_disk_under_the_journal_stops_the_run_and_nothing_is_skipped_wrongly(engine, journal, method):
+    client = memory()
+    run(some(4), engine, CrashingSink(client), journal=journal)
+    changed = [Record(f"r{number}", f"new {number}") for number in range(8)]
+    failure = JournalError("the journal cannot grow: the disk is full")
+    with small(2), crash_at(method, 1, error=failure), pytest.raises(JournalError, match="disk is full"):
+        run(changed, engine, CrashingSink(client), journal=journal)
+    with small(2):
+        run(changed, engine, CrashingSink(client), journal=journal)
+    assert CrashingSink(client).stored == {(record.id, 0): record.text for record in changed}
+
+
+def test_sqlites_own_limit_of_pages_stops_the_run_as_a_full_disk_does(engine, journal):
+    """A real SQLITE_FULL: sqlite is told that the file may not grow."""
+    client = memory()
+    run(some(2), engine, CrashingSink(client), journal=journal)
+    connect = sqlitefile._connect
+
+    def limited(path):
+        connection = connect(path)
+        if path == journal:
+            connection.execute("PRAGMA max_page_count=3")
+        return connection
+
+    many = [Record(f"record {number} " + "x" * 200, f"text {number}") for number in range(400)]
+    with (
+        mock.patch.object(sqlitefile, "_connect", limited),
+        pytest.raises(JournalError, match="the journal .* cannot grow: the disk is full; free some space, or choose"),
+    ):
+        run(many, engine, CrashingSink(client), journal=journal)
+    run(many, engine, CrashingSink(client), journal=journal)
+    assert {key for key, _ in CrashingSink(client).stored} == {"r0", "r1", *(record.id for record in many)}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_after_a_fork_the_child_is_refused_and_the_parent_goes_on(journal):
+    with Journal(journal) as opened:
+        marks = opened.collection("a")
+        marks.mark([Mark("x", b"1", 1)])
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                marks.mark([Mark("x", b"2", 1)])
+            except JournalError:
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert marks.find(["x"])["x"].digest == b"1"
+        marks.mark([Mark("y", b"1", 1)])
+
+
+def test_two_threads_mark_at_the_same_time(journal):
+    with Journal(journal) as opened:
+        marks = opened.collection("a")
+
+        def work(name):
+            for number in range(50):
+                marks.mark([Mark(f"{name} {number}", b"1", 1)])
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert marks.rows() == 100
+
+
+def test_the_journal_is_readable_by_its_owner_only_and_holds_no_text(engine, journal):
+    run([Record("a", "a secret text")], engine, CrashingSink(memory()), journal=journal)
+    assert journal.stat().st_mode & 0o777 == 0o600
+    assert b"secret" not in journal.read_bytes()
+
+
+# ------------------------------------------------------------------------------------------------------------ chunks
+
+
+def chunks(*counts):
+    """Records r0, r1, ... of so many pieces each."""
+    return [
+        Record(f"r{index}", " ".join(f"w{index}x{count}x{n}" for n in range(3 * count)))
+        for index, count in enumerate(counts)
+    ]
+
+
+@pytest.mark.parametrize("with_journal", [True, False], ids=["journal", "no journal"])
+def test_a_text_that_became_shorter_leaves_no_piece_behind(engine, journal, with_journal):
+    client = memory()
+    options = {"journal": journal, "chunking": Words()} if with_journal else {"chunking": Words()}
+    for counts in ((5, 1, 200), (2, 3, 1), (1, 1, 70), (4, 1, 2)):
+        run(chunks(*counts), engine, CrashingSink(client), **options)
+        wanted = {(f"r{index}", number) for index, count in enumerate(counts) for number in range(count)}
+        assert set(CrashingSink(client).stored) == wanted
+
+
+def test_of_one_id_in_one_run_the_last_texts_pieces_stay(engine, tmp_path):
+    (long,), (short,) = chunks(6), chunks(2)
+    for number, options in enumerate(({}, {"journal": tmp_path / "journal"})):
+        client = memory()
+        with small(1):
+            run([long, *some(3, "x")[1:], short], engine, CrashingSink(client), chunking=Words(), **options)
+        assert {key for key in CrashingSink(client).stored if key[0] == "r0"} == {("r0", 0), ("r0", 1)}, number
+
+
+@pytest.mark.parametrize("point", ["write", "delete", "mark"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("counts", [(5, 8, 2), (5, 2, 2), (5, 2, 3), (2, 5, 1)], ids=str)
+def test_a_crash_between_the_write_and_the_deletion_leaves_no_piece_behind(engine, journal, point, after, counts):
+    first, second, third = counts
+    client = memory()
+    run(chunks(first), engine, CrashingSink(client), journal=journal, chunking=Words())
+    sink = CrashingSink(client)
+    try:
+        if point == "mark":
+            with crash_at("mark", 0, after=after):
+                run(chunks(second), engine, sink, journal=journal, chunking=Words())
+        else:
+            setattr(sink, {"write": "upserts", "delete": "deletes"}[point], Countdown(0, after=after))
+            run(chunks(second), engine, sink, journal=journal, chunking=Words())
+    except Crash:
+        pass
+    run(chunks(third), engine, CrashingSink(client), journal=journal, chunking=Words())
+    assert set(CrashingSink(client).stored) == {("r0", number) for number in range(third)}
+
+
+def test_other_chunks_are_another_text(engine, journal):
+    client = memory()
+    run(chunks(4), engine, CrashingSink(client), journal=journal, chunking=Words(3))
+    assert run(chunks(4), engine, CrashingSink(client), journal=journal, chunking=Words(3)).unchanged == 1
+    run(chunks(4), engine, CrashingSink(client), journal=journal, chunking=Words(6))
+    assert len(CrashingSink(client).stored) == 2
+
+
+def test_a_text_that_cannot_be_cut_does_not_stop_the_others(engine, journal):
+    class Some(Words):
+        def split(self, record):
+            if "r1" in record.id:
+                raise InvalidRequestError("one character has more tokens than a piece")
+            return super().split(record)
+
+    client = memory()
+    report = run(chunks(2, 2, 2), engine, CrashingSink(client), journal=journal, chunking=Some())
+    assert (report.failed, report.embedded) == (1, 2)
+    assert {key for key, _ in CrashingSink(client).stored} == {"r0", "r2"}
+
+
+# ------------------------------------------------------------------------------------------------------------- stops
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 4, 7, 11, 19])
+def test_a_run_that_is_stopped_has_marked_what_is_written_and_the_next_one_completes_it(engine, journal, after):
+    client, stop = memory(), StopRequest()
+
+    def source():
+        for number, record in enumerate(some(20)):
+            if number == after:
+                stop.set()
+            yield record
+
+    sink = CrashingSink(client)
+    with small(2):
+        report = run(source(), engine, sink, journal=journal, stop=stop, sync=True, verify=True)
+    assert report.stopped and report.written == len(sink.stored) <= after + 1
+    assert report.verification is None and report.deleted == 0
+    with Journal(journal) as opened:
+        with opened.reading() as connection:
+            (name,) = connection.execute("SELECT name FROM targets").fetchone()
+        assert opened.collection(name).rows() == len(sink.stored)
+    again = CrashingSink(client)
+    with small(2):
+        report = run(some(20), engine, again, journal=journal)
+    assert not report.stopped and len(again.written) == 20 - len(sink.written)
+    assert len(again.stored) == 20
+
+
+@pytest.mark.parametrize("calls", range(3))
+def test_a_stop_during_a_write_keeps_what_was_acknowledged(engine, journal, calls):
+    client, stop = memory(), StopRequest()
+    sink = CrashingSink(client)
+    real = sink.upserts
+
+    def upserts(call, batch):
+        nonlocal calls
+        if calls == 0:
+            stop.set()
+        calls -= 1
+        return real(call, batch)
+
+    sink.upserts = upserts
+    with small(2):
+        report = run(some(40), engine, sink, journal=journal, stop=stop)
+    assert report.stopped and report.written == len(sink.stored) < 40
+    with small(2):
+        assert run(some(40), engine, CrashingSink(client), journal=journal).unchanged == report.written
+    assert len(CrashingSink(client).stored) == 40

@@ -1,0 +1,57 @@
+"""Runs ``millpond ingest`` in forked processes, which have imported everything already; a test kills them.
+
+Reads a JSON object a line: ``argv``, ``log`` (a line for each computed batch: its rows) and ``err``. Prints the process
+id of the run, and its wait status once it has ended.
+"""
+
+import json
+import os
+import sys
+
+from millpond.cli.app import main
+from millpond.engine import engine as _engine
+from millpond.engine.execute.runner import Runner
+from millpond.ingest import pipeline as _pipeline
+
+assert _engine and _pipeline
+
+
+def start(argv, log, err):
+    """The run, in a child process."""
+    run = Runner.run
+    log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def counted(self, requests):
+        results = run(self, requests)
+        os.write(log, b"%d\n" % len(results))
+        return results
+
+    Runner.run = counted
+    descriptor = os.open(err, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    sys.argv = ["millpond", *argv]
+    main()
+
+
+for line in sys.stdin:
+    order = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            start(**order)
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    print(child, flush=True)
+    _, status = os.waitpid(child, 0)
+    print(status, flush=True)
