@@ -4,12 +4,15 @@ import json
 import logging
 import math
 import re
+import shlex
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from tests.tiny import write_checkpoint
+from typer.main import get_command
 
+from millpond.cli.app import app
 from millpond.engine.engine import Engine
 from millpond.errors import InvalidDimensionsError, InvalidRequestError, SourceNotFoundError
 from millpond.ingest import Record, Rejected
@@ -431,3 +434,28 @@ def test_the_page_draws_every_layout_and_shows_the_commands(engine):
     assert page.count('class="marked"') == sum(one.best for one in advice.measurements)
     assert page.count("<title>") >= 2 * len(advice.measurements)  # a reader who points at a point learns what it is
     assert isinstance(advice, Advice)
+
+
+# The databases
+
+
+@pytest.mark.parametrize(
+    ("database", "module", "name"),
+    [
+        ("qdrant", "millpond_qdrant.vector_storage", "DATATYPES"),
+        ("milvus", "millpond_milvus.options", "_TYPES"),
+        ("lancedb", "millpond_lancedb.sink", "LanceDBSink.datatypes"),
+        ("pgvector", "millpond_pgvector.sink", "PgVectorSink.datatypes"),
+    ],
+)
+def test_the_datatypes_of_a_database_are_those_of_its_sink(database, module, name):
+    found = pytest.importorskip(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    layouts_of = list(layouts([8, 16], DATATYPES, database))
+    assert {one.datatype for one in layouts_of} == set(found)
+    program = get_command(app)
+    for one in layouts_of:
+        words = shlex.split(one.command("docs.jsonl", "m", database=database))
+        assert program.commands["ingest"].make_context("ingest", words[2:])
+        assert words[words.index("--to") + 1].partition("+")[0] == database
