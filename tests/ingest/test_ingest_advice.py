@@ -23,6 +23,7 @@ from millpond.ingest.advice.judgements import ndcg, read_judgements
 from millpond.ingest.advice.layouts import DATABASES, DATATYPES, Layout, layouts
 from millpond.ingest.advice.page import advice_page
 from millpond.ingest.neighbors import nearest
+from millpond.ingest.pages import charts
 
 
 def unit(rows):
@@ -421,6 +422,24 @@ def test_a_beir_folder_has_titles_before_texts(tmp_path):
 
 
 # The page
+
+
+def test_the_line_of_a_chart_joins_only_what_a_database_stores(engine, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(charts, "trade_off", lambda points, *_, **__: drawn.append(points) or "<svg></svg>")
+    advice = advised(engine, k=3, widths=[8])
+    advice_page(advice, source="x", model="m", commands={}, settings={})
+    for points, attribute in zip(drawn, ("scanned_bytes", "stored_bytes"), strict=True):
+        for point, one in zip(points, advice.measurements, strict=True):
+            beaten = [
+                other
+                for other in advice.measurements
+                if other.layout.databases
+                and getattr(other, attribute) <= point.x
+                and other.recall >= one.recall
+                and (getattr(other, attribute), other.recall) != (point.x, one.recall)
+            ]
+            assert point.best == (bool(one.layout.databases) and not beaten), point.name
 
 
 def test_the_page_draws_every_layout_and_shows_the_commands(engine):
