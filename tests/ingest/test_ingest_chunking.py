@@ -92,8 +92,20 @@ def test_an_overlap_without_spaces_repeats_whole_characters():
     check(Record("a", text), pieces, len, 40)
     for former, later in pairwise(pieces):
         start = later.metadata["chunk_start"]
-        assert 4 <= former.metadata["chunk_end"] - start <= 12
-        assert text[start] in "e👩👍漢" and text[start - 1] != "\u200d"
+        assert 3 <= former.metadata["chunk_end"] - start <= 12
+        assert text[start] in "👩👍漢" and text[start - 1] != "\u200d"
+
+
+def test_an_overlap_of_few_tokens_repeats_no_part_of_a_word():
+    text = "internationalization considerations notwithstanding " * 20
+    pieces = Chunker(lambda part: -(-len(part) // 5), max_tokens=20, overlap=4).split(Record("a", text))
+    starts = [piece.metadata["chunk_start"] for piece in pieces[1:]]
+    assert len(pieces) > 8 and all(text[start - 1] == " " for start in starts)
+    cjk = "漢字仮名交じり文です\n" * 40
+    pieces = Chunker(len, max_tokens=30, overlap=5).split(Record("a", cjk))
+    check(Record("a", cjk), pieces, len, 30)
+    overlaps = [former.metadata["chunk_end"] - later.metadata["chunk_start"] for former, later in pairwise(pieces)]
+    assert min(overlaps) >= 3
 
 
 def test_blank_parts_are_no_pieces():
