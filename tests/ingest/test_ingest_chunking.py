@@ -337,7 +337,9 @@ def test_pieces_of_very_long_texts_fit_minilm(minilm, name):
     assert max(counts) <= minilm.spec.max_length == 256
     if len(pieces) > 1:
         check(record, pieces, lambda text: 0, 0)
-        assert sum(counts) / len(counts) > 230
+        assert (
+            sum(counts) / len(counts) > 215
+        )  # one that repeats no words has at most 229 of its own, and two special ones
 
 
 @pytest.mark.skipif("MILLPOND_DATA" not in os.environ, reason="MILLPOND_DATA is not set")
