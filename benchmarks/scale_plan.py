@@ -198,8 +198,10 @@ def tables(plan: Plan) -> dict[str, str]:
 def fill(page: str, plan: Plan) -> str:
     """The page with these tables."""
     for name, table in tables(plan).items():
-        pattern = rf"(<!-- begin {name} -->\n).*?(\n<!-- end {name} -->)"
-        page, count = re.subn(pattern, lambda match, text=table: match[1] + text + match[2], page, flags=re.DOTALL)  # type: ignore[misc]
+        pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
+        page, count = re.subn(
+            pattern, lambda match, text=table: match[1] + text + "\n" + match[2], page, flags=re.DOTALL
+        )  # type: ignore[misc]
         if count != 1:
             raise ValueError(f"the page has {count} places for the table {name!r}")
     return page
