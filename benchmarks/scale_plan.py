@@ -227,11 +227,13 @@ def _days(hours: float) -> str:
 def main() -> None:
     """Print the tables, or write them into the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/scale.md")
+    parser.add_argument("--smoke", action="store_true", help="the same: this takes no time")
     for each in fields(Plan):
         parser.add_argument(f"--{each.name.replace('_', '-')}", type=float, default=each.default)
     arguments = vars(parser.parse_args())
-    write = arguments.pop("write")
+    write = arguments.pop("write") and not arguments["smoke"]
+    del arguments["smoke"]
     plan = Plan(**arguments)
     if write:
         PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), plan), encoding="utf-8")
