@@ -76,7 +76,7 @@ class Plan:
     busy: float = 0.9
     cpu_price: float = 0.08
     gpu_price: float = 4.0
-    driver_us: float = 45.0
+    driver_us: float = 58.0
     bytes_per_token: float = 4.5
     id_bytes: float = 16
     metadata_bytes: float = 100
