@@ -18,8 +18,8 @@ from millpond.ingest import StoredRow, content_hash, point_id
 class SharedSink:
     """Rows in a file.
 
-    ``refuse`` is a text that is not stored, ``kill_text`` one whose writer dies, ``slow_text`` one that takes 2
-    seconds. ``busy`` and ``kill`` are files: the first write that finds one removes it, and fails, or dies after its commit.
+    ``refuse`` is a text that is not stored, ``kill_text`` one whose writer dies, ``slow_text`` one that takes seconds.
+    ``busy`` and ``kill`` are files: the first write that finds one removes it, and fails, or dies after its commit.
     """
 
     embedded = False
