@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
-from zlib import crc32
 
+from millpond.blob_rows import BlobRow, checksum, read_rows
 from millpond.errors import CacheError
-from millpond.sqlitefile import SqliteFile, is_damage
+from millpond.sqlitefile import CacheFileError, SqliteFile, is_damage
 
 APPLICATION_ID = 0x4D504E44  # "MPND"
 KEYS_PER_SELECT = 128  # a few hundred KB of rows, which are still in the processor's cache when they are copied
@@ -41,14 +41,6 @@ class Blobs(NamedTuple):
     damaged: int = 0  # rows that are stored for other keys and could not be read whole
 
 
-def checksum(key: bytes, meta: int, value: bytes | memoryview) -> int:
-    """CRC-32 over the whole row, the key included: an index entry that points to another key's row must be noticed.
-
-    ``meta`` (0 to 2**32 - 1) is the initial value: for the same bytes, another initial value gives another checksum.
-    """
-    return crc32(value, crc32(key, meta))
-
-
 class BlobStore:
     """Bytes by key, shared by threads and processes; raises what :class:`SqliteFile` raises.
 
@@ -61,7 +53,14 @@ class BlobStore:
         self.path = path
         self.evicted = 0
         self._max_bytes = max_bytes
-        self._file = SqliteFile(path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
+        try:
+            self._file = SqliteFile(path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
+        except CacheFileError as error:
+            if not is_damage(error):
+                raise
+            raise CacheFileError(
+                f"{error}. To keep what can be read: millpond cache repair {path}"
+            ) from error.__cause__
         self._uses_lock = threading.Lock()
         self._pending_uses: set[int] = set()  # ids
 
@@ -139,6 +138,30 @@ class BlobStore:
         """Bytes of the file's pages that are in use."""
         with self._file.connection() as connection:
             return _bytes_in_use(connection)
+
+    def problems(self) -> list[str]:
+        """What sqlite finds wrong with the file's structure, at most 20 lines; reads all of it."""
+        with self._file.connection() as connection:
+            found = [str(line) for (line,) in connection.execute("PRAGMA integrity_check(20)")]
+        return [] if found == ["ok"] else found
+
+    def rows(self) -> Iterator[list[BlobRow | None]]:
+        """All rows, intact or not, some at a time; None for one that cannot be read."""
+        with self._file.connection() as connection:
+            yield from read_rows(connection)
+
+    def free_bytes(self) -> int:
+        """Bytes of the file's pages that are not in use; the next rows fill them."""
+        with self._file.connection() as connection:
+            ((free,), (size,)) = (
+                connection.execute(f"PRAGMA {name}").fetchone() for name in ("freelist_count", "page_size")
+            )
+        return int(free * size)
+
+    def widths(self) -> dict[int, int]:
+        """Number of rows for each length of a value; reads the first page of every row."""
+        with self._file.connection() as connection:
+            return dict(connection.execute("SELECT length(value), count(*) FROM rows GROUP BY 1 ORDER BY 1").fetchall())
 
     def clear(self) -> None:
         """Remove every row and give the space back to the disk."""

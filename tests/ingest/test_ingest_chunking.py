@@ -265,6 +265,15 @@ def test_more_tokens_than_the_model_reads_are_refused(tiny):
         Chunker.for_engine(object(), Chunking())
 
 
+def test_a_text_is_cut_if_it_has_a_token_too_many(tiny):
+    chunker = Chunker.for_engine(tiny, Chunking(overlap=0))
+    texts = ["a" + " a" * number for number in range(tiny.spec.max_length)]
+    lengths = tiny.count_tokens(texts, role="document")
+    whole = [len(chunker.split(Record("a", text))) == 1 for text in texts]
+    assert whole == [length <= tiny.spec.max_length for length in lengths]
+    assert tiny.spec.max_length in lengths and not all(whole)
+
+
 def test_a_prompt_that_leaves_no_room_is_refused(tmp_path):
     layout = Layout(modules=(Pooling(),), prompts={"document": PROSE})
     with (

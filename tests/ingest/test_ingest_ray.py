@@ -28,6 +28,7 @@ from millpond.ingest.ray import embed_dataset, ingest_dataset  # noqa: E402
 pytestmark = [
     pytest.mark.enable_socket,  # Ray looks for this machine's address
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Ray's own
 ]
 OPTIONS = {"device": "cpu", "dtype": "float32", "hf_overrides": {"is_matryoshka": True}}
 
@@ -201,8 +202,8 @@ def test_a_worker_that_ray_kills_is_replaced(cluster, model, engine, tmp_path, n
             yield Record(f"r{i}", f"text {i}")
 
     pools = []
-    start = WorkerPool._start
-    with mock.patch.object(WorkerPool, "_start", lambda self: (pools.append(self), start(self))[1]):
+    start = WorkerPool._start_all
+    with mock.patch.object(WorkerPool, "_start_all", lambda self: (pools.append(self), start(self))[1]):
         report = ingest_dataset(
             records(),
             model=model,
@@ -370,7 +371,7 @@ def test_what_is_wrong_is_said_before_a_worker_starts(cluster, model, tmp_path, 
         "show_progress": False,
     } | change
     with (
-        mock.patch("millpond.ingest.ray.pool.WorkerPool._start", side_effect=AssertionError("started")),
+        mock.patch("millpond.ingest.ray.pool.WorkerPool._start_all", side_effect=AssertionError("started")),
         pytest.raises(error, match=message),
     ):
         ingest_dataset(arguments.pop("source"), **arguments)
@@ -380,7 +381,7 @@ def test_a_collection_of_another_model_is_refused_before_a_worker_starts(cluster
     other = write_checkpoint(tmp_path / "other", seed=1)
     ingest([Record("a", "text")], engine=engine, sink=SharedSink(tmp_path / "rows.db"), show_progress=False)
     with (
-        mock.patch("millpond.ingest.ray.pool.WorkerPool._start", side_effect=AssertionError("started")),
+        mock.patch("millpond.ingest.ray.pool.WorkerPool._start_all", side_effect=AssertionError("started")),
         pytest.raises(FingerprintMismatchError, match="another model"),
     ):
         ingest_dataset(

@@ -10,7 +10,7 @@ from pymilvus import MilvusClient
 from millpond.errors import InvalidRequestError
 from millpond.ingest.location import is_address, is_url, url_of
 from millpond_milvus.deadline import within
-from millpond_milvus.lite import LiteFile, open_file
+from millpond_milvus.lite import LiteFile, open_file, own_connection
 
 URL_SCHEMES = ("http://", "https://", "tcp://", "unix:")  # of a server
 
@@ -28,7 +28,7 @@ def connect(uri: str, timeout: float) -> tuple[MilvusClient, LiteFile | None]:
             raise InvalidRequestError("the URL holds credentials; leave them out and set MILVUS_TOKEN")
         token = os.environ.get("MILVUS_TOKEN", "")
         try:
-            return within(timeout, lambda: MilvusClient(uri, token=token, timeout=timeout)), None
+            return within(timeout, lambda: MilvusClient(uri, token=token, timeout=timeout, **own_connection())), None
         except ValueError as error:
             raise InvalidRequestError(
                 f"uri={uri!r} is no URL of a Milvus ({error}); write http://host:19530"

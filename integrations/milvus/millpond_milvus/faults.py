@@ -21,7 +21,7 @@ from pymilvus.exceptions import (
     PartitionKeyException,
     PrimaryKeyException,
 )
-from pymilvus.grpc_gen import common_pb2
+from pymilvus.grpc_gen import common_pb2, milvus_pb2, milvus_pb2_grpc
 
 from millpond.errors import SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
 from millpond_milvus.deadline import DeadlineError
@@ -79,7 +79,7 @@ class Fault:
 def find_fault(error: Exception, request: str, *, uri: str, timeout: float, lite: bool = False) -> Fault | None:
     """What an error of the client means; ``None`` for an error that no client raises on purpose.
 
-    After a connection that failed without saying why, this looks at the server for up to two seconds.
+    After a request that failed without saying why, this looks at the server for a few seconds.
 
     Args:
         error: The error.
@@ -88,9 +88,13 @@ def find_fault(error: Exception, request: str, *, uri: str, timeout: float, lite
         timeout: Seconds that the request might take.
         lite: Whether it is Milvus Lite, whose codes are others.
     """
-    if isinstance(error, DeadlineError):
-        return Fault(words=f"did not answer {request} within {timeout:g} s", kind=SinkUnavailableError)
+    late = isinstance(error, DeadlineError)
     call = rpc_error(error)
+    if call is None and (late or _is_silent(error)):  # the client kept the reason to itself
+        call = _refusal(uri)
+        if call is None:
+            reason = _silence(uri) if request == "the connection" else ""
+            return Fault(words=f"did not answer {request} within {timeout:g} s{reason}", kind=SinkUnavailableError)
     if call is not None:
         return _transport_fault(call, request, uri=uri, timeout=timeout)
     if isinstance(error, MilvusException):
@@ -120,6 +124,28 @@ def rpc_error(error: BaseException) -> grpc.Call | None:
     )
 
 
+def _is_silent(error: Exception) -> bool:
+    """Whether pymilvus 2 could not connect, of which it does not say why."""
+    return isinstance(error, MilvusException) and str(error.message).startswith("Fail connecting to server")
+
+
+def _refusal(uri: str) -> grpc.Call | None:
+    """Why a server cannot be reached, from an attempt of our own; ``None`` if it answers, or says nothing."""
+    host, port = _address(uri)
+    if host is None:
+        return None
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    secure = uri.lower().startswith("https")
+    channel = grpc.secure_channel(address, grpc.ssl_channel_credentials()) if secure else grpc.insecure_channel(address)
+    with channel:
+        try:
+            milvus_pb2_grpc.MilvusServiceStub(channel).Connect(milvus_pb2.ConnectRequest(), timeout=_PROBE_SECONDS)
+        except grpc.RpcError as error:
+            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAVAILABLE:
+                return error
+    return None
+
+
 def _chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     pending = [error]
@@ -135,9 +161,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _transport_fault(call: grpc.Call, request: str, *, uri: str, timeout: float) -> Fault:
     code, details = call.code(), call.details() or ""
     busy = SinkUnavailableError
-    host, port = _address(uri)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        reason = _silence(host, port) if host is not None and request == "the connection" else ""
+        reason = _silence(uri) if request == "the connection" else ""
         return Fault(words=f"did not answer {request} within {timeout:g} s{reason}", kind=busy)
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return Fault(words=f"refused {request}: {_access(details)}", kind=SinkError)
@@ -262,8 +287,11 @@ def _speaks_tls(host: str, port: int) -> bool:
     return True
 
 
-def _silence(host: str, port: int) -> str:
+def _silence(uri: str) -> str:
     """Why a connection was not answered, as the end of a sentence."""
+    host, port = _address(uri)
+    if host is None:
+        return ""
     try:
         socket.create_connection((host, port), timeout=_PROBE_SECONDS).close()
     except TimeoutError:

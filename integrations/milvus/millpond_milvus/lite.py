@@ -6,12 +6,14 @@ import errno
 import logging
 import os
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pymilvus
 from pymilvus import MilvusClient
 from pymilvus.exceptions import ConnectionConfigException
 
@@ -119,7 +121,8 @@ def open_file(path: str, timeout: float) -> tuple[MilvusClient, LiteFile]:
         served = real in getattr(servers, "_servers", {})
         with _cause_of_failure() as causes:
             try:
-                client = within(timeout, lambda: MilvusClient(real, timeout=timeout, grpc_options=no_pings))
+                options = {"timeout": timeout, "grpc_options": no_pings, **own_connection()}
+                client = within(timeout, lambda: MilvusClient(real, **options))
             except ConnectionConfigException as error:
                 raise _reason(path, causes[-1] if causes else error) from error
         if not served:
@@ -129,12 +132,17 @@ def open_file(path: str, timeout: float) -> tuple[MilvusClient, LiteFile]:
         return client, file
 
 
+def own_connection() -> dict[str, str]:
+    """A client's argument that pymilvus 2 needs, whose clients of a place otherwise close each other's connection."""
+    return {} if pymilvus.__version__ >= "3" else {"alias": f"millpond-{uuid.uuid4()}"}
+
+
 def file_of(client: MilvusClient) -> LiteFile:
     """The file that a client of Milvus Lite uses, which somebody else opened."""
     with suppress(Exception):
         from milvus_lite.server_manager import server_manager_instance as servers
 
-        port = int(client._config.address.rpartition(":")[2])
+        port = int(client._get_connection().server_address.rpartition(":")[2])
         for path, (_, _, served) in servers._servers.items():
             if served == port:
                 return _files.setdefault(os.path.realpath(path), LiteFile(os.path.realpath(path)))

@@ -202,9 +202,9 @@ class VectorOptions:
         """
         match self.datatype:
             case "float16":
-                return [row.tobytes() for row in rows.astype(np.float16)]
+                return list(rows.astype(np.float16))
             case "bfloat16":
-                return [row.tobytes() for row in rows.astype(_bfloat16())]
+                return list(rows.astype(_bfloat16()))
             case "int8":
                 return list(_int8(rows))
         return list(rows)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.location import is_address, url_of
+from millpond_milvus.export import ParquetExport
 from millpond_milvus.sink import MilvusSink
 
 
@@ -24,9 +25,43 @@ def sink_from_url(
     quantization: str | None = None,
     partition_key: str | None = None,
     partitions: int | None = None,
-) -> MilvusSink:
-    """Open ``milvus+file:X.db#docs``, ``milvus+http://host:19530#docs`` or ``milvus+https://...``."""
+) -> MilvusSink | ParquetExport:
+    """Open ``milvus+file:X.db#docs``, ``milvus+http://host:19530#docs`` or ``milvus+parquet:DIR#docs``.
+
+    Args:
+        scheme: What the location is.
+        location: A file, the address of a server, or a folder for Parquet files.
+        collection: Name of the collection.
+        dimensions: As :class:`MilvusSink`, as the others are.
+        payload: The form of the payload.
+        timeout: Seconds that a call may take; has no effect on Parquet files.
+        hybrid: Whether sparse vectors are stored, and whose.
+        datatype: How vectors are stored.
+        index_type: A server's index.
+        quantization: Of a server's index.
+        partition_key: A metadata key, by whose value rows are put together.
+        partitions: How many partitions it has.
+
+    Raises:
+        InvalidRequestError: The scheme is unknown, or one of the others is not valid.
+    """
     match scheme:
+        case "parquet" if location:
+            for name, value in (("index_type", index_type), ("quantization", quantization), ("partitions", partitions)):
+                if value is not None:
+                    raise InvalidRequestError(
+                        f"{name}={value!r}: Parquet files hold rows and no index; leave it out, and pass it to the "
+                        "MilvusSink that makes the collection"
+                    )
+            return ParquetExport(
+                location,
+                collection,
+                dimensions=dimensions,
+                payload=payload,
+                hybrid=hybrid,
+                datatype=datatype,
+                partition_key=partition_key,
+            )
         case "file" if location:
             if is_address(location):
                 raise InvalidRequestError(
@@ -39,8 +74,8 @@ def sink_from_url(
             address = f"{scheme}:{location}"
         case _:
             raise InvalidRequestError(
-                f"'milvus+{scheme}:' does not name a Milvus; write milvus+file:X.db#docs "
-                "or milvus+http://host:19530#docs"
+                f"'milvus+{scheme}:' does not name a Milvus; write milvus+file:X.db#docs, "
+                "milvus+http://host:19530#docs or milvus+parquet:DIR#docs"
             )
     return MilvusSink(
         address,

@@ -31,6 +31,9 @@ from millpond_milvus.lite import _reason
 
 # Generous: the machine may be busy.
 PATIENCE = 30
+NEW = (
+    pymilvus.__version__ >= "3"
+)  # pymilvus 2 repeats an unavailable request for all of the time, and knows no "retriable"
 EXHAUSTED, DEAD = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE
 
 
@@ -193,7 +196,11 @@ def fake() -> Iterator[FakeMilvus]:
             "database not found.database=nowhere.; the path of the URL names the database",
         ),
         (refuse(1401, "privilege not permitted", "CreateCollection"), SinkError, "set MILVUS_TOKEN"),
-        (abort(DEAD, "node is starting", "GetVersion"), SinkUnavailableError, "the version.*node is starting"),
+        (
+            abort(DEAD, "node is starting", "GetVersion"),
+            SinkUnavailableError,
+            "the version.*node is starting" if NEW else "did not answer the version",
+        ),
         (refuse(1, "service not ready", "DescribeCollection"), SinkUnavailableError, "too busy.*service not ready"),
     ],
     ids=["token", "database", "privilege", "unavailable", "not-ready"],
@@ -224,7 +231,11 @@ def test_a_server_that_refuses_to_be_opened_says_why(
             SinkUnavailableError,
             "is too busy for an upsert of 3 rows: quota",
         ),
-        (refuse(99, "moved", "Upsert", retriable=True), SinkUnavailableError, "too busy for an upsert"),
+        (
+            refuse(99, "moved", "Upsert", retriable=True),
+            SinkUnavailableError if NEW else SinkError,
+            "for an upsert of 3 rows: moved" if NEW else "refused an upsert of 3 rows: moved",
+        ),
         (refuse(103, "collection not fully loaded", "Upsert"), SinkUnavailableError, "not fully loaded"),
         (abort(EXHAUSTED, "too many requests", "Upsert"), SinkUnavailableError, "is too busy .*too many requests"),
         (
@@ -343,16 +354,15 @@ def test_the_timeout_holds_for_all_that_a_call_sends_and_repeats(fake: FakeMilvu
 
 
 def test_an_unavailable_server_is_asked_twice_and_then_named(fake: FakeMilvus, engine: Engine) -> None:
-    with MilvusSink(fake.url, "docs", dimensions=[16], timeout=20) as sink:
+    with MilvusSink(fake.url, "docs", dimensions=[16], timeout=20 if NEW else 2) as sink:
         sink.prepare(engine.spec)
         fake.fault = abort(DEAD, "no healthy upstream", "Upsert")
         fake.calls.clear()
-        with pytest.raises(SinkUnavailableError, match="did not answer an upsert of 3 rows: no healthy upstream"):
+        wanted = ": no healthy upstream" if NEW else ""
+        with pytest.raises(SinkUnavailableError, match=f"did not answer an upsert of 3 rows{wanted}"):
             sink.write(batch())
-        if pymilvus.__version__.startswith("3"):
-            assert fake.calls.count("Upsert") == 2  # and not for 20 seconds
-        elif not fake.calls.count("Upsert"):
-            pytest.fail("nothing was sent")
+        attempts = fake.calls.count("Upsert")
+        assert attempts == 2 if NEW else attempts > 2  # and not for 20 seconds
 
 
 def test_a_server_that_dies_in_a_run_is_found_again(engine: Engine) -> None:

@@ -77,7 +77,7 @@ def test_vectors_are_stored_as_the_data_type_and_read_back(
                 vector = row.vectors[width]
                 assert vector.dtype == np.float32 and vector.shape == (width,)
                 assert np.abs(vector - written.vectors[width][n]).max() <= tolerance
-                assert float(vector @ written.vectors[width][n]) > 1 - 1e-3
+                assert float(vector @ written.vectors[width][n]) / float(np.linalg.norm(vector)) > 1 - 1e-3
         sink.search(engine, "anything", k=3)
         for request in fake.searches:
             (holder,) = common_pb2.PlaceholderGroup.FromString(request.placeholder_group).placeholders

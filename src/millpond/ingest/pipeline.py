@@ -21,7 +21,7 @@ from millpond.ingest.chunking import Chunker, Chunking
 from millpond.ingest.dead_letter_file import DeadLetterFile
 from millpond.ingest.delivery import RetryPolicy
 from millpond.ingest.journal import Journal
-from millpond.ingest.planning import PlanOptions
+from millpond.ingest.planning import PlanOptions, Splitter
 from millpond.ingest.progress_bar import IngestProgress
 from millpond.ingest.report import IngestReport
 from millpond.ingest.run import IngestRun, RunParts
@@ -50,7 +50,7 @@ def ingest(
     show_progress: bool = True,
     keep_empty: bool = False,
     dead_letters: str | os.PathLike[str] | None = None,
-    chunking: Chunking | None = None,
+    chunking: Chunking | Splitter | None = None,
     sparse_engine: Engine | None = None,
     sync: bool = False,
     verify: bool = False,
@@ -89,7 +89,8 @@ def ingest(
         keep_empty: Embed blank texts too.
         dead_letters: A file for the records that are left out, which is a source itself; by default the journal's name
             with ``.dead.jsonl``, beside it; none without a journal.
-        chunking: Cut the texts that are longer than the model reads, or than this says, into chunks: each is a row.
+        chunking: Cut the texts that are longer than the model reads, or than this says, into chunks: each is a row. An
+            object with ``split`` and ``settings`` cuts them in its own way.
         sparse_engine: The engine of a hybrid sink's sparse vectors, by default ``engine``.
         sync: Delete the rows of records that the source no longer has, after it was read to its end.
         verify: After the run, look for every row, and compare the texts and vectors of a sample.
@@ -117,7 +118,7 @@ def ingest(
         if wanted and not isinstance(sink, Reads):
             raise InvalidRequestError(f"{name}=True needs a sink whose rows can be read; leave {name} out")
     widths = check_model(engine.spec, getattr(sink, "dimensions", None))
-    chunker = None if chunking is None else Chunker.for_engine(engine, chunking)
+    chunker = Chunker.for_engine(engine, chunking) if isinstance(chunking, Chunking) else chunking
     with ExitStack() as stack:
         items = stack.enter_context(closing(read(records)))
         if journal is None and verify:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from millpond.cache import VectorCache
+from millpond.engine.schedule.cache_errors import CacheErrors
 from millpond.engine.schedule.call import Call
 from millpond.errors import CacheError
 from millpond.inputs import key_of
-
-logger = logging.getLogger(__name__)
 
 # A batch of texts of this many tokens: so many rows may wait for their commit while the next batches are computed.
 _TOKENS_PER_ROW = 64
@@ -54,7 +53,7 @@ class Committer:
         self._finishing = 0  # threads that finish calls, whose callbacks may take any time
         self._changed = threading.Condition()
         self._transaction = threading.Lock()
-        self._reported: set[str] = set()  # kinds of errors
+        self._errors = CacheErrors("vectors cannot be cached, and are computed again next time", logging.ERROR)
 
     def commit(self, call: Call, slots: Sequence[int], last: bool) -> None:
         """Commit the rows of ``slots`` soon; the ``last`` ones finish their call, so that what it returns is committed.
@@ -140,21 +139,9 @@ class Committer:
             )
         except CacheError as error:
             # The vectors are right; to lose them because the disk is full would be worse.
-            self._report(error)
+            self._errors.report(error)
         except Exception as error:  # no other code would report it to the caller
             if len(deliveries) == 1:
                 return deliveries[0].call.fail(error)
             for delivery in deliveries:
                 self._write([delivery])
-
-    def _report(self, error: CacheError) -> None:
-        """Log the first error of each kind: a disk that is full would fill the log too."""
-        kind = getattr(error.__cause__, "sqlite_errorname", None) or type(error.__cause__).__name__
-        first = kind not in self._reported
-        self._reported.add(kind)
-        logger.log(
-            logging.ERROR if first else logging.DEBUG,
-            "vectors cannot be cached, and are computed again next time: %s (the engine goes on, and the cache counts "
-            "them as unwritten; this error is logged once)",
-            error,
-        )
