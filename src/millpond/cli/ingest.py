@@ -262,13 +262,15 @@ def ingest(
             report = start()
         except MillpondError as error:
             if report_page is not None:
-                _draw(report_page, None, trace, spec, widths, target, settings, stopped=str(error))
+                _draw(
+                    report_page, None, trace, spec, widths, target, {"source": source, **settings}, stopped=str(error)
+                )
             if signals.code is None:
                 raise
             print(f"millpond: {error}", file=sys.stderr)  # of the database, while the rest was written
             raise typer.Exit(signals.code) from None
         if report_page is not None:
-            _draw(report_page, report, trace, spec, widths, target, settings)
+            _draw(report_page, report, trace, spec, widths, target, {"source": source, **settings})
         _finish(report, signals)
 
 
