@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
-from zlib import crc32
 
+from millpond.blob_rows import BlobRow, checksum, read_rows
 from millpond.errors import CacheError
-from millpond.sqlitefile import SqliteFile, is_damage
+from millpond.sqlitefile import CacheFileError, SqliteFile, is_damage
 
 APPLICATION_ID = 0x4D504E44  # "MPND"
 KEYS_PER_SELECT = 128  # a few hundred KB of rows, which are still in the processor's cache when they are copied
@@ -41,14 +41,6 @@ class Blobs(NamedTuple):
     damaged: int = 0  # rows that are stored for other keys and could not be read whole
 
 
-def checksum(key: bytes, meta: int, value: bytes | memoryview) -> int:
-    """CRC-32 over the whole row, the key included: an index entry that points to another key's row must be noticed.
-
-    ``meta`` (0 to 2**32 - 1) is the initial value: for the same bytes, another initial value gives another checksum.
-    """
-    return crc32(value, crc32(key, meta))
-
-
 class BlobStore:
     """Bytes by key, shared by threads and processes; raises what :class:`SqliteFile` raises.
 
@@ -61,7 +53,14 @@ class BlobStore:
         self.path = path
         self.evicted = 0
         self._max_bytes = max_bytes
-        self._file = SqliteFile(path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
+        try:
+            self._file = SqliteFile(path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
+        except CacheFileError as error:
+            if not is_damage(error):
+                raise
+            raise CacheFileError(
+                f"{error}. To keep what can be read: millpond cache repair {path}"
+            ) from error.__cause__
         self._uses_lock = threading.Lock()
         self._pending_uses: set[int] = set()  # ids
 
@@ -78,11 +77,15 @@ class BlobStore:
                 raise
             return Blobs(damaged=len(keys))
         found = len(rows)
-        if not _all_intact(rows):
-            rows = [row for row in rows if _all_intact([row])]
         if not rows:
-            return Blobs(damaged=found)
-        stored_keys, ids, metas, _, values = zip(*rows, strict=True)
+            return Blobs()
+        columns = tuple(zip(*rows, strict=True))
+        if not _all_intact(*columns):
+            rows = [row for row in rows if _all_intact(*((column,) for column in row))]
+            if not rows:
+                return Blobs(damaged=found)
+            columns = tuple(zip(*rows, strict=True))
+        stored_keys, ids, metas, _, values = columns
         if self._max_bytes is not None:
             with self._uses_lock:
                 self._pending_uses.update(ids)
@@ -140,6 +143,30 @@ class BlobStore:
         with self._file.connection() as connection:
             return _bytes_in_use(connection)
 
+    def problems(self) -> list[str]:
+        """What sqlite finds wrong with the file's structure, at most 20 lines; reads all of it."""
+        with self._file.connection() as connection:
+            found = [str(line) for (line,) in connection.execute("PRAGMA integrity_check(20)")]
+        return [] if found == ["ok"] else found
+
+    def rows(self) -> Iterator[list[BlobRow | None]]:
+        """All rows, intact or not, some at a time; None for one that cannot be read."""
+        with self._file.connection() as connection:
+            yield from read_rows(connection)
+
+    def free_bytes(self) -> int:
+        """Bytes of the file's pages that are not in use; the next rows fill them."""
+        with self._file.connection() as connection:
+            ((free,), (size,)) = (
+                connection.execute(f"PRAGMA {name}").fetchone() for name in ("freelist_count", "page_size")
+            )
+        return int(free * size)
+
+    def widths(self) -> dict[int, int]:
+        """Number of rows for each length of a value; reads the first page of every row."""
+        with self._file.connection() as connection:
+            return dict(connection.execute("SELECT length(value), count(*) FROM rows GROUP BY 1 ORDER BY 1").fetchall())
+
     def clear(self) -> None:
         """Remove every row and give the space back to the disk."""
         with self._file.transaction() as connection:
@@ -172,11 +199,10 @@ class BlobStore:
                 self._write_uses(connection)
 
 
-def _all_intact(rows: Sequence[tuple[Any, ...]]) -> bool:
-    """Whether every row (key, id, meta, checksum, value) matches its checksum."""
-    if not rows:
-        return True
-    keys, _, metas, checksums, values = zip(*rows, strict=True)
+def _all_intact(
+    keys: Sequence[bytes], ids: Sequence[int], metas: Sequence[int], checksums: Sequence[int], values: Sequence[bytes]
+) -> bool:
+    """Whether every row matches its checksum."""
     try:
         return 0 <= min(metas) <= max(metas) < 1 << 32 and tuple(map(checksum, keys, metas, values)) == checksums
     except TypeError:  # damage can change a column's type

@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from millpond.blob_store import KEYS_PER_SELECT, SMALLEST_LIMIT, BlobStore
 from millpond.errors import CacheError, InvalidRequestError
+from millpond.progress import draw_bar
+from millpond.sqlitefile import CacheFileError, is_damage
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,8 @@ class CacheStats:
         written: Vectors passed to ``put``; a repeated key counts once.
         evicted: Vectors removed, or not stored, because of ``max_bytes``.
         damaged: Vectors in the file that ``get`` could not read whole, and counted as misses.
+        unwritten: Vectors that ``put`` could not store.
+        write_error: Why the last of them could not be stored; None if all were.
     """
 
     rows: int
@@ -62,6 +66,28 @@ class CacheStats:
     written: int
     evicted: int
     damaged: int = 0
+    unwritten: int = 0
+    write_error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheCheck:
+    """The result of :meth:`VectorCache.check`.
+
+    Attributes:
+        rows: Vectors that match their checksums.
+        damaged: Vectors that do not, or cannot be read; they count as not found, and are computed again.
+        problems: What sqlite finds wrong with the file's structure, at most 20 lines.
+    """
+
+    rows: int
+    damaged: int
+    problems: tuple[str, ...]
+
+    @property
+    def intact(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.damaged and not self.problems
 
 
 class VectorCache:
@@ -71,7 +97,12 @@ class VectorCache:
     is never returned: its key counts as not found, the next ``put`` of the key replaces it, and the first one is
     reported by a warning. No text is stored, and a new file is readable by
     its owner only (0600). ``put`` is one transaction, committed on return: a crash of the process loses none of them, a
-    power cut may lose the last ones.
+    power cut may lose the last ones. An engine commits vectors as they are computed: of an engine that is killed, those
+    are missing that its threads were computing (a batch each), and at most ``max_batch_tokens / 64`` besides.
+
+    A file that cannot be written (a full disk, no permission) makes ``put`` raise, and is counted by ``unwritten`` and
+    ``write_error``; every ``put`` tries again. An engine goes on without storing. A file that is deleted or replaced
+    while it is open is created, or opened, again.
 
     With ``max_bytes``, the least recently used vectors are evicted for new ones. Uses are held in memory and written
     with the next ``put``, after 32768 of them, or by ``close``, so other processes see them late. An object without a
@@ -104,7 +135,8 @@ class VectorCache:
             raise CacheError(f"{os.fspath(path)!r} is no path here ({error}); write it out") from error
         self._file = BlobStore(absolute, max_bytes=max_bytes)
         self._counters_lock = threading.Lock()
-        self._hits = self._misses = self._written = self._damaged = 0
+        self._hits = self._misses = self._written = self._damaged = self._unwritten = 0
+        self._write_error: str | None = None
 
     @staticmethod
     def key(namespace: str, text: str) -> bytes:
@@ -124,17 +156,23 @@ class VectorCache:
             keys.append(hasher.digest())
         return keys
 
-    def get(self, keys: Sequence[bytes], *, width: int) -> CacheHits:
+    def get(self, keys: Sequence[bytes], *, width: int, out: npt.NDArray[np.float32] | None = None) -> CacheHits:
         """Look up ``n`` keys, which may repeat, as vectors of ``width`` floats.
 
         A row that does not match its checksum is not found.
+
+        Args:
+            keys: The keys.
+            width: Floats of each vector.
+            out: ``[n, width]`` float32 to write the vectors to, instead of a new array; rows of keys that are not found
+                stay as they are.
 
         Raises:
             CacheError: An intact row is of another width, or the file cannot be read.
         """
         count = len(keys)
         found = np.zeros(count, dtype=np.bool_)
-        rows = np.zeros((count, width), dtype=np.float32)  # [n, width]
+        rows = np.zeros((count, width), dtype=np.float32) if out is None else out  # [n, width]
         metas = np.zeros(count, dtype=np.int64)
         row_of = {key: row for row, key in enumerate(keys)}
         distinct = sorted(row_of)  # neighbours in sqlite's index share pages
@@ -156,7 +194,11 @@ class VectorCache:
             self._report_damage(damaged, len(distinct))
         if len(row_of) < count:
             source = np.fromiter(map(row_of.__getitem__, keys), dtype=np.intp, count=count)
-            found, rows, metas = found[source], rows[source], metas[source]
+            if out is None:
+                rows = rows[source]
+            else:
+                out[:] = out[source]
+            found, metas = found[source], metas[source]
         hits = int(found.sum())
         with self._counters_lock:
             self._hits += hits
@@ -219,7 +261,13 @@ class VectorCache:
             for index, (key, meta) in enumerate(zip(keys, metas.tolist(), strict=True))
         }
         if values:
-            self._file.write(values)
+            try:
+                self._file.write(values)
+            except CacheError as error:
+                with self._counters_lock:
+                    self._unwritten += len(values)
+                    self._write_error = str(error)
+                raise
         with self._counters_lock:
             self._written += len(values)
 
@@ -239,7 +287,47 @@ class VectorCache:
                 written=self._written,
                 evicted=self._file.evicted,
                 damaged=self._damaged,
+                unwritten=self._unwritten,
+                write_error=self._write_error,
             )
+
+    def check(self, *, show_progress: bool = False) -> CacheCheck:
+        """Read the whole file: its structure, and every vector against its checksum.
+
+        Other threads and processes may use the file meanwhile. Memory does not depend on its size.
+
+        Args:
+            show_progress: Draw a progress bar, if standard error is a terminal or this is a notebook.
+
+        Returns:
+            What was found. ``millpond cache repair PATH`` keeps the intact vectors of a damaged file.
+
+        Raises:
+            CacheError: The file cannot be read at all.
+        """
+        try:
+            problems = self._file.problems()
+            total = self._file.count()
+        except CacheFileError as error:
+            if not is_damage(error):
+                raise
+            problems, total = [str(error)], 0
+        rows = damaged = 0
+        with draw_bar(show=show_progress, total=total or None, unit=" vectors") as bar:
+            for part in self._file.rows():
+                intact = sum(row is not None and row.intact for row in part)
+                rows += intact
+                damaged += len(part) - intact
+                bar.update(len(part))
+        return CacheCheck(rows=rows, damaged=damaged, problems=tuple(problems))
+
+    def widths(self) -> dict[int, int]:
+        """Number of vectors by their number of floats; reads a page of each vector."""
+        return {length // 4: count for length, count in self._file.widths().items() if isinstance(length, int)}
+
+    def free_bytes(self) -> int:
+        """Bytes of the file that are not in use; the next vectors fill them."""
+        return self._file.free_bytes()
 
     def close(self) -> None:
         """Close the file. Later calls raise, except ``close``."""
@@ -249,6 +337,16 @@ class VectorCache:
     def path(self) -> Path:
         """The file."""
         return self._file.path
+
+    @property
+    def unwritten(self) -> int:
+        """Vectors that ``put`` could not store since this object was made: they are computed again next time."""
+        return self._unwritten
+
+    @property
+    def write_error(self) -> str | None:
+        """Why the last of the unwritten vectors could not be stored; None if all were."""
+        return self._write_error
 
     def __len__(self) -> int:
         return self._file.count()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import tempfile
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from millpond.errors import CacheError
+
+logger = logging.getLogger(__name__)
 
 WAY_OUT = "delete it, or choose another path"
 _REASONS = {
@@ -37,17 +40,24 @@ _PRAGMAS = (
 )
 
 
+class CacheFileError(CacheError):
+    """The file, its disk or another process is at fault: damage, no space, no permission, a lock."""
+
+
 class SqliteFile:
     """A pool of connections to one file, which threads and processes may share.
 
     Inside :meth:`connection`, errors caused by the file, the disk or another process are raised as
-    :class:`~millpond.errors.CacheError` with the path and the way out.
+    :class:`CacheFileError` with the path and the way out. A file that was deleted or replaced is opened, or created,
+    again: what is written to an open file without a name would be lost.
 
     Attributes:
         path: The file.
     """
 
     busy_timeout: ClassVar[float] = 30.0  # seconds to wait for a transaction of another process
+    # The same, after a wait in vain: a file that stays locked must not take 30 seconds of every transaction.
+    locked_timeout: ClassVar[float] = 0.5
 
     def __init__(self, path: Path, *, application_id: int, migrations: Sequence[Sequence[str]]) -> None:
         """Open ``path``, or create it.
@@ -58,25 +68,55 @@ class SqliteFile:
             migrations: Script ``i`` migrates from schema version ``i`` to ``i + 1``; version 0 is an empty file.
         """
         self.path = path
+        self._application_id = application_id
+        self._migrations = migrations
         self._pid = os.getpid()
-        self._closed = self._forking = False
+        self._closed = self._forking = self._locked = False
         # A pool, not one connection per thread: a thread that ends leaves no connection open.
         self._idle: list[sqlite3.Connection] = []
         self._in_use = 0
         self._pool = threading.Condition()
         self._writing = threading.Lock()  # threads of this process queue here: fairer and faster than sqlite's polling
-        with _as_cache_errors(path):
-            _create(path)
-        with self.connection() as connection:
-            _check_application(connection, path, application_id)
-            _migrate(connection, path, application_id, migrations)
-            _use_wal(connection, path)
+        self._opening = threading.Lock()
+        self._identity: tuple[int, int] | None = None  # device and inode of the file that the connections are to
+        self._open_file()
         _hook_fork(self)
 
     @property
     def open(self) -> bool:
         """Whether :meth:`connection` can be used: not closed, and not in the child of a fork."""
         return not self._closed and self._pid == os.getpid()
+
+    def _open_file(self) -> None:
+        """Create the file if it does not exist, check whose it is, and migrate it."""
+        with _as_cache_errors(self.path):
+            _create(self.path)
+            identity = _identity_of(self.path)
+            connection = _connect(self.path)
+            try:
+                _check_application(connection, self.path, self._application_id)
+                _migrate(connection, self.path, self._application_id, self._migrations)
+                _use_wal(connection, self.path)
+            except BaseException:
+                connection.close()
+                raise
+        with self._pool:
+            self._identity = identity
+            self._idle.append(connection)
+
+    def _follow(self) -> None:
+        """Open the file again if there is another one, or none, under its name."""
+        if _identity_of(self.path) == self._identity:
+            return
+        with self._opening:
+            if _identity_of(self.path) == self._identity or self._closed:
+                return
+            with self._pool:
+                self._close_idle()  # first: sqlite must not take the old file's log for the new one's
+            self._open_file()
+            logger.warning(
+                "%s was deleted or replaced while it was open; what it held is not found any more", self.path
+            )
 
     def close(self) -> None:
         """Close the connections; connections in use are closed when they are returned."""
@@ -96,20 +136,26 @@ class SqliteFile:
             self._pool.wait_for(lambda: not self._forking)
             if self._closed:
                 raise CacheError(f"the cache {self.path} is closed; open it again")
-            connection = self._idle.pop() if self._idle else None
             self._in_use += 1
+        connection: sqlite3.Connection | None = None
+        identity: tuple[int, int] | None = None
         healthy = False
         try:
             with _as_cache_errors(self.path):
+                self._follow()
+                with self._pool:
+                    identity = self._identity
+                    connection = self._idle.pop() if self._idle else None
                 if connection is None:
                     connection = _connect(self.path)
-                connection.execute(f"PRAGMA busy_timeout={int(self.busy_timeout * 1000) if wait else 0}")
+                seconds = min(self.locked_timeout, self.busy_timeout) if self._locked else self.busy_timeout
+                connection.execute(f"PRAGMA busy_timeout={int(seconds * 1000) if wait else 0}")
                 yield connection
             healthy = True
         finally:
             with self._pool:
                 self._in_use -= 1
-                if healthy and not self._closed and connection is not None:
+                if healthy and not self._closed and connection is not None and identity == self._identity:
                     self._idle.append(connection)
                 elif connection is not None:
                     connection.close()
@@ -124,6 +170,10 @@ class SqliteFile:
         try:
             with self.connection(wait=wait) as connection, _transaction(connection):
                 yield connection
+            self._locked = False
+        except CacheFileError as error:
+            self._locked = _code(error.__cause__) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+            raise
         finally:
             self._writing.release()
 
@@ -173,9 +223,27 @@ def is_damage(error: CacheError) -> bool:
     """Whether an error inside :meth:`SqliteFile.connection` comes from the file's content, not from its use."""
     cause = error.__cause__
     if isinstance(cause, sqlite3.Error):
-        code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+        code = _code(cause)
         return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or code not in _REASONS
     return isinstance(cause, UnicodeDecodeError)
+
+
+def kind_of(error: CacheError) -> str:
+    """What went wrong, as a word: errors with equal words need to be reported once."""
+    return getattr(error.__cause__, "sqlite_errorname", None) or type(error.__cause__ or error).__name__
+
+
+def _code(error: BaseException | None) -> int:
+    """sqlite's primary error code: the low byte, which extended codes refine; 0 for another error."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def _identity_of(path: Path) -> tuple[int, int] | None:
+    try:
+        info = path.stat()
+    except FileNotFoundError:
+        return None
+    return info.st_dev, info.st_ino
 
 
 @contextmanager
@@ -186,12 +254,11 @@ def _as_cache_errors(path: Path) -> Iterator[None]:
     except sqlite3.ProgrammingError:  # a bug in this code
         raise
     except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte: extended codes refine it
-        raise CacheError(f"{path} {_REASONS.get(code, f'is damaged; {WAY_OUT}')} ({error})") from error
+        raise CacheFileError(f"{path} {_REASONS.get(_code(error), f'is damaged; {WAY_OUT}')} ({error})") from error
     except UnicodeDecodeError as error:  # sqlite's message quotes damaged bytes
-        raise CacheError(f"{path} {_REASONS[sqlite3.SQLITE_CORRUPT]}") from error
+        raise CacheFileError(f"{path} {_REASONS[sqlite3.SQLITE_CORRUPT]}") from error
     except OSError as error:
-        raise CacheError(f"{path} {_REASONS[sqlite3.SQLITE_CANTOPEN]} ({error})") from error
+        raise CacheFileError(f"{path} {_REASONS[sqlite3.SQLITE_CANTOPEN]} ({error})") from error
 
 
 @contextmanager
@@ -214,15 +281,15 @@ def _create(path: Path) -> None:
     """
     if path.exists():
         if not path.is_file():
-            raise CacheError(f"{path} is not a file; choose another path")
+            raise CacheFileError(f"{path} is not a file; choose another path")
         size = path.stat().st_size
         if size == 0:
             path.chmod(0o600)
         elif size < 512:  # sqlite's smallest page; sqlite itself accepts a file of one byte as empty
-            raise CacheError(f"{path} {_REASONS[sqlite3.SQLITE_NOTADB]}")
+            raise CacheFileError(f"{path} {_REASONS[sqlite3.SQLITE_NOTADB]}")
         return
     if not path.parent.is_dir():  # not created: the path may be misspelt
-        raise CacheError(
+        raise CacheFileError(
             f"cache={str(path)!r}: there is no folder {str(path.parent)!r}; create it first, or choose another path"
         )
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
@@ -260,7 +327,7 @@ def _check_application(connection: sqlite3.Connection, path: Path, application_i
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     (stored_id,) = connection.execute("PRAGMA application_id").fetchone()
     if pages > 0 and stored_id != application_id:
-        raise CacheError(f"{path} is a database of another application; choose another path, or delete it")
+        raise CacheFileError(f"{path} is a database of another application; choose another path, or delete it")
 
 
 def _migrate(
@@ -282,7 +349,7 @@ def _migrate(
                 connection.execute(f"PRAGMA user_version={newest}")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > newest:
-        raise CacheError(
+        raise CacheFileError(
             f"{path} has schema version {version}, and this millpond reads up to {newest}; "
             "upgrade millpond, choose another path, or delete it"
         )
@@ -300,4 +367,4 @@ def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
                 raise
             time.sleep(0.01)
     if mode != "wal":
-        raise CacheError(f"{path} is on a disk without shared memory maps; choose a path on a local disk")
+        raise CacheFileError(f"{path} is on a disk without shared memory maps; choose a path on a local disk")

@@ -284,7 +284,7 @@ def test_a_filter_on_metadata_means_the_same_everywhere(filled, condition, found
 
 @pytest.fixture(scope="module")
 def filled_sinks(engine, tmp_path_factory):
-    sinks = {}
+    sinks = {("lancedb", "plain"): LanceDBSink(tmp_path_factory.mktemp("lance"), "docs", dimensions=[64, 384])}
     for form in FORMS:
         folder = tmp_path_factory.mktemp(form)
         sinks["qdrant", form] = QdrantSink(":memory:", "docs", dimensions=[64, 384], payload=form)
@@ -297,8 +297,17 @@ def filled_sinks(engine, tmp_path_factory):
         sink.close()
 
 
-@pytest.fixture(params=["qdrant", "milvus", "dict"])
+@pytest.fixture(scope="module")
+def filled_postgres(engine, postgres):
+    with PgVectorSink(postgres.schema(), "docs", dimensions=[64, 384]) as sink:
+        fill(engine, sink, FACETED)
+        yield sink
+
+
+@pytest.fixture(params=["qdrant", "milvus", "lancedb", "pgvector", "dict"])
 def filled(engine, filled_sinks, request, form):
+    if request.param == "pgvector":
+        return engine, request.getfixturevalue("filled_postgres")
     return engine, filled_sinks[request.param, form]
 
 
@@ -616,7 +625,7 @@ def test_invalid_locations_are_refused(tmp_path):
             MilvusSink(uri, "docs")
 
 
-@pytest.mark.parametrize("kind", [QdrantSink, MilvusSink, MemorySink])
+@pytest.mark.parametrize("kind", [QdrantSink, MilvusSink, LanceDBSink, PgVectorSink, MemorySink])
 @pytest.mark.parametrize("location", [None, b"docs.db", 5])
 def test_a_location_that_is_no_path_opens_nothing(kind, location, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

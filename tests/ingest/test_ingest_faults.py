@@ -56,7 +56,7 @@ def folder():
 def attempt(step, engine, client, journal, chunker):
     """A run that may crash; returns whether it ended."""
     sink = CrashingSink(client)
-    options = {"journal": journal, "resume": step["resume"], "sync": step["sync"], "chunker": chunker}
+    options = {"journal": journal, "resume": step["resume"], "sync": step["sync"], "chunking": chunker}
     method, calls, after = step["crash"] or ("write", None, False)
     if method == "write":
         sink.upserts = Countdown(calls, after=after)
@@ -83,7 +83,7 @@ def check(history, last, engine, folder, chunker):
     # Without sync: every record of the source is there as it is, whatever else is.
     sink = CrashingSink(client)
     with small(last["batch"], last["write"]):
-        report = run(last["source"], engine, sink, journal=journal, chunker=chunker)
+        report = run(last["source"], engine, sink, journal=journal, chunking=chunker)
     wanted = expected(last["source"], chunker)
     ids = {record.id for record in last["source"]}
     assert {key: text for key, text in sink.stored.items() if key[0] in ids} == wanted
@@ -91,12 +91,12 @@ def check(history, last, engine, folder, chunker):
     if not last["source"]:
         return
     with small(last["batch"], last["write"]):
-        run(last["source"], engine, sink, journal=journal, chunker=chunker, sync=True, verify=True)
+        run(last["source"], engine, sink, journal=journal, chunking=chunker, sync=True, verify=True)
         assert sink.stored == wanted
         # Another one finds nothing to do, if no id occurs twice.
         if len(ids) == len(last["source"]):
             sink.written.clear()
-            report = run(last["source"], engine, sink, journal=journal, chunker=chunker, verify=True)
+            report = run(last["source"], engine, sink, journal=journal, chunking=chunker, verify=True)
             assert sink.written == [] and report.unchanged == len(wanted and {key[0] for key in wanted})
             assert report.verification.good and report.verification.rows == len(wanted)
 

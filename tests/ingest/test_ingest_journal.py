@@ -402,7 +402,7 @@ def chunks(*counts):
 @pytest.mark.parametrize("with_journal", [True, False], ids=["journal", "no journal"])
 def test_a_text_that_became_shorter_leaves_no_piece_behind(engine, journal, with_journal):
     client = memory()
-    options = {"journal": journal, "chunker": Words()} if with_journal else {"chunker": Words()}
+    options = {"journal": journal, "chunking": Words()} if with_journal else {"chunking": Words()}
     for counts in ((5, 1, 200), (2, 3, 1), (1, 1, 70), (4, 1, 2)):
         run(chunks(*counts), engine, CrashingSink(client), **options)
         wanted = {(f"r{index}", number) for index, count in enumerate(counts) for number in range(count)}
@@ -414,7 +414,7 @@ def test_of_one_id_in_one_run_the_last_texts_pieces_stay(engine, tmp_path):
     for number, options in enumerate(({}, {"journal": tmp_path / "journal"})):
         client = memory()
         with small(1):
-            run([long, *some(3, "x")[1:], short], engine, CrashingSink(client), chunker=Words(), **options)
+            run([long, *some(3, "x")[1:], short], engine, CrashingSink(client), chunking=Words(), **options)
         assert {key for key in CrashingSink(client).stored if key[0] == "r0"} == {("r0", 0), ("r0", 1)}, number
 
 
@@ -424,26 +424,26 @@ def test_of_one_id_in_one_run_the_last_texts_pieces_stay(engine, tmp_path):
 def test_a_crash_between_the_write_and_the_deletion_leaves_no_piece_behind(engine, journal, point, after, counts):
     first, second, third = counts
     client = memory()
-    run(chunks(first), engine, CrashingSink(client), journal=journal, chunker=Words())
+    run(chunks(first), engine, CrashingSink(client), journal=journal, chunking=Words())
     sink = CrashingSink(client)
     try:
         if point == "mark":
             with crash_at("mark", 0, after=after):
-                run(chunks(second), engine, sink, journal=journal, chunker=Words())
+                run(chunks(second), engine, sink, journal=journal, chunking=Words())
         else:
             setattr(sink, {"write": "upserts", "delete": "deletes"}[point], Countdown(0, after=after))
-            run(chunks(second), engine, sink, journal=journal, chunker=Words())
+            run(chunks(second), engine, sink, journal=journal, chunking=Words())
     except Crash:
         pass
-    run(chunks(third), engine, CrashingSink(client), journal=journal, chunker=Words())
+    run(chunks(third), engine, CrashingSink(client), journal=journal, chunking=Words())
     assert set(CrashingSink(client).stored) == {("r0", number) for number in range(third)}
 
 
 def test_other_chunks_are_another_text(engine, journal):
     client = memory()
-    run(chunks(4), engine, CrashingSink(client), journal=journal, chunker=Words(3))
-    assert run(chunks(4), engine, CrashingSink(client), journal=journal, chunker=Words(3)).unchanged == 1
-    run(chunks(4), engine, CrashingSink(client), journal=journal, chunker=Words(6))
+    run(chunks(4), engine, CrashingSink(client), journal=journal, chunking=Words(3))
+    assert run(chunks(4), engine, CrashingSink(client), journal=journal, chunking=Words(3)).unchanged == 1
+    run(chunks(4), engine, CrashingSink(client), journal=journal, chunking=Words(6))
     assert len(CrashingSink(client).stored) == 2
 
 
@@ -455,7 +455,7 @@ def test_a_text_that_cannot_be_cut_does_not_stop_the_others(engine, journal):
             return super().split(record)
 
     client = memory()
-    report = run(chunks(2, 2, 2), engine, CrashingSink(client), journal=journal, chunker=Some())
+    report = run(chunks(2, 2, 2), engine, CrashingSink(client), journal=journal, chunking=Some())
     assert (report.failed, report.embedded) == (1, 2)
     assert {key for key, _ in CrashingSink(client).stored} == {"r0", "r2"}
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import lancedb
 import numpy as np
 import pyarrow as pa
-from lancedb.index import HnswSq, IvfPq, LabelList
+from lancedb.index import BTree, HnswSq, IvfPq, LabelList
 
 from millpond.errors import InvalidRequestError, SinkError, SinkUnavailableError
 from millpond.ingest.batch import FloatArray, WriteBatch
@@ -26,7 +26,7 @@ from millpond_lancedb.filters import labels, quoted, to_condition
 
 _PASSING = re.compile(r"no space left|too large \(os error|too many|conflict|timed? ?out", re.IGNORECASE)
 _WRITES = 256  # after as many, fragments are merged: a write takes the longer, the more of them there are
-_KEPT = timedelta(hours=1)  # old versions, which other processes may be reading
+_KEPT = timedelta(minutes=10)  # old versions, which other processes may be reading
 
 
 class LanceDBSink(TableSink[str]):
@@ -124,15 +124,17 @@ class LanceDBSink(TableSink[str]):
     def _tidy(self) -> None:
         with self._request("a merge of its files"):
             self._table().optimize(cleanup_older_than=_KEPT)
+            self._index_columns({"pk": BTree()})  # else every write reads every id
 
     def _build_index(self, width: int, index: str) -> None:
-        table, column = self._table(), vector_name(width)
+        kind = IvfPq if index == "IVF_PQ" else HnswSq
+        self._index_columns({vector_name(width): kind(distance_type="cosine"), "labels": LabelList()})
+
+    def _index_columns(self, kinds: Mapping[str, Any]) -> None:
+        table = self._table()
         indexed = {name for each in table.list_indices() for name in each.columns}
-        if column not in indexed:
-            kind = IvfPq if index == "IVF_PQ" else HnswSq
-            table.create_index(column, config=kind(distance_type="cosine"))
-        if "labels" not in indexed:
-            table.create_index("labels", config=LabelList())
+        for column in kinds.keys() - indexed:
+            table.create_index(column, config=kinds[column])
 
     def _query(self, plan: SearchPlan, native: str | None, payload: Payload) -> list[Sequence[Any]]:
         width, limit = (plan.full, plan.k) if plan.coarse is None else (plan.coarse, plan.candidates)

@@ -158,6 +158,7 @@ def test_closing_merges_the_files_of_a_run(engine: Engine, uri: str) -> None:
         assert sink._table().stats()["fragment_stats"]["num_fragments"] == 20
     with LanceDBSink(uri, "docs", dimensions=[32]) as again:
         assert again._table().stats()["fragment_stats"]["num_fragments"] == 1 and again.count() == 100
+        assert [each.columns for each in again._table().list_indices()] == [["pk"]]  # so that a write reads no other id
         versions = again._table().version
     assert LanceDBSink(uri, "docs")._table().version == versions  # nothing was written, so nothing is merged
 
@@ -169,10 +170,15 @@ def test_a_long_run_merges_on_its_way_and_drops_old_versions(
     monkeypatch.setattr("millpond_lancedb.sink._KEPT", timedelta(milliseconds=1))
     with LanceDBSink(uri, "docs", dimensions=[32]) as sink:
         sink.prepare(engine.spec)
-        for n in range(16):
+        for n in range(40):
             sink.write(rows(5, 32, 5 * n))
-        assert sink._table().stats()["fragment_stats"]["num_fragments"] == 1
-        assert len(sink._table().list_versions()) <= 2 and sink.count() == 80
+        assert sink._table().stats()["fragment_stats"]["num_fragments"] <= 2  # what is indexed, and what is new
+        assert sink.count() == 200
+        for n in range(0, 40, 3):  # rows behind the index and before it are replaced, not doubled
+            sink.write(rows(5, 32, 5 * n))
+        assert sink.count() == len(dict(sink.scan())) == 200
+    with LanceDBSink(uri, "docs") as again:
+        assert len(again._table().list_versions()) <= 3
 
 
 @pytest.mark.parametrize("index", ["IVF_PQ", "IVF_HNSW_SQ"])
@@ -183,7 +189,7 @@ def test_an_index_is_built_after_a_run_and_used(engine: Engine, uri: str, index:
         exact = [hit.id for hit in sink.search(engine, "text 7", k=10, candidates=300)]
     with LanceDBSink(uri, "docs") as sink:
         kinds = {column: each.index_type for each in sink._table().list_indices() for column in each.columns}
-        assert kinds.keys() == {"d16", "labels"} and "LabelList" in kinds["labels"].replace("_", "")
+        assert kinds.keys() == {"d16", "labels", "pk"} and "LabelList" in kinds["labels"].replace("_", "")
         found = [hit.id for hit in sink.search(engine, "text 7", k=10)]
         assert len(set(found) & set(exact)) >= 8
         assert len(sink.search(engine, "text 7", k=150, filter={"odd": True})) > 100
@@ -205,6 +211,21 @@ def test_an_index_that_cannot_be_built_is_said_in_the_log(
         assert again.count() == 12
         with pytest.raises(SinkError, match="refused an index"):
             again.create_index()
+
+
+def test_what_a_coarse_index_finds_is_compared_again_as_it_is_stored(engine: Engine, uri: str) -> None:
+    with LanceDBSink(uri, "docs", dimensions=[32], index="IVF_PQ") as sink:
+        sink.prepare(engine.spec)
+        batch = rows(1000, 32)
+        sink.write(batch)
+    questions = [f"question {n}" for n in range(10)]
+    vectors = engine.embed(questions, role="query", dimensions=32, normalize=True).embeddings
+    shared = 0
+    with LanceDBSink(uri, "docs") as sink:
+        for question, scores in zip(questions, vectors @ batch.vectors[32].T, strict=True):
+            best = {f"r{n}" for n in np.argsort(-scores)[:10]}
+            shared += len(best & {hit.id for hit in sink.search(engine, question, k=10)})
+    assert shared >= 60  # of 100; 30 by the codes alone
 
 
 def test_an_index_may_be_built_over_a_few_rows_and_grows(engine: Engine, uri: str) -> None:

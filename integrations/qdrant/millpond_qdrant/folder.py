@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 from qdrant_client import QdrantClient
 
+from millpond.errors import SinkError
 from millpond_qdrant.local import local_storage, serialized
 
 logger = logging.getLogger(__name__)
@@ -29,12 +30,18 @@ class FolderLease:
     Raises:
         RuntimeError: Another process, or a client that no lease opened, uses the folder.
         OSError: The folder cannot be opened or made.
+        SinkError: A change of the folder failed, and a lease of it is not closed.
     """
 
     def __init__(self, folder: str) -> None:
         with _opening:
-            usable = (shared for shared in _open if shared.serves(folder) and shared.failure is None)
-            self._shared = next(usable, None) or _OpenFolder(folder)
+            shared = next((shared for shared in _open if shared.serves(folder)), None)
+            if shared is not None and shared.failure is not None:
+                raise SinkError(
+                    f"a change of the folder {folder!r} failed ({shared.failure}); close every sink and index of it "
+                    "before it is opened again"
+                )
+            self._shared = shared or _OpenFolder(folder)
             _open.add(self._shared)
             self._shared.leases.add(self)
 

@@ -209,6 +209,7 @@ class QdrantSink(QdrantCollection, CollectionSink[models.Filter]):
         return (info.config.metadata or {}).get(MANIFEST_KEY)
 
     def _prepare(self, manifest: CollectionManifest) -> None:
+        self._check_folder()
         self._storage.check_stored(self._stored_vectors, collection=self._collection)
         self._open_log()
         if not is_local(self._client):

@@ -13,6 +13,7 @@ import typer
 
 from millpond.cli.advise import advise
 from millpond.cli.bench_serve import bench_serve
+from millpond.cli.cache import app as cache
 from millpond.cli.demo.command import demo
 from millpond.cli.embed import embed
 from millpond.cli.env import env
@@ -40,6 +41,7 @@ for command in (demo, embed, rerank, explain, ingest, advise, models, env, bench
     app.command(cls=Command)(command)
 app.command(cls=ServeCommand)(serve)
 app.add_typer(index)
+app.add_typer(cache)
 
 
 def _print_version(requested: bool) -> None:

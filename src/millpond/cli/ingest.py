@@ -6,6 +6,7 @@ import json
 import sys
 from contextlib import ExitStack, closing
 from dataclasses import MISSING, asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,10 +17,10 @@ from millpond.cli.stopping import StopSignals, stop_signals
 from millpond.errors import MillpondError
 
 if TYPE_CHECKING:
-    from millpond.engine.engine import Engine
     from millpond.ingest.chunking import Chunking
     from millpond.ingest.report import IngestReport
     from millpond.ingest.trace import RunTrace
+    from millpond.spec import ModelSpec
 
 
 def ingest(
@@ -125,6 +126,24 @@ def ingest(
         float | None,
         typer.Option(help="Seconds that a request to the database may take.", metavar="SECONDS", show_default="60"),
     ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            help="Embed on a Ray cluster: local (this machine), auto (a cluster that runs here), ray://host:10001.",
+            metavar="ADDRESS",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("--ray-workers", help="Workers of the cluster (default: as many as fit).", metavar="N", min=1),
+    ] = None,
+    num_cpus: Annotated[
+        float, typer.Option("--ray-cpus", help="CPU cores of each worker.", metavar="N", min=0.0)
+    ] = 1.0,
+    num_gpus: Annotated[
+        float, typer.Option("--ray-gpus", help="GPUs of each worker; 0.25 puts four on a GPU.", metavar="N", min=0.0)
+    ] = 0.0,
     revision: options.Revision = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -154,6 +173,9 @@ def ingest(
         )
         chunking = _chunking(chunk=chunk, tokens=chunk_tokens, overlap=chunk_overlap)
 
+        if address is None and (workers is not None or num_gpus or num_cpus != 1.0):
+            raise typer.BadParameter("--ray-workers, --ray-cpus and --ray-gpus are those of --ray; name it too")
+
         from millpond.cache import VectorCache
         from millpond.config import EngineConfig
         from millpond.engine.engine import Engine
@@ -176,51 +198,73 @@ def ingest(
         }
         # Opening a sink may create a database, so check first that the model can fill it. Loading the weights is the
         # slowest step and comes last.
-        check_model(describe(EngineConfig(model=model, **settings)), widths)
+        spec = describe(EngineConfig(model=model, **settings))
+        check_model(spec, widths)
         trace = RunTrace(vectors=0)
         if report_page is not None:
             from millpond.ingest.pages.report_page import check_report
 
             check_report(report_page)
             trace = RunTrace()
-        vectors = None if cache is None else stack.enter_context(VectorCache(cache))
         if journal is None and cache is not None:
             journal = cache.with_name(f"{cache.name}.journal")
         given = {"datatype": datatype, "quantization": compression, "hybrid": hybrid or None, "timeout": timeout}
         sink_options = {name: value for name, value in given.items() if value is not None}
-        sink = stack.enter_context(closing(open_sink(to, dimensions=widths, payload=payload, **sink_options)))
-        engine = stack.enter_context(Engine(model, cache=vectors, **settings))
-        sparse = None
-        if sparse_model is not None:
-            sparse = stack.enter_context(Engine(sparse_model, device=device, dtype=dtype))
         stop = StopRequest()
+        arguments: dict[str, Any] = {
+            "journal": journal,
+            "resume": resume,
+            "keep_empty": keep_empty,
+            "dead_letters": dead_letters,
+            "chunking": chunking,
+            "sync": sync,
+            "verify": verify,
+            "retry": RetryPolicy(give_up_after=retry_for),
+            "stop": stop,
+            "trace": trace,
+        }
+        target = to
+        if address is not None:
+            from millpond.ingest.ray import ingest_dataset
+
+            start = partial(
+                ingest_dataset,
+                records,
+                model=model,
+                engine_options=settings,
+                sparse_model=sparse_model,
+                cache=cache,
+                sink=to,
+                dimensions=widths,
+                payload=payload,
+                sink_options=sink_options,
+                address=address,
+                workers=workers,
+                num_cpus=num_cpus,
+                num_gpus=num_gpus,
+                **arguments,
+            )
+        else:
+            vectors = None if cache is None else stack.enter_context(VectorCache(cache))
+            sink = stack.enter_context(closing(open_sink(to, dimensions=widths, payload=payload, **sink_options)))
+            engine = stack.enter_context(Engine(model, cache=vectors, **settings))
+            sparse = None
+            if sparse_model is not None:
+                sparse = stack.enter_context(Engine(sparse_model, device=device, dtype=dtype))
+            target = getattr(sink, "target", type(sink).__name__)
+            start = partial(run, records, engine=engine, sparse_engine=sparse, sink=sink, **arguments)
         signals.pass_to(stop)
         try:
-            report = run(
-                records,
-                engine=engine,
-                sink=sink,
-                journal=journal,
-                resume=resume,
-                keep_empty=keep_empty,
-                dead_letters=dead_letters,
-                chunking=chunking,
-                sparse_engine=sparse,
-                sync=sync,
-                verify=verify,
-                retry=RetryPolicy(give_up_after=retry_for),
-                stop=stop,
-                trace=trace,
-            )
+            report = start()
         except MillpondError as error:
             if report_page is not None:
-                _draw(report_page, None, trace, engine, sink, settings, stopped=str(error))
+                _draw(report_page, None, trace, spec, widths, target, settings, stopped=str(error))
             if signals.code is None:
                 raise
             print(f"millpond: {error}", file=sys.stderr)  # of the database, while the rest was written
             raise typer.Exit(signals.code) from None
         if report_page is not None:
-            _draw(report_page, report, trace, engine, sink, settings)
+            _draw(report_page, report, trace, spec, widths, target, settings)
         _finish(report, signals)
 
 
@@ -237,8 +281,9 @@ def _draw(
     path: Path,
     report: IngestReport | None,
     trace: RunTrace,
-    engine: Engine,
-    sink: Any,
+    spec: ModelSpec,
+    stored: list[int] | None,
+    target: str,
     settings: dict[str, Any],
     *,
     stopped: str = "",
@@ -246,11 +291,11 @@ def _draw(
     from millpond.ingest.pages.report_page import write_report
 
     given = {name: value for name, value in settings.items() if value is not None}
-    shown = {"model": engine.spec.name, "collection": getattr(sink, "target", type(sink).__name__), **given}
+    shown = {"model": spec.name, "collection": target, **given}
     if report is not None and report.stopped:
         stopped = "a signal"
-    widths = engine.spec.matryoshka_dimensions or None
-    stored = getattr(sink, "dimensions", None) or [engine.spec.dimensions]
+    widths = spec.matryoshka_dimensions or None
+    stored = stored or [spec.dimensions]
     try:
         write_report(path, report, trace, shown, widths=widths, stored=stored, stopped=stopped)
     except OSError as error:  # the rows are written, and their counts are still to be printed

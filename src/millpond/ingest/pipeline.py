@@ -11,17 +11,18 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
 from millpond.ingest.arguments import check_engine, check_records, check_sink
 from millpond.ingest.chunking import Chunker, Chunking
+from millpond.ingest.compression import watch_position
 from millpond.ingest.dead_letter_file import DeadLetterFile
 from millpond.ingest.delivery import RetryPolicy
 from millpond.ingest.journal import Journal
-from millpond.ingest.planning import PlanOptions
+from millpond.ingest.planning import PlanOptions, Splitter
 from millpond.ingest.progress_bar import IngestProgress
 from millpond.ingest.report import IngestReport
 from millpond.ingest.run import IngestRun, RunParts
@@ -50,7 +51,7 @@ def ingest(
     show_progress: bool = True,
     keep_empty: bool = False,
     dead_letters: str | os.PathLike[str] | None = None,
-    chunking: Chunking | None = None,
+    chunking: Chunking | Splitter | None = None,
     sparse_engine: Engine | None = None,
     sync: bool = False,
     verify: bool = False,
@@ -89,7 +90,8 @@ def ingest(
         keep_empty: Embed blank texts too.
         dead_letters: A file for the records that are left out, which is a source itself; by default the journal's name
             with ``.dead.jsonl``, beside it; none without a journal.
-        chunking: Cut the texts that are longer than the model reads, or than this says, into chunks: each is a row.
+        chunking: Cut the texts that are longer than the model reads, or than this says, into chunks: each is a row. An
+            object with ``split`` and ``settings`` cuts them in its own way.
         sparse_engine: The engine of a hybrid sink's sparse vectors, by default ``engine``.
         sync: Delete the rows of records that the source no longer has, after it was read to its end.
         verify: After the run, look for every row, and compare the texts and vectors of a sample.
@@ -117,8 +119,9 @@ def ingest(
         if wanted and not isinstance(sink, Reads):
             raise InvalidRequestError(f"{name}=True needs a sink whose rows can be read; leave {name} out")
     widths = check_model(engine.spec, getattr(sink, "dimensions", None))
-    chunker = None if chunking is None else Chunker.for_engine(engine, chunking)
+    chunker = Chunker.for_engine(engine, chunking) if isinstance(chunking, Chunking) else chunking
     with ExitStack() as stack:
+        position = stack.enter_context(watch_position())
         items = stack.enter_context(closing(read(records)))
         if journal is None and verify:
             journal = os.path.join(stack.enter_context(tempfile.TemporaryDirectory(prefix="millpond-")), "journal")
@@ -155,7 +158,9 @@ def ingest(
                 verify=verify,
                 stop=StopRequest() if stop is None else stop,
                 trace=RunTrace(vectors=0) if trace is None else trace,
-                progress=stack.enter_context(IngestProgress(show=show_progress, total=total)),
+                progress=stack.enter_context(
+                    IngestProgress(show=show_progress, total=total, source=position, computed=_computed(engine))
+                ),
             )
         )
         complete = False
@@ -195,6 +200,14 @@ def _prepare(sink: Sink, engine: Engine, sparse_engine: Engine | None, *, chunke
         )
     sink.prepare(engine.spec, **options)
     return sparse_engine
+
+
+def _computed(engine: Engine) -> Callable[[], int] | None:
+    """How many texts the engine has computed from now on; ``None`` of an object around one that does not count."""
+    if not hasattr(engine, "stats"):
+        return None
+    before = engine.stats().batch_texts
+    return lambda: engine.stats().batch_texts - before
 
 
 def _target(sink: Sink) -> str:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from millpond.cache import VectorCache
+from millpond.engine.schedule.cache_errors import CacheErrors
 from millpond.engine.schedule.call import Call
 from millpond.errors import CacheError
 from millpond.inputs import key_of
-
-logger = logging.getLogger(__name__)
 
 # A batch of texts of this many tokens: so many rows may wait for their commit while the next batches are computed.
 _TOKENS_PER_ROW = 64
@@ -25,7 +24,6 @@ _TOKENS_PER_ROW = 64
 class _Delivery:
     call: Call
     slots: Sequence[int]
-    last: bool
 
 
 class Committer:
@@ -54,15 +52,15 @@ class Committer:
         self._finishing = 0  # threads that finish calls, whose callbacks may take any time
         self._changed = threading.Condition()
         self._transaction = threading.Lock()
-        self._reported: set[str] = set()  # kinds of errors
+        self._errors = CacheErrors("vectors cannot be cached, and are computed again next time", logging.ERROR)
 
-    def commit(self, call: Call, slots: Sequence[int], last: bool) -> None:
-        """Commit the rows of ``slots`` soon; the ``last`` ones finish their call, so that what it returns is committed.
+    def commit(self, call: Call, slots: Sequence[int], _last: bool = False) -> None:
+        """Commit the rows of ``slots`` soon, and finish their call if all of its rows are committed then.
 
         Waits while too many rows are uncommitted.
         """
         with self._changed:
-            self._waiting.append(_Delivery(call=call, slots=slots, last=last))
+            self._waiting.append(_Delivery(call=call, slots=slots))
             self._uncommitted += len(slots)
             # The thread may be in a callback that waits for these very rows.
             here = self._finishing > 0
@@ -102,7 +100,8 @@ class Committer:
         finished += self._transact(then_finish=True)  # what came meanwhile: from now on nobody else is told to take it
         try:
             for call in finished:
-                call.finish()
+                if not call.done:  # cancelled, or failed
+                    call.finish()
         finally:
             with self._changed:
                 self._finishing -= 1
@@ -123,7 +122,7 @@ class Committer:
                 with self._changed:
                     self._uncommitted -= sum(len(delivery.slots) for delivery in deliveries)
                     self._changed.notify_all()
-        return [delivery.call for delivery in deliveries if delivery.last]
+        return [delivery.call for delivery in deliveries if delivery.call.committed(len(delivery.slots))]
 
     def _write(self, deliveries: Sequence[_Delivery]) -> None:
         """Put the rows into the cache; an error that is not the cache's fails the call that it comes from."""
@@ -140,21 +139,9 @@ class Committer:
             )
         except CacheError as error:
             # The vectors are right; to lose them because the disk is full would be worse.
-            self._report(error)
+            self._errors.report(error)
         except Exception as error:  # no other code would report it to the caller
             if len(deliveries) == 1:
                 return deliveries[0].call.fail(error)
             for delivery in deliveries:
                 self._write([delivery])
-
-    def _report(self, error: CacheError) -> None:
-        """Log the first error of each kind: a disk that is full would fill the log too."""
-        kind = getattr(error.__cause__, "sqlite_errorname", None) or type(error.__cause__).__name__
-        first = kind not in self._reported
-        self._reported.add(kind)
-        logger.log(
-            logging.ERROR if first else logging.DEBUG,
-            "vectors cannot be cached, and are computed again next time: %s (the engine goes on, and the cache counts "
-            "them as unwritten; this error is logged once)",
-            error,
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -14,11 +15,13 @@ from millpond.cache import VectorCache
 from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.large_texts import is_large
 from millpond.engine.input.tokenized import Tokenized
+from millpond.engine.schedule.cache_errors import CacheErrors
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.prefixes import shared_prefixes
 from millpond.engine.schedule.request import Prefix, Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.inputs import key_of, size_of
+from millpond.sqlitefile import CacheFileError
 
 # Items of a call that are tokenized at a time. More sort better by length; fewer start sooner.
 _STRETCH = 1024
@@ -47,6 +50,7 @@ class Intake:
         self._large_thread = large_thread
         self._cache = cache
         self._namespace = namespace
+        self._errors = CacheErrors("vectors cannot be read from the cache, and are computed", logging.WARNING)
         # Slots that are not tokenized yet, the next stretch last; a call whose stretch is being tokenized is absent.
         self._backlogs: dict[Call, list[int]] = {}
         self._lock = threading.Lock()
@@ -134,17 +138,26 @@ class Intake:
         for start in range(0, len(keys), _STRETCH * 8):
             if call.done:
                 break
-            hits = self._cache.get(keys[start : start + _STRETCH * 8], width=call.native_width)
+            part = keys[start : start + _STRETCH * 8]
+            try:
+                # Nobody else writes these rows before they are known to be missing.
+                rows = call.rows[start : start + len(part)]
+                hits = self._cache.get(part, width=call.native_width, out=rows)
+            except CacheFileError as error:  # the texts are computed instead
+                self._errors.report(error)
+                missing.extend(range(start, start + len(part)))
+                call.misses = len(missing)
+                continue
             found = np.flatnonzero(hits.found)
             missing.extend((np.flatnonzero(~hits.found) + start).tolist())
-            slots = found + start
-            call.tokens[slots] = hits.tokens[found]
-            call.truncated[slots] = hits.truncated[found]
-            call.cached[slots] = True
-            call.hits += len(slots)
+            end = start + len(part)
+            call.tokens[start:end] = hits.tokens
+            call.truncated[start:end] = hits.truncated
+            call.cached[start:end] = hits.found
+            call.hits += len(found)
             call.misses = len(missing)
-            if len(slots):
-                call.deliver_cached(slots, hits.rows[found])
+            if len(found):
+                call.deliver_cached(len(found))
         return missing
 
     def _feed(self, call: Call, backlog: list[int], quiet: bool = False) -> None:

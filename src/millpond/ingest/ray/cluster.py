@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -29,18 +31,21 @@ def connected(address: str | None) -> Iterator[None]:
         return
     local = address in (None, "", "local")
     options: dict[str, Any] = {"include_dashboard": False} if local else {}
+    handlers = _signal_handlers()
     try:
         # Workers' warnings come back with their results.
         ray.init(address="local" if local else address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InvalidRequestError(
-            f"ray={address!r}: there is no Ray cluster that answers ({_first_line(error)}); start one by `ray start "
-            "--head`, or pass 'local'"
+            f"address={address!r}: there is no Ray cluster that answers ({_first_line(error)}); start one by "
+            "`ray start --head`, or pass 'local'"
         ) from error
+    _restore(handlers)  # Ray ends the program at SIGTERM
     try:
         yield
     finally:
         ray.shutdown()
+        _restore(handlers)
 
 
 def resources() -> Mapping[str, float]:
@@ -72,6 +77,19 @@ def count_workers(workers: int | None, *, num_cpus: float, num_gpus: float, read
             "first (of an autoscaling cluster by ray.autoscaler.sdk.request_resources)"
         )
     return fit if workers is None else workers
+
+
+def _signal_handlers() -> dict[int, Any]:
+    """The handlers of the program, if this thread may set them."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+
+def _restore(handlers: Mapping[int, Any]) -> None:
+    for number, handler in handlers.items():
+        if handler is not None:  # else it was not set by Python
+            signal.signal(number, handler)
 
 
 def _first_line(error: Exception) -> str:

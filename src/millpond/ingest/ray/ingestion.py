@@ -142,7 +142,7 @@ def ingest_dataset(
                     "dimensions, payload and sink_options are those of a URL; pass them to the sink that you make"
                 )
             factory = None
-            if callable(sink) and not hasattr(sink, "write"):
+            if isinstance(sink, type) or (callable(sink) and not hasattr(sink, "write")):
                 factory = sink
                 sink = stack.enter_context(closing(sink()))
             check_sink(sink)

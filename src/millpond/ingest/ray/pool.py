@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,6 +84,7 @@ class WorkerPool:
         self._error: BaseException | None = None
         # All state belongs to one thread, which does what these say. Ray's own threads only put them here.
         self._events: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._warned = False
         self._thread: threading.Thread | None = None
 
     @property
@@ -95,21 +95,15 @@ class WorkerPool:
         count = self._former_losses + sum(slot.losses.unwritten for slot in slots)
         return CacheLosses(count, errors[0] if errors else None)
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the workers that are ready, on their machines."""
-        return [ray.get(slot.actor.__ray_call__.remote(_pid)) for slot in self._slots if slot.ready]
-
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method of any worker; the future can be cancelled until a worker gets the call.
 
-        The first call waits for the first worker.
-
-        Raises:
-            MillpondError: A worker cannot load the model.
+        It fails with the worker's error, also with one of loading the model.
         """
         if self._thread is None:
-            self._start()
+            self._thread = threading.Thread(target=self._work, name="millpond-workers", daemon=True)
+            self._thread.start()
+            self._events.put(self._start_all)
         call = _Call(method, arguments)
         self._events.put(lambda: self._dispatch(call))
         return call.future
@@ -132,33 +126,10 @@ class WorkerPool:
         for slot in self._slots:
             ray.kill(slot.actor)
 
-    def _start(self) -> None:
-        """Start the workers, and wait for the first of them."""
-        ready: Future[None] = Future()
-        self._ready = ready
-        self._thread = threading.Thread(target=self._work, name="millpond-workers", daemon=True)
-        self._thread.start()
-        self._events.put(self._start_all)
-        warned = False
-        while True:
-            try:
-                ready.result(_SLOW_START_SECONDS)
-                return
-            except TimeoutError:
-                if ready.done():
-                    raise
-                if not warned:
-                    logger.warning(
-                        "no worker has started in %.0f s; the cluster has %s, of which other jobs may hold a part",
-                        _SLOW_START_SECONDS,
-                        {name: count for name, count in resources().items() if name in ("CPU", "GPU")},
-                    )
-                    warned = True
-
     # --------------------------------------------------------------------------------------------------- in the thread
 
     def _work(self) -> None:
-        while (event := self._events.get()) is not None:
+        while (event := self._next_event()) is not None:
             try:
                 event()
             except BaseException as error:  # Ray itself has failed: nobody may wait for ever
@@ -166,6 +137,20 @@ class WorkerPool:
         self._error = EngineClosedError("the workers were closed")
         for call in self._waiting:
             call.future.cancel()
+
+    def _next_event(self) -> Callable[[], object] | None:
+        """Wait for the next event; tell once if no worker has started for long."""
+        if not self._warned and not any(slot.ready for slot in self._slots):
+            try:
+                return self._events.get(timeout=_SLOW_START_SECONDS)
+            except queue.Empty:
+                self._warned = True
+                logger.warning(
+                    "no worker has started in %.0f s; the cluster has %s, of which other jobs may hold a part",
+                    _SLOW_START_SECONDS,
+                    {name: count for name, count in resources().items() if name in ("CPU", "GPU")},
+                )
+        return self._events.get()
 
     def _start_all(self) -> None:
         self._slots = [_Slot(self._actor_class.remote(self._settings)) for _ in range(self.workers)]
@@ -184,8 +169,6 @@ class WorkerPool:
         if error is None:
             slot.ready = True
             self._deaths_in_start = 0
-            with suppress(InvalidStateError):
-                self._ready.set_result(None)
             self._send_waiting()
         elif isinstance(error, RayActorError):
             self._deaths_in_start += 1
@@ -263,13 +246,7 @@ class WorkerPool:
         """Nothing can be embedded any more."""
         if self._error is None:
             self._error = error
-        with suppress(InvalidStateError):
-            self._ready.set_exception(error)
         self._send_waiting()
-
-
-def _pid(worker: object) -> int:
-    return os.getpid()
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -28,11 +28,11 @@ class WritingCall(EmbeddingCall):
 
 
 class ClusterRun(IngestRun):
-    """Plans on the driver, and marks on the driver what a worker says is written. A run that is stopped waits for the
-    batches that workers have; the others are left for the next run.
+    """Plans on the driver, and marks on the driver what a worker says is written.
 
-    Batches with a record in common are written one after the other, so that the last text of an id stays. Everything
-    else is written in any order.
+    A run that is stopped waits for the batches that workers have; the others are left for the next run. Batches with a
+    record in common are written one after the other, so that the last text of an id stays. Everything else is written
+    in any order.
 
     Args:
         parts: What the run works with.
@@ -76,9 +76,11 @@ class ClusterRun(IngestRun):
 
     def _isolate(self, batch: RecordBatch, error: WorkerDeathsError) -> None:
         """Send a batch that kills its workers again by halves, and leave out the records that do it alone."""
-        if len(batch.records) + len(batch.blanks) == 1:
+        if not batch.records:
+            raise error
+        if len(batch.records) == 1 and not batch.blanks:
             self._deaths += 1
-            if self._deaths > _MAX_DEATHS or not batch.records:
+            if self._deaths > _MAX_DEATHS:
                 raise error
             self._fail(batch.records[0], str(error))
             return

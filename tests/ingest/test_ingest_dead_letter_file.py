@@ -1,0 +1,252 @@
+"""The file of dead letters: appended once, mended after a kill, never in the place of something else."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+from tests.ingest.crashes import CrashingSink, memory, run, small
+from tests.tiny import write_checkpoint
+
+from millpond.engine.engine import Engine
+from millpond.errors import InvalidRequestError, JournalError
+from millpond.ingest import Record, Rejected, read
+from millpond.ingest.dead_letter import DEAD_LETTER_KEY, dump_record
+from millpond.ingest.dead_letter_file import DeadLetterFile
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    folder = write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", "bert")
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+class Refusing(CrashingSink):
+    def check(self, record):
+        if "bad" in record.text:
+            raise InvalidRequestError("refused")
+
+
+def letter(number, text="text"):
+    return dump_record(Record(f"r{number}", text), where=f"x:{number}", reason="why")
+
+
+def lines(path):
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def test_a_letter_is_appended_once_however_often_the_run_is_repeated(tmp_path):
+    path = tmp_path / "dead.jsonl"
+    for _ in range(3):
+        file = DeadLetterFile(path)
+        for number in (1, 2, 1):
+            file.add(letter(number, "ü 🙂 \ud800".encode(errors="backslashreplace").decode()))
+        file.close(complete=True)
+    assert len(lines(path)) == 2 and path.stat().st_mode & 0o777 == 0o600
+
+
+def test_without_a_letter_there_is_no_file(tmp_path):
+    path = tmp_path / "dead.jsonl"
+    DeadLetterFile(path).close(complete=True)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("size", [0, 1 << 40], ids=["too large to compare", "compared"])
+@pytest.mark.parametrize("cut", [1, 5, 60])
+def test_after_a_torn_line_the_next_letter_has_its_own(tmp_path, monkeypatch, cut, size):
+    monkeypatch.setattr("millpond.ingest.dead_letter_file._MAX_COMPARED", size)
+    path = tmp_path / "dead.jsonl"
+    first, second = letter(1), letter(2)
+    path.write_text(f"{first}\n{second}"[: -len(second) + cut])
+    for number in (2, 3):
+        file = DeadLetterFile(path)
+        file.add(letter(number))
+        file.close()
+    assert lines(path) == [first, second[:cut], second, letter(3)]
+    records = list(read(path))
+    assert [record.id for record in records if isinstance(record, Record)] == ["r1", "r2", "r3"]
+
+
+@pytest.mark.parametrize("content", ['{"id": "a", "text": "t"}\n', "a,b\n1,2\n", "SQLite format 3\0", "[]\n", "\n1\n"])
+@pytest.mark.parametrize("replaces", [True, False])
+def test_a_file_of_something_else_is_neither_replaced_nor_appended_to(tmp_path, engine, content, replaces):
+    path = tmp_path / "data.jsonl"
+    path.write_text(content)
+    source = path if replaces else [Record("a", "bad")]
+    with pytest.raises(InvalidRequestError, match=r"dead_letters=.*line \d of this file is no dead letter"):
+        run(source, engine, Refusing(memory()), dead_letters=path)
+    assert path.read_text() == content
+
+
+def test_the_journal_cannot_be_the_file_of_dead_letters(tmp_path, engine):
+    with pytest.raises(InvalidRequestError, match="no dead letter"):
+        run([Record("a", "bad")], engine, Refusing(memory()), journal=tmp_path / "j", dead_letters=tmp_path / "j")
+
+
+@pytest.mark.parametrize("what", ["folder", "no folder"])
+def test_a_path_that_is_no_file_is_refused_first(tmp_path, engine, what):
+    path = tmp_path if what == "folder" else tmp_path / "absent" / "dead.jsonl"
+    client = memory()
+    with pytest.raises(InvalidRequestError, match="dead_letters="):
+        run([Record("a", "bad")], engine, Refusing(client), dead_letters=path)
+    assert not client
+
+
+def test_letters_that_fail_again_stay_and_the_others_leave_the_file(tmp_path, engine):
+    path = tmp_path / "dead.jsonl"
+    source = [Record("a", "bad"), Record("b", "bad too"), Rejected(where="x:9", reason="none", content='{"id": 5}')]
+    client = memory()
+    assert run([*source, Record("c", "good")], engine, Refusing(client), dead_letters=path).failed == 3
+    mended = path.read_text().replace("bad too", "good now")
+    path.write_text(mended)
+    report = run(path, engine, Refusing(client), dead_letters=path)
+    assert (report.read, report.failed, report.written) == (3, 2, 1)
+    assert {json.loads(line)["reason"] for line in lines(path)} == {"refused", "text is missing"} or len(
+        lines(path)
+    ) == 2
+    assert sorted(key for key, _ in CrashingSink(client).stored) == ["b", "c"]
+    path.write_text("".join(line + "\n" for line in lines(path)).replace("bad", "good"))
+    report = run(path, engine, Refusing(client), dead_letters=path)
+    assert report.failed == 1 and len(lines(path)) == 1
+
+
+def test_of_letters_that_are_read_nothing_is_lost_if_the_run_fails_or_stops(tmp_path, engine):
+    path = tmp_path / "dead.jsonl"
+    source = [Record(f"r{number}", f"bad {number}") for number in range(9)]
+    run(source, engine, Refusing(memory()), dead_letters=path)
+    before = lines(path)
+    sink = Refusing(memory())
+    path.write_text(path.read_text().replace("bad 8", "good"))
+
+    class Broken(Refusing):
+        def write(self, batch):
+            raise OSError("gone")
+
+    with small(2), pytest.raises(OSError, match="gone"):
+        run(path, engine, Broken(memory()), dead_letters=path)
+    assert len(lines(path)) == 9
+    report = run(path, engine, sink, dead_letters=path)
+    assert report.failed == 8 and lines(path) == before[:8]
+    assert not path.with_name("dead.jsonl.next").exists()
+
+
+def test_a_symbolic_link_to_the_source_is_the_source(tmp_path, engine):
+    path = tmp_path / "dead.jsonl"
+    run([Record("a", "bad")], engine, Refusing(memory()), dead_letters=path)
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(path)
+    assert run(link, engine, Refusing(memory()), dead_letters=path).failed == 1
+    assert len(lines(path)) == 1
+
+
+def test_threads_and_processes_append_whole_lines(tmp_path):
+    path = tmp_path / "dead.jsonl"
+    program = """
+        import sys
+        from millpond.ingest import Record
+        from millpond.ingest.dead_letter import dump_record
+        from millpond.ingest.dead_letter_file import DeadLetterFile
+        file = DeadLetterFile(sys.argv[1])
+        for number in range(200):
+            file.add(dump_record(Record(f"{sys.argv[2]} {number}", "x" * (number * 97)), where="w", reason="r"))
+        file.close()
+    """
+    writers = [
+        subprocess.Popen([sys.executable, "-c", textwrap.dedent(program), str(path), name]) for name in ("a", "b")
+    ]
+    file = DeadLetterFile(path)
+    threads = [
+        threading.Thread(target=lambda name=name: [file.add(letter(f"{name} {number}")) for number in range(200)])
+        for name in "cd"
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [writer.wait(120) for writer in writers] == [0, 0]
+    file.close()
+    found = [json.loads(line) for line in lines(path)]
+    assert len(found) == len({each["id"] for each in found}) == 800
+    assert all(DEAD_LETTER_KEY in each for each in found)
+
+
+_FULL = """
+    import resource, signal, sys
+    from millpond.errors import JournalError
+    from millpond.ingest import Record
+    from millpond.ingest.dead_letter import dump_record
+    from millpond.ingest.dead_letter_file import DeadLetterFile
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    file = DeadLetterFile(sys.argv[1])
+    letters = [dump_record(Record(str(n), "text " * 50), where="w", reason="r") for n in range(40)]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))
+    failed = 0
+    for letter in letters:
+        try:
+            file.add(letter)
+        except JournalError as error:
+            failed += 1
+            message = str(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    print(failed, message)
+    for letter in letters:
+        file.add(letter)
+    file.close(complete=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="no limit of file sizes on this system")
+def test_a_full_disk_is_an_error_with_the_path_and_loses_no_letter_once_there_is_space(tmp_path):
+    path = tmp_path / "dead.jsonl"
+    out = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_FULL), str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout
+    failed, _, message = out.partition(" ")
+    assert 20 < int(failed) < 40
+    assert message.startswith(f"the dead letters {path} cannot be written") and "free some space" in message
+    whole = [record for record in read(path) if isinstance(record, Record)]
+    assert [record.id for record in whole] == [str(number) for number in range(40)]
+    assert len(lines(path)) <= 41  # one torn
+
+
+def test_letters_that_cannot_be_written_stop_the_run(tmp_path, engine, monkeypatch):
+    path = tmp_path / "dead.jsonl"
+
+    def full(self, letter):
+        raise JournalError("the dead letters cannot be written")
+
+    monkeypatch.setattr(DeadLetterFile, "add", full)
+    client = memory()
+    with pytest.raises(JournalError, match="dead letters cannot"):
+        run(
+            [Record("a", "bad"), Record("b", "good")],
+            engine,
+            Refusing(client),
+            dead_letters=path,
+            journal=tmp_path / "j",
+        )
+    monkeypatch.undo()
+    report = run(
+        [Record("a", "bad"), Record("b", "good")], engine, Refusing(client), dead_letters=path, journal=tmp_path / "j"
+    )
+    assert (report.failed, report.written) == (1, 1) and len(lines(path)) == 1
+
+
+def test_the_default_place_is_beside_the_journal(tmp_path, engine):
+    run([Record("a", "bad")], engine, Refusing(memory()), journal=tmp_path / "j")
+    assert len(lines(tmp_path / "j.dead.jsonl")) == 1
+    folder = Path(tmp_path / "empty")
+    folder.mkdir()
+    os.chdir(folder)
+    run([Record("a", "bad")], engine, Refusing(memory()))
+    assert not list(folder.iterdir())

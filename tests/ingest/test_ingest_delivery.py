@@ -1,0 +1,375 @@
+"""Delivery: what is sent again, for how long, in which parts, and which rows are left out. Time is the test's own."""
+
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+from tests.ingest.crashes import CrashingSink, memory, run, small
+from tests.tiny import write_checkpoint
+
+from millpond.engine.engine import Engine
+from millpond.errors import (
+    InvalidRequestError,
+    SinkError,
+    SinkRejectedError,
+    SinkTooLargeError,
+    SinkUnavailableError,
+)
+from millpond.ingest import Record, WriteBatch, point_id
+from millpond.ingest.delivery import Delivery, Refused, RetryPolicy
+from millpond.ingest.stop import StopRequest
+
+
+class Clock(StopRequest):
+    """A stop whose waiting passes at once, on a clock of its own."""
+
+    def __init__(self, stop_at=float("inf")):
+        super().__init__()
+        self.now = 0.0
+        self.stop_at = stop_at
+        self.waits = []
+
+    def wait(self, timeout=None):
+        self.waits.append(timeout)
+        self.now += timeout
+        if self.now >= self.stop_at:
+            self.set()
+        return self.is_set()
+
+
+@pytest.fixture
+def clock():
+    clock = Clock()
+    with mock.patch("tenacity.time", SimpleNamespace(monotonic=lambda: clock.now)):
+        yield clock
+
+
+def batch(count):
+    records = [Record(f"r{number}", f"text {number}") for number in range(count)]
+    vectors = {4: np.tile(np.eye(1, 4, dtype=np.float32), (count, 1))}
+    return WriteBatch(records=records, ids=[point_id(record.id) for record in records], vectors=vectors)
+
+
+class Database:
+    """Answers requests by a script; each takes ``seconds``."""
+
+    def __init__(self, clock, *answers, seconds=0.0, always=None):
+        self.clock, self.answers, self.seconds, self.always = clock, list(answers), seconds, always
+        self.requests = []
+
+    def __call__(self, rows=None):
+        self.requests.append(rows)
+        self.clock.now += self.seconds
+        answer = self.answers.pop(0) if self.answers else self.always
+        if answer is not None:
+            raise answer
+        return "done"
+
+
+def delivery(clock, **policy):
+    notes = []
+    made = Delivery(RetryPolicy(**policy), clock, lambda error, seconds: notes.append((error, seconds)))
+    return made, notes
+
+
+def test_a_request_is_sent_again_until_it_succeeds_and_its_result_returned(clock):
+    made, notes = delivery(clock)
+    errors = [SinkUnavailableError("busy"), SinkUnavailableError("away")]
+    database = Database(clock, *errors)
+    assert made.send(database) == "done"
+    assert len(database.requests) == 3 and [error for error, _ in notes] == errors
+    assert [seconds for _, seconds in notes] == clock.waits
+
+
+def test_waits_double_up_to_the_longest_and_have_a_random_part(clock):
+    made, _ = delivery(clock, give_up_after=1000, first_wait=1, longest_wait=8)
+    with pytest.raises(SinkUnavailableError):
+        made.send(Database(clock, always=SinkUnavailableError("busy")))
+    least = [1, 2, 4, *[8] * (len(clock.waits) - 3)]
+    assert all(low <= wait <= low + 1 for low, wait in zip(least, clock.waits, strict=True))
+    assert len({wait % 1 for wait in clock.waits}) > 10
+
+
+@pytest.mark.parametrize("seconds", [0.0, 3.0])
+def test_after_the_time_to_give_up_nothing_is_sent_any_more(clock, seconds):
+    made, _ = delivery(clock, give_up_after=30, first_wait=0.5, longest_wait=4)
+    error = SinkUnavailableError("busy")
+    database = Database(clock, seconds=seconds, always=error)
+    with pytest.raises(SinkUnavailableError) as caught:
+        made.send(database)
+    assert caught.value is error
+    assert 20 <= clock.now <= 30 + seconds and len(database.requests) > 3
+    clock.now = 500
+    assert made.send(Database(clock, error)) == "done"  # each request has its own time
+
+
+def test_no_time_to_give_up_means_one_attempt(clock):
+    made, notes = delivery(clock, give_up_after=0)
+    database = Database(clock, always=SinkUnavailableError("busy"))
+    with pytest.raises(SinkUnavailableError):
+        made.send(database)
+    assert len(database.requests) == 1 and not notes
+
+
+def test_the_database_says_how_long_to_wait(clock):
+    made, _ = delivery(clock, give_up_after=60, longest_wait=4)
+    made.send(Database(clock, SinkUnavailableError("busy", retry_after=17), SinkUnavailableError("", retry_after=0)))
+    assert clock.waits[0] == 17 and clock.waits[1] < 4
+
+
+def test_a_wait_longer_than_the_time_that_is_left_is_not_begun(clock):
+    made, _ = delivery(clock, give_up_after=60)
+    for asked in (61, 1e9, float("inf")):
+        with pytest.raises(SinkUnavailableError):
+            made.send(Database(clock, always=SinkUnavailableError("busy", retry_after=asked)))
+    assert clock.waits == []
+
+
+@pytest.mark.parametrize("error", [SinkError("no"), OSError("gone"), ValueError("x"), KeyboardInterrupt()], ids=repr)
+def test_other_errors_come_out_at_once(clock, error):
+    made, notes = delivery(clock)
+    database = Database(clock, always=error)
+    with pytest.raises(type(error)) as caught:
+        made.write(database, batch(4))
+    assert caught.value is error and len(database.requests) == 1 and not notes
+
+
+def test_a_stop_ends_the_wait_and_nothing_is_sent_again(clock):
+    clock.stop_at = 10
+    made, _ = delivery(clock, give_up_after=100, first_wait=4)
+    database = Database(clock, always=SinkUnavailableError("busy"))
+    with pytest.raises(SinkUnavailableError):
+        made.send(database)
+    assert clock.now < 20 and len(database.requests) == len(clock.waits)
+    with pytest.raises(SinkUnavailableError):
+        made.send(database)
+    assert len(database.requests) == len(clock.waits) + 1
+
+
+@pytest.mark.parametrize(
+    "values", [{"give_up_after": -1}, {"first_wait": 0}, {"longest_wait": float("inf")}, {"first_wait": True},
+               {"give_up_after": float("nan")}, {"longest_wait": "1"}], ids=str
+)  # fmt: skip
+def test_a_policy_out_of_range_is_refused(values):
+    with pytest.raises(InvalidRequestError, match=f"{next(iter(values))}="):
+        RetryPolicy(**values)
+
+
+# ------------------------------------------------------------------------------------------------- parts of a batch
+
+
+class Picky:
+    """Takes at most ``most`` rows at a time, and never those in ``bad``."""
+
+    def __init__(self, most=10**9, bad=(), error=SinkRejectedError):
+        self.most, self.bad, self.error = most, bad, error
+        self.written, self.requests = [], []
+
+    def __call__(self, rows):
+        self.requests.append(len(rows))
+        if len(rows) > self.most:
+            raise SinkTooLargeError(f"{len(rows)} rows are too many")
+        for record in rows.records:
+            if record.id in self.bad:
+                raise self.error(f"{record.id} is bad")
+        self.written += [record.id for record in rows.records]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 64])
+@pytest.mark.parametrize("most", [1, 3, 100])
+def test_a_batch_that_is_too_large_goes_in_parts_and_in_order(clock, count, most):
+    made, _ = delivery(clock)
+    database = Picky(most)
+    assert made.write(database, batch(count)) == []
+    assert database.written == [f"r{number}" for number in range(count)]
+
+
+def test_rows_that_are_refused_are_found_and_the_others_written(clock):
+    made, _ = delivery(clock)
+    database = Picky(bad={"r0", "r13", "r14", "r63"})
+    refused = made.write(database, batch(64))
+    assert refused == [Refused(number, f"r{number} is bad") for number in (0, 13, 14, 63)]
+    assert len(database.written) == 60 and len(database.requests) < 50
+
+
+def test_one_row_that_is_too_large_alone_is_refused(clock):
+    made, _ = delivery(clock)
+    (refused,) = made.write(Picky(bad={"r2"}, error=SinkTooLargeError), batch(5))
+    assert refused == Refused(2, "r2 is bad")
+
+
+@pytest.mark.parametrize("count", [16, 17, 500])
+def test_a_database_that_refuses_one_row_after_another_stops_the_run(clock, count):
+    made, _ = delivery(clock)
+    database = Picky(bad={f"r{number}" for number in range(500)})
+    if count == 16:
+        assert len(made.write(database, batch(count))) == 16
+    else:
+        with pytest.raises(SinkRejectedError):
+            made.write(database, batch(count))
+        assert len(database.requests) < 60 and not database.written
+
+
+def test_a_row_that_is_accepted_ends_a_series_of_refusals(clock):
+    made, _ = delivery(clock)
+    bad = {f"r{number}" for number in range(100) if number % 10}
+    assert len(made.write(Picky(bad=bad), batch(100))) == 90
+
+
+def test_parts_are_sent_again_too(clock):
+    made, notes = delivery(clock)
+    picky = Picky(2)
+
+    def write(rows):
+        if len(rows) <= 2 and len(notes) < 3:
+            raise SinkUnavailableError("busy")
+        picky(rows)
+
+    assert made.write(write, batch(5)) == [] and len(picky.written) == 5 and len(notes) == 3
+
+
+# ----------------------------------------------------------------------------------------------------- in a whole run
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    folder = write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", "bert")
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+class Scripted(CrashingSink):
+    """Its writes go through a function."""
+
+    def __init__(self, client, before):
+        super().__init__(client)
+        self.before = before
+
+    def write(self, batch):
+        self.before(batch)
+        super().write(batch)
+
+
+def some(count):
+    return [Record(f"r{number}", f"text {number}") for number in range(count)]
+
+
+QUICK = RetryPolicy(give_up_after=5, first_wait=0.001, longest_wait=0.002)
+
+
+def test_a_busy_database_is_waited_for_and_counted(engine, caplog, tmp_path):
+    left = [SinkUnavailableError("Memory is busy", retry_after=0.01)] * 3
+
+    def before(batch):
+        if left:
+            raise left.pop()
+
+    sink = Scripted(memory(), before)
+    report = run(some(9), engine, sink, retry=QUICK, journal=tmp_path / "journal")
+    assert (report.retried, report.written, report.failed) == (3, 9, 0) and len(sink.stored) == 9
+    assert caplog.text.count("Memory is busy; trying again in 0.0 s") == 3
+
+
+def test_refused_rows_are_dead_letters_and_taken_again(engine, tmp_path, caplog):
+    bad = {"r2", "r5"}
+
+    def before(batch):
+        for record in batch.records:
+            if record.id in bad:
+                raise SinkRejectedError(f"row {record.id} refused")
+
+    client, letters = memory(), tmp_path / "dead.jsonl"
+    report = run(some(9), engine, Scripted(client, before), journal=tmp_path / "j", dead_letters=letters)
+    assert (report.written, report.failed, report.embedded) == (7, 2, 7)
+    assert caplog.text.count("left out record") == 2 and len(letters.read_text().splitlines()) == 2
+    bad.clear()
+    report = run(letters, engine, Scripted(client, before), journal=tmp_path / "j", dead_letters=letters)
+    assert (report.read, report.written, report.failed) == (2, 2, 0) and not letters.exists()
+    report = run(some(9), engine, Scripted(client, before), journal=tmp_path / "j")
+    assert report.unchanged == 9
+
+
+def test_a_database_that_stays_away_stops_the_run_which_then_goes_on(engine, tmp_path):
+    client, writes = memory(), []
+
+    def before(batch):
+        writes.append(len(batch))
+        if len(writes) > 2:
+            raise SinkUnavailableError("Memory does not answer")
+
+    policy = RetryPolicy(give_up_after=0.01, first_wait=0.001)
+    with small(2), pytest.raises(SinkUnavailableError, match="does not answer"):
+        run(some(40), engine, Scripted(client, before), retry=policy, journal=tmp_path / "j")
+    assert len(CrashingSink(client).stored) == 4
+    with small(2):
+        assert run(some(40), engine, CrashingSink(client), journal=tmp_path / "j").unchanged == 4
+
+
+def test_a_stop_while_the_database_is_away_ends_the_run_as_stopped(engine, tmp_path, caplog):
+    client, stop, writes = memory(), StopRequest(), []
+
+    def before(batch):
+        writes.append(len(batch))
+        if len(writes) > 1:
+            stop.set()
+            raise SinkUnavailableError("Memory does not answer")
+
+    policy = RetryPolicy(give_up_after=1000, first_wait=1000)
+    with small(2):
+        report = run(some(9), engine, Scripted(client, before), retry=policy, journal=tmp_path / "j", stop=stop)
+    assert report.stopped and report.written == 2 and "Memory does not answer" in caplog.text
+    with small(2):
+        assert run(some(9), engine, CrashingSink(client), journal=tmp_path / "j").unchanged == 2
+    assert len(CrashingSink(client).stored) == 9
+
+
+def test_without_a_journal_a_database_that_comes_back_loses_nothing(engine):
+    count = iter(range(10**6))
+
+    def before(batch):
+        if next(count) % 3:
+            raise SinkUnavailableError("away")
+
+    sink = Scripted(memory(), before)
+    with small(2):
+        report = run(some(21), engine, sink, retry=QUICK)
+    assert report.written == len(sink.stored) == 21 and report.retried > 10
+
+
+def test_reads_of_sync_and_verify_are_sent_again(engine, tmp_path):
+    class Flaky(CrashingSink):
+        calls = 0
+
+        def _flake(self):
+            Flaky.calls += 1
+            if Flaky.calls % 2:
+                raise SinkUnavailableError("busy")
+
+        def count(self):
+            if self.looking:
+                self._flake()
+            return super().count()
+
+        def fetch(self, row_ids, *, widths=()):
+            if self.looking:
+                self._flake()
+            return super().fetch(row_ids, widths=widths)
+
+        def scan(self):
+            yield from list(super().scan())[:1]
+            self._flake()
+            yield from super().scan()
+
+        looking = False
+
+        def write(self, batch):
+            super().write(batch)
+            self.looking = True
+
+    client = memory()
+    run(some(9), engine, CrashingSink(client), journal=tmp_path / "j")
+    source = [*some(5), Record("new", "text")]
+    report = run(source, engine, Flaky(client), journal=tmp_path / "j", sync=True, verify=True, retry=QUICK)
+    assert report.deleted == 4 and report.verification.good and report.retried >= 3
+    assert {key for key, _ in CrashingSink(client).stored} == {record.id for record in source}

@@ -1,0 +1,173 @@
+"""sync: the rows of records that the source no longer has are deleted, and nothing else."""
+
+import pytest
+from tests.ingest.crashes import Countdown, Crash, CrashingSink, Words, crash_at, memory, run, small
+from tests.tiny import write_checkpoint
+
+from millpond.engine.engine import Engine
+from millpond.errors import InvalidRequestError
+from millpond.ingest import Record, Rejected, open_sink, point_id, seen
+from millpond.ingest import run as run_module
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    folder = write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", "bert")
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+def some(*numbers):
+    return [Record(f"r{number}", f"text {number}") for number in numbers]
+
+
+@pytest.mark.parametrize("with_journal", [True, False], ids=["journal", "no journal"])
+@pytest.mark.parametrize("page", [1, 3, 512])
+def test_rows_without_a_record_in_the_source_are_deleted(engine, tmp_path, monkeypatch, with_journal, page):
+    monkeypatch.setattr(seen, "_PAGE", page)
+    monkeypatch.setattr(seen, "_IDS_PER_SELECT", page)
+    monkeypatch.setattr(run_module, "_SCANNED_ROWS", page)
+    client = memory()
+    options = {"journal": tmp_path / "j"} if with_journal else {}
+    run(some(*range(20)), engine, CrashingSink(client), **options)
+    report = run(some(*range(5, 22)), engine, CrashingSink(client), sync=True, **options)
+    assert report.deleted == 5
+    assert {key for key, _ in CrashingSink(client).stored} == {f"r{number}" for number in range(5, 22)}
+    report = run(some(*range(5, 22)), engine, CrashingSink(client), sync=True, **options)
+    assert report.deleted == 0
+    assert run(some(*range(22)), engine, CrashingSink(client), **options).written == (5 if with_journal else 22)
+
+
+def test_a_record_that_comes_back_is_written_again_also_after_a_crash(engine, tmp_path):
+    for number, (method, after) in enumerate(
+        [("delete", False), ("delete", True), ("remove", False), ("remove", True)]
+    ):
+        client, journal = memory(), tmp_path / str(number)
+        # Rows of others, so that their number does not show that one is missing.
+        foreign = memory()
+        run(some(*range(100, 110)), engine, CrashingSink(foreign))
+        run(some(*range(9)), engine, CrashingSink(client), journal=journal)
+        client["docs"][1].update(foreign["docs"][1])
+        sink = CrashingSink(client)
+        try:
+            if method == "delete":
+                sink.deletes = Countdown(0, after=after)
+                run(some(0, *range(2, 9)), engine, sink, journal=journal, sync=True)
+            else:
+                with crash_at("remove", 0, after=after):
+                    run(some(0, *range(2, 9)), engine, sink, journal=journal, sync=True)
+        except Crash:
+            pass
+        run(some(*range(9)), engine, CrashingSink(client), journal=journal)
+        assert {f"r{each}" for each in range(9)} <= {key for key, _ in CrashingSink(client).stored}, (method, after)
+
+
+def test_records_that_were_left_out_or_are_refused_keep_their_rows(engine, tmp_path):
+    class Refusing(CrashingSink):
+        def check(self, record):
+            if "bad" in record.text:
+                raise InvalidRequestError("refused")
+
+    client = memory()
+    run(some(1, 2, 3, 4), engine, Refusing(client))
+    source = [*some(1), Record("r2", "bad"), Rejected(where="x:3", reason="no text", record_id="r3")]
+    report = run(source, engine, Refusing(client), sync=True)
+    assert (report.deleted, report.failed) == (1, 2)
+    assert {key for key, _ in CrashingSink(client).stored} == {"r1", "r2", "r3"}
+
+
+def test_a_line_whose_id_is_not_known_deletes_nothing(engine, caplog):
+    client = memory()
+    run(some(1, 2, 3), engine, CrashingSink(client))
+    report = run([*some(1), Rejected(where="x:2", reason="torn")], engine, CrashingSink(client), sync=True)
+    assert report.deleted == 0 and len(CrashingSink(client).stored) == 3
+    assert "sync=True deleted nothing: 1 records of the source could not be read" in caplog.text
+
+
+def test_an_empty_source_is_refused(engine):
+    client = memory()
+    run(some(1), engine, CrashingSink(client))
+    with pytest.raises(InvalidRequestError, match="the source holds no record, and sync=True would delete every row"):
+        run([], engine, CrashingSink(client), sync=True)
+    assert len(CrashingSink(client).stored) == 1
+    assert run([], engine, CrashingSink(memory()), sync=True).deleted == 0
+
+
+def test_a_source_that_fails_in_the_middle_deletes_nothing(engine):
+    client = memory()
+    run(some(1, 2, 3), engine, CrashingSink(client))
+
+    def source():
+        yield from some(1)
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        run(source(), engine, CrashingSink(client), sync=True)
+    assert len(CrashingSink(client).stored) == 3
+
+
+def test_every_piece_of_a_text_is_deleted(engine, tmp_path):
+    long = Record("long", " ".join(f"w{number}" for number in range(40)))
+    client = memory()
+    run([long, *some(1)], engine, CrashingSink(client), chunker=Words(), journal=tmp_path / "j")
+    report = run(some(1), engine, CrashingSink(client), chunker=Words(), journal=tmp_path / "j", sync=True)
+    assert report.deleted == 14 and set(CrashingSink(client).stored) == {("r1", 0)}
+
+
+def test_a_sink_that_cannot_be_read_is_refused_before_anything_is_read(engine):
+    class Plain:
+        dimensions = None
+
+        def prepare(self, spec): ...
+        def write(self, batch): ...
+        def close(self): ...
+
+    for name in ("sync", "verify"):
+        with pytest.raises(InvalidRequestError, match=f"{name}=True needs a sink whose rows can be read"):
+            run(some(1), engine, Plain(), **{name: True})
+
+
+@pytest.mark.parametrize("chunker", [None, Words()], ids=["whole", "chunked"])
+@pytest.mark.parametrize(
+    ("module", "url"),
+    [("millpond_qdrant", "qdrant+path:{}/q#docs"), ("millpond_milvus", "milvus+file:{}/m.db#docs")],
+    ids=["qdrant", "milvus"],
+)
+def test_real_databases_are_synchronized(engine, tmp_path, module, url, chunker):
+    pytest.importorskip(module)
+    long = Record("long", " ".join(f"w{number}" for number in range(12)))
+
+    def go(*records, **options):
+        sink = open_sink(url.format(tmp_path), dimensions=None)
+        try:
+            report = run(records, engine, sink, journal=tmp_path / "j", chunker=chunker, **options)
+            rows = {row_id for row_id, _ in sink.scan()}
+            assert sink.count() == len(rows)
+            return report, rows
+        finally:
+            sink.close()
+
+    pieces = 4 if chunker else 1
+    with small(4):
+        _, rows = go(*some(*range(10)), long)
+        assert len(rows) == 10 + pieces
+        report, rows = go(*some(*range(3, 12)), verify=True, sync=True)
+    assert report.deleted == 3 + pieces and report.verification.good
+    assert rows == {point_id(f"r{number}") for number in range(3, 12)}
+
+
+def test_rows_that_a_framework_wrote_stay(engine, tmp_path):
+    pytest.importorskip("millpond_qdrant")
+    from qdrant_client import QdrantClient, models
+
+    from millpond_qdrant import QdrantSink
+
+    client = QdrantClient(":memory:")
+    sink = QdrantSink(client, "docs")
+    run(some(1, 2), engine, sink)
+    own = "00000000-0000-4000-8000-000000000000"
+    vector = {"d48": engine.embed(["of a framework"]).embeddings[0].tolist()}
+    client.upsert("docs", [models.PointStruct(id=own, vector=vector, payload={"page_content": "x", "metadata": {}})])
+    report = run(some(2), engine, sink, sync=True)
+    assert report.deleted == 1
+    assert {row_id for row_id, _ in sink.scan()} == {own, point_id("r2")}

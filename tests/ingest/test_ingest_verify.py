@@ -1,0 +1,144 @@
+"""verify: rows that are missing or different are found, and written by the next run."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.ingest.crashes import CrashingSink, Words, memory, run
+from tests.tiny import write_checkpoint
+
+from millpond.engine.engine import Engine
+from millpond.ingest import Record, StoredRow, point_id, verify
+from millpond.ingest.verify import RecordSample
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    folder = write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", "bert")
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+def some(count):
+    return [Record(f"r{number}", f"text {number}") for number in range(count)]
+
+
+def rows(client):
+    return client["docs"][1]
+
+
+@pytest.mark.parametrize("chunker", [None, Words(1)], ids=["whole", "chunked"])
+def test_a_good_collection_is_good(engine, tmp_path, chunker):
+    client = memory()
+    for _ in range(2):
+        report = run(some(30), engine, CrashingSink(client), journal=tmp_path / "j", chunker=chunker, verify=True)
+        found, pieces = report.verification, 1 if chunker is None else 2
+        assert found.good and found.rows == found.expected == found.sampled == 30 * pieces
+        assert found.missing == found.different == 0
+
+
+def test_without_a_journal_what_this_run_wrote_is_verified(engine, tmp_path):
+    client = memory()
+    run(some(5), engine, CrashingSink(client))
+
+    class Losing(CrashingSink):
+        def write(self, batch):
+            super().write(batch)
+            self._rows.pop(point_id("r6"))
+
+    report = run([Record(f"r{number}", "text") for number in range(5, 9)], engine, Losing(client), verify=True)
+    assert (report.verification.missing, report.verification.expected) == (1, 4) and not report.verification.good
+
+
+def test_a_database_that_acknowledges_without_storing_is_found_and_the_next_run_writes(engine, tmp_path):
+    class Lying(CrashingSink):
+        lies = True
+
+        def _upsert(self, batch):
+            super()._upsert(batch)
+            if self.lies:
+                for row_id in batch.ids[::10]:
+                    del self._rows[row_id]
+
+    client = memory()
+    report = run(some(300), engine, Lying(client), journal=tmp_path / "j", verify=True)
+    assert report.verification.missing == 30 and not report.verification.good
+    sink = CrashingSink(client)
+    report = run(some(300), engine, sink, journal=tmp_path / "j", verify=True)
+    assert report.written == 30 and report.verification.good and len(sink.stored) == 300
+
+
+@pytest.mark.parametrize("what", ["vector", "zero", "nan", "text"])
+def test_a_row_that_was_changed_behind_our_back_is_found_and_written_again(engine, tmp_path, what):
+    client = memory()
+    run(some(20), engine, CrashingSink(client), journal=tmp_path / "j")
+    record, vectors = rows(client)[point_id("r7")]
+    if what == "text":
+        rows(client)[point_id("r7")] = (replace(record, text="another"), vectors)
+    else:
+        new = {"vector": np.roll(vectors[48], 1), "zero": np.zeros(48), "nan": np.full(48, np.nan)}[what]
+        rows(client)[point_id("r7")] = (record, {48: new.astype(np.float32)})
+
+    class Reading(CrashingSink):
+        def _fetch(self, row_ids, widths, payload):
+            found = {each: self._rows[each] for each in row_ids if each in self._rows}
+            return {
+                each: StoredRow(
+                    record_id=record.id,
+                    content_hash=verify.content_hash(record.text),
+                    vectors={width: vectors[width] for width in widths if width in vectors},
+                )
+                for each, (record, vectors) in found.items()
+            }
+
+    report = run(some(20), engine, Reading(client), journal=tmp_path / "j", verify=True)
+    assert (report.verification.different, report.verification.sampled, report.written) == (1, 20, 0)
+    sink = Reading(client)
+    report = run(some(20), engine, sink, journal=tmp_path / "j", verify=True)
+    assert sink.written == ["r7"] and report.verification.good
+
+
+@pytest.mark.parametrize("datatype", ["float16", "int8"])
+def test_vectors_in_a_smaller_datatype_are_the_same(engine, tmp_path, datatype):
+    class Small(CrashingSink):
+        def _upsert(self, batch):
+            super()._upsert(batch)
+            for row_id in batch.ids:
+                record, vectors = self._rows[row_id]
+                small = {
+                    width: row.astype(np.float16) if datatype == "float16" else np.round(row * 127).astype(np.int8)
+                    for width, row in vectors.items()
+                }
+                self._rows[row_id] = (record, {width: row.astype(np.float32) for width, row in small.items()})
+
+    report = run(some(50), engine, Small(memory()), journal=tmp_path / "j", verify=True)
+    assert report.verification.good and report.verification.sampled == 50
+
+
+def test_duplicates_refused_and_blank_records_are_no_difference(engine, tmp_path):
+    client = memory()
+    source = [*some(5), Record("r1", "new"), Record("r2", " "), Record("r3", "new too"), Record("r1", "newest")]
+    for _ in range(2):
+        report = run(source, engine, CrashingSink(client), journal=tmp_path / "j", verify=True)
+        assert report.verification.good and report.verification.rows == 4
+
+
+def test_a_sample_keeps_the_newest_record_of_an_id_and_is_bounded():
+    sample = RecordSample()
+
+    def planned(number, text):
+        return Record(f"r{number}", text)
+
+    for number in range(2000):
+        sample.offer([planned(number, "old")])
+    kept = [each.id for each in sample.records]
+    assert len(kept) == len(set(kept)) == 256
+    assert sum(int(each[1:]) >= 1000 for each in kept) > 80
+    sample.offer([planned(int(each[1:]), "new") for each in kept])
+    assert {each.text for each in sample.records} == {"new"}
+    sample.drop(kept[0])
+    assert len(sample.records) == 255
+    for number in range(2000):
+        sample.offer([planned(number, "again")])
+    kept = [each.id for each in sample.records]
+    assert len(kept) == len(set(kept)) <= 256
