@@ -6,6 +6,7 @@ from unittest import mock
 from tests.ingest.memory_sink import MemoryClient, MemorySink
 
 from millpond.ingest import Record, ingest, pipeline, writer
+from millpond.ingest.chunking import Chunking
 from millpond.ingest.journal import CollectionMarks
 
 
@@ -80,9 +81,12 @@ class CrashingSink(MemorySink):
         return {(record.id, record.chunk): record.text for record, _ in self._rows.values()}
 
 
-def run(records, engine, sink, **options):
+def run(records, engine, sink, *, chunker=None, **options):
     """One run, with nothing on the screen."""
-    return ingest(records, engine=engine, sink=sink, show_progress=False, **options)
+    if chunker is None:
+        return ingest(records, engine=engine, sink=sink, show_progress=False, **options)
+    with mock.patch.object(pipeline.Chunker, "for_engine", return_value=chunker):
+        return ingest(records, engine=engine, sink=sink, show_progress=False, chunking=Chunking(), **options)
 
 
 @contextlib.contextmanager

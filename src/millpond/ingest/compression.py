@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, cast
 
 from millpond.errors import InvalidRequestError, MissingExtraError, SourceNotFoundError
 
+
 class SourcePosition:
     """How much of a file is read, for a bar: bytes of the file itself, compressed or not."""
 

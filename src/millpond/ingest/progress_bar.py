@@ -181,8 +181,6 @@ class IngestProgress:
         bar = self._bar
         of = "" if self._total is None else f"/{self._total:,}"
         line = f"{self._finished:,}{of} records in {bar.format_interval(now - self._start)}{text}"
-        if bar.total is None and (columns := bar.format_dict["ncols"]):
-            line = line[: columns - 1]  # tqdm cuts only a line that has a bar
         bar.set_description_str(line)
 
     def _rates(self) -> str:
