@@ -165,6 +165,7 @@ def test_five_kills_lose_and_double_nothing(zygote, source, model, database, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_hundred_kills_lose_and_double_nothing(zygote, source, model, database, tmp_path):
     chance, kills, number = random.Random(2), 0, 0
     while kills < 100:
