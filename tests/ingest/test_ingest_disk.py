@@ -32,17 +32,25 @@ _RUN = """
     model, url, folder, limit, cached, rows = sys.argv[1:7]
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     cache = f"{folder}/cache.db" if cached == "yes" else None
-    sink = open_sink(url, dimensions=None)
-    with Engine(model, dtype="float32", device="cpu", cache=cache) as engine:
-        sink.prepare(engine.spec)
-        if int(limit):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))
-        records = (Record(f"r{n}", f"text {n} " + "stone " * 40) for n in range(int(rows)))
-        try:
+    class Discard:
+        dimensions = None
+        def prepare(self, spec): ...
+        def write(self, batch): ...
+        def close(self): ...
+
+    sink = Discard()
+    try:
+        if url != "discard":
+            sink = open_sink(url, dimensions=None)
+        with Engine(model, dtype="float32", device="cpu", cache=cache) as engine:
+            sink.prepare(engine.spec)
+            if int(limit):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))
+            records = (Record(f"r{n}", f"text {n} " + "stone " * 40) for n in range(int(rows)))
             report = ingest(records, engine=engine, sink=sink, journal=f"{folder}/journal", show_progress=False)
             print(json.dumps({"report": asdict(report)}))
-        except Exception as error:
-            print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+    except Exception as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
     try:
         sink.close()
     except Exception as error:
@@ -98,11 +106,20 @@ def test_a_full_disk_stops_or_is_reported_and_the_next_run_completes(model, url,
     check(url, tmp_path)
 
 
-def test_a_full_disk_under_the_cache_alone_is_reported_and_every_row_is_written(model, tmp_path):
-    """The database is in memory, so only the cache grows; the journal is small."""
-    pytest.importorskip("millpond_qdrant")
-    first = attempt(model, "qdrant+path::memory:#docs", tmp_path, limit=120_000)["report"]
-    assert first["written"] == ROWS and first["uncached"] > 0 and "full" in first["cache_error"] or first["cache_error"]
+def test_a_full_disk_under_the_cache_is_reported_and_every_row_is_written(model, tmp_path):
+    """The vectors take more room than the marks, so the cache reaches the limit, and the journal does not."""
+    report = attempt(model, "discard", tmp_path, limit=150_000)["report"]
+    assert report["written"] == report["embedded"] == ROWS
+    assert report["uncached"] > 0 and "cache.db" in report["cache_error"]
+    report = attempt(model, "discard", tmp_path)["report"]
+    assert (report["cached"], report["uncached"], report["written"]) == (ROWS, 0, 0)
+
+
+def test_a_full_disk_under_the_journal_stops_the_run(model, tmp_path):
+    error = attempt(model, "discard", tmp_path, limit=20_000, cached=False)["error"]
+    assert error.startswith(f"JournalError: the journal {tmp_path}/journal cannot") and "space" in error
+    report = attempt(model, "discard", tmp_path)["report"]
+    assert report["unchanged"] + report["written"] == ROWS
 
 
 _FSYNC = """
