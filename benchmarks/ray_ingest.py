@@ -122,8 +122,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4000)
     parser.add_argument("--words", type=int, default=38)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--smoke", action="store_true", help="few rows, one round")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.smoke:
+        arguments.rows, arguments.rounds = 3 * BATCH, 1
     if arguments.one:
         print(json.dumps(measure(arguments.one, arguments.rows, arguments.words)))
         return

@@ -77,11 +77,15 @@ class BlobStore:
                 raise
             return Blobs(damaged=len(keys))
         found = len(rows)
-        if not _all_intact(rows):
-            rows = [row for row in rows if _all_intact([row])]
         if not rows:
-            return Blobs(damaged=found)
-        stored_keys, ids, metas, _, values = zip(*rows, strict=True)
+            return Blobs()
+        columns = tuple(zip(*rows, strict=True))
+        if not _all_intact(*columns):
+            rows = [row for row in rows if _all_intact(*((column,) for column in row))]
+            if not rows:
+                return Blobs(damaged=found)
+            columns = tuple(zip(*rows, strict=True))
+        stored_keys, ids, metas, _, values = columns
         if self._max_bytes is not None:
             with self._uses_lock:
                 self._pending_uses.update(ids)
@@ -195,11 +199,10 @@ class BlobStore:
                 self._write_uses(connection)
 
 
-def _all_intact(rows: Sequence[tuple[Any, ...]]) -> bool:
-    """Whether every row (key, id, meta, checksum, value) matches its checksum."""
-    if not rows:
-        return True
-    keys, _, metas, checksums, values = zip(*rows, strict=True)
+def _all_intact(
+    keys: Sequence[bytes], ids: Sequence[int], metas: Sequence[int], checksums: Sequence[int], values: Sequence[bytes]
+) -> bool:
+    """Whether every row matches its checksum."""
     try:
         return 0 <= min(metas) <= max(metas) < 1 << 32 and tuple(map(checksum, keys, metas, values)) == checksums
     except TypeError:  # damage can change a column's type

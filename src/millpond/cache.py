@@ -156,17 +156,23 @@ class VectorCache:
             keys.append(hasher.digest())
         return keys
 
-    def get(self, keys: Sequence[bytes], *, width: int) -> CacheHits:
+    def get(self, keys: Sequence[bytes], *, width: int, out: npt.NDArray[np.float32] | None = None) -> CacheHits:
         """Look up ``n`` keys, which may repeat, as vectors of ``width`` floats.
 
         A row that does not match its checksum is not found.
+
+        Args:
+            keys: The keys.
+            width: Floats of each vector.
+            out: ``[n, width]`` float32 to write the vectors to, instead of a new array; rows of keys that are not found
+                stay as they are.
 
         Raises:
             CacheError: An intact row is of another width, or the file cannot be read.
         """
         count = len(keys)
         found = np.zeros(count, dtype=np.bool_)
-        rows = np.zeros((count, width), dtype=np.float32)  # [n, width]
+        rows = np.zeros((count, width), dtype=np.float32) if out is None else out  # [n, width]
         metas = np.zeros(count, dtype=np.int64)
         row_of = {key: row for row, key in enumerate(keys)}
         distinct = sorted(row_of)  # neighbours in sqlite's index share pages
@@ -188,7 +194,11 @@ class VectorCache:
             self._report_damage(damaged, len(distinct))
         if len(row_of) < count:
             source = np.fromiter(map(row_of.__getitem__, keys), dtype=np.intp, count=count)
-            found, rows, metas = found[source], rows[source], metas[source]
+            if out is None:
+                rows = rows[source]
+            else:
+                out[:] = out[source]
+            found, metas = found[source], metas[source]
         hits = int(found.sum())
         with self._counters_lock:
             self._hits += hits

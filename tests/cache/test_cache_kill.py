@@ -227,3 +227,27 @@ def test_an_unexpected_error_of_one_call_fails_that_call_alone(model: Path, tmp_
         with pytest.raises(ValueError, match="a bug"):
             bad.result(30)
         assert len(cache) == 1
+
+
+def test_a_call_waits_for_all_of_its_rows_in_whatever_order_threads_deliver_them(model: Path, tmp_path: Path) -> None:
+    """The thread with the last rows may reach the committer before one with earlier rows."""
+    with SlowCache(tmp_path / "c.db") as cache, Engine(model, dtype="float32", device="cpu", cache=cache) as engine:
+        committer = engine._dispatcher._committer
+        assert committer is not None
+        held: list[tuple[Any, ...]] = []
+        commit = committer.commit
+        committer.commit = lambda *delivery: held.append(delivery)  # type: ignore[method-assign]
+        cache.go.set()
+        texts = [f"text {number} " + "stone " * 40 for number in range(150)]
+        call = engine.submit("embed", texts)
+        until = time.monotonic() + 30
+        while sum(len(slots) for _, slots, _ in held) < 150 and time.monotonic() < until:
+            time.sleep(0.001)
+        assert len(held) > 1
+        for delivery in reversed(held[1:]):
+            commit(*delivery)
+            time.sleep(0.05)
+            assert not call.done()
+        commit(*held[0])
+        assert call.result(30).embeddings.shape == (150, 48)
+        assert len(cache) == 150

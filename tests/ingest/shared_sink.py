@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sqlite3
+import time
 from contextlib import closing
 
 import numpy as np
@@ -17,15 +18,16 @@ from millpond.ingest import StoredRow, content_hash, point_id
 class SharedSink:
     """Rows in a file.
 
-    ``refuse`` is a text that is not stored, ``kill_text`` one whose writer dies. ``busy`` and ``kill`` are files: the
-    first write that finds one removes it, and fails, or dies after its commit.
+    ``refuse`` is a text that is not stored, ``kill_text`` one whose writer dies, ``slow_text`` one that takes seconds.
+    ``busy`` and ``kill`` are files: the first write that finds one removes it, and fails, or dies after its commit.
     """
 
     embedded = False
 
-    def __init__(self, path, *, dimensions=None, refuse=None, busy=None, kill=None, kill_text=None):
+    def __init__(self, path, *, dimensions=None, refuse=None, busy=None, kill=None, kill_text=None, slow_text=None):
         self.dimensions, self.path, self.target = dimensions, str(path), f"shared:{path}"
-        self._refuse, self._busy, self._kill, self._kill_text = refuse, busy, kill, kill_text
+        self._refuse, self._busy, self._kill = refuse, busy, kill
+        self._kill_text, self._slow_text = kill_text, slow_text
         with self._open() as database:
             database.execute("CREATE TABLE IF NOT EXISTS model (fingerprint TEXT)")
             database.execute(
@@ -49,6 +51,8 @@ class SharedSink:
             raise InvalidRequestError("a row that no request could carry")
 
     def write(self, batch):
+        if self._slow_text in {record.text for record in batch.records}:
+            time.sleep(2)
         if self._kill_text in {record.text for record in batch.records}:
             os.kill(os.getpid(), signal.SIGKILL)
         if self._happens(self._busy):

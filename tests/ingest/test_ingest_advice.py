@@ -4,12 +4,15 @@ import json
 import logging
 import math
 import re
+import shlex
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from tests.tiny import write_checkpoint
+from typer.main import get_command
 
+from millpond.cli.app import app
 from millpond.engine.engine import Engine
 from millpond.errors import InvalidDimensionsError, InvalidRequestError, SourceNotFoundError
 from millpond.ingest import Record, Rejected
@@ -20,6 +23,7 @@ from millpond.ingest.advice.judgements import ndcg, read_judgements
 from millpond.ingest.advice.layouts import DATABASES, DATATYPES, Layout, layouts
 from millpond.ingest.advice.page import advice_page
 from millpond.ingest.neighbors import nearest
+from millpond.ingest.pages import charts
 
 
 def unit(rows):
@@ -62,7 +66,8 @@ def test_float32_is_the_exact_search(rows, queries):
 
 def test_bfloat16_rounds_as_torch_does(rows):
     torch = pytest.importorskip("torch")
-    values = np.concatenate([rows, rows * 1e-6, -rows * 1e5])
+    halves = np.array([[1 + n * 2**-8 for n in range(20)]], np.float32)  # every second one between two bfloat16
+    values = np.concatenate([rows, rows * 1e-6, -rows * 1e5, halves, -halves])
     expected = torch.from_numpy(values).to(torch.bfloat16).to(torch.float32).numpy()
     np.testing.assert_array_equal(round_bfloat16(values), expected)
 
@@ -107,8 +112,8 @@ def test_uint8_is_compared_by_the_distance_of_its_codes(rows, queries):
     np.testing.assert_array_equal(np.take_along_axis(distances, found, axis=1), np.sort(distances, axis=1)[:, :5])
 
 
-def test_scalar_codes_have_128_steps_between_the_quantiles(rows, queries):
-    low, high = np.quantile(rows, [0.005, 0.995])
+def test_scalar_codes_have_128_steps_between_the_extremes(rows, queries):
+    low, high = rows.min(), rows.max()
     step = (high - low) / 127
 
     def codes(floats):
@@ -215,6 +220,13 @@ def test_the_best_are_those_that_no_other_layout_beats(engine):
     keeping = [one for one in keeping if one.layout.databases]
     assert advice.smallest.stored_bytes == min(one.stored_bytes for one in keeping)
     assert advice.lightest.scanned_bytes == min(one.scanned_bytes for one in keeping)
+
+
+def test_what_no_database_stores_is_measured_and_not_advised(engine):
+    advice = advised(engine, k=3, widths=[8], keep=0.01)
+    bits = next(one for one in advice.measurements if one.layout == Layout(width=8, datatype="bit"))
+    assert bits.keeps and not bits.best and bits.stored_bytes == min(one.stored_bytes for one in advice.measurements)
+    assert all(one.layout.databases for one in (advice.smallest, advice.lightest))
 
 
 def test_a_database_limits_what_is_advised(engine):
@@ -412,6 +424,24 @@ def test_a_beir_folder_has_titles_before_texts(tmp_path):
 # The page
 
 
+def test_the_line_of_a_chart_joins_only_what_a_database_stores(engine, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(charts, "trade_off", lambda points, *_, **__: drawn.append(points) or "<svg></svg>")
+    advice = advised(engine, k=3, widths=[8])
+    advice_page(advice, source="x", model="m", commands={}, settings={})
+    for points, attribute in zip(drawn, ("scanned_bytes", "stored_bytes"), strict=True):
+        for point, one in zip(points, advice.measurements, strict=True):
+            beaten = [
+                other
+                for other in advice.measurements
+                if other.layout.databases
+                and getattr(other, attribute) <= point.x
+                and other.recall >= one.recall
+                and (getattr(other, attribute), other.recall) != (point.x, one.recall)
+            ]
+            assert point.best == (bool(one.layout.databases) and not beaten), point.name
+
+
 def test_the_page_draws_every_layout_and_shows_the_commands(engine):
     advice = advised(engine, k=3, widths=[8])
     commands = {advice.smallest.layout: "millpond <x>", advice.lightest.layout: "millpond <x>"}
@@ -423,3 +453,28 @@ def test_the_page_draws_every_layout_and_shows_the_commands(engine):
     assert page.count('class="marked"') == sum(one.best for one in advice.measurements)
     assert page.count("<title>") >= 2 * len(advice.measurements)  # a reader who points at a point learns what it is
     assert isinstance(advice, Advice)
+
+
+# The databases
+
+
+@pytest.mark.parametrize(
+    ("database", "module", "name"),
+    [
+        ("qdrant", "millpond_qdrant.vector_storage", "DATATYPES"),
+        ("milvus", "millpond_milvus.options", "_TYPES"),
+        ("lancedb", "millpond_lancedb.sink", "LanceDBSink.datatypes"),
+        ("pgvector", "millpond_pgvector.sink", "PgVectorSink.datatypes"),
+    ],
+)
+def test_the_datatypes_of_a_database_are_those_of_its_sink(database, module, name):
+    found = pytest.importorskip(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    layouts_of = list(layouts([8, 16], DATATYPES, database))
+    assert {one.datatype for one in layouts_of} == set(found)
+    program = get_command(app)
+    for one in layouts_of:
+        words = shlex.split(one.command("docs.jsonl", "m", database=database))
+        assert program.commands["ingest"].make_context("ingest", words[2:])
+        assert words[words.index("--to") + 1].partition("+")[0] == database

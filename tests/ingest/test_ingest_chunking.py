@@ -92,8 +92,20 @@ def test_an_overlap_without_spaces_repeats_whole_characters():
     check(Record("a", text), pieces, len, 40)
     for former, later in pairwise(pieces):
         start = later.metadata["chunk_start"]
-        assert 4 <= former.metadata["chunk_end"] - start <= 12
-        assert text[start] in "e👩👍漢" and text[start - 1] != "\u200d"
+        assert 3 <= former.metadata["chunk_end"] - start <= 12
+        assert text[start] in "👩👍漢" and text[start - 1] != "\u200d"
+
+
+def test_an_overlap_of_few_tokens_repeats_no_part_of_a_word():
+    text = "internationalization considerations notwithstanding " * 20
+    pieces = Chunker(lambda part: -(-len(part) // 5), max_tokens=20, overlap=4).split(Record("a", text))
+    starts = [piece.metadata["chunk_start"] for piece in pieces[1:]]
+    assert len(pieces) > 8 and all(text[start - 1] == " " for start in starts)
+    cjk = "漢字仮名交じり文です\n" * 40
+    pieces = Chunker(len, max_tokens=30, overlap=5).split(Record("a", cjk))
+    check(Record("a", cjk), pieces, len, 30)
+    overlaps = [former.metadata["chunk_end"] - later.metadata["chunk_start"] for former, later in pairwise(pieces)]
+    assert min(overlaps) >= 3
 
 
 def test_blank_parts_are_no_pieces():
@@ -325,7 +337,9 @@ def test_pieces_of_very_long_texts_fit_minilm(minilm, name):
     assert max(counts) <= minilm.spec.max_length == 256
     if len(pieces) > 1:
         check(record, pieces, lambda text: 0, 0)
-        assert sum(counts) / len(counts) > 230
+        assert (
+            sum(counts) / len(counts) > 215
+        )  # one that repeats no words has at most 229 of its own, and two special ones
 
 
 @pytest.mark.skipif("MILLPOND_DATA" not in os.environ, reason="MILLPOND_DATA is not set")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import asdict
 from functools import partial
 from unittest import mock
@@ -17,8 +21,9 @@ from tests.ingest.shared_sink import SharedSink
 from tests.tiny import write_checkpoint
 
 from millpond.engine.engine import Engine
-from millpond.errors import FingerprintMismatchError, InvalidRequestError, ModelLoadError
+from millpond.errors import CacheError, FingerprintMismatchError, InvalidRequestError, ModelLoadError
 from millpond.ingest import Record, ingest, pipeline, point_id, read
+from millpond.ingest.chunking import Chunking
 from millpond.ingest.stop import StopRequest
 
 ray = pytest.importorskip("ray")
@@ -219,6 +224,81 @@ def test_a_worker_that_ray_kills_is_replaced(cluster, model, engine, tmp_path, n
 
 
 @pytest.mark.slow
+def test_the_last_text_of_an_id_stays_though_an_earlier_one_takes_longer(cluster, model, tmp_path):
+    make_sink = partial(SharedSink, tmp_path / "rows.db", slow_text="the first text")
+    sink = make_sink()
+
+    def records():
+        for number in range(100_000):  # until both workers are there
+            yield Record(f"filler {number}", f"text {number}")
+            if number % 32 == 31 and len(sink.writers) == 2:
+                break
+        for text in ("the first text", "the second text", " "):
+            for record_id in ("a", "b") if text != " " else ("b",):
+                yield Record(record_id, text)
+            for number in range(32 if text == " " else 30):
+                yield Record(f"{text} {number}", f"text {number}")
+
+    report = ingest_dataset(
+        records(), model=model, engine_options=OPTIONS, sink=make_sink, workers=2, show_progress=False
+    )
+    assert report.failed == 0
+    texts = {row[0]: row[2] for row in sink.rows.values()}
+    assert texts["a"] == "the second text" and "b" not in texts
+
+
+@pytest.mark.slow
+def test_an_error_of_a_worker_is_its_own_and_no_wall_of_text(cluster, model, tmp_path):
+    (tmp_path / "cache").write_text("no database")
+    with pytest.raises(CacheError) as caught:
+        ingest_dataset(
+            [Record("a", "text")],
+            model=model,
+            engine_options=OPTIONS,
+            sink=partial(SharedSink, tmp_path / "rows.db"),
+            cache=tmp_path / "cache",
+            workers=1,
+            show_progress=False,
+        )
+    assert type(caught.value) is CacheError and "Traceback" not in str(caught.value)
+    assert "is not a millpond cache" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_ray_dataset_is_read_in_its_order_and_cut_into_chunks(cluster, model, engine, tmp_path):
+    pytest.importorskip("semantic_text_splitter")
+    rows = [{"key": f"r{i}", "body": f"text {i}. " * (40 if i % 20 == 0 else 1), "n": i} for i in range(120)]
+    rows[100]["key"] = "r7"
+    rows[101]["body"] = None
+    local, journal = SharedSink(tmp_path / "local.db"), tmp_path / "journal"
+    chunking = Chunking(max_tokens=20, overlap=4)
+    wanted = ingest(
+        read(rows, id_column="key", text_column="body"),
+        engine=engine,
+        sink=local,
+        chunking=chunking,
+        show_progress=False,
+    )
+    run = partial(
+        ingest_dataset,
+        ray.data.from_items(rows, override_num_blocks=7),
+        model=model,
+        engine_options=OPTIONS,
+        sink=partial(SharedSink, tmp_path / "ray.db"),
+        id_column="key",
+        text_column="body",
+        journal=journal,
+        chunking=chunking,
+        workers=2,
+        show_progress=False,
+    )
+    report = run()
+    assert counts(report) == counts(wanted) and report.failed == 1 and report.written > 150
+    compare(SharedSink(tmp_path / "ray.db").rows, local.rows)
+    assert run().written == 2  # the two texts of one id, in turns
+
+
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_where_it_was(cluster, model, tmp_path):
     stop = StopRequest()
 
@@ -411,3 +491,57 @@ def test_arguments_of_a_dataset_are_checked_at_once(cluster, model, change, mess
 def test_ray_is_imported_by_nothing_else():
     code = "import sys, millpond, millpond.ingest; millpond.ingest.ingest; assert 'ray' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---------------------------------------------------------------------------------------------------- the command line
+
+
+@pytest.mark.slow
+def test_the_command_ends_by_sigterm_with_143_and_goes_on(model, tmp_path):
+    pytest.importorskip("millpond_qdrant")
+
+    journal = tmp_path / "journal"
+    lines = [json.dumps({"id": f"r{i}", "text": f"text {i}"}) + "\n" for i in range(5000)]
+    command = [sys.executable, "-m", "millpond", "ingest", "-", "--model", str(model), "--device", "cpu"]
+    command += ["--to", f"qdrant+path:{tmp_path / 'db'}#docs", "--journal", str(journal)]
+    command += ["--ray", "local", "--ray-workers", "2", "--ray-cpus", "0.5"]
+    first = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        first.stdin.writelines(lines)
+        first.stdin.flush()
+        deadline = time.monotonic() + 200
+        while time.monotonic() < deadline and first.poll() is None:
+            time.sleep(0.3)
+            if journal.exists() and _marks(journal):
+                break
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(90) == 143, first.stderr.read()
+    finally:
+        first.kill()
+        for pipe in (first.stdin, first.stdout, first.stderr):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+    written = _marks(journal)
+    assert 0 < written <= 5000
+    second = subprocess.run(command, input="".join(lines), capture_output=True, text=True, check=False)
+    assert second.returncode == 0, second.stderr
+    report = json.loads(second.stdout)
+    assert (report["unchanged"], report["written"]) == (written, 5000 - written)
+
+
+def _marks(journal):
+    """How many records the journal knows."""
+    with contextlib.closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=30)) as database:
+        try:
+            return database.execute("SELECT COUNT(*) FROM records WHERE digest != x''").fetchone()[0]
+        except sqlite3.OperationalError:  # not created yet
+            return 0
+
+
+def test_options_of_ray_without_ray_are_refused(model, tmp_path):
+    source = tmp_path / "a.jsonl"
+    source.write_text("{}")
+    command = [sys.executable, "-m", "millpond", "ingest", str(source), "--model", str(model)]
+    command += ["--to", f"qdrant+path:{tmp_path / 'db'}#docs", "--ray-workers", "2"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 2 and "--ray-workers" in run.stderr

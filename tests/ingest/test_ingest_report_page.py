@@ -222,7 +222,7 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch, tmp_path):
 def test_a_user_s_style_of_matplotlib_changes_nothing(tmp_path, whole):
     import matplotlib as mpl
 
-    with mpl.rc_context({"svg.fonttype": "path", "axes.facecolor": "black", "lines.linewidth": 9, "font.size": 30}):
+    with mpl.rc_context({"svg.fonttype": "path", "xtick.major.pad": 30, "lines.linewidth": 9, "font.size": 30}):
         assert charts_of(written(tmp_path, stored=[16, 32])) == charts_of(whole)
         assert mpl.rcParams["lines.linewidth"] == 9
 

@@ -360,6 +360,28 @@ def test_examples_of_a_generator_fail_alone(datasets):
     assert second.where == "item 1"
 
 
+def test_examples_of_a_generator_with_features_fail_alone(datasets):
+    value = datasets.Value
+    features = datasets.Features(body=value("string"), n=value("string"))
+    source = datasets.IterableDataset.from_generator(_examples, features=features)
+    assert [item.metadata for item in read(source, text_column="body") if isinstance(item, Record)] == [
+        {"n": "1"},
+        {"n": "one"},
+    ]
+    with pytest.raises(InvalidRequestError, match="has no column 'text'"):
+        read(source)
+
+
+def test_a_stream_of_parquet_is_read_by_tables(datasets, tmp_path, monkeypatch):
+    write_parquet(tmp_path / "x.parquet", arrow.Table.from_pylist(ROWS))
+    source = datasets.load_dataset("parquet", data_files=str(tmp_path / "x.parquet"), split="train", streaming=True)
+    monkeypatch.setattr("millpond.ingest.table_source.read_items", None)  # not one by one
+    assert list(read(source)) == RECORDS
+    assert list(read(source.take(5), metadata_columns=["n"])) == [
+        Record(record.id, record.text, {"n": record.metadata["n"]}) for record in RECORDS[:5]
+    ]
+
+
 def _examples():
     yield from ({"body": "a", "n": 1}, {"body": None, "n": 2}, {"body": "c", "n": "one"})
 

@@ -213,6 +213,21 @@ def test_an_index_that_cannot_be_built_is_said_in_the_log(
             again.create_index()
 
 
+def test_what_a_coarse_index_finds_is_compared_again_as_it_is_stored(engine: Engine, uri: str) -> None:
+    with LanceDBSink(uri, "docs", dimensions=[32], index="IVF_PQ") as sink:
+        sink.prepare(engine.spec)
+        batch = rows(1000, 32)
+        sink.write(batch)
+    questions = [f"question {n}" for n in range(10)]
+    vectors = engine.embed(questions, role="query", dimensions=32, normalize=True).embeddings
+    shared = 0
+    with LanceDBSink(uri, "docs") as sink:
+        for question, scores in zip(questions, vectors @ batch.vectors[32].T, strict=True):
+            best = {f"r{n}" for n in np.argsort(-scores)[:10]}
+            shared += len(best & {hit.id for hit in sink.search(engine, question, k=10)})
+    assert shared >= 60  # of 100; 30 by the codes alone
+
+
 def test_an_index_may_be_built_over_a_few_rows_and_grows(engine: Engine, uri: str) -> None:
     with LanceDBSink(uri, "docs", dimensions=[384], index="IVF_HNSW_SQ") as sink:
         fill(engine, sink, [Record("first", "a river")])

@@ -108,6 +108,11 @@ class ParquetExport:
         return self._folder
 
     @property
+    def target(self) -> str:
+        """The folder, as a journal names it."""
+        return f"Parquet for Milvus {os.path.realpath(self._folder)}"
+
+    @property
     def files(self) -> list[Path]:
         """The files to import, in order."""
         return [self._folder / part["file"] for part in self._parts]

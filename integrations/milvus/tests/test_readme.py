@@ -19,9 +19,10 @@ def test_readme(
     exec(compile(program, str(README), "exec"), scope := {})
     shown = capsys.readouterr().out.splitlines()
     assert (
-        len(blocks) == 3
+        len(blocks) == 4
         and shown[0] == "2 of 2 records written"
         and shown[1].endswith("bread: " + scope["hits"][0].text)
-        and shown[2].endswith(" bread: Bread rises because of yeast.")
+        and shown[2].startswith("Bread rises because of yeast. ")
+        and shown[3].endswith(" bread: Bread rises because of yeast.")
     )
     scope["engine"].close()

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import psycopg
 import pytest
-from psycopg.sql import SQL
+from psycopg.sql import SQL, Identifier
 from tests.ingest.postgres import PostgresServer, running_server
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError
@@ -240,7 +240,7 @@ def test_a_scan_pages_through_the_table_while_it_changes(
 )
 def test_an_index_is_built_after_a_run_and_used(engine: Engine, dsn: str, datatype: str, kind: str) -> None:
     sink = PgVectorSink(dsn, "docs", dimensions=[16, 384], datatype=datatype, index="hnsw")
-    records = [Record(f"r{n}", f"text {n}", {"odd": n % 2 == 1}) for n in range(300)]
+    records = [Record(f"r{n}", f"text {n}", {"rare": n % 60 == 0}) for n in range(300)]
     fill(engine, sink, records)
     exact = [hit.id for hit in sink.search(engine, "text 7", k=10, candidates=300)]
     sink.close()
@@ -250,7 +250,9 @@ def test_an_index_is_built_after_a_run_and_used(engine: Engine, dsn: str, dataty
         )
         assert f"USING hnsw (d16 {kind}_ops)" in found["docs_d16_hnsw"]
         assert "USING gin (metadata jsonb_path_ops)" in found["docs_metadata_gin"]
-    with PgVectorSink(f"{dsn}%20-c%20enable_seqscan%3Doff%20-c%20enable_sort%3Doff", "docs") as sink:
+    with PgVectorSink(
+        f"{dsn}%20-c%20enable_seqscan%3Doff%20-c%20enable_sort%3Doff%20-c%20enable_bitmapscan%3Doff", "docs"
+    ) as sink:
         plan = sink._client.execute(
             SQL("EXPLAIN SELECT pk FROM docs ORDER BY {} LIMIT 5").format(
                 (sink.count(), sink._opened(), sink._distance(16, np.ones(16, np.float32)))[2]
@@ -259,7 +261,8 @@ def test_an_index_is_built_after_a_run_and_used(engine: Engine, dsn: str, dataty
         assert "docs_d16_hnsw" in str(plan)
         # The graph is left only when as many rows are found as were asked for, also behind a filter.
         assert [hit.id for hit in sink.search(engine, "text 7", k=10, candidates=300)] == exact
-        assert len(sink.search(engine, "text 7", k=150, filter={"odd": True})) == 150
+        found = sink.search(engine, "text 7", k=5, candidates=5, filter={"rare": True})
+        assert {hit.id for hit in found} == {"r0", "r60", "r120", "r180", "r240"}
         sink.create_index()  # once more, which changes nothing
 
 
@@ -347,6 +350,32 @@ def test_two_that_create_a_table_at_once_both_get_it(engine: Engine, dsn: str) -
     assert errors == [] and sinks[0].count() == 200
     for sink in sinks:
         sink.close()
+
+
+def test_two_that_create_the_extension_at_once_both_have_it(engine: Engine, postgres: PostgresServer) -> None:
+    with psycopg.connect(postgres.address(), autocommit=True) as connection:
+        for round in range(3):
+            connection.execute(SQL("CREATE DATABASE {}").format(Identifier(f"fresh{round}")))
+    errors: list[BaseException] = []
+
+    def run(sink: PgVectorSink, start: threading.Barrier) -> None:
+        try:
+            start.wait()
+            sink.prepare(engine.spec)
+        except BaseException as error:
+            errors.append(error)
+
+    for round in range(3):
+        place = postgres.address().replace("/postgres?", f"/fresh{round}?")
+        sinks, start = [PgVectorSink(place, f"docs{n}", dimensions=[32]) for n in range(4)], threading.Barrier(4)
+        threads = [threading.Thread(target=run, args=(sink, start)) for sink in sinks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for sink in sinks:
+            sink.close()
+    assert errors == []
 
 
 def test_threads_may_share_a_sink(engine: Engine, dsn: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sqlite3
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+import httpx
 from qdrant_client import QdrantClient
 
 from millpond.errors import InvalidRequestError, SinkError
@@ -18,6 +20,9 @@ from millpond_qdrant.folder import FolderLease
 
 _MEMORY = ":memory:"
 _SCHEMES = ("http://", "https://")
+_KEY = re.compile(r"[!-~]+( +[!-~]+)*")
+# Qdrant closes a connection that is idle for 5 s; one that is used at that moment would fail.
+_LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=3.0)
 
 
 def connect(
@@ -61,6 +66,11 @@ def _connect_server(url: str, timeout: float, prefer_grpc: bool, grpc_port: int)
     if "@" in url.split("/")[2]:
         raise InvalidRequestError("the URL holds credentials; leave them out and set QDRANT_API_KEY")
     key = os.environ.get("QDRANT_API_KEY") or None
+    if key is not None and not _KEY.fullmatch(key):  # else the error of the header would show it
+        raise InvalidRequestError(
+            "QDRANT_API_KEY holds a character that no key has (a line end, a space around it, a letter beyond ASCII); "
+            "set it again"
+        )
     try:
         if not urlsplit(url).hostname:
             raise ValueError("it names no host")
@@ -72,11 +82,22 @@ def _connect_server(url: str, timeout: float, prefer_grpc: bool, grpc_port: int)
             prefer_grpc=prefer_grpc,
             grpc_port=grpc_port,
             grpc_options={"grpc.enable_retries": 0},
-            transport=DeadlineTransport(timeout, proxy=_proxy_of(url)),
+            transport=_transport(url, timeout),
         )
     except ValueError as error:
         raise InvalidRequestError(
             f"location={url!r} is no URL of a Qdrant ({error}); write http://host:6333"
+        ) from error
+
+
+def _transport(url: str, timeout: float) -> DeadlineTransport:
+    proxy = _proxy_of(url)
+    try:
+        return DeadlineTransport(timeout, proxy=proxy, limits=_LIMITS)
+    except (ValueError, ImportError) as error:
+        raise InvalidRequestError(
+            f"the proxy that the environment names for {url!r} cannot be used ({error}); correct it, or name the host "
+            "in NO_PROXY"
         ) from error
 
 

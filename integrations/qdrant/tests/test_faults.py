@@ -20,6 +20,7 @@ import httpcore
 import httpx
 import numpy as np
 import pytest
+from qdrant_client import models
 
 from millpond import Engine, InvalidRequestError
 from millpond.errors import SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
@@ -301,6 +302,7 @@ def test_nonsense_is_final(engine: Engine, server: Server, body: bytes, message:
     assert server.writes == 1
 
 
+@pytest.mark.skipif(not hasattr(models.UpdateStatus, "WAIT_TIMEOUT"), reason="a client that knows no such status")
 def test_a_write_that_the_server_did_not_finish_waiting_for_may_be_sent_again(engine: Engine, server: Server) -> None:
     server.fault = sends(http(200, ok({"operation_id": 0, "status": "wait_timeout"})))
     error = failure(engine, f"http://{server.address}")
@@ -452,6 +454,23 @@ def test_a_certificate_that_nobody_vouches_for_is_final(server: Server, tmp_path
 def test_a_timeout_that_is_none_is_refused(timeout: Any) -> None:
     with pytest.raises(InvalidRequestError, match="must be a number of seconds above 0"):
         QdrantSink(":memory:", "docs", timeout=timeout)
+
+
+@pytest.mark.parametrize("key", ["hunter2\n", " hunter2", "hünter2", "hun\x00ter2"], ids=ascii)
+def test_a_key_that_no_header_takes_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    if "\0" in key:
+        monkeypatch.setattr("os.environ", {"QDRANT_API_KEY": key})
+    else:
+        monkeypatch.setenv("QDRANT_API_KEY", key)
+    with pytest.raises(InvalidRequestError, match="QDRANT_API_KEY holds a character") as caught:
+        QdrantSink("https://127.0.0.1:1", "docs")
+    assert "ter2" not in str(caught.value)
+
+
+def test_a_proxy_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "ftp://proxy.example:1")
+    with pytest.raises(InvalidRequestError, match="the proxy that the environment names .* cannot be used .*NO_PROXY"):
+        QdrantSink("http://qdrant.example:6333", "docs")
 
 
 def test_an_index_has_the_same_deadline_and_classes(engine: Engine, server: Server) -> None:

@@ -13,7 +13,7 @@ from tests.tiny_sparse import write_splade
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError, UnsupportedTaskError
 from millpond.ingest import Record, ingest, point_id
-from millpond.ingest.chunking import Chunker, Chunking
+from millpond.ingest.chunking import Chunking
 from millpond.ingest.record import content_hash
 from millpond_qdrant import QdrantSink
 from millpond_qdrant.queries import sparse_vector
@@ -121,7 +121,7 @@ def test_chunks_are_rows_of_their_parent(engine: Engine, client: QdrantClient, f
     text = " ".join(f"Sentence {n} tells of rivers, mills and ponds." for n in range(40))
     sink = QdrantSink(client, "docs", payload=form)
     records = [Record("long", text, {"lang": "en"}), Record("short", "Tides follow the moon.")]
-    fill(engine, sink, records, chunker=Chunker.for_engine(engine, Chunking(max_tokens=40)))
+    fill(engine, sink, records, chunking=Chunking(max_tokens=40))
     rows = dict(sink.scan())
     chunks = sum(record_id == "long" for record_id in rows.values())
     assert chunks > 5 and sorted(set(rows.values())) == ["long", "short"]
@@ -140,7 +140,7 @@ def test_a_chunk_is_a_node_with_its_span(engine: Engine, client: QdrantClient) -
     text = " ".join(f"Sentence {n} tells of rivers, mills and ponds." for n in range(40))
     sink = QdrantSink(client, "docs", payload="llama_index")
     odd = Record("odd", "short", {"chunk_start": "x", "chunk_end": True})
-    fill(engine, sink, [Record("long", text), odd], chunker=Chunker.for_engine(engine, Chunking(max_tokens=40)))
+    fill(engine, sink, [Record("long", text), odd], chunking=Chunking(max_tokens=40))
     store = store_of(client=client, collection_name="docs", dense_vector_name="d384")
     query = engine.embed(["Sentence 31 tells"], role="query", normalize=True).embeddings[0].tolist()
     found = store.query(types.VectorStoreQuery(query_embedding=query, similarity_top_k=40)).nodes

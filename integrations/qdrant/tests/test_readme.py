@@ -19,7 +19,7 @@ def test_readme(
     exec(compile(program, str(README), "exec"), scope := {})
     shown = capsys.readouterr().out.splitlines()
     assert (
-        len(blocks) == 3
+        len(blocks) == 5
         and shown[0] == "2 of 2 records written"
         and shown[1].endswith("bread: " + scope["hits"][0].text)
         and shown[2].endswith(" bread: Bread rises because of yeast.")

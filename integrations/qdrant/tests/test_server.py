@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from qdrant_client import QdrantClient, models
 
 from millpond import Engine
 from millpond.ingest import Batch, Record, SinkError, ingest, point_id
+from millpond.ingest.delivery import RetryPolicy
 from millpond.ingest.manifest import CollectionManifest
 from millpond_qdrant import QdrantSink
 from millpond_qdrant.probe import PartialPoints
@@ -133,7 +135,8 @@ def server(engine: Engine) -> Iterator[Fake]:
 
 def run(engine: Engine, server: Fake, records: list[Record], timeout: int = 60) -> int:
     with QdrantSink(server.url, "docs", dimensions=[64, 384], timeout=timeout) as sink:
-        return ingest(records, engine=engine, sink=sink, show_progress=False).written
+        report = ingest(records, engine=engine, sink=sink, show_progress=False, retry=RetryPolicy(give_up_after=0))
+        return report.written
 
 
 def test_requests_are_bounded_by_rows(engine: Engine, server: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +183,7 @@ def test_a_record_too_large_for_any_request_is_left_out(engine: Engine, server: 
         (error(500, "disk on fire"), "answered an upsert of 3 points with 500 Internal Server Error: .*disk on fire"),
         (error(429, "slow down", Retry_After="7"), "too busy for an upsert of 3 points; it asks to wait 7 s"),
         (error(429, "slow down"), "with 429 Too Many Requests"),
-        (error(400, "wrong dimension"), "with 400 Bad Request: .*wrong dimension"),
+        (error(403, "read only"), "with 403 Forbidden: .*read only"),
         ((200, {}, b"<html>a proxy</html>"), "answered an upsert of 3 points with something that is not JSON"),
     ],
 )
@@ -192,6 +195,34 @@ def test_the_error_quotes_the_answer_of_the_server(
         run(engine, server, records[:3])
     assert server.url in str(caught.value) and caught.value.__cause__ is not None
     assert len(server.upserts) == 1  # no retries: the caller decides
+
+
+def test_a_run_waits_for_a_busy_server_and_splits_what_is_too_large(
+    engine: Engine, server: Fake, records: list[Record]
+) -> None:
+    busy = iter([error(503, "starting"), error(429, "slow down", Retry_After="0"), error(413, "too large")])
+    server.upsert = lambda: next(busy, ok({"operation_id": 0, "status": "completed"}))
+    with QdrantSink(server.url, "docs", dimensions=[64, 384]) as sink:
+        policy = RetryPolicy(first_wait=0.01)
+        report = ingest(records, engine=engine, sink=sink, show_progress=False, retry=policy)
+    assert (report.written, report.failed) == (12, 0)
+    assert [len(body["batch"]["ids"]) for body in server.upserts] == [12, 12, 12, 6, 6]
+
+
+def test_a_run_leaves_out_the_rows_that_the_server_refuses(
+    engine: Engine, server: Fake, records: list[Record], tmp_path: Path
+) -> None:
+    def upsert() -> Answer:
+        bad = point_id("doc-5") in server.upserts[-1]["batch"]["ids"]
+        return error(400, "wrong dimension") if bad else ok({"operation_id": 0, "status": "completed"})
+
+    server.upsert = upsert
+    with QdrantSink(server.url, "docs", dimensions=[64, 384]) as sink:
+        letters = tmp_path / "dead.jsonl"
+        report = ingest(records, engine=engine, sink=sink, show_progress=False, dead_letters=letters)
+    assert (report.written, report.failed) == (11, 1)
+    (letter,) = [json.loads(line) for line in letters.read_text().splitlines()]
+    assert letter["id"] == "doc-5" and "wrong dimension" in json.dumps(letter)
 
 
 def test_a_server_that_hangs_is_an_error_after_the_timeout(engine: Engine, server: Fake, records: list[Record]) -> None:

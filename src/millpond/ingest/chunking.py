@@ -32,7 +32,12 @@ _COUNTED_PER_TOKEN = 6
 _SPARE_TOKENS = 16  # near the end of such a part a few tokens may be others
 # Pieces whose count is kept: the splitter asks for nearly half of them twice, within few calls.
 _KEPT_COUNTS = 64
-_BEFORE_WORD = re.compile(r"\s+(?=\S)")
+# Where a word begins: behind white space, and in scripts without spaces (of South-East Asia, Chinese, Japanese, emoji)
+# with any character.
+_WORD_BEGINS = re.compile(
+    r"(?<=\s)(?=\S)|(?=[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\uf900-\ufaff\ufe30-\ufe4f\uff01-\uffef"
+    r"\U0001f000-\U0003ffff])"
+)
 _JOINER = "\u200d"
 _SKIN_TONES = "".join(map(chr, range(0x1F3FB, 0x1F400)))
 # A text of ASCII has at most a token for each character, and a few for what a tokenizer puts before it.
@@ -181,9 +186,8 @@ class Chunker:
             end: Where it ends.
         """
         first = max(former + 1, start - _COUNTED_PER_TOKEN * self.overlap)
-        begins = [match.end() for match in _BEFORE_WORD.finditer(text, first, start)]
-        if not begins:  # a script without spaces
-            begins = [index for index in range(first, start) if not _is_joined(text, index)]
+        begins = [match.start() for match in _WORD_BEGINS.finditer(text, first, start)]
+        begins = [begin for begin in begins if not _is_joined(text, begin)]
         chosen = bisect_left(begins, True, key=lambda begin: self._count(text[begin:start]) <= self.overlap)
         for begin in begins[chosen:]:
             if self._count(text[begin:end]) <= self.max_tokens:

@@ -4,14 +4,52 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from millpond.errors import InvalidRequestError, MissingExtraError, SourceNotFoundError
+
+
+class SourcePosition:
+    """How much of a file is read, for a bar: bytes of the file itself, compressed or not."""
+
+    def __init__(self) -> None:
+        self._file: BinaryIO | None = None
+        self.size = 0  # of the file that was opened last
+
+    def opened(self, file: BinaryIO) -> None:
+        """A file is opened; the position is the one in it."""
+        self._file, self.size = file, os.fstat(file.fileno()).st_size
+
+    def read(self) -> int | None:
+        """Bytes read; all of them once the file is closed, and ``None`` before one is opened."""
+        if self._file is None:
+            return None
+        try:
+            return self.size if self._file.closed else self._file.tell()
+        except (OSError, ValueError):  # a pipe, or closed meanwhile
+            return self.size
+
+
+_position: ContextVar[SourcePosition | None] = ContextVar("position", default=None)
+
+
+@contextmanager
+def watch_position() -> Iterator[SourcePosition]:
+    """The position in the files that are opened while the block runs, in this thread."""
+    position = SourcePosition()
+    token = _position.set(position)
+    try:
+        yield position
+    finally:
+        _position.reset(token)
+
 
 COMPRESSIONS = (".gz", ".zst")
 _READ_BYTES = 1 << 15  # of compressed data, which may be ten thousand times as many
@@ -36,6 +74,8 @@ def open_source(path: Path) -> Iterator[BinaryIO]:
     decompressor = _zstd() if compression == ".zst" else None
     try:
         with path.open("rb") as file:
+            if (position := _position.get()) is not None:
+                position.opened(file)
             if compression == ".gz":
                 yield cast("BinaryIO", gzip.GzipFile(fileobj=file))
             elif decompressor is not None:

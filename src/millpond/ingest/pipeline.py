@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
 from millpond.ingest.arguments import check_engine, check_records, check_sink
 from millpond.ingest.chunking import Chunker, Chunking
+from millpond.ingest.compression import watch_position
 from millpond.ingest.dead_letter_file import DeadLetterFile
 from millpond.ingest.delivery import RetryPolicy
 from millpond.ingest.journal import Journal
@@ -120,6 +121,7 @@ def ingest(
     widths = check_model(engine.spec, getattr(sink, "dimensions", None))
     chunker = Chunker.for_engine(engine, chunking) if isinstance(chunking, Chunking) else chunking
     with ExitStack() as stack:
+        position = stack.enter_context(watch_position())
         items = stack.enter_context(closing(read(records)))
         if journal is None and verify:
             journal = os.path.join(stack.enter_context(tempfile.TemporaryDirectory(prefix="millpond-")), "journal")
@@ -156,7 +158,9 @@ def ingest(
                 verify=verify,
                 stop=StopRequest() if stop is None else stop,
                 trace=RunTrace(vectors=0) if trace is None else trace,
-                progress=stack.enter_context(IngestProgress(show=show_progress, total=total)),
+                progress=stack.enter_context(
+                    IngestProgress(show=show_progress, total=total, source=position, computed=_computed(engine))
+                ),
             )
         )
         complete = False
@@ -196,6 +200,14 @@ def _prepare(sink: Sink, engine: Engine, sparse_engine: Engine | None, *, chunke
         )
     sink.prepare(engine.spec, **options)
     return sparse_engine
+
+
+def _computed(engine: Engine) -> Callable[[], int] | None:
+    """How many texts the engine has computed from now on; ``None`` of an object around one that does not count."""
+    if not hasattr(engine, "stats"):
+        return None
+    before = engine.stats().batch_texts
+    return lambda: engine.stats().batch_texts - before
 
 
 def _target(sink: Sink) -> str:

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO, cast
 
+from millpond.ingest.compression import SourcePosition
 from millpond.progress import draw_bar, in_notebook
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class IngestProgress:
         show: Draw it, if standard error is a terminal or this is a notebook.
         total: Number of records, if it is known.
         size: Bytes of the source, if only they are known: the share of them that is finished is then drawn.
+        source: The position in a source that is a file, which has its size once it is opened.
         computed: Returns how many texts the engine has computed since the run began. A call of many texts takes long;
             meanwhile this number moves.
         clock: Returns seconds.
@@ -47,6 +49,7 @@ class IngestProgress:
         show: bool,
         total: int | None = None,
         size: int | None = None,
+        source: SourcePosition | None = None,
         computed: Callable[[], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,6 +69,7 @@ class IngestProgress:
         self._finished = 0
         self._counts: dict[str, int] = {}
         self._computed = computed
+        self._source = source
         self._last: dict[str, Any] = {"read": 0, "finished": 0}
         if not self._bar.disable:
             self._draw(self._start, "")
@@ -127,6 +131,9 @@ class IngestProgress:
         with self._lock:
             if now - self._drawn < _INTERVAL:  # another thread has drawn meanwhile
                 return
+            if self._source is not None and self._total is None:
+                position = self._source.read() if position is None else position
+                self._set_size(self._source.size)
             if self._size is not None and position is not None and read:
                 # Reading is ahead of writing by what waits in the queues.
                 done = min(position * finished / read, self._size)
@@ -142,6 +149,12 @@ class IngestProgress:
             self._drawn = now
             depths = "".join(f", {name} {waiting}/{limit}" for name, (waiting, limit) in (queues or {}).items())
             self._draw(now, f"{self._rates()}{self._ahead()}{self._facts()}{depths}")
+
+    def _set_size(self, size: int) -> None:
+        """Draw the share of this many bytes from now on, unless a share is drawn already."""
+        if self._size is None and size:
+            self._size = self._bar.total = size
+            self._bar.bar_format = "{percentage:3.0f}%|{bar}| {desc}"
 
     def finish(self, *, finished: int, cached: int = 0, embedded: int = 0, failed: int = 0, retried: int = 0) -> None:
         """Draw the end of a run that read its whole source: the whole bar, and the mean rate."""
@@ -168,8 +181,6 @@ class IngestProgress:
         bar = self._bar
         of = "" if self._total is None else f"/{self._total:,}"
         line = f"{self._finished:,}{of} records in {bar.format_interval(now - self._start)}{text}"
-        if bar.total is None and (columns := bar.format_dict["ncols"]):
-            line = line[: columns - 1]  # tqdm cuts only a line that has a bar
         bar.set_description_str(line)
 
     def _rates(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from millpond.errors import InvalidRequestError
 from millpond.ingest.arrow_source import BATCH_ROWS, ArrowReader, pyarrow
 from millpond.ingest.columns import check_columns
+from millpond.ingest.item_source import read_items
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.rows import METADATA_KEY, RowReader
 
@@ -86,19 +87,28 @@ def _is_arrow(source: object) -> bool:
 
 def _dataset(
     dataset: Any, id_column: str, text_column: str, kept: Collection[str] | None
-) -> Generator[Record | Rejected, None, None] | None:
+) -> Generator[Record | Rejected, None, None]:
     form = getattr(dataset, "format", None) or {}
     # A transform is Python code for each example, and a generator's examples have no types before they are there.
-    if dataset.features is None or form.get("type") == "custom":
-        return None
-    features = dataset.features
-    shown = form.get("columns")
-    schema = features.arrow_schema
-    if shown:
-        schema = pyarrow("reading a Dataset").schema([schema.field(column) for column in shown])
-    reader = _reader(schema, dataset, id_column, text_column, kept)
-    tables = dataset.select_columns(reader.columns).with_format("arrow").iter(batch_size=BATCH_ROWS)
-    return reader.records(tables, item=_ITEM)
+    if dataset.features is not None and form.get("type") != "custom":
+        schema = dataset.features.arrow_schema
+        shown = form.get("columns")
+        if shown:
+            schema = pyarrow("reading a Dataset").schema([schema.field(column) for column in shown])
+        reader = _reader(schema, dataset, id_column, text_column, kept)
+        has_tables = _has_tables(dataset)
+        dataset = dataset.select_columns(reader.columns)
+        if has_tables:
+            return reader.records(dataset.with_format("arrow").iter(batch_size=BATCH_ROWS), item=_ITEM)
+    rows = RowReader("the dataset", id_column=id_column, text_column=text_column, metadata_columns=kept)
+    return read_items(dataset, rows)
+
+
+def _has_tables(dataset: Any) -> bool:
+    """Whether a dataset has tables of Arrow, and does not make them of examples that may differ in type."""
+    if hasattr(dataset, "num_rows"):  # it is no stream
+        return True
+    return getattr(getattr(dataset, "_ex_iterable", None), "iter_arrow", None) is not None
 
 
 def _frame(

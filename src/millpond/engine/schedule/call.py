@@ -72,8 +72,9 @@ class Call:
             native_width: Columns of a row before the Matryoshka cut.
             labels: Names of the columns of its logits.
             assemble: Makes the output of the finished call.
-            commit: Writes the rows of some slots to the cache, and finishes the call if they are its last ones; may
-                wait for earlier rows. ``None`` if the call is not cached.
+            commit: Writes the rows of some slots to the cache, and finishes the call once all are :meth:`committed`;
+                may wait for earlier rows. Its last argument says whether all rows were delivered. ``None`` if the call
+                is not cached.
             progress: Called with the number of items newly done, from the threads that do them.
             refill: Called with the number of requests still queued, each time a batch takes some.
             first_index: Index of the first item in the caller's list, for errors.
@@ -104,6 +105,7 @@ class Call:
         self.hits = self.misses = 0
         self.heavy = False
         self._missing = count
+        self._uncommitted = 0  # rows that were delivered, and are not in the cache yet
         self._assemble = assemble
         self._commit = commit
         self._progress = progress
@@ -119,8 +121,8 @@ class Call:
 
     @property
     def owns_rows(self) -> bool:
-        """Whether the result may overwrite the rows; a commit to the cache reads them in another thread."""
-        return self._commit is None
+        """Whether the result may overwrite the rows; a commit to the cache may read computed ones in another thread."""
+        return self._commit is None or self.hits == len(self.items)
 
     def index_of(self, slot: int) -> int:
         """Index of a distinct item in the caller's list; of duplicates, the first one's."""
@@ -138,14 +140,13 @@ class Call:
             for slot, item in zip(slots, items, strict=True):
                 self.alignments[slot] = item.alignment
 
-    def deliver_cached(self, slots: npt.NDArray[np.int64], rows: npt.NDArray[np.float32]) -> None:
-        """Take rows ``[len(slots), d]`` found in the cache."""
+    def deliver_cached(self, count: int) -> None:
+        """Count rows that were found in the cache, and are in :attr:`rows`."""
         with self._lock:
-            self.rows[slots] = rows
-            self._missing -= len(slots)
+            self._missing -= count
             last = self._missing == 0
         if self._progress is not None:
-            self._progress(len(slots))
+            self._progress(count)
         if last:
             self.finish()
 
@@ -169,6 +170,7 @@ class Call:
         over = self.done  # cancelled: no caller waits, but a computed row is still worth a commit
         with self._lock:  # several threads deliver, never the same slot
             self._missing -= len(slots)
+            self._uncommitted += len(slots)
             last = self._missing == 0
         if self._commit is not None:
             self._commit(self, slots, last)
@@ -176,6 +178,12 @@ class Call:
             self._progress(len(slots))
         if last and self._commit is None:
             self.finish()
+
+    def committed(self, count: int) -> bool:
+        """Count rows that were committed; returns whether they were the call's last: threads deliver in any order."""
+        with self._lock:
+            self._uncommitted -= count
+            return self._missing == self._uncommitted == 0
 
     def fail(self, error: BaseException) -> None:
         """End the call with an error."""

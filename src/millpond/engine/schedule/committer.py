@@ -24,7 +24,6 @@ _TOKENS_PER_ROW = 64
 class _Delivery:
     call: Call
     slots: Sequence[int]
-    last: bool
 
 
 class Committer:
@@ -55,13 +54,13 @@ class Committer:
         self._transaction = threading.Lock()
         self._errors = CacheErrors("vectors cannot be cached, and are computed again next time", logging.ERROR)
 
-    def commit(self, call: Call, slots: Sequence[int], last: bool) -> None:
-        """Commit the rows of ``slots`` soon; the ``last`` ones finish their call, so that what it returns is committed.
+    def commit(self, call: Call, slots: Sequence[int], _last: bool = False) -> None:
+        """Commit the rows of ``slots`` soon, and finish their call if all of its rows are committed then.
 
         Waits while too many rows are uncommitted.
         """
         with self._changed:
-            self._waiting.append(_Delivery(call=call, slots=slots, last=last))
+            self._waiting.append(_Delivery(call=call, slots=slots))
             self._uncommitted += len(slots)
             # The thread may be in a callback that waits for these very rows.
             here = self._finishing > 0
@@ -101,7 +100,8 @@ class Committer:
         finished += self._transact(then_finish=True)  # what came meanwhile: from now on nobody else is told to take it
         try:
             for call in finished:
-                call.finish()
+                if not call.done:  # cancelled, or failed
+                    call.finish()
         finally:
             with self._changed:
                 self._finishing -= 1
@@ -122,7 +122,7 @@ class Committer:
                 with self._changed:
                     self._uncommitted -= sum(len(delivery.slots) for delivery in deliveries)
                     self._changed.notify_all()
-        return [delivery.call for delivery in deliveries if delivery.last]
+        return [delivery.call for delivery in deliveries if delivery.call.committed(len(delivery.slots))]
 
     def _write(self, deliveries: Sequence[_Delivery]) -> None:
         """Put the rows into the cache; an error that is not the cache's fails the call that it comes from."""

@@ -437,8 +437,8 @@ def _marked(measurements: list[Measurement], keep: float) -> list[Measurement]:
 
 
 def _least(measurements: Sequence[Measurement], first: str, second: str) -> Measurement:
-    """The smallest layout that keeps the share; of equal ones the better one."""
+    """The smallest layout that a database stores and that keeps the share; of equal ones the better one."""
     return min(
-        (one for one in measurements if one.keeps),
+        (one for one in measurements if one.keeps and one.layout.databases),
         key=lambda one: (getattr(one, first), getattr(one, second), -quality(one)),
     )

@@ -16,8 +16,7 @@ from millpond.quantization import eight_bits
 Datatype = Literal["float32", "float16", "bfloat16", "int8", "uint8", "bit"]
 Quantization = Literal["scalar", "product", "binary"]
 
-# As Qdrant's scalar quantization: 7 bits between the quantiles of all values.
-_SCALAR_QUANTILE = 0.99
+# Qdrant's scalar quantization: 7 bits between the least and the greatest of all values.
 _SCALAR_STEPS = 127
 # Product quantization: 4 floats become a byte, 16 times less than float32.
 _CHUNK = 4
@@ -116,7 +115,7 @@ def store(rows: FloatArray, datatype: Datatype) -> Codes:
 def quantize(rows: FloatArray, quantization: Quantization, *, seed: int = 0) -> Codes:
     """``rows [n, d]`` (normalized) in the second, smaller copy that a database searches.
 
-    - ``scalar``: 7 bits in a byte, linear between the quantiles that hold 99 % of all values (as Qdrant's ``int8``).
+    - ``scalar``: 7 bits in a byte, linear between the least and the greatest of all values (as Qdrant's ``int8``).
     - ``binary``: the sign of each value.
     - ``product``: 4 values in a byte: the nearest of 256 centroids (Jegou et al., "Product quantization for nearest
       neighbor search", 2011). The query is not encoded.
@@ -182,14 +181,12 @@ _DATATYPES: Mapping[str, Callable[[FloatArray], Codes]] = {
 
 
 def _scalar(rows: FloatArray) -> Codes:
-    tail = (1 - _SCALAR_QUANTILE) / 2
-    low, high = np.quantile(rows, [tail, 1 - tail])
+    low, high = rows.min(), rows.max()
     step = np.float32(max(high - low, 1e-12) / _SCALAR_STEPS)
 
     def encode(floats: FloatArray) -> FloatArray:
-        codes = np.clip(np.rint((floats - np.float32(low)) / step), 0, _SCALAR_STEPS)
-        decoded: FloatArray = codes * step + np.float32(low)
-        return decoded
+        codes = np.clip(np.rint((floats - low) / step), 0, _SCALAR_STEPS)
+        return np.asarray(codes * step + low, np.float32)
 
     # A float beside the codes of each row holds what a product of codes lacks.
     return Decoded(encode(rows), rows.shape[1] + 4, encode)

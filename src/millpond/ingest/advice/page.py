@@ -142,8 +142,12 @@ def _trade_off(title: str, attribute: str, advice: Advice, metric: str) -> str:
             y=quality(one),
             group=one.layout.kind,
             name=f"{one.layout.name}: {bytes_text(size)} a row, {metric} {quality(one):.4f}",
-            best=not any(
-                other <= size and quality(two) >= quality(one) and (other < size or quality(two) > quality(one))
+            best=bool(one.layout.databases)
+            and not any(
+                two.layout.databases
+                and other <= size
+                and quality(two) >= quality(one)
+                and (other < size or quality(two) > quality(one))
                 for other, two in zip(sizes, advice.measurements, strict=True)
             ),
             advised=one.layout in advised,
@@ -156,7 +160,7 @@ def _trade_off(title: str, attribute: str, advice: Advice, metric: str) -> str:
         "scanned_bytes": "What a search compares, and what belongs in memory.",
         "stored_bytes": "All vectors of a row, with those that only rescore.",
     }[attribute]
-    summary += " On the line: nothing smaller is as good. Ringed: advised."
+    summary += " On the line: nothing smaller that a database stores is as good. Ringed: advised."
     summary += f" Dashed: {100 * advice.keep:.4g} % of the full width."
     least = advice.keep * quality(advice.full)
     svg = charts.trade_off(points, _COLORS, least, title=title, x="bytes a row", y=metric)

@@ -1,0 +1,82 @@
+"""Memory of an ingestion does not grow with the number of rows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.tiny import write_checkpoint
+
+from millpond import Engine
+from millpond.engine.schedule.heap import Heap
+from millpond.ingest import Record, ingest
+
+GROWTH = 48 << 20  # bytes; without trimming, this run grows by 100 MB and more
+
+
+class DiscardSink:
+    """Counts rows."""
+
+    dimensions = None
+    rows = 0
+
+    def prepare(self, spec: Any) -> None: ...
+
+    def write(self, batch: Any) -> None:
+        self.rows += len(batch.ids)
+
+    def close(self) -> None: ...
+
+
+def resident() -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
+def test_memory_is_level_from_100_000_rows_on(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    samples: dict[int, int] = {}
+
+    def records() -> Iterator[Record]:
+        for number in range(300_000):
+            if number % 5000 == 0:
+                samples[number] = resident()
+            yield Record(str(number), f"{number % 977} {number % 31} stone")
+
+    sink = DiscardSink()
+    with Engine(folder, device="cpu", dtype="float32") as engine:
+        ingest(records(), engine=engine, sink=sink, show_progress=False)
+    assert sink.rows == 300_000
+    before = max(size for number, size in samples.items() if 50_000 <= number <= 100_000)
+    after = max(size for number, size in samples.items() if number >= 250_000)
+    assert after - before < GROWTH
+
+
+def test_free_memory_is_given_back_after_calls_of_many_texts_and_not_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, trims = [100.0], []
+
+    def trim() -> None:
+        trims.append(now[0])
+        now[0] += 0.2  # it takes a while
+
+    monkeypatch.setattr("millpond.engine.schedule.heap.monotonic", lambda: now[0])
+    monkeypatch.setattr("millpond.engine.schedule.heap.perf_counter", lambda: now[0])
+    heap = Heap(trim)
+    for seconds, texts in ((0, 2048), (4.9, 2048), (0.2, 511), (0, 2048), (6, 2048), (13, 2048), (2, 2048)):
+        now[0] += seconds
+        heap.finished(texts)
+    assert trims == pytest.approx([105.1, 126.3])  # 5 seconds after the beginning, then a hundred times 0.2 seconds
+
+
+def test_an_engine_gives_memory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished: list[int] = []
+    monkeypatch.setattr(Heap, "finished", lambda self, texts: finished.append(texts))
+    with Engine(write_checkpoint(tmp_path / "model"), device="cpu", dtype="float32") as engine:
+        engine.embed(["one"])
+        engine.submit("embed", [f"text {number}" for number in range(600)]).result(60)
+    assert sorted(finished) == [1, 600]
