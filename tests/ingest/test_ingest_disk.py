@@ -100,7 +100,9 @@ def test_a_full_disk_stops_or_is_reported_and_the_next_run_completes(model, url,
     first = attempt(model, url, tmp_path, limit=limit)
     if "error" in first:
         kind = first["error"].partition(":")[0]
-        assert kind in ("SinkError", "JournalError", "CacheError", "SinkRejectedError", "SinkUnavailableError"), first
+        assert kind in ("SinkError", "JournalError", "CacheFileError", "SinkRejectedError", "SinkUnavailableError"), (
+            first
+        )
     again = attempt(model, url, tmp_path)
     assert again["report"]["failed"] == 0 and again["report"]["uncached"] == 0, again
     check(url, tmp_path)
@@ -166,7 +168,7 @@ def test_a_disk_that_does_not_keep_what_is_written_loses_nothing(model, tmp_path
     first = attempt(model, url, tmp_path, environment=environment)
     if "error" in first:
         kind = first["error"].partition(":")[0]
-        assert kind in ("SinkError", "JournalError", "CacheError"), first
+        assert kind in ("SinkError", "JournalError", "CacheFileError"), first
     again = attempt(model, url, tmp_path)
     assert again["report"]["failed"] == 0
     check(url, tmp_path)
