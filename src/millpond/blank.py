@@ -15,6 +15,8 @@ _INVISIBLE = frozenset(
 
 def is_blank(text: str) -> bool:
     """Whether a text has no visible character: it is empty, or holds only white space, control and zero-width ones."""
+    if "!" <= text[:1] <= "~":  # visible ASCII, as most texts begin
+        return False
     # The beginning decides for nearly every text; for the others each character is looked at once.
     return not any(map(_is_visible, text[:64])) and not any(map(_is_visible, set(text)))
 

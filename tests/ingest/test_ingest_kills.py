@@ -37,8 +37,8 @@ class Zygote:
             [sys.executable, str(ZYGOTE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
 
-    def start(self, argv, folder):
-        order = {"argv": argv, "log": str(folder / "computed"), "err": str(folder / "err")}
+    def start(self, argv, folder, stdin=os.devnull):
+        order = {"argv": argv, "log": str(folder / "computed"), "err": str(folder / "err"), "stdin": str(stdin)}
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
         return int(self.process.stdout.readline())
@@ -165,6 +165,7 @@ def test_five_kills_lose_and_double_nothing(zygote, source, model, database, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_hundred_kills_lose_and_double_nothing(zygote, source, model, database, tmp_path):
     chance, kills, number = random.Random(2), 0, 0
     while kills < 100:
@@ -181,3 +182,29 @@ def test_signals_at_random_moments_end_with_their_code_and_the_next_run_goes_on(
     kill_until_done(zygote, command(source, model, database, tmp_path), tmp_path, random.Random(3), 4, (number,))
     check(database, tmp_path, model)
     assert sum(computed(tmp_path)) == ROWS  # nothing twice: what was computed is kept
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["term", "int"])
+@pytest.mark.parametrize("lines", [0, 1, 700])
+def test_a_signal_while_standard_input_stands_still_ends_the_run(zygote, source, model, tmp_path, number, lines):
+    pytest.importorskip("millpond_qdrant")
+    url = DATABASES["qdrant"][1]
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    texts = source.read_text().splitlines(keepends=True)
+    argv = command("-", model, url, tmp_path)
+    child = zygote.start(argv, tmp_path, stdin=pipe)
+    with open(pipe, "w") as writer:
+        writer.write("".join(texts[:lines]))
+        writer.flush()
+        # The run reads on: before that its handlers may not be there, and afterwards it waits.
+        while alive(child) and "journal" not in {path.name for path in tmp_path.iterdir()}:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        os.kill(child, number)
+        status = zygote.wait()
+    assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 128 + number, (tmp_path / "err").read_text()[-3000:]
+    assert "Traceback" not in (tmp_path / "err").read_text()
+    zygote.start(command(source, model, url, tmp_path), tmp_path)
+    assert os.WEXITSTATUS(zygote.wait()) == 0
+    check(url, tmp_path, model)

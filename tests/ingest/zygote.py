@@ -1,7 +1,7 @@
 """Runs ``millpond ingest`` in forked processes, which have imported everything already; a test kills them.
 
-Reads a JSON object a line: ``argv``, ``log`` (a line for each computed batch: its rows) and ``err``. Prints the process
-id of the run, and its wait status once it has ended.
+Reads a JSON object a line: ``argv``, ``log`` (a line for each computed batch: its rows), ``err``, and ``stdin``. Prints
+the process id of the run, and its wait status once it has ended.
 """
 
 import json
@@ -9,14 +9,16 @@ import os
 import sys
 
 from millpond.cli.app import main
+from millpond.cli.stopping import end_on_signals
 from millpond.engine import engine as _engine
 from millpond.engine.execute.runner import Runner
 from millpond.ingest import pipeline as _pipeline
 
 assert _engine and _pipeline
+end_on_signals()  # as the program's own first step, before its imports
 
 
-def start(argv, log, err):
+def start(argv, log, err, stdin):
     """The run, in a child process."""
     run = Runner.run
     log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -30,6 +32,8 @@ def start(argv, log, err):
     descriptor = os.open(err, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for standard in (1, 2):
         os.dup2(descriptor, standard)
+    os.dup2(os.open(stdin, os.O_RDONLY), 0)
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.argv = ["millpond", *argv]
     main()
 

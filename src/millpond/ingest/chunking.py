@@ -248,6 +248,8 @@ def is_chunk(record: Record) -> bool:
     """Whether a record is a piece that :meth:`Chunker.split` made, also if it was stored and read again."""
     if record.chunk:
         return True
+    if CHUNK_KEYS[0] not in record.metadata:
+        return False
     number, start, end = (record.metadata.get(key) for key in CHUNK_KEYS)
     return number == 0 and type(start) is int and type(end) is int and end - start == len(record.text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -22,6 +23,8 @@ from millpond.ingest.verify import RecordSample
 _PAGE_RECORDS = 512
 # Batches that may be on their way between the planner and the journal, and some more.
 _BATCHES_UNDER_WAY = 16
+# The bar shows what was read so often.
+_COUNT_SECONDS = 0.05
 _UNKNOWN = Mark("", b"", 0)
 
 
@@ -175,11 +178,10 @@ class RecordPlanner:
         size = min(_PAGE_RECORDS, self._options.batch_records)
         page: dict[str, Record] = {}
         chars = 0
-        for item in items:
+        for item in self._counted(items):
             if self._stop.is_set():
                 return
             self._check_writer()
-            self._counts.add(read=1)
             if isinstance(item, Rejected):
                 self._reject(item)
                 continue
@@ -197,6 +199,19 @@ class RecordPlanner:
                 page, chars = {}, 0
         if page and not self._stop.is_set():
             yield list(page.values())
+
+    def _counted(self, items: Iterable[Record | Rejected]) -> Iterator[Record | Rejected]:
+        """The items, counted a few at a time."""
+        count, due = 0, time.monotonic() + _COUNT_SECONDS
+        try:
+            for item in items:
+                count += 1
+                if (now := time.monotonic()) >= due:
+                    self._counts.add(read=count)
+                    count, due = 0, now + _COUNT_SECONDS
+                yield item
+        finally:
+            self._counts.add(read=count)
 
     def _plan(self, page: Sequence[Record]) -> Iterator[PlannedRecord]:
         """What is to be done with the records of a page, but for those that are written already."""
