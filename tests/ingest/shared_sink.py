@@ -55,7 +55,8 @@ class SharedSink:
             time.sleep(2)
         if self._kill_text in {record.text for record in batch.records}:
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._happens(self._busy):
+        # A worker that dies takes its count of retries along.
+        if (self._kill is None or not os.path.exists(self._kill)) and self._happens(self._busy):
             raise SinkUnavailableError("too busy")
         if self._refuse in {record.text for record in batch.records}:
             raise SinkRejectedError("the database does not like one of them")

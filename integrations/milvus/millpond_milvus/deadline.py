@@ -74,6 +74,11 @@ def _not_ours(record: logging.LogRecord) -> bool:
     return record.threadName != _THREAD
 
 
-# The client logs every error with its traceback, and then raises it.
-for name in ("pymilvus.decorators", "pymilvus.client.connection_manager"):
+# The client logs every error with its traceback, and then raises it; its iterators that Milvus Lite has no time stamps.
+for name in (
+    "pymilvus.decorators",
+    "pymilvus.client.connection_manager",
+    "pymilvus.client.iterator.query_iterator",
+    "pymilvus.orm.iterator",
+):
     logging.getLogger(name).addFilter(_not_ours)

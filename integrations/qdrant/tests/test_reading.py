@@ -92,6 +92,7 @@ STRAYS: list[tuple[int | str, dict[str, Any]]] = [
         {"_node_content": "{}", "_node_type": "TextNode", "doc_id": "a document", "id": "its metadata", "chunk": 3},
     ),
     ("00000000-0000-0000-0000-000000000000", {}),
+    (8, {"id": "doc-0", "text": "of somebody who also writes an id", "metadata": {}}),
 ]
 
 
@@ -167,7 +168,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[QdrantClie
 
 
 def test_an_alias_names_the_rebuilt_collection_for_every_reader(
-    engine: Engine, place: QdrantClient, records: list[Record]
+    engine: Engine, place: QdrantClient, records: list[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = QdrantSink(place, "docs-1", dimensions=[64])
     fill(engine, first, records[:4])
@@ -177,7 +178,14 @@ def test_an_alias_names_the_rebuilt_collection_for_every_reader(
     second = QdrantSink(place, "docs-2", dimensions=[64])
     fill(engine, second, records)
     assert reader.count() == 4
+    sent: list[list[Any]] = []
+    change = place.update_collection_aliases
+    monkeypatch.setattr(
+        place, "update_collection_aliases", lambda operations: sent.append(operations) or change(operations)
+    )
     assert second.swap_alias("docs") == "docs-1"
+    assert [type(operation).__name__ for operation in sent[0]] == ["DeleteAliasOperation", "CreateAliasOperation"]
+    assert len(sent) == 1  # which a server does in one step
     assert reader.count() == 12 and len(reader.search(engine, "tides", k=20)) == 12
     assert dict(reader.scan()).keys() == {point_id(record.id) for record in records}
     assert second.swap_alias("docs", delete_former=True) == "docs-2"  # itself, which stays

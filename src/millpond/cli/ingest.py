@@ -180,6 +180,7 @@ def ingest(
         from millpond.config import EngineConfig
         from millpond.engine.engine import Engine
         from millpond.engine.loading import describe
+        from millpond.ingest.dead_letter_file import DeadLetterFile
         from millpond.ingest.delivery import RetryPolicy
         from millpond.ingest.pipeline import check_model
         from millpond.ingest.pipeline import ingest as run
@@ -208,6 +209,8 @@ def ingest(
             trace = RunTrace()
         if journal is None and cache is not None:
             journal = cache.with_name(f"{cache.name}.journal")
+        if dead_letters is None and journal is not None:
+            dead_letters = journal.with_name(f"{journal.name}.dead.jsonl")
         given = {"datatype": datatype, "quantization": compression, "hybrid": hybrid or None, "timeout": timeout}
         sink_options = {name: value for name, value in given.items() if value is not None}
         stop = StopRequest()
@@ -215,7 +218,8 @@ def ingest(
             "journal": journal,
             "resume": resume,
             "keep_empty": keep_empty,
-            "dead_letters": dead_letters,
+            # It knows the source: a file of dead letters may be read and written in one run.
+            "dead_letters": None if dead_letters is None else DeadLetterFile(dead_letters, source=source),
             "chunking": chunking,
             "sync": sync,
             "verify": verify,
@@ -258,13 +262,15 @@ def ingest(
             report = start()
         except MillpondError as error:
             if report_page is not None:
-                _draw(report_page, None, trace, spec, widths, target, settings, stopped=str(error))
+                _draw(
+                    report_page, None, trace, spec, widths, target, {"source": source, **settings}, stopped=str(error)
+                )
             if signals.code is None:
                 raise
             print(f"millpond: {error}", file=sys.stderr)  # of the database, while the rest was written
             raise typer.Exit(signals.code) from None
         if report_page is not None:
-            _draw(report_page, report, trace, spec, widths, target, settings)
+            _draw(report_page, report, trace, spec, widths, target, {"source": source, **settings})
         _finish(report, signals)
 
 

@@ -172,9 +172,8 @@ class RecordEmbedder:
             MillpondError: The engine fails whatever the texts are, or for many records in a row.
         """
         try:
-            with self._trace.stage("embed", len(call.records)):
-                output = call.dense.result()
-                sparse = None if call.sparse is None else call.sparse.result()
+            output = call.dense.result()
+            sparse = None if call.sparse is None else call.sparse.result()
         except _FATAL:
             raise
         except (MillpondError, RuntimeError) as error:  # caused by one text, or by the forward of its batch

@@ -50,7 +50,7 @@ def ingest(
     resume: bool = True,
     show_progress: bool = True,
     keep_empty: bool = False,
-    dead_letters: str | os.PathLike[str] | None = None,
+    dead_letters: str | os.PathLike[str] | DeadLetterFile | None = None,
     chunking: Chunking | Splitter | None = None,
     sparse_engine: Engine | None = None,
     sync: bool = False,
@@ -89,7 +89,7 @@ def ingest(
         show_progress: Draw a progress bar, if standard error is a terminal or this is a notebook.
         keep_empty: Embed blank texts too.
         dead_letters: A file for the records that are left out, which is a source itself; by default the journal's name
-            with ``.dead.jsonl``, beside it; none without a journal.
+            with ``.dead.jsonl``, beside it; none without a journal. If it is the source, it is replaced at the end.
         chunking: Cut the texts that are longer than the model reads, or than this says, into chunks: each is a row. An
             object with ``split`` and ``settings`` cuts them in its own way.
         sparse_engine: The engine of a hybrid sink's sparse vectors, by default ``engine``.
@@ -128,7 +128,11 @@ def ingest(
         elif dead_letters is None and journal is not None:
             dead_letters = f"{os.fspath(journal)}.dead.jsonl"
         opened = None if journal is None else stack.enter_context(Journal(journal))
-        letters = None if dead_letters is None else DeadLetterFile(dead_letters, source=records)
+        letters = (
+            dead_letters
+            if isinstance(dead_letters, DeadLetterFile | None)
+            else DeadLetterFile(dead_letters, source=records)
+        )
         sparse = _prepare(sink, engine, sparse_engine, chunked=chunker is not None)
         marks = None if opened is None else opened.collection(f"{_target(sink)} {engine.spec.fingerprint}")
         total = len(records) if isinstance(records, Sized) and not isinstance(records, str) else None

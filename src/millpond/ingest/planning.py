@@ -136,7 +136,7 @@ class RecordPlanner:
         records: dict[str, PlannedRecord] = {}
         blanks: dict[str, PlannedRecord] = {}
         rows = chars = 0
-        for page in self._pages(items):
+        for page in self._timed_pages(items):
             for planned in self._plan(page):
                 key = planned.key
                 if (former := records.pop(key, None)) is not None:
@@ -162,6 +162,16 @@ class RecordPlanner:
             self._under_way_before = self._under_way
             self._under_way = set()
         return RecordBatch(records=list(records.values()), blanks=list(blanks.values()))
+
+    def _timed_pages(self, items: Iterable[Record | Rejected]) -> Iterator[list[Record]]:
+        pages = self._pages(items)
+        while True:
+            with self._trace.stage("read") as call:
+                page = next(pages, None)
+                call.rows = len(page or ())
+            if page is None:
+                return
+            yield page
 
     def _pages(self, items: Iterable[Record | Rejected]) -> Iterator[list[Record]]:
         """A few records at a time, in which no id occurs twice; those that cannot be stored are left out."""

@@ -189,13 +189,14 @@ class IngestRun:
 
     def _finished(self, call: EmbeddingCall) -> bool:
         """Wait for a call, unless the run is stopped and the rows computed for it are in the cache."""
-        if getattr(self._engine, "cache", None) is None:
-            return True
-        while not (finished := call.wait(_STOP_SECONDS)) and not self._stop.is_set():
-            pass
-        if not finished:
-            call.cancel()
-        return finished
+        kept = getattr(self._engine, "cache", None) is not None
+        with self._trace.stage("embed", len(call.records)):
+            while not call.wait(_STOP_SECONDS):
+                if kept and self._stop.is_set():
+                    call.cancel()
+                    return False
+                self._counts.add()  # the curves and the bar go on
+        return True
 
     def _reject(self, rejected: Rejected) -> None:
         """Leave out a line that holds no record."""

@@ -16,6 +16,7 @@ from millpond.engine.loading import read_model
 from millpond.errors import InvalidRequestError
 from millpond.ingest.arguments import check_records, check_sink
 from millpond.ingest.chunking import Chunking
+from millpond.ingest.dead_letter_file import DeadLetterFile
 from millpond.ingest.delivery import RetryPolicy
 from millpond.ingest.pipeline import check_model, ingest
 from millpond.ingest.ray.cluster import connected, count_workers
@@ -52,7 +53,7 @@ def ingest_dataset(
     resume: bool = True,
     show_progress: bool = True,
     keep_empty: bool = False,
-    dead_letters: str | os.PathLike[str] | None = None,
+    dead_letters: str | os.PathLike[str] | DeadLetterFile | None = None,
     chunking: Chunking | None = None,
     sync: bool = False,
     verify: bool = False,

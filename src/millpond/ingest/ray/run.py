@@ -50,6 +50,9 @@ class ClusterRun(IngestRun):
         while not self._in_flight.isdisjoint(ids):
             self._complete(*self._calls.popleft())
         self._in_flight |= ids
+        again = [each.key for each in (*batch.records, *batch.blanks) if each.again]
+        if self._marks is not None and again:
+            self._marks.unsettle(again)  # by now those batches are written, and marked
         return WritingCall(records=batch.records, dense=self._pool.call("write", batch), sparse=None)
 
     def _complete(self, batch: RecordBatch, call: EmbeddingCall | None) -> None:

@@ -255,6 +255,9 @@ class _BatchLog(RunTrace):
     def note_counts(self, counts: Mapping[str, int]) -> None:
         self.counts.update(counts)
 
+    def unsettle(self, keys: Iterable[str]) -> None:
+        """The driver has done it, before it sent the batch."""
+
     def mark(self, marks: Iterable[Mark]) -> None:
         self.marks.extend(marks)
 
