@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -107,7 +108,8 @@ def kill_until_done(zygote, argv, folder, chance, kills, signals=(signal.SIGKILL
             else:
                 time.sleep(chance.random() ** 2 * 3)
             number = chance.choice(signals)
-            os.kill(child, number)  # a zombie at the least, since the zygote waits for it
+            with suppress(ProcessLookupError):  # it has ended
+                os.kill(child, number)
             status = zygote.wait()
             if os.WIFSIGNALED(status):
                 assert os.WTERMSIG(status) == signal.SIGKILL
