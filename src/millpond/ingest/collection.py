@@ -190,9 +190,10 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
             native = self._to_native(filter, manifest.payload)
             if native is None or not self._has_condition(native):
                 raise InvalidRequestError(f"filter={filter!r} has no condition and would delete every record")
-            with self._request("a delete by filter"):
+            with self._changing(), self._request("a delete by filter"):
                 self._delete(native, manifest.payload)
-            self._flush()
+            with self._changing():
+                self._flush()
         else:
             chunks = self.chunks_from(dict.fromkeys(ids, 1))
             self.delete_rows([*chunks, *(row_id for each in ids for row_id in self._row_ids(each))])
