@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import re
@@ -566,6 +567,28 @@ class TestIngest:
         assert result.err.startswith(f"millpond: --cache {cache}: there is no folder ")
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_journal_in_a_missing_folder_is_refused_by_its_name(self, run: Run, model: Path, tmp_path: Path):
+        journal = tmp_path / "missing" / "journal"
+        result = run("ingest", "-", "-m", model, "--to", f"qdrant+path:{tmp_path}/q#docs", "--journal", journal)
+        assert result.code == 1
+        assert result.err.startswith(f"millpond: --journal {journal}: there is no folder ")
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("option", ["--cache", "--journal"])
+    def test_a_folder_is_no_cache_and_no_journal(self, run: Run, model: Path, tmp_path: Path, option: str):
+        with contextlib.chdir(tmp_path):
+            result = run("ingest", "-", "-m", model, "--to", "qdrant+memory:#docs", option, ".", stdin='{"text": "a"}')
+        assert result.code == 1
+        assert "is not a file; choose another path" in result.err
+
+    def test_a_report_does_not_replace_the_source(self, run: Run, model: Path, tmp_path: Path):
+        source = tmp_path / "docs.jsonl"
+        source.write_text('{"text": "mill"}\n')
+        result = run("ingest", source, "-m", model, "--to", "qdrant+memory:#docs", "--report", source)
+        assert result.code == 2
+        assert "is no HTML page, so it is not replaced" in result.err
+        assert source.read_text() == '{"text": "mill"}\n'
+
     def test_a_record_that_fails_is_exit_1(self, run: Run, model: Path, tmp_path: Path):
         lines = '{"id": "a", "text": "mill"}\n{"id": "b"}\n'
         result = run("ingest", "-", "-m", model, "--to", "qdrant+memory:#docs", stdin=lines)
@@ -587,6 +610,8 @@ class TestIngest:
             (["-", "--to", "qdrant+memory:#docs", "--id", "x", "--text", "x"], "--id and --text are both 'x'"),
             (["-", "--to", "qdrant+memory:#docs", "--payload", "xml"], "--payload xml"),
             (["-", "--to", "qdrant+memory:#docs", "--datatype", "float99"], "float99"),
+            (["-", "--to", "qdrant+memory:#docs", "--chunk-overlap", "inf"], "--chunk-overlap inf must be a number"),
+            (["-", "--to", "qdrant+memory:#docs", "--chunk-overlap", "1.5"], "--chunk-overlap 1.5 is more than half"),
             (["-"], "--to"),
         ],
     )

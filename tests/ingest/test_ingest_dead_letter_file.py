@@ -250,3 +250,32 @@ def test_the_default_place_is_beside_the_journal(tmp_path, engine):
     os.chdir(folder)
     run([Record("a", "bad")], engine, Refusing(memory()))
     assert not list(folder.iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_device_is_written_to_and_not_read(tmp_path):
+    # /dev/full is an endless file of zeros to a reader, and a full disk to a writer.
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (20, 20))"
+    add = "from millpond.ingest.dead_letter_file import DeadLetterFile; DeadLetterFile(sys.argv[1]).add('letter')"
+    for device, message in (("/dev/full", "No space left"), ("/dev/stdout", "")):
+        done = subprocess.run(
+            [sys.executable, "-c", f"import sys; {limit}; {add}", device], capture_output=True, text=True, timeout=120
+        )
+        assert message in done.stderr and done.stdout == ("" if message else "letter\n")
+        assert done.returncode == (1 if message else 0)
+
+
+def test_a_journal_is_no_file_for_dead_letters(tmp_path, engine):
+    path = tmp_path / "j"
+    letters = DeadLetterFile(path)  # before the journal exists
+    with pytest.raises(InvalidRequestError, match="is the journal; name another file"):
+        run([Record("a", "bad")], engine, Refusing(memory()), journal=path, dead_letters=letters)
+
+
+def test_a_source_of_dead_letters_deletes_no_other_rows(tmp_path, engine):
+    sink, journal, path = Refusing(memory()), tmp_path / "j", tmp_path / "j.dead.jsonl"
+    run([Record("a", "bad"), Record("b", "good")], engine, sink, journal=journal)
+    for given in (path, str(path)):
+        with pytest.raises(InvalidRequestError, match="leave sync out"):
+            run(given, engine, sink, journal=journal, sync=True)
+    assert sink.stored == {("b", 0): "good"} and len(lines(path)) == 1

@@ -213,6 +213,19 @@ def test_a_path_that_cannot_be_written_is_refused_before_the_run(tmp_path, monke
         check_report("report.html")
 
 
+@pytest.mark.parametrize(
+    "content", [b'{"id": "a"}\n', b"\x00\xff", b"<!DOCTYPE html>\n<p>"], ids=["jsonl", "binary", "page"]
+)
+def test_only_a_page_is_replaced(tmp_path, content):
+    path = tmp_path / "docs.jsonl"
+    path.write_bytes(content)
+    if content.startswith(b"<!"):
+        check_report(path)
+        return
+    with pytest.raises(InvalidRequestError, match=r"is no HTML page, so it is not replaced; .*docs\.html"):
+        check_report(path)
+
+
 def test_without_matplotlib_the_error_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setattr(charts, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r'pip install "millpond\[report\]"'):

@@ -182,6 +182,7 @@ def ingest(
         from millpond.engine.loading import describe
         from millpond.ingest.dead_letter_file import DeadLetterFile
         from millpond.ingest.delivery import RetryPolicy
+        from millpond.ingest.journal import Journal
         from millpond.ingest.pipeline import check_model
         from millpond.ingest.pipeline import ingest as run
         from millpond.ingest.stop import StopRequest
@@ -208,9 +209,12 @@ def ingest(
             check_report(report_page)
             trace = RunTrace()
         if journal is None and cache is not None:
-            journal = cache.with_name(f"{cache.name}.journal")
+            journal = Path(f"{cache}.journal")
+        # First the files that the command names, so that an error names the one that it is about.
+        vectors = None if cache is None or address is not None else stack.enter_context(VectorCache(cache))
         if dead_letters is None and journal is not None:
-            dead_letters = journal.with_name(f"{journal.name}.dead.jsonl")
+            Journal(journal).close()
+            dead_letters = Path(f"{journal}.dead.jsonl")
         given = {"datatype": datatype, "quantization": compression, "hybrid": hybrid or None, "timeout": timeout}
         sink_options = {name: value for name, value in given.items() if value is not None}
         stop = StopRequest()
@@ -249,7 +253,6 @@ def ingest(
                 **arguments,
             )
         else:
-            vectors = None if cache is None else stack.enter_context(VectorCache(cache))
             sink = stack.enter_context(closing(open_sink(to, dimensions=widths, payload=payload, **sink_options)))
             engine = stack.enter_context(Engine(model, cache=vectors, **settings))
             sparse = None
@@ -279,7 +282,9 @@ def _chunking(*, chunk: bool, tokens: int | None, overlap: float | None) -> Chun
         return None
     from millpond.ingest.chunking import Chunking
 
-    given: dict[str, Any] = {} if overlap is None else {"overlap": int(overlap) if overlap >= 1 else overlap}
+    given: dict[str, Any] = (
+        {} if overlap is None else {"overlap": int(overlap) if overlap >= 1 and overlap.is_integer() else overlap}
+    )
     return Chunking(max_tokens=tokens, **given)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,10 @@ class DeadLetterFile:
         path: The file.
         source: What the run reads. If it is this very file, the letters go to a new one, which replaces it at the end.
 
+    Attributes:
+        path: The file.
+        replaces: Whether the run reads this very file.
+
     Raises:
         InvalidRequestError: The path is a folder, its folder does not exist, or it is a file of something else.
     """
@@ -44,17 +49,17 @@ class DeadLetterFile:
             raise InvalidRequestError(
                 f"dead_letters={str(path)!r}: there is no folder {str(self.path.parent)!r}; create it first"
             )
-        self._replaces = isinstance(source, str | os.PathLike) and _same_file(source, self.path)
+        self.replaces = isinstance(source, str | os.PathLike) and _same_file(source, self.path)
         if self.path.is_file() and (line := _foreign_line(self.path)) is not None:
             raise InvalidRequestError(
                 f"dead_letters={str(path)!r}: line {line} of this file is no dead letter, so nothing is written to it; "
                 "name another file"
             )
-        self._written = self.path.with_name(f"{self.path.name}.next") if self._replaces else self.path
+        self._written = self.path.with_name(f"{self.path.name}.next") if self.replaces else self.path
         self._file: FileIO | None = None
         self._known: set[bytes] = set()
         self._lock = threading.Lock()
-        if self._replaces:
+        if self.replaces:
             self._written.unlink(missing_ok=True)
 
     def add(self, letter: str) -> None:
@@ -81,7 +86,7 @@ class DeadLetterFile:
         with self._lock, self._errors():
             if self._file is not None:
                 self._file.close()
-            if self._replaces and complete:
+            if self.replaces and complete:
                 if self._file is not None:
                     os.replace(self._written, self.path)
                 else:
@@ -89,8 +94,10 @@ class DeadLetterFile:
 
     def _open(self) -> FileIO:
         descriptor = os.open(self._written, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        size = os.fstat(descriptor).st_size
-        if size <= _MAX_COMPARED:
+        status = os.fstat(descriptor)
+        size = status.st_size
+        # A pipe, a terminal or a device (/dev/stderr) holds no lines of earlier runs, and reading it may never end.
+        if stat.S_ISREG(status.st_mode) and size <= _MAX_COMPARED:
             with open(self._written, "rb") as lines:
                 self._known.update(_name(line.removesuffix(b"\n")) for line in lines)
         if size and os.pread(descriptor, 1, size - 1) != b"\n":  # torn by a run that was killed, or a full disk

@@ -133,6 +133,8 @@ def ingest(
             if isinstance(dead_letters, DeadLetterFile | None)
             else DeadLetterFile(dead_letters, source=records)
         )
+        if letters is not None:
+            _check_letters(letters, opened, sync=sync)
         sparse = _prepare(sink, engine, sparse_engine, chunked=chunker is not None)
         marks = None if opened is None else opened.collection(f"{_target(sink)} {engine.spec.fingerprint}")
         total = len(records) if isinstance(records, Sized) and not isinstance(records, str) else None
@@ -189,6 +191,17 @@ def check_model(spec: ModelSpec, dimensions: Sequence[int] | None) -> list[int]:
             f"{spec.name} does not embed (it serves {', '.join(sorted(spec.tasks))}); choose an embedding model"
         )
     return sorted({spec.check_dimensions(width) for width in check_widths(dimensions) or (None,)})
+
+
+def _check_letters(letters: DeadLetterFile, journal: Journal | None, *, sync: bool) -> None:
+    if journal is not None and letters.path == journal.path:
+        raise InvalidRequestError(
+            f"dead_letters={str(letters.path)!r} is the journal; name another file, or leave dead_letters out"
+        )
+    if sync and letters.replaces:
+        raise InvalidRequestError(
+            f"sync=True would delete every row but those of the dead letters in {str(letters.path)!r}; leave sync out"
+        )
 
 
 def _prepare(sink: Sink, engine: Engine, sparse_engine: Engine | None, *, chunked: bool) -> Engine | None:

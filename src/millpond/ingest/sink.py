@@ -18,8 +18,9 @@ class Sink(Protocol):
     """The methods that :func:`~millpond.ingest.ingest` calls.
 
     More attributes are optional: ``dimensions``, the widths to store (by default the width that ``embed`` returns),
-    ``hybrid``, whether it stores sparse vectors too, and the methods of :class:`Checks`, :class:`Deletes` and
-    :class:`Reads`. One run calls from one thread at a time.
+    ``hybrid``, whether it stores sparse vectors too, ``target``, a str by which a journal tells the collection from
+    others (by default the name of the class: two collections of it then need a journal each), and the methods of
+    :class:`Checks`, :class:`Deletes` and :class:`Reads`. One run calls from one thread at a time.
     """
 
     def prepare(self, spec: ModelSpec) -> None:

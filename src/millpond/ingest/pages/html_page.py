@@ -16,7 +16,8 @@ def check_page_path(path: str | os.PathLike[str]) -> None:
     """Refuse a path that no page can be written to, before the work that the page is about.
 
     Raises:
-        InvalidRequestError: It is a folder, or its folder does not exist or cannot be written to.
+        InvalidRequestError: It is a folder or a file that is no page, or its folder does not exist or cannot be
+            written to.
     """
     page = Path(path)
     folder = page.absolute().parent
@@ -26,6 +27,20 @@ def check_page_path(path: str | os.PathLike[str]) -> None:
         raise InvalidRequestError(f"{page}: there is no folder {folder}; make it first, or name a file elsewhere")
     if not os.access(folder, os.W_OK):
         raise InvalidRequestError(f"{page}: its folder cannot be written to; name a file elsewhere")
+    if page.is_file() and not _is_page(page):
+        raise InvalidRequestError(
+            f"{page} exists and is no HTML page, so it is not replaced; name another file, such as "
+            f"{page.with_suffix('.html')}"
+        )
+
+
+def _is_page(path: Path) -> bool:
+    """Whether a file is a page, or empty."""
+    try:
+        with path.open("rb") as file:
+            return _DOCTYPE.startswith(file.read(len(_DOCTYPE)).lower())
+    except OSError:  # it cannot be read
+        return False
 
 
 def write_page(path: str | os.PathLike[str], text: str) -> None:
@@ -133,6 +148,7 @@ def section(title: str, *paragraphs: str, code: str = "") -> str:
     return f"<section><h2>{escape(title)}</h2>{texts}{command}</section>"
 
 
+_DOCTYPE = b"<!doctype html"
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
