@@ -2,9 +2,9 @@
 
     python benchmarks/ingest_memory.py [--smoke] [--rows 1000000] [--no-cache]
 
-The rows are ingested twice: first they are computed and committed to a cache, then all come from the cache. The resident
-memory is read after every ``--every`` rows. The result is its growth after 100,000 rows: megabytes per 100,000 rows, by
-a straight line, and the mean of the last tenth against that of the tenth after them.
+The rows are ingested twice: first they are computed and committed to a cache, then all come from the cache. The
+resident memory is read after every ``--every`` rows. The result is its growth after 100,000 rows: megabytes per 100,000
+rows, by a straight line, and the mean of the last tenth against that of the tenth after them.
 """
 
 from __future__ import annotations

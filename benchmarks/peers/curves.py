@@ -104,7 +104,8 @@ def ingest_memory_table(results: Record) -> str:
         "growth after 100,000 rows, MB per 100,000",
         "last tenth over the first after them",
     ]
-    note = f"{results['loaded_bytes'] / 1e6:,.0f} MB after loading; all vectors are {results['vectors_bytes'] / 1e6:,.0f} MB."
+    loaded, vectors = results["loaded_bytes"] / 1e6, results["vectors_bytes"] / 1e6
+    note = f"{loaded:,.0f} MB after loading; all vectors are {vectors:,.0f} MB."
     return f"{_markdown(head, rows)}\n\n{note}"
 
 

@@ -17,7 +17,7 @@ Record = Mapping[str, Any]
 ALT = {
     "embed": "Lines of tokens per second over the length of the texts, for each engine",
     "calls": "Lines of tokens per second over the number of texts in one call, for each engine",
-    "ingest_memory": "Lines of resident memory over the number of rows, for rows that are computed and rows from the cache",
+    "ingest_memory": "Lines of resident memory over the number of rows, computed and from the cache",
     "late_interaction": "Recall over CPU milliseconds of a query, for each engine, in a panel for each set",
     "latency": "A bar from the median to the 99th percentile of milliseconds, for each engine",
     "soak": "Lines of the server's memory, threads and open files over time",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -41,8 +41,7 @@ def record_key(record: Record) -> str:
     return record.id if record.chunk == 0 else f"{record.id}\0{record.chunk}"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PlannedRecord:
+class PlannedRecord(NamedTuple):
     """A record on its way through a run.
 
     Attributes:

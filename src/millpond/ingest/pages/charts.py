@@ -121,6 +121,8 @@ def stage_times(stages: Mapping[str, StageSummary], *, title: str) -> str:
 
 def bars(ends: Numbers, counts: npt.NDArray[np.int64], marks: Mapping[str, float], *, title: str, x: str) -> str:
     """A histogram over a logarithmic axis: ``counts [b]`` between ``ends [b + 1]``; vertical lines at the marks."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     with _figure(title) as (figure, axes):
         axes.stairs(counts, ends, fill=True, color=_VARIABLES["blue"], alpha=0.85, linewidth=0)
         axes.set_xscale("log")
@@ -136,7 +138,9 @@ def bars(ends: Numbers, counts: npt.NDArray[np.int64], marks: Mapping[str, float
                 va="top",
                 color=_VARIABLES["ink"],
             )
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.xaxis.set_minor_formatter(NullFormatter())  # it would write 3 x 10^2 between the others
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value == round(value) else "")
         _label(axes, x, "texts")
         return _svg(figure, title)
