@@ -5,7 +5,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from tests.ingest.crashes import CrashingSink, memory, run, small
+from tests.ingest.crashes import CrashingSink, Words, memory, run, small
 from tests.tiny import write_checkpoint
 
 from millpond.engine.engine import Engine
@@ -288,6 +288,22 @@ def test_refused_rows_are_dead_letters_and_taken_again(engine, tmp_path, caplog)
     assert (report.read, report.written, report.failed) == (2, 2, 0) and not letters.exists()
     report = run(some(9), engine, Scripted(client, before), journal=tmp_path / "j")
     assert report.unchanged == 9
+
+
+@pytest.mark.parametrize("journaled", [True, False], ids=["journal", "no journal"])
+def test_a_record_with_a_refused_piece_leaves_no_row_of_its_longer_text(engine, tmp_path, journaled):
+    client, refusing = memory(), False
+
+    def before(batch):
+        if refusing and any(record.chunk == 1 for record in batch.records):
+            raise SinkRejectedError("refused")
+
+    options = {"chunker": Words(2), "journal": tmp_path / "j" if journaled else None}
+    for words, refused, stored in ((20, False, 10), (10, True, 0), (6, False, 3)):
+        refusing = refused
+        sink = Scripted(client, before)
+        report = run([Record("a", "word " * words)], engine, sink, **options)
+        assert (report.failed, sorted(sink.stored)) == (int(refused), [("a", number) for number in range(stored)])
 
 
 def test_a_database_that_stays_away_stops_the_run_which_then_goes_on(engine, tmp_path):

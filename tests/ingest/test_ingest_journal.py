@@ -509,3 +509,31 @@ def test_a_stop_during_a_write_keeps_what_was_acknowledged(engine, journal, call
     with small(2):
         assert run(some(40), engine, CrashingSink(client), journal=journal).unchanged == report.written
     assert len(CrashingSink(client).stored) == 40
+
+
+# ------------------------------------------------------------------------------------------- pieces that are records
+
+
+@pytest.mark.parametrize("blank", [False, True], ids=["sync", "blank"])
+def test_pieces_whose_rows_were_deleted_with_their_record_are_written_again(journal, engine, blank):
+    # The rows of others hide from the count, and from the look at the first and last ids, that one is missing.
+    others = [Record(f"{side}{number:03d}", "text") for number in range(200) for side in "az"]
+    first = Record("m", "one", {"chunk": 0, "chunk_start": 0, "chunk_end": 3})
+    pieces = [first, Record("m", "two", chunk=1), Record("m", "three", chunk=2)]
+    sink = CrashingSink(memory())
+    run([*others, *pieces], engine, sink, chunker=Words(), journal=journal)
+    gone = [Record("m", " ")] if blank else []
+    run([*others, *gone], engine, sink, chunker=Words(), journal=journal, sync=not blank)
+    assert ("m", 1) not in sink.stored
+    run([Record(f"new {number}", "text") for number in range(5)], engine, sink, chunker=Words())
+    run([*others, *pieces], engine, sink, chunker=Words(), journal=journal)
+    assert [sink.stored.get(("m", number)) for number in range(3)] == ["one", "two", "three"]
+
+
+def test_the_marks_of_pieces_go_with_that_of_their_record_and_those_of_no_other(journal):
+    with Journal(journal) as opened:
+        marks = opened.collection("a")
+        names = ["m", "m\x001", "m\x0012", "m\x01", "m1", "l", "mm\x001"]
+        marks.mark(Mark(name, b"1", 1) for name in names)
+        marks.remove(["m", "mm"])
+        assert sorted(marks.find(names)) == ["l", "m\x01", "m1"]

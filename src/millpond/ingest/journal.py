@@ -154,10 +154,16 @@ class CollectionMarks:
             )
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Remove the marks of records that the collection holds no more."""
+        """Remove the marks of records that the collection holds no more, and of pieces that were records themselves."""
+        removed = list(ids)
         with self._journal.writing() as connection:
             connection.executemany(
-                "DELETE FROM records WHERE target = ? AND id = ?", [(self._number, each) for each in ids]
+                "DELETE FROM records WHERE target = ? AND id = ?", [(self._number, each) for each in removed]
+            )
+            # The name of a piece is the id, NUL and its number.
+            connection.executemany(
+                "DELETE FROM records WHERE target = ? AND id > ? AND id < ?",
+                [(self._number, f"{each}\0", f"{each}\1") for each in removed],
             )
 
     def rows(self) -> int:

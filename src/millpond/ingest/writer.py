@@ -148,6 +148,7 @@ class BatchWriter:
             self._counts.add(**({"cached": -1} if cached else {"embedded": -1}))
             self._fail(record, reason)
             if len(record.chunks) > 1 and isinstance(self._sink, Reads):
+                self._drop_stale_chunks([record])  # first: behind a gap no later run would find them
                 row_ids = [point_id(chunk.id, chunk.chunk) for chunk in reversed(record.chunks)]
                 self._delivery.send(lambda rows=row_ids: self._sink.delete_rows(rows))  # type: ignore[misc]
         return good
@@ -181,6 +182,8 @@ class BatchWriter:
                 if len(whole) < len(records) and isinstance(sink, Reads):
                     rows = [point_id(each.record.id, each.record.chunk) for each in records if each.record.chunk]
                     self._delivery.send(lambda: sink.delete_rows(rows))
+                if self._marks is not None:  # of pieces that were records of their own, whose rows are deleted too
+                    self._marks.remove(whole)
         if self._marks is not None:
             self._marks.mark(Mark(each.key, each.digest, 0) for each in records)
 
