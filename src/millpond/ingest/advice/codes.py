@@ -16,8 +16,8 @@ from millpond.quantization import eight_bits
 Datatype = Literal["float32", "float16", "bfloat16", "int8", "uint8", "bit"]
 Quantization = Literal["scalar", "product", "binary"]
 
-# Qdrant's scalar quantization: 7 bits between the least and the greatest of the values that its quantile keeps. It counts
-# what it cuts at each end by rows, not by values, and cuts nothing of fewer rows.
+# Qdrant's scalar quantization: 7 bits between the least and the greatest of the values that its quantile keeps. It
+# counts what it cuts at each end by rows, not by values, and cuts nothing of fewer rows.
 _SCALAR_STEPS = 127
 _SCALAR_QUANTILE = 0.99
 _SCALAR_ROWS = 127
