@@ -43,7 +43,8 @@ def rewritten(command: str, message: str) -> str:
         (
             "ingest",
             "created with quantization=None, asks for quantization='scalar'; leave quantization out",
-            "created with no --index-quantization, asks for --index-quantization scalar; leave --index-quantization out",
+            "created with no --index-quantization, asks for --index-quantization scalar; "
+            "leave --index-quantization out",
         ),
         ("rerank", "top_n=0 must be an int from 1", "--top-n 0 must be an int from 1"),
         ("bench-serve", "warm_up=-1 is not", "--warm-up -1 is not"),

@@ -25,8 +25,8 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "max_tokens": ("chunk_tokens",),
     "overlap": ("chunk_overlap",),
 }
-# quantization is an argument of engines and of sinks. A message with one of these values is about a sink's, and ingest has
-# another option for that.
+# quantization is an argument of engines and of sinks. A message with one of these values is about a sink's, and ingest
+# has another option for that.
 _SINK_QUANTIZATION = re.compile(r"quantization='(?:scalar|product|binary)'")
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _BARE = re.compile(r"[^\s,;:)]*[^\s,;:).]")
