@@ -54,7 +54,7 @@ def qdrant_edge(cut: Cut, widths: Sequence[int], folder: Path) -> Iterator[Store
 
     full = max(widths)
     copies = {
-        "scalar": edge.ScalarQuantizationConfig(edge.ScalarType.Int8, always_ram=True),
+        "scalar": edge.ScalarQuantizationConfig(edge.ScalarType.Int8, quantile=0.99, always_ram=True),
         "product": edge.ProductQuantizationConfig(edge.CompressionRatio.X16, always_ram=True),
         "binary": edge.BinaryQuantizationConfig(always_ram=True),
     }

@@ -37,6 +37,15 @@ def rewritten(command: str, message: str) -> str:
         ("ingest", "(keep_empty=True keeps them)", "(--keep-empty keeps them)"),
         ("ingest", "id_column and text_column are both 'x'", "--id and --text are both 'x'"),
         ("ingest", "types=year=integer is unknown", "--types year=integer is unknown"),
+        # Of the two quantizations, an engine's and a sink's, the value tells which.
+        ("ingest", "quantization='int8' needs a GPU", "--quantization int8 needs a GPU"),
+        ("advise", "quantization='scalar' is none", "--quantization scalar is none"),
+        (
+            "ingest",
+            "created with quantization=None, asks for quantization='scalar'; leave quantization out",
+            "created with no --index-quantization, asks for --index-quantization scalar; "
+            "leave --index-quantization out",
+        ),
         ("rerank", "top_n=0 must be an int from 1", "--top-n 0 must be an int from 1"),
         ("bench-serve", "warm_up=-1 is not", "--warm-up -1 is not"),
         # What is no argument stays: words, paths, quotes, attributes, options, names of another command.

@@ -112,7 +112,8 @@ def test_uint8_is_compared_by_the_distance_of_its_codes(rows, queries):
     np.testing.assert_array_equal(np.take_along_axis(distances, found, axis=1), np.sort(distances, axis=1)[:, :5])
 
 
-def test_scalar_codes_have_128_steps_between_the_extremes(rows, queries):
+def test_scalar_codes_of_few_rows_have_128_steps_between_the_extremes(rows, queries):
+    rows = rows[:126]
     low, high = rows.min(), rows.max()
     step = (high - low) / 127
 
@@ -124,6 +125,25 @@ def test_scalar_codes_have_128_steps_between_the_extremes(rows, queries):
     best = np.take_along_axis(scores, found, axis=1)
     np.testing.assert_allclose(best, -np.sort(-scores, axis=1)[:, :5], atol=1e-4)
     assert quantize(rows, "scalar").bytes == 24 and quantize(rows, "binary").bytes == 3
+
+
+def test_scalar_codes_of_many_rows_cut_a_few_outliers(queries):
+    random = np.random.default_rng(7)
+    rows = random.normal(size=(1000, 20)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    rows[0] = np.eye(20, dtype=np.float32)[0]  # far from every other value
+    values = np.sort(rows, axis=None)
+    low, high = values[5], values[-6]  # half a percent of the rows' number, at each end
+    assert high < 0.99
+    step = (high - low) / 127
+
+    def codes(floats):
+        return np.clip(np.rint((floats - low) / step), 0, 127) * step + low
+
+    scores = codes(queries) @ codes(rows).T
+    found = quantize(rows, "scalar").search(queries, 5)
+    best = np.take_along_axis(scores, found, axis=1)
+    np.testing.assert_allclose(best, -np.sort(-scores, axis=1)[:, :5], atol=1e-5)
 
 
 def test_product_codes_are_exact_for_few_rows_and_lossy_for_many(queries):
@@ -280,6 +300,19 @@ def test_with_judgements_the_ndcg_decides(engine):
     assert not found.judged and quality(found.full) == 1.0
     assert quality(advice.full) == advice.full.ndcg < 1
     assert all(one.keeps == (one.ndcg >= advice.full.ndcg - 1e-9) for one in advice.measurements)
+
+
+def test_judgements_that_the_full_width_finds_nothing_of_are_refused(engine):
+    records = [Record(str(i), text) for i, text in enumerate(TEXTS)]
+    judged = {"q": {farthest(engine): 1.0}}
+    with pytest.raises(InvalidRequestError, match="the full width finds no relevant document"):
+        advised(engine, records, [Record("q", TEXTS[1])], judgements=judged, k=1)
+
+
+def farthest(engine):
+    """The id of the text that is the last one of the ranking for the second text."""
+    query = engine.embed([TEXTS[1]], role="query", normalize=True).embeddings[0]
+    return str(int(np.argmin(engine.embed(TEXTS, role="document", normalize=True).embeddings @ query)))
 
 
 def test_documents_that_no_one_has_are_counted_as_missed_and_said(engine):

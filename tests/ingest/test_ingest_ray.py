@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -487,6 +488,22 @@ def test_a_collection_of_another_model_is_refused_before_a_worker_starts(cluster
 def test_arguments_of_a_dataset_are_checked_at_once(cluster, model, change, message):
     with pytest.raises(InvalidRequestError, match=message):
         embed_dataset(ray.data.from_items([{"id": "a", "text": "b"}]), model=model, **change)
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_where_nothing_listens_is_refused_at_once(scheme):
+    from millpond.ingest.ray import cluster
+
+    with socket.socket() as unused:  # bound, and not listening
+        unused.bind(("127.0.0.1", 0))
+        address = f"{scheme}127.0.0.1:{unused.getsockname()[1]}"
+        with (
+            mock.patch.object(cluster.ray, "is_initialized", return_value=False),
+            mock.patch.object(cluster.ray, "init", side_effect=AssertionError("Ray would try for minutes")),
+            pytest.raises(InvalidRequestError, match="there is no Ray cluster that answers .*refused"),
+            cluster.connected(address),
+        ):
+            pass
 
 
 def test_ray_is_imported_by_nothing_else():

@@ -70,13 +70,13 @@ class VectorOptions:
     lexical: bool = False
 
     def __post_init__(self) -> None:
-        if self.datatype not in _TYPES:
+        if self.datatype not in [*_TYPES]:
             raise InvalidRequestError(f"datatype={self.datatype!r} is unknown; choose one of {', '.join(_TYPES)}")
         if self.quantization is not None and self.quantization not in _QUANTIZATIONS:
             raise InvalidRequestError(
                 f"quantization={self.quantization!r} is unknown; choose one of {', '.join(_QUANTIZATIONS)}"
             )
-        if self.index_type is not None and self.index_type not in _INDEXES:
+        if self.index_type is not None and self.index_type not in [*_INDEXES]:
             raise InvalidRequestError(
                 f"index_type={self.index_type!r} is unknown; choose one of {', '.join(_INDEXES)} (quantization is an "
                 "argument of its own)"

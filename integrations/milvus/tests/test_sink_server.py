@@ -161,6 +161,8 @@ def test_the_index_is_the_one_of_its_options(
     ("options", "message"),
     [
         ({"datatype": "uint8"}, "datatype='uint8' is unknown; choose one of float32, float16, bfloat16, int8"),
+        ({"datatype": ["int8"]}, "datatype=.'int8'. is unknown"),
+        ({"index_type": ["HNSW"]}, "index_type=.'HNSW'. is unknown"),
         ({"quantization": "rotary"}, "quantization='rotary' is unknown; choose one of scalar, product, binary"),
         ({"index_type": "IVF_PQ"}, "index_type='IVF_PQ' is unknown; choose one of AUTOINDEX, FLAT, HNSW, IVF"),
         ({"index_type": "HNSW", "quantization": "binary"}, "'HNSW' has no quantization='binary'; choose one of IVF"),

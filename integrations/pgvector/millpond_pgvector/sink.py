@@ -76,7 +76,7 @@ class PgVectorSink(TableSink[Composable]):
         self._set_options(datatype=datatype, index=index)
         if owned:
             _check_dsn(self._where)
-        if not 0 < timeout <= threading.TIMEOUT_MAX:
+        if not isinstance(timeout, int | float) or not 0 < timeout <= threading.TIMEOUT_MAX:
             raise InvalidRequestError(f"timeout={timeout!r} is no time; pass seconds above 0")
         self._timeout, self._table, self._types = timeout, Identifier(*table.split(".")), dict[int, str]()
         self._lock, self._late = threading.RLock(), threading.Event()

@@ -24,6 +24,8 @@ _NAME = re.compile(r"d[0-9]+")  # of the vector of a width
 _HNSW = ("m", "ef_construct", "ef")
 # Rescoring the k hits of the copy alone would order them and find none that the copy missed.
 _OVERSAMPLING = {"scalar": 2.0, "product": 4.0, "binary": 8.0}
+# Of the values that scalar quantization scales to a byte; the others, the largest ones, are cut: steps are finer.
+_QUANTILE = 0.99
 # uint8: a value of 8 times the root of the mean square of a unit vector is the largest that is kept.
 _CLIPPED = 8
 _MIDDLE = 128
@@ -216,7 +218,7 @@ def _scale(width: int) -> float:
 def _quantized(kind: Quantization) -> models.QuantizationConfig:
     match kind:
         case "scalar":
-            scalar = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
+            scalar = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, quantile=_QUANTILE, always_ram=True)
             return models.ScalarQuantization(scalar=scalar)
         case "product":
             product = models.ProductQuantizationConfig(compression=models.CompressionRatio.X16, always_ram=True)

@@ -102,8 +102,10 @@ class RealEngine(QdrantClient):
 def _vector(params: models.VectorParams) -> Any:
     quantization: Any = None
     match params.quantization_config:
-        case models.ScalarQuantization():
-            quantization = edge.ScalarQuantizationConfig(edge.ScalarType.Int8, always_ram=True)
+        case models.ScalarQuantization(scalar=scalar):
+            quantization = edge.ScalarQuantizationConfig(
+                edge.ScalarType.Int8, quantile=scalar.quantile, always_ram=True
+            )
         case models.ProductQuantization():
             quantization = edge.ProductQuantizationConfig(edge.CompressionRatio.X16, always_ram=True)
         case models.BinaryQuantization():

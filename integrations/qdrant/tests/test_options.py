@@ -154,7 +154,7 @@ def test_a_collection_is_created_as_before_unless_more_is_asked(
 @pytest.mark.parametrize(
     ("quantization", "config"),
     [
-        ("scalar", {"scalar": {"type": "int8", "always_ram": True}}),
+        ("scalar", {"scalar": {"type": "int8", "quantile": 0.99, "always_ram": True}}),
         ("product", {"product": {"compression": "x16", "always_ram": True}}),
         ("binary", {"binary": {"always_ram": True}}),
     ],
@@ -300,6 +300,7 @@ def test_another_form_than_the_collections_is_refused(
         ({"indexes": {'a"b': "keyword"}}, "indexes key 'a\"b' holds a quote"),
         ({"indexes": {"doc_id": "keyword"}, "payload": "llama_index"}, "indexes key 'doc_id' is a field of LlamaIndex"),
         ({"indexes": ["year"]}, "must be a dict of metadata keys"),
+        ({"hybrid": "bm25"}, "hybrid='bm25' must be True or False for Qdrant"),
         ({"batch": 0}, "batch=0 must be an int from 1"),
         ({"hybrid": 1, "batch": True}, "batch=True must be an int from 1"),
     ],

@@ -25,6 +25,9 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "max_tokens": ("chunk_tokens",),
     "overlap": ("chunk_overlap",),
 }
+# quantization is an argument of engines and of sinks. A message with one of these values is about a sink's, and ingest
+# has another option for that.
+_SINK_QUANTIZATION = re.compile(r"quantization='(?:scalar|product|binary)'")
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _BARE = re.compile(r"[^\s,;:)]*[^\s,;:).]")
 _OUTSIDE_QUOTES = r"""(?<![\w.'"\[/=-])"""  # nor in a path, in an attribute, or in an option
@@ -79,6 +82,8 @@ def in_flags(message: str, flags: Mapping[str, Flag]) -> str:
     ``name=value`` becomes ``--name value``; a name alone is replaced if it cannot be a word (``max_length``), or in
     "leave dimensions out". What stands in quotes, and the names that are no option of the command, stay.
     """
+    if "compression" in flags and _SINK_QUANTIZATION.search(message):
+        flags = {**flags, "quantization": flags["compression"]}
     names = sorted(flags, key=len, reverse=True)
     any_name = "|".join(names)
     compound = "|".join(name for name in names if "_" in name) or "(?!)"

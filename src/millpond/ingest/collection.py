@@ -65,11 +65,13 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         hybrid: bool = False,
     ) -> None:
         super().__init__(location, collection, owned=owned)
+        if hybrid not in (False, True):
+            raise InvalidRequestError(f"hybrid={hybrid!r} must be True or False for {self.database}")
         if hybrid and not self.hybrids:
             raise InvalidRequestError(
                 f"hybrid=True: this sink of {self.database} stores no sparse vectors; leave it out"
             )
-        self._hybrid = hybrid
+        self._hybrid = bool(hybrid)
         self._failed_write: str | None = None  # of an embedded database, whose later writes would be lost
         self._dimensions = check_widths(dimensions)
         self._payload = check_payload(payload)

@@ -146,7 +146,8 @@ def advise(
 
     Raises:
         InvalidDimensionsError: The model's vectors cannot have a width.
-        InvalidRequestError: An argument is not valid, there is no text or no query, or ``k`` is more than the rows.
+        InvalidRequestError: An argument is not valid, there is no text or no query, ``k`` is more than the rows, or
+            the full width finds nothing that is judged relevant.
         UnsupportedTaskError: The model does not embed.
     """
     _check(k, keep, sample, datatypes, database)
@@ -174,6 +175,11 @@ def advise(
         raise InvalidRequestError("too few vectors are finite and not zero; try dtype='float32'")
     simulation = _Simulation(document_rows, query_rows, [record.id for record in records], asked, judged, k)
     kinds = [name for name in DATATYPES if name in datatypes or name == "float32"]
+    if simulation.full_ndcg == 0:
+        raise InvalidRequestError(
+            f"nDCG@{NDCG_K} is 0: the full width finds no relevant document of any query, so there is nothing to keep; "
+            "check that the judgements belong to these texts, or leave them out, and the recall decides"
+        )
     measurements = _marked([*simulation.run(layouts(measured_widths, kinds, database), seed)], keep)
     return Advice(
         measurements=tuple(measurements),
@@ -378,6 +384,11 @@ class _Simulation:
                 yield self._measure(layout, quantized(layout.width, layout.quantization), vectors)
             else:
                 yield self._measure(layout, vectors, None)
+
+    @property
+    def full_ndcg(self) -> float | None:
+        """nDCG@10 of the full width in float32; ``None`` without judgements."""
+        return None if self._grades is None else self._ndcg(nearest(self._queries, self._rows, self._found))
 
     def _cut(self, width: int) -> FloatArray:
         return matryoshka.cut(self._rows, width, normalize=True)

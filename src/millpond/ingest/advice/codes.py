@@ -16,8 +16,11 @@ from millpond.quantization import eight_bits
 Datatype = Literal["float32", "float16", "bfloat16", "int8", "uint8", "bit"]
 Quantization = Literal["scalar", "product", "binary"]
 
-# Qdrant's scalar quantization: 7 bits between the least and the greatest of all values.
+# Qdrant's scalar quantization: 7 bits between the least and the greatest of the values that its quantile keeps. It
+# counts what it cuts at each end by rows, not by values, and cuts nothing of fewer rows.
 _SCALAR_STEPS = 127
+_SCALAR_QUANTILE = 0.99
+_SCALAR_ROWS = 127
 # Product quantization: 4 floats become a byte, 16 times less than float32.
 _CHUNK = 4
 _CENTROIDS = 256
@@ -115,7 +118,8 @@ def store(rows: FloatArray, datatype: Datatype) -> Codes:
 def quantize(rows: FloatArray, quantization: Quantization, *, seed: int = 0) -> Codes:
     """``rows [n, d]`` (normalized) in the second, smaller copy that a database searches.
 
-    - ``scalar``: 7 bits in a byte, linear between the least and the greatest of all values (as Qdrant's ``int8``).
+    - ``scalar``: 7 bits in a byte, linear between the least and the greatest value but for a few outliers (as Qdrant's
+      ``int8`` with the quantile 0.99).
     - ``binary``: the sign of each value.
     - ``product``: 4 values in a byte: the nearest of 256 centroids (Jegou et al., "Product quantization for nearest
       neighbor search", 2011). The query is not encoded.
@@ -182,6 +186,9 @@ _DATATYPES: Mapping[str, Callable[[FloatArray], Codes]] = {
 
 def _scalar(rows: FloatArray) -> Codes:
     low, high = rows.min(), rows.max()
+    if len(rows) >= _SCALAR_ROWS:
+        cut = max(1, int(len(rows) * (1 - _SCALAR_QUANTILE) / 2))  # of all values, at each end
+        low, high = np.partition(rows, (cut, rows.size - 1 - cut), axis=None)[[cut, rows.size - 1 - cut]]
     step = np.float32(max(high - low, 1e-12) / _SCALAR_STEPS)
 
     def encode(floats: FloatArray) -> FloatArray:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import math
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import ray
 
 from millpond.errors import InvalidRequestError
+
+_CONNECT_SECONDS = 10.0
 
 
 @contextmanager
@@ -33,9 +37,11 @@ def connected(address: str | None) -> Iterator[None]:
     options: dict[str, Any] = {"include_dashboard": False} if local else {}
     handlers = _signal_handlers()
     try:
+        if not local:
+            _knock(str(address))
         # Workers' warnings come back with their results.
         ray.init(address="local" if local else address, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise InvalidRequestError(
             f"address={address!r}: there is no Ray cluster that answers ({_first_line(error)}); start one by "
             "`ray start --head`, or pass 'local'"
@@ -77,6 +83,13 @@ def count_workers(workers: int | None, *, num_cpus: float, num_gpus: float, read
             "first (of an autoscaling cluster by ray.autoscaler.sdk.request_resources)"
         )
     return fit if workers is None else workers
+
+
+def _knock(address: str) -> None:
+    """Raise OSError if nothing listens at an address with a host and a port: Ray itself would try for minutes."""
+    place = urlsplit(address if "://" in address else f"//{address}")
+    if place.hostname and place.port:
+        socket.create_connection((place.hostname, place.port), timeout=_CONNECT_SECONDS).close()
 
 
 def _signal_handlers() -> dict[int, Any]:
