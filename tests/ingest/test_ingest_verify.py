@@ -8,7 +8,7 @@ from tests.ingest.crashes import CrashingSink, Words, memory, run
 from tests.tiny import write_checkpoint
 
 from millpond.engine.engine import Engine
-from millpond.ingest import Record, StoredRow, point_id, verify
+from millpond.ingest import Record, StoredRow, Verification, point_id, verify
 from millpond.ingest.verify import RecordSample
 
 
@@ -142,3 +142,30 @@ def test_a_sample_keeps_the_newest_record_of_an_id_and_is_bounded():
         sample.offer([planned(number, "again")])
     kept = [each.id for each in sample.records]
     assert len(kept) == len(set(kept)) <= 256
+
+
+def test_a_verification_is_good_if_nothing_is_missing_or_different():
+    good = Verification(rows=12, expected=10, missing=0, sampled=10, different=0)
+    assert good.good
+    for name, value in (("missing", 1), ("different", 1), ("rows", 9)):
+        assert not replace(good, **{name: value}).good
+
+
+def test_a_sink_that_does_not_name_its_collection_is_said(engine, tmp_path, caplog):
+    class Nameless:
+        def prepare(self, spec): ...
+        def write(self, batch): ...
+        def close(self): ...
+
+    run(some(2), engine, Nameless())
+    assert not caplog.records
+    run(some(2), engine, Nameless(), journal=tmp_path / "j")
+    assert "has no attribute target" in caplog.text
+
+
+def test_pieces_that_a_source_holds_itself_stay_beside_the_first(engine):
+    client = memory()
+    pieces = [Record("m", "one"), Record("m", "two", chunk=1), Record("m", "three", chunk=2)]
+    run([Record("other", "text")], engine, CrashingSink(client), chunking=Words(1))
+    assert run(pieces, engine, CrashingSink(client), chunking=Words(1)).written == 3
+    assert {point_id("m", number) for number in range(3)} <= rows(client).keys()

@@ -323,7 +323,8 @@ def _finish(report: IngestReport, signals: StopSignals) -> None:
             f"{report.verification.different} are different; run again to write them"
         )
     if report.failed:
-        problems.append(f"{report.failed} records were left out; the log and the dead letters name them")
+        count = "1 record was" if report.failed == 1 else f"{report.failed} records were"
+        problems.append(f"{count} left out; the log and the dead letters name them")
     if report.uncached:
         problems.append(f"{report.uncached} vectors could not be cached: {report.cache_error}")
     if report.stopped:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import threading
@@ -35,6 +36,8 @@ from millpond.spec import ModelSpec
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
+
+logger = logging.getLogger(__name__)
 
 # One engine call: enough texts to pack full batches, few enough that the progress bar moves and memory stays flat.
 BATCH_RECORDS = 2048
@@ -136,7 +139,9 @@ def ingest(
         if letters is not None:
             _check_letters(letters, opened, sync=sync)
         sparse = _prepare(sink, engine, sparse_engine, chunked=chunker is not None)
-        marks = None if opened is None else opened.collection(f"{_target(sink)} {engine.spec.fingerprint}")
+        marks = None
+        if opened is not None:
+            marks = opened.collection(f"{_target(sink)} {engine.spec.fingerprint}")
         total = len(records) if isinstance(records, Sized) and not isinstance(records, str) else None
         if marks is not None and resume and isinstance(sink, Reads):
             forget_missing(sink, marks)
@@ -229,5 +234,13 @@ def _computed(engine: Engine) -> Callable[[], int] | None:
 
 def _target(sink: Sink) -> str:
     """The collection, as the journal names it."""
-    kind = type(sink)
-    return str(getattr(sink, "target", f"{kind.__module__}.{kind.__qualname__}"))
+    target = getattr(sink, "target", None)
+    if target is None:
+        kind = type(sink)
+        target = f"{kind.__module__}.{kind.__qualname__}"
+        logger.warning(
+            "the sink has no attribute target, so the journal knows its collection by the class %s alone; use the "
+            "journal for this collection only",
+            target,
+        )
+    return str(target)

@@ -126,7 +126,7 @@ class BatchWriter:
             written = self._leave_out(completed, batch, refused)
         else:
             written = [batch.records[index] for index in completed]
-        self._drop_stale_chunks(written)
+        self._drop_stale_chunks(written, batch)
         if self._marks is not None and written:
             with self._trace.stage("journal", len(written)):
                 self._marks.mark(Mark(each.key, each.digest, len(each.chunks)) for each in written)
@@ -148,13 +148,13 @@ class BatchWriter:
             self._counts.add(**({"cached": -1} if cached else {"embedded": -1}))
             self._fail(record, reason)
             if len(record.chunks) > 1 and isinstance(self._sink, Reads):
-                self._drop_stale_chunks([record])  # first: behind a gap no later run would find them
+                self._drop_stale_chunks([record], batch)  # first: behind a gap no later run would find them
                 row_ids = [point_id(chunk.id, chunk.chunk) for chunk in reversed(record.chunks)]
                 self._delivery.send(lambda rows=row_ids: self._sink.delete_rows(rows))  # type: ignore[misc]
         return good
 
-    def _drop_stale_chunks(self, records: Sequence[PlannedRecord]) -> None:
-        """Delete the rows of longer texts that these records had before."""
+    def _drop_stale_chunks(self, records: Sequence[PlannedRecord], batch: EmbeddedRecords) -> None:
+        """Delete the rows of longer texts that these records had before, but none of the batch itself."""
         if not isinstance(self._sink, ChunkedRows):
             return
         sink, stale = self._sink, []
@@ -168,6 +168,9 @@ class BatchWriter:
                 stale += [point_id(each.record.id, number) for number in numbers]
         if unknown:
             self._delivery.send(lambda: stale.extend(sink.chunks_from(unknown)))
+        if stale:  # a source may hold pieces of its own beside the first one
+            own = set(batch.batch.ids)
+            stale[:] = [row_id for row_id in stale if row_id not in own]
         if stale:
             self._delivery.send(lambda: sink.delete_rows(stale))
 
