@@ -6,6 +6,7 @@ the process id of the run, and its wait status once it has ended.
 
 import json
 import os
+import signal
 import sys
 
 from millpond.cli.app import main
@@ -15,6 +16,9 @@ from millpond.engine.execute.runner import Runner
 from millpond.ingest import pipeline as _pipeline
 
 assert _engine and _pipeline
+# Tests that were started in the background ignore them, and a run keeps what its parent ignores.
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
 end_on_signals()  # as the program's own first step, before its imports
 
 
