@@ -163,12 +163,15 @@ class SinkUnavailableError(SinkError):
     """The database did not answer in time, or is too busy; the same request may succeed later.
 
     Attributes:
-        retry_after: Seconds that the database asks to wait, if it said so.
+        retry_after: Seconds that the database asks to wait; ``None`` if it did not say so.
     """
+
+    retry_after: float | None = None
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
-        self.retry_after = retry_after
+        if retry_after is not None:
+            self.retry_after = retry_after
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Keep ``retry_after``: exceptions are unpickled from their positional arguments only."""

@@ -83,7 +83,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param(f"truncate -wal {errno.EIO} truncate cache.db {errno.EIO}", None, id="truncation fails"),
         pytest.param(
             f"write cache.db {errno.ENOSPC} write -wal {errno.ENOSPC} write -shm {errno.ENOSPC}",
-            "disk is full",
+            "space",
             id="disk full everywhere",
         ),
     ],

@@ -368,7 +368,7 @@ def test_the_error_of_a_refused_url_hides_its_password():
 
 
 def test_an_unknown_kind_is_not_a_package_to_install(installed):
-    with pytest.raises(InvalidRequestError, match="choose one of milvus, qdrant, shelf"):
+    with pytest.raises(InvalidRequestError, match="choose one of (lancedb, )?milvus, (pgvector, )?qdrant, shelf"):
         open_sink("drawer+path:x#docs")
 
 

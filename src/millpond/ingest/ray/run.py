@@ -111,6 +111,8 @@ class ClusterRun(IngestRun):
             self._fail(planned[key], reason)
         if self._marks is not None and written.marks:
             with self._trace.stage("journal", len(written.marks)):
+                if blanks := [each.record.id for each in batch.blanks if each.record.chunk == 0]:
+                    self._marks.remove(blanks)  # those of pieces that were records of their own, too
                 self._marks.mark(written.marks)
         self._counts.truncated(written.truncated_ids)
         self._counts.add(**{name: written.counts.get(name, 0) for name in _COUNTS})

@@ -258,6 +258,9 @@ class _BatchLog(RunTrace):
     def unsettle(self, keys: Iterable[str]) -> None:
         """The driver has done it, before it sent the batch."""
 
+    def remove(self, keys: Iterable[str]) -> None:
+        """The driver does it, when the batch is acknowledged."""
+
     def mark(self, marks: Iterable[Mark]) -> None:
         self.marks.extend(marks)
 
