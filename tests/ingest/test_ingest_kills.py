@@ -177,7 +177,9 @@ def test_a_hundred_kills_lose_and_double_nothing(zygote, source, model, database
         number += 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["term", "int"])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, id="term"), pytest.param(signal.SIGINT, id="int", marks=pytest.mark.slow)]
+)
 def test_signals_at_random_moments_end_with_their_code_and_the_next_run_goes_on(
     zygote, source, model, database, tmp_path, number
 ):
@@ -187,7 +189,9 @@ def test_signals_at_random_moments_end_with_their_code_and_the_next_run_goes_on(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["term", "int"])
-@pytest.mark.parametrize("lines", [0, 1, 700])
+@pytest.mark.parametrize(
+    "lines", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 700]
+)
 def test_a_signal_while_standard_input_stands_still_ends_the_run(zygote, source, model, tmp_path, number, lines):
     pytest.importorskip("millpond_qdrant")
     url = DATABASES["qdrant"][1]
