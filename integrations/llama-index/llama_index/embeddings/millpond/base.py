@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.schema import BaseNode
 from pydantic import (
     AliasChoices,
     ConfigDict,
@@ -17,13 +20,15 @@ from pydantic import (
 )
 
 from llama_index.embeddings.millpond.source import EngineSource, PathStr
+from llama_index.embeddings.millpond.text_lists import TextLists, listed
 from millpond.errors import EngineOverloadedError
 
 if TYPE_CHECKING:
+    from llama_index.sparse_embeddings.millpond import MillpondSparseEmbedding
     from millpond import Engine
 
 
-class MillpondEmbedding(EngineSource, BaseEmbedding):
+class MillpondEmbedding(TextLists, EngineSource, BaseEmbedding):
     """Text embeddings by a model that runs in this process.
 
     With ``model_name=``, the model is loaded on first use, and all objects of one configuration share one engine, also
@@ -33,7 +38,7 @@ class MillpondEmbedding(EngineSource, BaseEmbedding):
     Every option that changes a vector is a public field, so that the cache key of an ``IngestionPipeline`` has it.
 
     Attributes:
-        model_name: Hub id or local folder; also accepted as ``model``.
+        model_name: Hub id or local folder; also accepted, and readable, as ``model``; the only positional argument.
         engine: A loaded engine, instead of ``model_name`` and every option that is read at loading. Never serialized.
         engine_identity: Written when an object with ``engine=`` is serialized: which engine it was.
         embed_batch_size: Texts per call of the engine, which forms its own batches, so larger is better.
@@ -43,6 +48,7 @@ class MillpondEmbedding(EngineSource, BaseEmbedding):
         dimensions: Matryoshka width of the vectors.
         normalize: Whether to L2-normalize the vectors; by default as the checkpoint does.
         truncate: Which end of an over-long text is cut, or ``"error"``.
+        chunking: ``"mean"`` reads an over-long text to its end, in windows, whose vectors are averaged.
         revision: Branch, tag or commit of a hub id.
         device: ``auto`` (cuda, then mps, then cpu) or a torch device.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
@@ -50,6 +56,8 @@ class MillpondEmbedding(EngineSource, BaseEmbedding):
         pooling: Replaces the checkpoint's pooling method.
         hf_overrides: Merged into config.json, for example ``{"is_matryoshka": True}``.
         max_batch_tokens: Most tokens per forward.
+        quantization: ``int8`` or ``fp8`` weights, as in ``millpond.Engine``.
+        compile: Compile the model, as in ``millpond.Engine``.
         cache: Path of a vector cache, whose keys (unlike those of ``embeddings_cache``) include model, role and width.
             To share a ``VectorCache`` object, give it to an engine and pass that.
         trust_remote_code: Never needed, and refused by the engine.
@@ -70,13 +78,35 @@ class MillpondEmbedding(EngineSource, BaseEmbedding):
     dimensions: int | None = Field(default=None, gt=0, strict=True)
     normalize: bool | None = None
     truncate: Literal["end", "start", "error"] = "end"
+    chunking: Literal["mean"] | None = None
     pooling: str | None = None
     cache: PathStr | None = None
+
+    def __init__(self, *positional: str | os.PathLike[str], **options: Any) -> None:
+        """From the fields above, of which only ``model_name`` may be positional."""
+        super().__init__(**self._with_positional(positional, options, "model_name"))
 
     @classmethod
     def class_name(cls) -> str:
         """The name of this class in serialized data."""
         return "MillpondEmbedding"
+
+    @property
+    def model(self) -> str:
+        """``model_name``."""
+        return self.model_name
+
+    @property
+    def sparse(self) -> MillpondSparseEmbedding:
+        """The sparse embeddings of the same checkpoint, by the same engine.
+
+        Their methods raise ``UnsupportedTaskError`` unless the checkpoint makes both, as BGE-M3 does.
+        """
+        from llama_index.sparse_embeddings.millpond import MillpondSparseEmbedding
+
+        if self.engine is not None:
+            return MillpondSparseEmbedding(engine=self.engine, truncate=self.truncate)
+        return MillpondSparseEmbedding(self.model_name, truncate=self.truncate, **self._loading())
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -110,6 +140,18 @@ class MillpondEmbedding(EngineSource, BaseEmbedding):
         if self.engine is not None and "engine_identity" in data:
             data["engine_identity"] = _identity(self.engine)
         return data
+
+    def __call__(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
+        """Set the ``embedding`` of every node, as a step of an ``IngestionPipeline``.
+
+        Raises:
+            TypeError: ``nodes`` is not a list of nodes.
+        """
+        return super().__call__(listed(nodes, "embedding", "node"), **kwargs)
+
+    async def acall(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
+        """As calling the object, without blocking the event loop."""
+        return await super().acall(listed(nodes, "embedding", "node"), **kwargs)
 
     def _get_query_embedding(self, query: str) -> list[float]:
         return self._embed([query], "query")[0]
@@ -152,6 +194,7 @@ class MillpondEmbedding(EngineSource, BaseEmbedding):
             "dimensions": self.dimensions,
             "normalize": self.normalize,
             "truncate": self.truncate,
+            "chunking": self.chunking,
         }
 
 

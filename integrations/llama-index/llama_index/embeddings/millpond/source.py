@@ -48,6 +48,8 @@ class EngineSource(BaseModel):
         max_length: Most tokens per text; the checkpoint's limit by default.
         hf_overrides: Merged into config.json, for example ``{"is_matryoshka": True}``.
         max_batch_tokens: Most tokens per forward.
+        quantization: ``int8`` or ``fp8`` weights, as in ``millpond.Engine``.
+        compile: Compile the model, as in ``millpond.Engine``.
         trust_remote_code: Never needed, and refused by the engine.
     """
 
@@ -59,6 +61,8 @@ class EngineSource(BaseModel):
         "max_length",
         "hf_overrides",
         "max_batch_tokens",
+        "quantization",
+        "compile",
         "trust_remote_code",
     )  # the fields that are read when a model is loaded
 
@@ -69,7 +73,30 @@ class EngineSource(BaseModel):
     max_length: int | None = Field(default=None, gt=0, strict=True)
     hf_overrides: dict[str, Any] | None = None
     max_batch_tokens: int | None = Field(default=None, gt=0, strict=True)
+    quantization: str | None = None
+    compile: bool = False
     trust_remote_code: bool = False
+
+    @classmethod
+    def _with_positional(cls, positional: tuple[Any, ...], options: dict[str, Any], *names: str) -> dict[str, Any]:
+        """The options with the positional arguments under their names, of which the first is the model's.
+
+        Raises:
+            TypeError: More positional arguments than names, or one that was also passed by name.
+        """
+        if len(positional) > len(names):
+            raise TypeError(
+                f"{cls.__name__} takes {' and '.join(names)} without their names, and got {len(positional)} "
+                f"positional arguments: {positional!r}; pass the others by name"
+            )
+        for name, value in zip(names, positional, strict=False):
+            for spelling in ("model", "model_name") if name == cls.named else (name,):
+                if spelling in options:
+                    raise TypeError(
+                        f"{cls.__name__} got {name} twice: {value!r} and {spelling}={options[spelling]!r}; pass one"
+                    )
+            options[name] = value
+        return options
 
     def _check_loading(self) -> None:
         """Raise ValueError for an option that a loaded engine can no longer read."""
@@ -85,7 +112,11 @@ class EngineSource(BaseModel):
         return self.engine if self.engine is not None else await shared_async(**self._configuration())
 
     def _configuration(self) -> dict[str, Any]:
-        return {"model": getattr(self, self.named)} | {name: getattr(self, name) for name in self.loading}
+        return {"model": getattr(self, self.named)} | self._loading()
+
+    def _loading(self) -> dict[str, Any]:
+        """The options that are read when a model is loaded."""
+        return {name: getattr(self, name) for name in self.loading}
 
     def __getstate__(self) -> dict[Any, Any]:
         # LlamaIndex's base class would only log that it drops the engine, and unpickle a different object.
