@@ -116,9 +116,7 @@ def test_the_weights_are_the_engines(sparse: MillpondSparseEmbedding, sparse_eng
 
 def test_several_queries_have_a_mean(sparse: MillpondSparseEmbedding) -> None:
     first, second = sparse.get_query_embedding("tides"), sparse.get_query_embedding("the moon")
-    expected = {
-        index: (first.get(index, 0.0) + second.get(index, 0.0)) / 2 for index in first.keys() | second.keys()
-    }
+    expected = {index: (first.get(index, 0.0) + second.get(index, 0.0)) / 2 for index in first.keys() | second.keys()}
     assert close(sparse.get_agg_embedding_from_queries(["tides", "the moon"]), expected)
     assert close(asyncio.run(sparse.aget_agg_embedding_from_queries(["tides", "the moon"])), expected)
 
@@ -159,10 +157,12 @@ def test_a_text_without_entries_has_empty_lists(m3: str) -> None:
 )
 @pytest.mark.parametrize("value", ["tides", "", b"tides", {"tides": 1}, 3], ids=repr)
 def test_a_str_is_no_list_of_texts(sparse: MillpondSparseEmbedding, method: str, value: Any) -> None:
-    with pytest.raises(TypeError, match=rf"{method} takes a list of (texts|queries), not a {type(value).__name__}"):
+    def call() -> None:
         result = getattr(sparse, method)(value)
-        if asyncio.iscoroutine(result):
-            asyncio.run(result)
+        asyncio.run(result)  # of a coroutine; the others have raised before
+
+    with pytest.raises(TypeError, match=rf"{method} takes a list of (texts|queries), not a {type(value).__name__}"):
+        call()
 
 
 def test_bad_texts_are_named(sparse: MillpondSparseEmbedding) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import os
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, BeforeValidator, Field
@@ -14,6 +17,9 @@ if TYPE_CHECKING:
 else:
     # Importing the class would import torch; `_check_engine` checks the value instead.
     Engine = Any
+
+
+_logger = logging.getLogger(__name__)
 
 
 def _path(value: object) -> object:
@@ -31,6 +37,17 @@ def _check_engine(value: object) -> object:
     if not isinstance(value, Engine):
         raise TypeError(f"engine must be a millpond.Engine, not a {type(value).__name__}")
     return value
+
+
+@cache
+def _tell_worker(process: int) -> None:
+    """Log once in a worker process, such as those of a pipeline's ``num_workers``, what it costs."""
+    if multiprocessing.parent_process() is not None:
+        _logger.warning(
+            "process %d is a worker process and loads a model of its own; one process with one engine uses the whole "
+            "machine, so leave out num_workers",
+            process,
+        )
 
 
 PathStr = Annotated[str, BeforeValidator(_path)]
@@ -112,6 +129,7 @@ class EngineSource(BaseModel):
         return self.engine if self.engine is not None else await shared_async(**self._configuration())
 
     def _configuration(self) -> dict[str, Any]:
+        _tell_worker(os.getpid())
         return {"model": getattr(self, self.named)} | self._loading()
 
     def _loading(self) -> dict[str, Any]:
