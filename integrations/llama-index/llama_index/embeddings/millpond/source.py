@@ -8,8 +8,9 @@ import os
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
+from millpond.compat.sentence_transformers_options import hide_secrets
 from millpond.engine.shared import shared, shared_async
 
 if TYPE_CHECKING:
@@ -60,14 +61,14 @@ class EngineSource(BaseModel):
         engine: A loaded engine, or an ``AsyncEngine`` over it, instead of a model name and every option that is read
             at loading. Never serialized.
         revision: Branch, tag or commit of a hub id.
-        device: ``auto`` (cuda, then mps, then cpu) or a torch device.
+        device: ``auto`` or ``None`` (cuda, then mps, then cpu), a torch device, or a list of them.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
         max_length: Most tokens per text; the checkpoint's limit by default.
         hf_overrides: Merged into config.json, for example ``{"is_matryoshka": True}``.
         max_batch_tokens: Most tokens per forward.
         quantization: ``int8`` or ``fp8`` weights, as in ``millpond.Engine``.
         compile: Compile the model, as in ``millpond.Engine``.
-        trust_remote_code: Never needed, and refused by the engine.
+        trust_remote_code: Accepted, and never needed.
     """
 
     named: ClassVar[str] = "model"  # the field that holds the hub id or folder
@@ -93,6 +94,24 @@ class EngineSource(BaseModel):
     quantization: str | None = None
     compile: bool = False
     trust_remote_code: bool = False
+
+    @classmethod
+    def _translated(cls, options: dict[str, Any], own: set[str]) -> dict[str, Any]:
+        """The options with those of the classes that the adapter replaces translated; ``own`` are the adapter's."""
+        raise NotImplementedError
+
+    # pydantic runs the validator that is defined last first, and prints what a failing one was given.
+    @model_validator(mode="before")
+    @classmethod
+    def _translate(cls, options: object) -> object:
+        if not isinstance(options, dict):
+            return options
+        return cls._translated(options, {"model", "model_name", *cls.model_fields})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hide_secrets(cls, options: object) -> object:
+        return hide_secrets(options) if isinstance(options, dict) else options
 
     @classmethod
     def _with_positional(cls, positional: tuple[Any, ...], options: dict[str, Any], *names: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +15,15 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
+from llama_index.embeddings.millpond.replaced_options import replaced_rerank_options
 from llama_index.embeddings.millpond.source import EngineSource, PathStr
 from llama_index.embeddings.millpond.text_lists import listed
+from millpond.compat.role_prompts import log_once
 
 if TYPE_CHECKING:
-    from millpond import RerankOutput
+    from millpond import Engine, RerankOutput
+
+_logger = logging.getLogger(__name__)
 
 _RETRIEVAL_SCORE = "retrieval_score"
 
@@ -52,14 +57,14 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
         convert: ``auto``, ``embed`` or ``classify``, as in ``millpond.Engine``.
         score_template: Jinja source, or a .jinja file, that renders a pair; the checkpoint's template by default.
         revision: Branch, tag or commit of a hub id.
-        device: ``auto`` (cuda, then mps, then cpu) or a torch device.
+        device: ``auto`` or ``None`` (cuda, then mps, then cpu), a torch device, or a list of them.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
         max_length: Most tokens per pair, or per text if texts are encoded apart; the checkpoint's limit by default.
         hf_overrides: Merged into config.json.
         max_batch_tokens: Most tokens per forward.
         quantization: ``int8`` or ``fp8`` weights, as in ``millpond.Engine``.
         compile: Compile the model, as in ``millpond.Engine``.
-        trust_remote_code: Never needed, and refused by the engine.
+        trust_remote_code: Accepted, and never needed.
     """
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
@@ -81,6 +86,10 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
         # SentenceTransformerRerank, ColbertRerank and FlagEmbeddingReranker have top_n first.
         names = ("top_n", "model") if positional and isinstance(positional[0], int) else ("model", "top_n")
         super().__init__(**self._with_positional(positional, options, *names))
+
+    @classmethod
+    def _translated(cls, options: dict[str, Any], own: set[str]) -> dict[str, Any]:
+        return replaced_rerank_options(options, own)
 
     @classmethod
     def class_name(cls) -> str:
@@ -108,6 +117,7 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
             if nodes:
                 texts = _texts_of(nodes)
                 engine = self._engine()
+                self._log_method(engine)
                 ranked = engine.rerank(query.query_str, texts, **self._options())
                 best += self._scored(nodes, ranked)
         return best
@@ -120,6 +130,7 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
             if nodes:
                 texts = _texts_of(nodes)
                 engine = await self._aengine()
+                self._log_method(engine)
                 from millpond import AsyncEngine  # imports torch, which loading has imported already
 
                 ranked = await AsyncEngine(engine).rerank(query.query_str, texts, **self._options())
@@ -134,6 +145,17 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
             "instruction": self.instruction,
             "truncate": self.truncate,
         }
+
+    def _log_method(self, engine: Engine) -> None:
+        """Say once how an embedding checkpoint ranks, which nobody has chosen."""
+        spec = engine.spec
+        if self.method == "auto" and spec.score_type == "bi-encoder":
+            log_once(
+                _logger,
+                f'{spec.name} is an embedding checkpoint, so method="auto" ranks by MaxSim over its token vectors; '
+                'write method="maxsim" to keep that without this notice, method="cosine" for the order of its '
+                "embeddings, or model= with a checkpoint trained to rerank",
+            )
 
     @contextmanager
     def _reported(self, nodes: list[NodeWithScore], query: QueryBundle) -> Iterator[list[NodeWithScore]]:

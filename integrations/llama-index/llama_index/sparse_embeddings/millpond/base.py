@@ -9,9 +9,11 @@ from typing import Any, Literal, Self
 from llama_index.core.base.embeddings.base_sparse import BaseSparseEmbedding, SparseEmbedding
 from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
+from llama_index.embeddings.millpond.replaced_options import replaced_embedding_options
 from llama_index.embeddings.millpond.source import EngineSource, PathStr
 from llama_index.embeddings.millpond.text_lists import TextLists, listed
 from millpond.errors import EngineOverloadedError
+from millpond.tasks import Role
 
 # What LlamaIndex's Qdrant store expects of its two functions: for each text its indices, for each text its weights.
 BatchSparseEncoding = tuple[list[list[int]], list[list[float]]]
@@ -37,7 +39,7 @@ class MillpondSparseEmbedding(TextLists, EngineSource, BaseSparseEmbedding):
         num_workers: Concurrent calls of the engine in ``aget_text_embedding_batch``.
         truncate: Which end of an over-long text is cut, or ``"error"``.
         revision: Branch, tag or commit of a hub id.
-        device: ``auto`` (cuda, then mps, then cpu) or a torch device.
+        device: ``auto`` or ``None`` (cuda, then mps, then cpu), a torch device, or a list of them.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
         max_length: Most tokens per text; the checkpoint's limit by default.
         pooling: As in ``MillpondEmbedding``; sparse weights do not depend on it. With equal options, the two share an
@@ -47,7 +49,7 @@ class MillpondSparseEmbedding(TextLists, EngineSource, BaseSparseEmbedding):
         quantization: ``int8`` or ``fp8`` weights, as in ``millpond.Engine``.
         compile: Compile the model, as in ``millpond.Engine``.
         cache: As in ``MillpondEmbedding``, whose vectors it holds; sparse weights are computed anew.
-        trust_remote_code: Never needed, and refused by the engine.
+        trust_remote_code: Accepted, and never needed.
     """
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
@@ -67,6 +69,10 @@ class MillpondSparseEmbedding(TextLists, EngineSource, BaseSparseEmbedding):
         """From the fields above, of which only ``model_name`` may be positional."""
         options.pop("class_name", None)  # which model_dump() writes
         super().__init__(**self._with_positional(positional, options, "model_name"))
+
+    @classmethod
+    def _translated(cls, options: dict[str, Any], own: set[str]) -> dict[str, Any]:
+        return replaced_embedding_options(options, own)
 
     @classmethod
     def class_name(cls) -> str:
@@ -133,10 +139,10 @@ class MillpondSparseEmbedding(TextLists, EngineSource, BaseSparseEmbedding):
                 # The queue may be full of other batches of the same corpus, so waiting helps.
                 await asyncio.sleep(error.retry_after)
 
-    def _embed(self, texts: list[str], role: Literal["query", "document"]) -> list[SparseEmbedding]:
+    def _embed(self, texts: list[str], role: Role) -> list[SparseEmbedding]:
         return self._engine().sparse_embed(texts, role=role, truncate=self.truncate).embeddings
 
-    async def _aembed(self, texts: list[str], role: Literal["query", "document"]) -> list[SparseEmbedding]:
+    async def _aembed(self, texts: list[str], role: Role) -> list[SparseEmbedding]:
         engine = await self._aengine()
         from millpond import AsyncEngine  # imports torch, which loading has imported already
 
