@@ -389,6 +389,7 @@ def test_a_database_of_one_process_is_written_by_the_driver(cluster, model, engi
 # ------------------------------------------------------------------------------------------------------------ datasets
 
 
+@pytest.mark.slow
 def test_a_dataset_is_embedded_as_the_engine_does(cluster, model, engine, tmp_path):
     rows = [{"key": f"r{i % 50}", "body": f"text {i}", "lang": "en", "size": i} for i in range(120)]
     rows[7]["body"], rows[8]["key"] = "  ", ""
