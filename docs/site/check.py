@@ -1,4 +1,4 @@
-"""The check of a built site: every link and image leads to a file and an anchor of it, and nothing is loaded from elsewhere."""
+"""The check of a built site: links and images lead to a file and an anchor of it; nothing is loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ class _Document(HTMLParser):
         self.anchors: set[str] = set()
         self.links: list[str] = []
         self.loaded: list[str] = []
+        self._in_style = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._in_style = tag == "style"
         values = {name: value or "" for name, value in attrs}
         self.anchors |= {values[name] for name in ("id", "name") if values.get(name)}
         for name in ("href", "src"):
@@ -34,6 +36,14 @@ class _Document(HTMLParser):
                 self.loaded.append(values[name])
             if tag != "link" or relations & _LOADING_RELATIONS:
                 self.links.append(values[name])
+
+    def handle_data(self, data: str) -> None:
+        if self._in_style:
+            self.loaded += _CSS_URL.findall(data)
+            self.links += _CSS_URL.findall(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_style = False
 
 
 def problems(site: Path) -> Iterator[str]:
@@ -53,9 +63,10 @@ def problems(site: Path) -> Iterator[str]:
             file = file / "index.html" if file.is_dir() else file
             if not file.is_file():
                 yield f"{place} links to {link}, which is no file of the site"
+            elif parts.fragment.startswith("__"):  # of the theme's own script
+                continue
             elif parts.fragment and file in documents and unquote(parts.fragment) not in documents[file].anchors:
-                if not parts.fragment.startswith("__"):  # of the theme's own script
-                    yield f"{place} links to {link}, and {file.relative_to(site.resolve())} has no such anchor"
+                yield f"{place} links to {link}, and {file.relative_to(site.resolve())} has no such anchor"
     for path in sorted(site.rglob("*.css")):
         for address in _CSS_URL.findall(path.read_text(encoding="utf-8")):
             yield f"{path.relative_to(site).as_posix()} loads {address} from another server"

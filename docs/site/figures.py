@@ -10,25 +10,35 @@ from pathlib import Path
 
 IMAGES = Path(__file__).parents[1] / "images"
 
-# The reader's scheme decides, of the browser or of GitHub; each figure has a ground of its own, so it can be read on any page.
+# The browser's scheme decides; a figure has a ground of its own, so that it can be read on a page of either scheme.
 _STYLE = """
-  text { font: 13px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: #24292f; }
+  text { font: 13px system-ui, "Segoe UI", "DejaVu Sans", sans-serif; fill: #24292f; }
   .small { font-size: 11px; fill: #57606a; }
   .code { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: 12px; }
   .ground { fill: #ffffff; }
-  .box { fill: #f6f8fa; stroke: #8c959f; }
   .line { stroke: #57606a; fill: none; stroke-width: 1.3; }
   .tip { fill: #57606a; }
   .a { fill: #2a9d8f; } .b { fill: #e9a23b; } .c { fill: #4f7cc4; } .d { fill: #c25b7a; }
   .on { fill: #ffffff; } .dark { fill: #24292f; }
   .pad { fill: none; stroke: #8c959f; stroke-dasharray: 3 3; }
   @media (prefers-color-scheme: dark) {
-    text { fill: #e6edf3; } .small { fill: #9aa4af; } .ground { fill: #1b2129; }
-    .box { fill: #252c35; stroke: #6b7683; } .line { stroke: #9aa4af; } .tip { fill: #9aa4af; } .pad { stroke: #6b7683; }
-    .on { fill: #ffffff; } .dark { fill: #10151b; }
+    text { fill: #e6edf3; } .small { fill: #9aa4af; } .ground { fill: #1b2129; } .pad { stroke: #6b7683; }
+    .line { stroke: #9aa4af; } .tip { fill: #9aa4af; } .dark { fill: #10151b; }
   }
 """
 _CLASSES = "abcd"
+
+# all-MiniLM-L6-v2 in float32: cosines of the rows of ``token_embed``, with the roles of query and document, without those
+# of special tokens. A test computes them again.
+QUERY = "what makes dough rise ?"
+DOCUMENT = "yeast gives off gas , and the dough rises ."
+SIMILARITY = (
+    (0.26, 0.49, 0.34, 0.22, 0.51, 0.61, 0.54, 0.36, 0.25, 0.60),
+    (0.27, 0.61, 0.46, 0.21, 0.48, 0.63, 0.53, 0.31, 0.41, 0.60),
+    (0.58, 0.21, 0.18, 0.37, 0.59, 0.44, 0.56, 0.93, 0.11, 0.51),
+    (0.11, 0.33, 0.37, 0.19, 0.33, 0.37, 0.32, 0.17, 0.85, 0.31),
+    (0.40, 0.41, 0.31, 0.30, 0.72, 0.68, 0.73, 0.60, 0.26, 0.76),
+)
 
 
 def packing() -> str:
@@ -57,7 +67,9 @@ def packing() -> str:
 
 def matryoshka() -> str:
     """One vector, its cuts, and the two stages of a funnel."""
-    parts = [_text(24, 30, "One vector of 384 numbers is computed; each width is its beginning, made unit length again")]
+    parts = [
+        _text(24, 30, "One vector of 384 numbers is computed; each width is its beginning, made unit length again")
+    ]
     for y, width, name in ((46, 384, "c"), (76, 128, "a")):
         parts += [_rect(24, y, width, 20, name), _text(34, y + 14, f"d{width}", "on code")]
     parts.append(_text(420, 60, "ranks the candidates", "small"))
@@ -65,7 +77,9 @@ def matryoshka() -> str:
     parts += _flow(
         ("all rows", "d128, cosine", "a"), ("100 candidates", "d384, cosine", "c"), ("10 hits", "", "b"), y=122
     )
-    return _svg(690, 190, "A vector of 384 numbers, cut to 128; the short one finds candidates, the long one ranks", parts)
+    return _svg(
+        690, 190, "A vector of 384 numbers, cut to 128; the short one finds candidates, the long one ranks", parts
+    )
 
 
 def two_stages() -> str:
@@ -80,24 +94,12 @@ def two_stages() -> str:
 
 
 def late_interaction() -> str:
-    """The similarity of each token of a query with each of a document, and its largest one in each row.
-
-    all-MiniLM-L6-v2 in float32: cosines of ``token_embed(role="query")`` and ``token_embed(role="document")``, without
-    the special tokens.
-    """
-    query = "what makes dough rise ?".split()
-    document = "yeast gives off gas , and the dough rises .".split()
-    similarity = (
-        (0.26, 0.49, 0.34, 0.22, 0.51, 0.61, 0.54, 0.36, 0.25, 0.60),
-        (0.27, 0.61, 0.46, 0.21, 0.48, 0.63, 0.53, 0.31, 0.41, 0.60),
-        (0.58, 0.21, 0.18, 0.37, 0.59, 0.44, 0.56, 0.93, 0.11, 0.51),
-        (0.11, 0.33, 0.37, 0.19, 0.33, 0.37, 0.32, 0.17, 0.85, 0.31),
-        (0.40, 0.41, 0.31, 0.30, 0.72, 0.68, 0.73, 0.60, 0.26, 0.76),
-    )
+    """The similarity of each token of a query with each of a document, and its largest one in each row."""
+    query, document = QUERY.split(), DOCUMENT.split()
     wide, high, left, top = 50, 26, 84, 40
     parts = [_text(left + wide * (n + 0.5), 30, word, "", "middle") for n, word in enumerate(document)]
     total = 0.0
-    for row, (word, values) in enumerate(zip(query, similarity, strict=True)):
+    for row, (word, values) in enumerate(zip(query, SIMILARITY, strict=True)):
         y = top + high * row
         parts.append(_text(left - 10, y + 17, word, "", "end"))
         for n, value in enumerate(values):
@@ -107,14 +109,18 @@ def late_interaction() -> str:
             if best:
                 box = f'x="{left + wide * n + 1}" y="{y + 1}" width="{wide - 4}" height="{high - 4}"'
                 parts.append(f'<rect {box} fill="none" stroke="#d9822b" stroke-width="2.5"/>')
-            parts.append(_text(left + wide * (n + 0.5) - 1, y + 17, f"{value:.2f}", "code" if best else "small", "middle"))
+            parts.append(
+                _text(left + wide * (n + 0.5) - 1, y + 17, f"{value:.2f}", "code" if best else "small", "middle")
+            )
         total += max(values)
         parts.append(_text(left + wide * len(document) + 16, y + 17, f"{max(values):.2f}", "code"))
     y = top + high * len(query)
     parts.append(_path(f"M{left + wide * len(document) + 10} {y + 2}h44"))
     parts.append(_text(left + wide * len(document) + 16, y + 20, f"{total:.2f}", "code"))
     parts.append(_text(left, y + 20, "MaxSim: the largest similarity of each row, added up", "small"))
-    return _svg(690, y + 36, "Similarities of the tokens of a query and a document; the largest of each row are added", parts)
+    return _svg(
+        690, y + 36, "Similarities of the tokens of a query and a document; the largest of each row are added", parts
+    )
 
 
 FIGURES = {
@@ -132,7 +138,10 @@ def _flow(*stages: tuple[str, str, str], y: int) -> list[str]:
         wide, gap = 112, 152
     for n, (name, step, color) in enumerate(stages):
         x = 24 + n * (wide + gap)
-        parts += [_rect(x, y, wide, 36, color), _text(x + wide / 2, y + 23, name, "dark" if color == "b" else "on", "middle")]
+        parts += [
+            _rect(x, y, wide, 36, color),
+            _text(x + wide / 2, y + 23, name, "dark" if color == "b" else "on", "middle"),
+        ]
         if n < len(stages) - 1:
             middle = y + 18
             parts.append(_path(f"M{x + wide + 8} {middle}H{x + wide + gap - 14}"))

@@ -25,36 +25,38 @@ _TEXT = """\
 
 <!-- Written by docs/site/models.py from the tables in src/millpond/checkpoints; do not edit. -->
 
-A checkpoint runs if its `model_type` in config.json is in the first table, and `architectures` names a class of that family. All
-others are refused by name. `millpond models` prints the table, and `millpond models MODEL` describes one checkpoint (tasks,
-pooling, widths, prompts, labels) without loading its weights. `trust_remote_code` is never needed.
+A checkpoint runs if its `model_type` in config.json is in the first table, and `architectures` names a class of that
+family. All others are refused by name. `millpond models` prints the table, and `millpond models MODEL` describes one
+checkpoint (tasks, pooling, widths, prompts, labels) without loading its weights. `trust_remote_code` is never needed.
 
 ## Families
 
 {families}
 
-- **Pooling** is the default, if the checkpoint's files name none. Methods: {methods}; several can be joined by `+`.
+- **Pooling** is the default, if the checkpoint's files name none. The methods are {methods}; several can be joined by
+  `+`.
 - **Classes** is where `*ForSequenceClassification` reads its logits.
 - **SPLADE**: a masked-language-model head of this family makes sparse vectors.
-- **Forward**: millpond's own packed forward pass, or the class of transformers over packed rows. A configuration that the own
-  one does not cover runs in the class of transformers.
+- **Forward**: millpond's own packed forward pass, or the class of transformers over packed rows. A configuration that
+  the own one does not cover runs in the class of transformers.
 
-`architectures` may name `HF_ColBERT` (Stanford's), the family's class with `ColBERT` before it (vLLM's), or the family's class with
-one of these endings instead of `Model`: {suffixes}. Of some families there are other names:
+`architectures` may name `HF_ColBERT` (Stanford's), the family's class with `ColBERT` before it (vLLM's), or the
+family's class with one of these endings instead of `Model`: {suffixes}. Of some families there are other names:
 
 {names}
 
 ## LLM rerankers
 
-A language model that was trained to rerank is recognized by its name and `model_type`, by a chat template for queries and documents,
-or by vLLM's keys in config.json. `score_template=` replaces the template.
+A language model that was trained to rerank is recognized by its name and `model_type`, by a chat template for queries
+and documents, or by vLLM's keys in config.json. `score_template=` replaces the template.
 
 {rerankers}
 
 ## Matryoshka
 
-Checkpoints whose card says that their vectors may be cut, and whose config.json does not. Any other checkpoint names its
-widths in config.json (`matryoshka_dimensions`, `is_matryoshka`) or is cut by `hf_overrides={{"is_matryoshka": True}}`.
+Checkpoints whose card says that their vectors may be cut, and whose config.json does not. Any other checkpoint names
+its widths in config.json (`matryoshka_dimensions`, `is_matryoshka`) or is cut by `hf_overrides={{"is_matryoshka":
+True}}`.
 
 {matryoshka}
 """

@@ -1,4 +1,4 @@
-"""References of docstrings, such as ``:class:`Engine```, as links to the reference where it has the object."""
+"""What docstrings have of reStructuredText, in Markdown: references such as ``:class:`Engine```, and ``::`` before code."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import Any
 
 import griffe
 
+# Before an indented block.
+_LITERAL = re.compile(r"(?P<text>\S?)[ ]?::(?=\n\n[ ]{4})")
 _ROLE = re.compile(r":(?:class|mod|func|meth|attr|data|exc|obj):`(?P<short>~?)(?P<name>[^`]+)`")
 
 
 class Roles(griffe.Extension):
-    """Replaces each reference by a link that is optional: a name of internal code stays text."""
+    """Rewrites every docstring; a reference becomes a link that is optional, since internal code has no page."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Rewrite the docstring of one object."""
         if obj.docstring is not None:
-            obj.docstring.value = _ROLE.sub(lambda match: _link(match, obj), obj.docstring.value)
+            text = _LITERAL.sub(lambda match: match["text"] and match["text"] + ":", obj.docstring.value)
+            obj.docstring.value = _ROLE.sub(lambda match: _link(match, obj), text)
 
 
 def _link(match: re.Match[str], obj: griffe.Object) -> str:
