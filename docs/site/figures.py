@@ -28,8 +28,8 @@ _STYLE = """
 """
 _CLASSES = "abcd"
 
-# all-MiniLM-L6-v2 in float32: cosines of the rows of ``token_embed``, with the roles of query and document, without those
-# of special tokens. A test computes them again.
+# all-MiniLM-L6-v2 in float32: cosines of the rows of ``token_embed``, by the roles of query and document, without
+# those of special tokens. A test computes them again.
 QUERY = "what makes dough rise ?"
 DOCUMENT = "yeast gives off gas , and the dough rises ."
 SIMILARITY = (

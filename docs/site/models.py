@@ -33,9 +33,11 @@ checkpoint (tasks, pooling, widths, prompts, labels) without loading its weights
 
 {families}
 
+- **Kind** is encoder or decoder, and how it knows positions: by a learned table (absolute), by rotation (rotary), or by
+  distances (relative).
 - **Pooling** is the default, if the checkpoint's files name none. The methods are {methods}; several can be joined by
   `+`.
-- **Classes** is where `*ForSequenceClassification` reads its logits.
+- **Classes** is where `*ForSequenceClassification` reads its logits, or that config.json says it.
 - **SPLADE**: a masked-language-model head of this family makes sparse vectors.
 - **Forward**: millpond's own packed forward pass, or the class of transformers over packed rows. A configuration that
   the own one does not cover runs in the class of transformers.
@@ -64,7 +66,7 @@ True}}`.
 
 def page() -> str:
     """The page in Markdown."""
-    header = ("family", "`model_type`", "kind", "positions", "pooling", "classes", "SPLADE", "forward", "example")
+    header = ("family", "`model_type`", "kind", "pooling", "classes", "SPLADE", "forward", "example")
     return _TEXT.format(
         families=_table(header, map(_family, ARCHITECTURES)),
         methods=_codes(METHODS),
@@ -94,10 +96,9 @@ def _family(row: Architecture) -> tuple[str, ...]:
     return (
         f"`{row.prefix}Model`",
         _codes((row.model_type, *row.aliases)) + (f" ({_recognized(row)})" if row.recognized_by else ""),
-        _KINDS[row.decoder] + (", with recurrent layers" if row.recurrent else ""),
-        row.positions,
+        f"{_KINDS[row.decoder]}, {'some layers recurrent' if row.recurrent else row.positions}",
         f"`{row.pooling}`",
-        _ROWS.get(pooling, pooling) if isinstance(pooling, str) else "as config.json says",
+        _ROWS.get(pooling, pooling) if isinstance(pooling, str) else "config.json",
         "yes" if row.mlm else "",
         "millpond" if row.forward else "transformers",
         row.example,

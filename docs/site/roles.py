@@ -1,4 +1,4 @@
-"""What docstrings have of reStructuredText, in Markdown: references such as ``:class:`Engine```, and ``::`` before code."""
+"""What docstrings have of reStructuredText, in Markdown: references as ``:class:`Engine``` and ``::`` before code."""
 
 from __future__ import annotations
 
