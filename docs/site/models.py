@@ -37,8 +37,8 @@ checkpoint (tasks, pooling, widths, prompts, labels) without loading its weights
   distances (relative).
 - **Pooling** is the default, if the checkpoint's files name none. The methods are {methods}; several can be joined by
   `+`.
-- **Classes** is where `*ForSequenceClassification` reads its logits, or that config.json says it.
-- **SPLADE**: a masked-language-model head of this family makes sparse vectors.
+- **Classes** is where `*ForSequenceClassification` reads its logits: in a token's row, or where config.json says.
+- **SPLADE** checkpoints may have the masked-language-model head of {splade}.
 - **Forward**: millpond's own packed forward pass, or the class of transformers over packed rows. A configuration that
   the own one does not cover runs in the class of transformers.
 
@@ -46,6 +46,10 @@ checkpoint (tasks, pooling, widths, prompts, labels) without loading its weights
 family's class with one of these endings instead of `Model`: {suffixes}. Of some families there are other names:
 
 {names}
+
+A checkpoint with another family's `model_type` is recognized by further fields of config.json:
+
+{recognized}
 
 ## LLM rerankers
 
@@ -66,10 +70,14 @@ True}}`.
 
 def page() -> str:
     """The page in Markdown."""
-    header = ("family", "`model_type`", "kind", "pooling", "classes", "SPLADE", "forward", "example")
+    header = ("family", "`model_type`", "kind", "pooling", "classes", "forward", "example")
     return _TEXT.format(
         families=_table(header, map(_family, ARCHITECTURES)),
         methods=_codes(METHODS),
+        splade=_codes(f"{row.prefix}Model" for row in ARCHITECTURES if row.mlm),
+        recognized="\n".join(
+            f"- `{row.prefix}Model`: {_recognized(row)}" for row in ARCHITECTURES if row.recognized_by
+        ),
         suffixes=_codes(_SUFFIXES[1:]),
         names="\n".join(f"- {row.prefix}: {_codes(row.names)}" for row in ARCHITECTURES if row.names),
         rerankers=_table(
@@ -95,11 +103,10 @@ def _family(row: Architecture) -> tuple[str, ...]:
     pooling = row.classifiers.pooling
     return (
         f"`{row.prefix}Model`",
-        _codes((row.model_type, *row.aliases)) + (f" ({_recognized(row)})" if row.recognized_by else ""),
+        _codes((row.model_type, *row.aliases)),
         f"{_KINDS[row.decoder]}, {'some layers recurrent' if row.recurrent else row.positions}",
         f"`{row.pooling}`",
         _ROWS.get(pooling, pooling) if isinstance(pooling, str) else "config.json",
-        "yes" if row.mlm else "",
         "millpond" if row.forward else "transformers",
         row.example,
     )
@@ -107,8 +114,7 @@ def _family(row: Architecture) -> tuple[str, ...]:
 
 def _recognized(row: Architecture) -> str:
     """The fields of config.json by which a family with another one's ``model_type`` is recognized."""
-    fields = [f"`{key}: {value}`" for key, value in row.recognized_by.items()]
-    return "or " + " and ".join(fields)
+    return " and ".join(f"`{key}: {value}`" for key, value in row.recognized_by.items())
 
 
 def _score(tokens: Sequence[str]) -> str:
