@@ -39,7 +39,7 @@ def rewrite(
         uri = pages.get(path) or pages.get(f"{path}/README.md")
         if uri is not None:
             return f"{match['before']}{posixpath.relpath(uri, posixpath.dirname(page) or '.')}{hash_sign}{anchor}"
-        if path.startswith("../") or not (root / path).exists():
+        if path.split("/")[0] == ".." or not (root / path).exists():
             warn(f"{source} links to {target}, which is no file of the repository")
             return match[0]
         return f"{match['before']}{_REPOSITORY}{path}{hash_sign}{anchor}"

@@ -164,7 +164,7 @@ def test_links_are_rewritten(site, source: str, page: str, text: str, rewritten:
     assert not warnings
 
 
-@pytest.mark.parametrize("target", ["nothing.md", "../nothing", "../../outside", "../LICENSES#x"])
+@pytest.mark.parametrize("target", ["nothing.md", "../nothing", "../../outside", "../..", "../LICENSES#x"])
 def test_a_link_to_no_file_is_a_warning(site, target: str):
     warnings: list[str] = []
     links = site("links")
