@@ -34,7 +34,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     if (index := ROOT / "notebooks" / "README.md").is_file():
         files.append(File.generated(config, "notebooks/index.md", content=index.read_text(encoding="utf-8")))
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=notebook.page(path)))
+        executed = ROOT / "build" / "notebooks" / path.name  # by `make notebooks`
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=notebook.page(path, executed)))
     return files
 
 

@@ -93,16 +93,50 @@ def test_the_page_of_commands_has_every_option_and_link(site):
     assert not re.search(r"^\* \[`.*\.\.\.$", page, re.MULTILINE)  # no sentence is cut
 
 
+def write_notebook(path: Path, *cells: dict[str, object]) -> Path:
+    path.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    return path
+
+
 def test_a_notebook_becomes_a_page(site, tmp_path: Path):
-    cells = [
+    path = write_notebook(
+        tmp_path / "a.ipynb",
         {"cell_type": "markdown", "source": ["# Title\n", "text"]},
-        {"cell_type": "code", "source": "print('```')", "outputs": [{"text": "```"}]},
+        {"cell_type": "code", "source": "print('```')", "outputs": []},
         {"cell_type": "code", "source": []},
         {"cell_type": "raw", "source": "raw"},
-    ]
-    path = tmp_path / "a.ipynb"
-    path.write_text(json.dumps({"cells": cells}), encoding="utf-8")
-    assert site("notebook").page(path) == "# Title\ntext\n\n````python\nprint('```')\n````\n"
+    )
+    page = "# Title\ntext\n\n````python\nprint('```')\n````\n"
+    assert site("notebook").page(path) == page
+    assert site("notebook").page(path, tmp_path / "not executed.ipynb") == page
+
+
+@pytest.mark.parametrize(
+    ("output", "shown"),
+    [
+        ({"output_type": "stream", "name": "stdout", "text": ["1\n", "2\n"]}, "```text\n1\n2\n```"),
+        ({"output_type": "stream", "name": "stderr", "text": "a warning"}, None),
+        ({"output_type": "execute_result", "data": {"text/plain": ["3"]}}, "```text\n3\n```"),
+        (
+            {"output_type": "display_data", "data": {"image/png": "AB\nCD\n", "text/plain": "<Figure>"}},
+            '<img alt="&lt;Figure&gt;" src="data:image/png;base64,ABCD">',
+        ),
+        (
+            {"output_type": "display_data", "data": {"text/html": ["<p>a\n\n", "b</p>"], "text/plain": "a"}},
+            '<div class="output">\n<p>a\nb</p>\n</div>',
+        ),
+        ({"output_type": "display_data", "data": {"application/json": {"a": 1}}}, None),
+    ],
+    ids=["stdout", "stderr", "value", "image", "html", "json"],
+)
+def test_outputs_of_an_executed_notebook_are_shown(site, tmp_path: Path, output: dict[str, object], shown: str | None):
+    stripped = write_notebook(tmp_path / "a.ipynb", {"cell_type": "code", "source": "a"})
+    cell = {"cell_type": "code", "outputs": [output]}
+    executed = write_notebook(tmp_path / "b.ipynb", {**cell, "source": ["a"]})
+    page = "```python\na\n```\n"
+    assert site("notebook").page(stripped, executed) == (page if shown is None else f"{page}\n{shown}\n")
+    changed = write_notebook(tmp_path / "b.ipynb", {**cell, "source": ["b"]})
+    assert site("notebook").page(stripped, changed) == page
 
 
 # ------------------------------------------------------------------------------------------------------ reference
