@@ -30,8 +30,9 @@ class MillpondByteStore(BaseStore[str, bytes]):
 
     For ``CacheBackedEmbeddings``, ``ParentDocumentRetriever`` and whatever else takes a ``ByteStore``. ``mset`` is one
     transaction, committed on return: a crash of the process loses nothing, a power cut may lose the last calls. Every
-    value has a checksum: a damaged one counts as not found, and the first one is reported by a warning. A new file is readable by its
-    owner only (0600).
+    value has a checksum: a damaged one counts as not found, and the first one is reported by a warning. Keys and values
+    are stored as they are, in a file that is readable by its owner only (0600); what was deleted is overwritten by the
+    next values.
 
     The file has the format of the vector cache (``MillpondEmbeddings(cache=...)``). Both may use the same file, without
     seeing each other's entries; ``millpond cache check``, ``repair`` and ``stats`` work on it and count both.
@@ -127,7 +128,7 @@ class MillpondByteStore(BaseStore[str, bytes]):
             self._blobs.delete(distinct)
 
     def yield_keys(self, *, prefix: str | None = None) -> Iterator[str]:
-        """The keys that begin with ``prefix``, or all, in the order of their code points.
+        """The keys that begin with ``prefix``, or all.
 
         Keys may be set and deleted meanwhile; a key that is there all the time appears once.
 
