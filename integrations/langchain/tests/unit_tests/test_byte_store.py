@@ -447,8 +447,8 @@ def test_a_deleted_file_is_created_again(
 
 def test_the_least_recently_used_values_are_evicted(path: Path) -> None:
     with MillpondByteStore(path, max_bytes=200_000) as store:
-        for start in (0, 50):
-            store.mset([(f"old {number}", bytes(1000)) for number in range(start, start + 50)])
+        for start in range(0, 100, 10):
+            store.mset([(f"old {number}", bytes(1000)) for number in range(start, start + 10)])
         used = [f"old {number}" for number in range(30)]
         assert None not in store.mget(used)
         new = [f"new {number}" for number in range(60)]
