@@ -47,7 +47,7 @@ class CacheStats:
     """Contents of a cache's file, and counters of one object since it was made.
 
     Attributes:
-        rows: Vectors in the file.
+        rows: Vectors in the file; entries of another kind, which a byte store put there, are counted too.
         bytes: Bytes of the file in use, the index included; ``max_bytes`` bounds them. Free pages, which the next
             vectors fill, and the write-ahead log (16 MiB and one ``put``, while open) are not counted.
         hits: Keys that ``get`` found; a repeated key counts again.
