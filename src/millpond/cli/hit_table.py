@@ -86,7 +86,10 @@ def print_table(answer: Answer, *, title: str, chunked: bool, console: Console) 
             cells = [answer.query_id, str(rank), f"{ranked.score:.6g}", hit.id, hit.text, metadata]
             print(*map(_line, cells), sep="\t")
         return
-    console.print(Text(_line(title), style="dim"), soft_wrap=True)
+    *question, stages = title.split("\n")
+    for text in question:
+        console.print(Text(_line(text), style="bold"), soft_wrap=True)
+    console.print(Text(_line(stages), style="dim"), soft_wrap=True)
     ids = [_shown_id(ranked.hit, chunked=chunked) for ranked in answer.hits]
     scores = [f"{ranked.score:.4f}" for ranked in answer.hits]
     id_width = min(_ID_WIDTH, max(map(cell_len, ids), default=0))

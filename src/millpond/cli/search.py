@@ -53,7 +53,7 @@ def search(
     ],
     questions: Annotated[
         list[str] | None,
-        typer.Argument(help="One question or several (default: one a line on stdin).", metavar="[QUESTION]..."),
+        typer.Argument(help="One question or several (default: one a line on stdin).", metavar="QUESTION"),
     ] = None,
     *,
     queries: Annotated[
@@ -383,8 +383,9 @@ class _Searcher:
     @property
     def title(self) -> str:
         """What ranks the hits, for people."""
-        manifest = self.sink.manifest
-        assert manifest is not None  # the collection is open
+        from millpond.fingerprint import stored_name
+
+        manifest = self.sink.open()
         widths = self.sink.dimensions or manifest.dimensions
         shown = f"{widths[0]}, then {widths[-1]}" if self.funnel and len(widths) > 1 else str(widths[-1])
         title = f"by {'the fused ranks of sparse vectors and ' if self.hybrid else ''}cosine at {shown}"
@@ -392,7 +393,7 @@ class _Searcher:
         if self.rerank_engine is not None:
             spec = self.rerank_engine.spec
             score = SCORE_NAMES.get((spec.rerank_type or "") if self.method == "auto" else self.method, "score")
-            title += f", then by {score} ({spec.name})"
+            title += f", then by {score} ({stored_name(spec)})"
         return title
 
     def _retrieve(self, question: str, **changes: Any) -> list[Hit]:
@@ -437,8 +438,7 @@ def _answer_all(searcher: _Searcher, questions: Iterable[Record | Rejected], *, 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the terminal may not encode every text
     console = Console(highlight=False)
-    manifest = searcher.sink.manifest
-    chunked = manifest is not None and manifest.chunked
+    chunked = searcher.sink.open().chunked
     single = isinstance(questions, list) and len(questions) == 1
     failed = answered = 0
     refused = None
@@ -460,6 +460,8 @@ def _answer_all(searcher: _Searcher, questions: Iterable[Record | Rejected], *, 
             print_json(answer)
         else:
             title = f"{len(answer.hits)} records {searcher.title}, {1000 * answer.seconds:.0f} ms"
+            if console.is_terminal and not single:
+                title = f"{answer.query}\n{title}"
             print_table(answer, title=title, chunked=chunked, console=console)
         sys.stdout.flush()
     if not answered + failed:
