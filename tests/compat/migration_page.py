@@ -24,6 +24,15 @@ OBJECTS = frozenset(
     """.split()
 )
 
+# What a block needs besides its own imports; ONNX files are exported by the tests.
+BEHIND = {
+    "fastembed": ("onnx",),
+    "flashrank": ("onnx",),
+    "FastEmbedEmbeddings": ("fastembed", "onnx"),
+    "models.Document(": ("fastembed", "onnx"),
+    "FlashRankRerank": ("flashrank", "onnx"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
@@ -50,8 +59,14 @@ class Pair:
         return words if self.number == 0 else f"{words}-{self.number + 1}"
 
     def missing(self) -> list[str]:
-        """Packages that the old block imports and that are not installed."""
-        return [package for package in _imports(self.old) if not _installed(package)]
+        """Packages that the old block needs and that are not installed."""
+        behind = [package for name, packages in BEHIND.items() if name in self.old for package in packages]
+        return [package for package in dict.fromkeys([*_imports(self.old), *behind]) if not _installed(package)]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the new block computes in float32, as the old one does."""
+        return "float32" in self.new
 
 
 def read(page: str) -> tuple[str, list[Pair]]:
@@ -167,6 +182,23 @@ def _rows(matrix: Any) -> list[dict[int, float]]:
 
 def _number(score: Any) -> float | None:
     return None if score is None else float(score)
+
+
+def assert_pair(old: Mapping[str, Any], new: Mapping[str, Any], *, is_exact: bool = True) -> None:
+    """Equal variables: to 1e-5, or else rows of a cosine above 0.999."""
+    common = old.keys() & new.keys()
+    assert common, (sorted(old), sorted(new))
+    for name in common:
+        if is_exact:
+            assert_same(old[name], new[name], tolerance=1e-5)
+        else:
+            assert np.min(cosines(old[name], new[name])) > 0.999
+
+
+def cosines(one: Any, other: Any) -> Any:
+    """Row by row: ``[n]`` of two ``[n, d]``."""
+    one, other = np.asarray(one), np.asarray(other)
+    return (one * other).sum(-1) / np.linalg.norm(one, axis=-1) / np.linalg.norm(other, axis=-1)
 
 
 def assert_same(old: Any, new: Any, *, tolerance: float) -> None:
