@@ -234,7 +234,7 @@ def test_the_quickstart(ran: Callable[[str], Ran], capsys: pytest.CaptureFixture
     bread, sea = names["similarity"][:3, :3], names["similarity"][:3, 3:6]
     assert bread.min() > sea.max()
     printed = capsys.readouterr().out
-    assert "300 of 300 from the cache" in printed
+    assert "150 of 150 from the cache" in printed
     assert "InvalidDimensionsError: dimensions=128 cuts " in printed
     similarity, places = quickstart.figures
     assert similarity.axes[0].images[0].get_array().shape == (9, 9)
