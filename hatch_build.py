@@ -1,9 +1,10 @@
 """Builds the compiled kernels into the package if there is a C++ compiler; without one the package is pure Python.
 
-hatchling runs it for wheels and editable installs. ``CXX`` names the compiler, and ``LDCXXSHARED`` the command that links,
-if it is another one. ``MILLPOND_NATIVE=0`` leaves the kernels out: the wheel is pure (``py3-none-any``), for every platform.
-``MILLPOND_NATIVE=1`` makes it an error if they cannot be built, which releases require. Otherwise the wheel has the tag of this
-machine (``py3-none-linux_x86_64``), until ``auditwheel repair`` has checked which versions of glibc it runs on.
+hatchling runs it for wheels and editable installs. ``CXX`` names the compiler, and ``LDCXXSHARED`` the command that
+links, if it is another one. ``MILLPOND_NATIVE=0`` leaves the kernels out: the wheel is pure (``py3-none-any``), for
+every platform. ``MILLPOND_NATIVE=1`` makes it an error if they cannot be built, which releases require. Otherwise the
+wheel has the tag of this machine (``py3-none-linux_x86_64``), until ``auditwheel repair`` has checked which versions
+of glibc it runs on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks the distributions in a folder: ``python -m release.contents dist``.
 
-It reads files only: which distributions there are, what they contain and declare, and which symbols of glibc the kernels need.
-``release/installs.py`` then installs them.
+It reads files only: which distributions there are, what they contain and declare, and which symbols of glibc the
+kernels need. ``release/installs.py`` then installs them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,19 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from elftools.common.exceptions import ELFError
+from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
 from packaging.metadata import InvalidMetadata, Metadata
 from packaging.requirements import Requirement
 from packaging.tags import sys_tags
-from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
 
 from release.distributions import FOLDERS, GLIBC, PLATFORM, ROOT
 
@@ -64,12 +72,12 @@ def problems(dist: Path) -> list[str]:
     for path in wheels:
         try:
             found += [f"{path.name}: {problem}" for problem in _wheel_problems(path)]
-        except (zipfile.BadZipFile, KeyError, StopIteration, ELFError) as error:
+        except (zipfile.BadZipFile, InvalidWheelFilename, KeyError, ELFError) as error:
             found.append(f"{path.name}: is damaged: {error!r}")
     for path in sdists:
         try:
             found += [f"{path.name}: {problem}" for problem in _sdist_problems(path)]
-        except (tarfile.TarError, EOFError, OSError, KeyError) as error:
+        except (tarfile.TarError, InvalidSdistFilename, EOFError, OSError, KeyError) as error:
             found.append(f"{path.name}: is damaged: {error!r}")
     return found
 
@@ -98,7 +106,10 @@ def _wheel_problems(path: Path) -> Iterator[str]:
     name, version, _, tags = parse_wheel_filename(path.name)
     with zipfile.ZipFile(path) as wheel:
         files = {entry: wheel.read(entry) for entry in wheel.namelist() if not entry.endswith("/")}
-    info = next(PurePosixPath(entry).parent for entry in files if entry.endswith(".dist-info/METADATA"))
+    info = next((PurePosixPath(entry).parent for entry in files if entry.endswith(".dist-info/METADATA")), None)
+    if info is None or name not in PACKAGES:
+        yield "has no metadata" if info is None else "is none of the seven packages"
+        return
     code = {entry: data for entry, data in files.items() if not entry.startswith(f"{info}/")}
     kernels = {PLATFORM} <= {part for tag in tags for part in tag.platform.split(".")}
 
@@ -147,10 +158,14 @@ def _record_problems(files: dict[str, bytes], record: str) -> Iterator[str]:
 
 def _metadata_problems(fields: Message, text: bytes, name: str, version: str) -> Iterator[str]:
     """What PyPI or a user would miss in the metadata."""
+    invalid = False
     try:
         Metadata.from_email(text, validate=True)
     except* InvalidMetadata as group:
-        yield from (f"has invalid metadata: {error}" for error in group.exceptions)
+        yield from [f"has invalid metadata: {error}" for error in group.exceptions]
+        invalid = True
+    if invalid:
+        return
     table = projects()[name]
     if canonicalize_name(str(fields["Name"])) != name or fields["Version"] != version:
         yield f"says in its metadata that it is {fields['Name']} {fields['Version']}"
@@ -184,8 +199,10 @@ def library_needs(data: bytes) -> tuple[set[str], set[str]]:
     """The libraries that a shared library loads, and the versions of the symbols that it takes from them."""
     library = ELFFile(io.BytesIO(data))
     dynamic, versions = library.get_section_by_name(".dynamic"), library.get_section_by_name(".gnu.version_r")
-    needed = {tag.needed for tag in dynamic.iter_tags() if tag.entry.d_tag == "DT_NEEDED"}
-    entries = versions.iter_versions() if versions is not None else ()
+    if not isinstance(dynamic, DynamicSection):
+        raise ELFError("it is no shared library")
+    needed = {tag.needed for tag in dynamic.iter_tags() if tag.entry.d_tag == "DT_NEEDED"}  # type: ignore[attr-defined]
+    entries = versions.iter_versions() if isinstance(versions, GNUVerNeedSection) else ()
     return needed, {entry.name for _, group in entries for entry in group}
 
 
@@ -215,11 +232,10 @@ def pip_problems(dist: Path) -> Iterator[str]:
     (version,) = {table["version"] for table in projects().values()}
     pure = f"millpond-{version}-py3-none-any.whl"
     here = {tag.platform for tag in sys_tags()}
-    cases = [(("--platform", "macosx_14_0_arm64"), False), (("--platform", "manylinux_2_28_aarch64"), False)]
-    cases += [(("--platform", "win_amd64"), False), (("--platform", PLATFORM), True)]
-    if PLATFORM in here:
-        cases.append(((), True))
-    for options, kernels in cases:
+    platforms = {"macosx_14_0_arm64": False, "manylinux_2_28_aarch64": False, "win_amd64": False, PLATFORM: True}
+    cases = [(("--platform", name), kernels) for name, kernels in platforms.items()]
+    # Without --platform: this machine.
+    for options, kernels in [*cases, *([((), True)] if PLATFORM in here else [])]:
         command = [
             sys.executable,
             "-m",

@@ -1,12 +1,13 @@
 """Builds all distributions of the seven packages into a folder: ``python -m release.distributions dist``.
 
-Every wheel is built from the source distribution beside it, so a source distribution that lacks a file fails here. millpond
-itself has two wheels: one with the compiled kernels, for x86-64 Linux with glibc 2.28 or newer, and a pure one for every other
-platform. pip takes the first where it fits.
+Every wheel is built from the source distribution beside it, so a source distribution that lacks a file fails here.
+millpond itself has two wheels: one with the compiled kernels, for x86-64 Linux with glibc 2.28 or newer, and a pure
+one for every other platform. pip takes the first where it fits.
 
-The official wheel with kernels is built by cibuildwheel, in the image of manylinux_2_28; ``--kernels`` then names it. Without
-that option it is built here with this machine's compiler. Linked with a newer glibc than 2.28 the wheel would not run on older
-systems, so it is linked with zig, which has the symbols of every glibc; the objects remain those of the compiler.
+The official wheel with kernels is built by cibuildwheel, in the image of manylinux_2_28; ``--kernels`` then names it.
+Without that option it is built here with this machine's compiler. Linked with a newer glibc than 2.28 the wheel would
+not run on older systems, so it is linked with zig, which has the symbols of every glibc; the objects remain those of
+the compiler.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def _linker() -> dict[str, str]:
     if find_spec("ziglang") is None:
         raise SystemExit(
             f"this machine has glibc {version}: a library linked with it does not run with glibc 2.28. "
-            f"Install ziglang (release/requirements.txt), or build in the image of {PLATFORM} and name the wheel: --kernels"
+            "Install ziglang (release/requirements.txt), or build in the image of "
+            f"{PLATFORM} and name the wheel: --kernels"
         )
     print(f"This machine has glibc {version}: zig links the kernels with the symbols of glibc 2.28.")
     return {"LDCXXSHARED": f"{sys.executable} -m ziglang c++ -target x86_64-linux-gnu.2.28 -shared"}

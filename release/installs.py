@@ -1,12 +1,12 @@
 """Installs the wheels of a folder as a user would, and uses them: ``python -m release.installs dist --work FOLDER``.
 
-One environment has torch and millpond alone. Each of the six other packages, and each combination below, is an environment of its
-own on top of that one, so no package can use what another one brought. No compiler is in ``PATH``, the working directory is outside
-the repository, and nothing of the user's home is seen. In each environment pip must find no conflict, every module of the package
-must import, and the packages that are not installed must not be needed.
+One environment has torch and millpond alone. Each of the six other packages, and each combination below, is an
+environment of its own on top of that one, so no package can use what another one brought. No compiler is in ``PATH``,
+the working directory is outside the repository, and nothing of the user's home is seen. In each environment pip must
+find no conflict, every module of the package must import, and the packages that are not installed must not be needed.
 
-Then the program is used: ``millpond serve`` and ``millpond demo`` name the extra that they lack, and work after exactly that was
-installed. The environment with everything is described in a CycloneDX file beside the wheels.
+Then the program is used: ``millpond serve`` and ``millpond demo`` name the extra that they lack, and work after
+exactly that was installed. The environment with everything is described in a CycloneDX file beside the wheels.
 """
 
 from __future__ import annotations
