@@ -315,8 +315,6 @@ Text.
 
 [1.2.0]: x
 """
-    "# Changelog\n\n## [Unreleased]\n\n- a\n\n## [1.2.0] - 2026-12-01\n\nText.\n\n- b\n\n## [1.1.0]\n\n[1.2.0]: x\n"
-)
 
 
 def test_the_notes_of_a_release_are_its_section():
