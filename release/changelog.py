@@ -12,6 +12,8 @@ from pathlib import Path
 
 from release.distributions import FOLDERS, ROOT
 
+_UNRELEASED = re.compile(r"not on an index yet|no release on a package index yet", re.IGNORECASE)
+
 
 def section(tag: str, changelog: str, versions: set[str]) -> str:
     """The section of a release, without its heading.
@@ -38,6 +40,15 @@ def section(tag: str, changelog: str, versions: set[str]) -> str:
     return text
 
 
+def stale_pages(root: Path) -> list[str]:
+    """Pages that say that there is no release yet, and would say it on PyPI."""
+    pages = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("integrations/*/README.md")]
+    texts = {
+        page: " ".join(page.read_text(encoding="utf-8").split()) for page in pages if page.name != "CONTRIBUTING.md"
+    }
+    return sorted(page.relative_to(root).as_posix() for page, text in texts.items() if _UNRELEASED.search(text))
+
+
 def versions() -> set[str]:
     """The versions in the seven ``pyproject.toml`` files."""
     texts = ((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8") for folder in FOLDERS)
@@ -50,7 +61,10 @@ def main() -> None:
     parser.add_argument("tag", help="the tag of the release, as v0.1.0")
     parser.add_argument("--changelog", type=Path, default=ROOT / "CHANGELOG.md")
     arguments = parser.parse_args()
-    print(section(arguments.tag, arguments.changelog.read_text(encoding="utf-8"), versions()))
+    notes = section(arguments.tag, arguments.changelog.read_text(encoding="utf-8"), versions())
+    if stale := stale_pages(ROOT):
+        raise SystemExit(f"{', '.join(stale)}: say that there is no release yet; write how to install this one")
+    print(notes)
 
 
 if __name__ == "__main__":
