@@ -1,6 +1,6 @@
 """The picture of README: what ``millpond demo`` prints, drawn as a terminal.
 
-    python scripts/demo_picture.py [--questions 4] [--out docs/images/demo.svg] [--state FOLDER]
+    python docs/site/demo_picture.py [--questions 4] [--out docs/images/demo.svg] [--state FOLDER]
 
 The demo is run anew in an empty folder, unless ``--state`` names that of an earlier run. ``...`` stands for questions
 left out.
