@@ -97,7 +97,6 @@ EQUAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"query_prompt": "q: ", "document_prompt": "q: "},
     ),
     ({"model_kwargs": {"default_prompt_name": "x"}}, {"query_prompt_name": "x", "document_prompt_name": "x"}),
-    ({"model_kwargs": {"prompts": {"query": "", "document": ""}}}, {"query_prompt": "", "document_prompt": ""}),
     ({"query_instruction": "q: "}, {"query_prompt": "q: ", "document_prompt": ""}),
     ({"query_instruction": "", "embed_instruction": "d: "}, {"query_prompt": "", "document_prompt": "d: "}),
     ({"query_instruction": "q: ", "text_instruction": "d: "}, {"query_prompt": "q: ", "document_prompt": "d: "}),
@@ -174,6 +173,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_kwargs": ["device"]}, "must be a dict of options"),
     ({"model_kwargs": {1: 2}}, "must be a dict of options"),
     ({"model_kwargs": {"prompts": {"query": "q: "}}}, "never applied.*Write query_prompt='q: ', document_prompt=''"),
+    ({"model_kwargs": {"prompts": {"query": "", "passage": ""}}}, "Write query_prompt='', document_prompt=''"),
     ({"model_kwargs": {"prompts": {"query": 3}}}, "must map names to texts"),
     ({"encode_kwargs": {"precision": "int8"}}, 'output_dtype="int8"'),
     ({"encode_kwargs": {"output_value": "token_embeddings"}}, "token_embed"),
@@ -215,6 +215,17 @@ def test_what_would_change_vectors_is_refused_with_the_line_to_write(options: di
 def test_what_would_change_scores_is_refused_with_the_line_to_write(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         scoring(**options)
+
+
+def test_a_name_without_an_owner_gets_the_one_that_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert embedding(model="all-MiniLM-L6-v2") == {"model": "sentence-transformers/all-MiniLM-L6-v2"}
+    assert llama_index(model_name="LaBSE") == {"model_name": "sentence-transformers/LaBSE"}
+    assert scoring(model="ms-marco-MiniLM-L6-v2") == {"model": "cross-encoder/ms-marco-MiniLM-L6-v2"}
+    for name in ("bert-base-uncased", "owner/all-MiniLM-L6-v2", "./all-MiniLM-L6-v2", "", None):
+        assert embedding(model=name) == {"model": name}
+    (tmp_path / "all-MiniLM-L6-v2").mkdir()
+    assert embedding(model="all-MiniLM-L6-v2") == {"model": "all-MiniLM-L6-v2"}  # a folder
 
 
 def test_a_folder_needs_no_hub(tmp_path: Path) -> None:

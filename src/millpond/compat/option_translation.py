@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,6 +43,13 @@ class OptionTranslation:
         elif self.result[name] != value:
             first = self._sources.get(name, f"{name}={self.result[name]!r}")
             raise InvalidRequestError(f"{first} and {source}={value!r} contradict each other; pass one of them")
+
+    def add_owner(self, names: re.Pattern[str], owner: str) -> None:
+        """Complete a hub id that the other library completes, too."""
+        for key in ("model", "model_name"):
+            name = self.result.get(key)
+            if isinstance(name, str) and names.fullmatch(name) and "/" not in name and not self.is_folder:
+                self.result[key] = f"{owner}/{name}"
 
     def top_level(self, rules: Mapping[str, Rule]) -> None:
         """Read the arguments themselves: first the adapter's own, then the others."""

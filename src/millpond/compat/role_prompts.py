@@ -8,11 +8,11 @@ An adapter has four options: ``query_prompt`` and ``document_prompt``, the texts
 from __future__ import annotations
 
 import logging
-import threading
 from dataclasses import dataclass
 from typing import Literal
 
 from millpond.compat.model_card_prompts import card_prompt
+from millpond.compat.notices import log_once
 from millpond.errors import InvalidRequestError
 from millpond.spec import ModelSpec
 from millpond.tasks import ROLES, Role
@@ -44,9 +44,6 @@ _INSTRUCTOR = {
     "query": "Represent the question for retrieving supporting documents: ",
     "document": "Represent the document for retrieval: ",
 }
-
-_logged: set[str] = set()
-_lock = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,12 +182,3 @@ def log_prompt_notice(
     if notice is None:
         return
     log_once(logger, notice)
-
-
-def log_once(to: logging.Logger, message: str) -> None:
-    """Log a warning, unless this process has logged it already."""
-    with _lock:
-        if message in _logged:
-            return
-        _logged.add(message)
-    to.warning("%s", message)

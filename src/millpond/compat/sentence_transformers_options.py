@@ -13,9 +13,11 @@ pydantic.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from millpond.compat.notices import log_once
 from millpond.compat.option_translation import (
     OptionTranslation,
     Rule,
@@ -30,13 +32,16 @@ from millpond.compat.option_translation import (
     rename,
     text_option,
 )
-from millpond.compat.role_prompts import BGE_QUERY_PROMPTS, ReplacedClass, log_once
+from millpond.compat.role_prompts import BGE_QUERY_PROMPTS, ReplacedClass
 from millpond.compat.sentence_transformers_loading import FROM_PRETRAINED, LOADING, device, show_progress
 from millpond.errors import InvalidRequestError
 from millpond.tasks import ROLES, Role
 
 logger = logging.getLogger(__name__)
 
+# Names that sentence-transformers looks up under an owner of its own, if they are written without one.
+_EMBEDDING_NAMES = re.compile(r"(all|multi-qa|paraphrase|msmarco|distiluse|stsb|nli)-.+|LaBSE")
+_SCORING_NAMES = re.compile(r"(ms-marco|mmarco|stsb|nli|qnli|quora)-.+")
 _HIDDEN = "**********"
 _SECRETS = frozenset("token use_auth_token hf_token auth_token api_key huggingfacehub_api_token".split())
 
@@ -64,6 +69,19 @@ def translate_embedding_options(
     translation = _EmbeddingTranslation(options, own, replaced)
     translation.top_level(_EMBEDDING | LOADING)
     translation.encoding()
+    translation.add_owner(_EMBEDDING_NAMES, "sentence-transformers")
+    return translation.result
+
+
+def translate_loading_options(options: Mapping[str, Any], *, own: Collection[str]) -> dict[str, Any]:
+    """As :func:`translate_embedding_options`, for an adapter that only loads a model as those classes do.
+
+    Returns:
+        As there, but of what is translated only ``model``, ``revision``, ``device``, ``dtype``, ``max_length``,
+        ``hf_overrides`` and ``truncate``.
+    """
+    translation = OptionTranslation(options, own)
+    translation.top_level({**LOADING, "model_kwargs": nested({**LOADING, "model_kwargs": nested(FROM_PRETRAINED)})})
     return translation.result
 
 
@@ -76,6 +94,7 @@ def translate_scoring_options(options: Mapping[str, Any], *, own: Collection[str
     """
     translation = OptionTranslation(options, own)
     translation.top_level(_SCORING | LOADING)
+    translation.add_owner(_SCORING_NAMES, "cross-encoder")
     return translation.result
 
 
@@ -190,22 +209,18 @@ class _EmbeddingTranslation(OptionTranslation):
         return any(self.result.get(f"{role}_{kind}") is not None for kind in _PROMPT_KINDS)
 
     def _unused_prompts(self) -> None:
-        """``prompts`` that nothing selected: empty ones are a way to say "none", others were never applied."""
+        """``prompts`` that nothing selects were never applied, so their meaning is the caller's to say."""
         if not self.prompts or any(self._has_prompt(role) for role in ROLES):
             return
-        texts = {
-            role: next((self.prompts[name] for name in names if name in self.prompts), "")
+        lines = ", ".join(
+            f"{role}_prompt={next((self.prompts[name] for name in names if name in self.prompts), '')!r}"
             for role, names in _PROMPT_NAMES.items()
-        }
-        lines = ", ".join(f"{role}_prompt={text!r}" for role, text in texts.items())
-        if any(self.prompts.values()):
-            raise InvalidRequestError(
-                f"model_kwargs['prompts']={self.prompts!r} was never applied: encode() uses a prompt by prompt_name "
-                f"or default_prompt_name only. Write {lines} to apply it, or "
-                'query_prompt="", document_prompt="" to keep the vectors of an existing index'
-            )
-        for role in ROLES:
-            self.set(f"{role}_prompt", "", "model_kwargs['prompts']")
+        )
+        none = 'query_prompt="", document_prompt=""'
+        raise InvalidRequestError(
+            f"model_kwargs['prompts']={self.prompts!r} was never applied: encode() uses a prompt by prompt_name or "
+            f"default_prompt_name only. Write {lines} to apply it, or {none} to keep the vectors of an existing index"
+        )
 
     def _normalize(self) -> None:
         """``normalize_embeddings=True`` normalizes; ``False``, its default, leaves it to the checkpoint's modules."""
