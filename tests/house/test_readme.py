@@ -39,7 +39,7 @@ def test_the_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 def shell_commands(path: Path) -> list[list[str]]:
     """Words of the ``millpond`` lines in a page's shell blocks."""
     text = path.read_text(encoding="utf-8").replace("\\\n", "")
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```(\w*)[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     lines = [line for language, block in blocks if language in ("", "bash") for line in block.splitlines()]
     return [shlex.split(re.sub(r"\s+#.*$", "", line)) for line in lines if line.startswith("millpond ")]
 
