@@ -34,7 +34,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadscope
 FAST = -m "not slow and not gpu and not network and not service"
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-integrations test-all coverage fuzz check format bench notebooks test-gpu bench-gpu constraints clean
+.PHONY: help install demo test test-integrations test-all coverage fuzz check format bench notebooks docs test-gpu bench-gpu constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,8 +84,11 @@ bench: export TORCH_ARGS := $(TORCH_ARGS)
 bench: $(STAMP) ## run every script of benchmarks/, peers in separate environments; results go to benchmarks/results/
 	@$(if $(findstring --smoke,$(ARGS)),$(SMOKE),set -e; for script in $(BENCHMARKS); do $(call RUN,$$script); done)
 
-notebooks: ## execute the notebooks
-	@echo "There are no notebooks in this version."
+notebooks: $(STAMP) ## execute the notebooks; build/notebooks gets them with their outputs
+	$(BIN)/python notebooks/execute.py $(ARGS)
+
+docs: $(STAMP) ## build the documentation as a site in build/site, and check its links
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
 test-gpu: ## run the GPU tests; they need only torch, transformers, numpy and pytest
 	PYTHONPATH=src $(or $(wildcard $(BIN)/python),$(PYTHON)) -m pytest -c tests/gpu/pytest.ini tests/gpu $(ARGS)

@@ -18,7 +18,7 @@ from pydantic import AliasChoices, ConfigDict, Field, model_validator
 from llama_index.embeddings.millpond.replaced_options import replaced_rerank_options
 from llama_index.embeddings.millpond.source import EngineSource, PathStr
 from llama_index.embeddings.millpond.text_lists import listed
-from millpond.compat.role_prompts import log_once
+from millpond.compat.notices import log_once
 
 if TYPE_CHECKING:
     from millpond import Engine, RerankOutput
