@@ -215,6 +215,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[s
 
     def run(stem: str) -> Ran:
         notebook.run(FOLDER / f"{stem}.ipynb")
+        assert not pyplot.get_fignums(), "a figure is drawn and not shown"
         return notebook
 
     monkeypatch.chdir(tmp_path)
@@ -222,7 +223,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[s
     with mpl.rc_context():
         pyplot.switch_backend("agg")
         yield run
-    assert not pyplot.get_fignums(), "a figure is drawn and not shown"
+    pyplot.close("all")
     close_shared()
     if "server" in notebook.names and notebook.names["server"].poll() is None:
         notebook.names["stop"]()
