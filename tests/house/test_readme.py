@@ -89,7 +89,8 @@ def test_the_pages_have_commands():
     ("text", "commands"),
     [
         ("```bash\nmillpond env\n```", ["millpond env"]),
-        ("```console\n$ cat a | millpond embed - --model m  # why\n1\n```", ["millpond embed - --model m"]),
+        ("```console\n$ millpond env\n```", ["millpond env"]),
+        ("```console\n$ cat a|millpond embed - --model m  # why\n1\n```", ["millpond embed - --model m"]),
         (
             "1. a list\n\n   ```sh\n   KEY=x millpond serve \\\n     m && millpond env\n   ```",
             ["millpond serve m", "millpond env"],
@@ -98,7 +99,7 @@ def test_the_pages_have_commands():
         ("```\npython -m millpond env\n```\n```text\nmillpond 0.1.0\n```", ["millpond env"]),
         ("```python\nmillpond = 1\n```\nmillpond runs", []),
     ],
-    ids=["plain", "pipe", "variable", "path", "module", "other"],
+    ids=["plain", "prompt", "pipe", "variable", "path", "module", "other"],
 )  # fmt: skip
 def test_shell_blocks_are_read(text: str, commands: list[str]):
     assert shell_commands(text) == [command.split() for command in commands]
