@@ -8,7 +8,13 @@ from typing import Any, Literal
 
 from millpond import matryoshka
 from millpond.cached_property import cached_property
-from millpond.tasks import Activation, ScoreType, Task
+from millpond.tasks import Activation, Role, ScoreType, Task
+
+# The prompt names of a role; the first that the checkpoint has is used, as in sentence-transformers' encode_document.
+_ROLE_PROMPTS: dict[Role, tuple[str, ...]] = {
+    "query": ("query", "retrieval.query"),
+    "document": ("document", "passage", "corpus", "retrieval.passage"),
+}
 
 PoolingMode = Literal["cls", "mean", "max", "mean_sqrt_len", "weightedmean", "lasttoken"]
 
@@ -85,6 +91,10 @@ class ModelSpec:
             ModelLoadError: A file has changed since the checkpoint was read.
         """
         return self.digest()
+
+    def role_prompt(self, role: Role) -> str | None:
+        """The checkpoint's prompt for a role; ``None`` if it has none, which is not its default prompt either."""
+        return next((self.prompts[name] for name in _ROLE_PROMPTS[role] if name in self.prompts), None)
 
     def check_dimensions(self, dimensions: int | None) -> int:
         """Check a requested width and return that of ``embed``'s vectors.
