@@ -35,6 +35,11 @@ CHANGES = {
     "max_length": 8,
     "pooling": "cls",
     "hf_overrides": {"is_matryoshka": True},
+    "query_prompt_name": "query",
+    "document_prompt_name": "query",
+    "chunking": "mean",
+    "quantization": "int8",
+    "compile": True,
 }
 
 

@@ -69,6 +69,27 @@ def test_options_reach_the_engine(minilm: str, engine: Engine, texts: list[str])
         MillpondEmbedding(model_name=minilm, max_length=4, truncate="error").get_text_embedding(texts[0])
 
 
+async def test_a_long_text_is_read_to_its_end_in_windows(engine: Engine, texts: list[str]) -> None:
+    long = " ".join(texts * 8)
+    expected = engine.embed([long], role="document", chunking="mean").embeddings[0]
+    embedding = MillpondEmbedding(engine=engine, chunking="mean")
+    np.testing.assert_allclose(embedding.get_text_embedding(long), expected, atol=1e-6)
+    np.testing.assert_allclose((await embedding.aget_text_embedding_batch([long]))[0], expected, atol=1e-6)
+    cut = MillpondEmbedding(engine=engine).get_text_embedding(long)
+    assert np.abs(np.array(cut) - expected).max() > 1e-3
+
+
+def test_quantization_and_compile_reach_the_engine(minilm: str, engine: Engine, texts: list[str]) -> None:
+    quantized = MillpondEmbedding(minilm, dtype="float32", quantization="int8")
+    assert quantized._engine().config.quantization == "int8"
+    vectors, exact = np.array(quantized.get_text_embedding_batch(texts)), engine.embed(texts).embeddings
+    assert np.abs(vectors - exact).max() > 1e-4
+    assert (vectors * exact).sum(axis=1).min() > 0.95
+    assert MillpondEmbedding(minilm, compile=True)._configuration()["compile"] is True
+    with pytest.raises(InvalidRequestError, match="quantization='int3' is unknown; choose"):
+        MillpondEmbedding(minilm, quantization="int3").get_text_embedding("tides")
+
+
 def test_texts_are_embedded_as_they_are(minilm: str, tmp_path: Path) -> None:
     text = " two\nlines,  two spaces\t"
     MillpondEmbedding(model_name=minilm, dtype="float32", cache=str(tmp_path / "c.db")).get_text_embedding(text)
