@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from typing import Any
 
 import pytest
 
+from millpond.compat import notices
 from millpond.compat.model_card_prompts import CARDS, card_prompt, model_name
 from millpond.compat.role_prompts import PromptOptions, log_prompt_notice, prompt_notice, role_prompt
 from millpond.errors import InvalidRequestError
-from millpond.spec import ModelSpec
+from millpond.spec import ModelSpec, PoolingMode
 
 NONE = PromptOptions()
 SEARCH = "Represent this sentence for searching relevant passages: "
 
 
-def spec(name: str = "owner/name", *, default: str | None = None, normalize: bool = True, **prompts: str) -> ModelSpec:
+def spec(
+    name: str = "owner/name",
+    *,
+    default: str | None = None,
+    normalize: bool = True,
+    pooling: PoolingMode = "mean",
+    bare: bool = False,
+    architecture: str = "BertModel",
+    **prompts: str,
+) -> ModelSpec:
     return ModelSpec(
         name=name,
-        architecture="BertModel",
+        architecture=architecture,
         model_type="bert",
-        pooling=("mean",),
+        pooling=(pooling,),
+        has_modules=not bare,
         normalize=normalize,
         dimensions=8,
         hidden_size=8,
@@ -43,6 +55,7 @@ def notice(of: ModelSpec, replaced: Any = "HuggingFaceEmbeddings", **options: An
         query=options.get("query", NONE),
         document=options.get("document", NONE),
         normalize=options.get("normalize"),
+        pooling=options.get("pooling"),
         replaced=replaced,
     )
 
@@ -169,6 +182,24 @@ def test_llama_indexs_class_normalized() -> None:
     assert notice(spec(normalize=False)) is None
 
 
+def test_a_checkpoint_without_modules_was_pooled_by_the_mean_and_not_normalized() -> None:
+    told = notice(spec(bare=True, pooling="cls"))
+    assert told is not None
+    assert 'the pooling is "cls", as there is no modules.json (HuggingFaceEmbeddings: "mean")' in told
+    keep = 'query_prompt="", document_prompt="", pooling="mean", normalize=False, dtype="float32".'
+    assert keep in told
+    assert told.endswith('without this notice: pooling="cls", normalize=True')
+    told = notice(spec(bare=True, pooling="cls"), "HuggingFaceEmbedding")
+    assert told is not None
+    assert "normalize=" not in told  # that class normalized
+    assert notice(spec(bare=True, pooling="mean"), "HuggingFaceEmbedding") is None
+    told = notice(spec(bare=True, pooling="mean", architecture="Qwen2ForCausalLM"), pooling=None)
+    assert told is not None
+    assert 'pooling="lasttoken"' in told
+    assert notice(spec(bare=True, pooling="cls"), pooling="cls", normalize=True) is None
+    assert notice(spec(pooling="cls")) is None
+
+
 @pytest.mark.parametrize("role", ["query", "document"])
 @pytest.mark.parametrize("options", [PromptOptions(text=""), PromptOptions(text="auto"), PromptOptions(name="query")])
 def test_who_sets_the_prompt_is_told_nothing(role: str, options: PromptOptions) -> None:
@@ -187,11 +218,32 @@ def test_nothing_is_told_where_nothing_differs() -> None:
         assert notice(of, "HuggingFaceEmbedding") is None
 
 
-def test_the_notice_is_logged_once_for_each_configuration(caplog: pytest.LogCaptureFixture) -> None:
-    of = spec("owner/logged-once", query="q: ")
+def test_the_notice_is_logged_once_for_each_configuration(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "_logged", {})
+    of = spec(query="q: ")
     with caplog.at_level(logging.WARNING, logger="millpond"):
         for options in (NONE, NONE, PromptOptions(text="")):
             log_prompt_notice(of, query=options, document=NONE, normalize=None, replaced="HuggingFaceEmbeddings")
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         log_prompt_notice(of, query=NONE, document=NONE, normalize=None, replaced="HuggingFaceEmbedding")
     assert len(caplog.records) == 2
+
+
+def test_threads_log_a_line_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "_logged", {})
+    ready = threading.Barrier(8)
+
+    def log() -> None:
+        ready.wait()
+        for number in range(50):
+            notices.log_once(logging.getLogger("millpond"), f"line {number}")
+
+    threads = [threading.Thread(target=log) for _ in range(8)]
+    with caplog.at_level(logging.WARNING, logger="millpond"):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(record.message for record in caplog.records) == sorted(f"line {number}" for number in range(50))

@@ -15,10 +15,17 @@ from tests.tiny import Layout, Pooling, write_checkpoint
 
 from langchain_millpond import MillpondEmbeddings
 from millpond import Engine
+from millpond.compat import notices as notices_module
 from millpond.errors import InvalidRequestError
 
 NOTICE = "so vectors differ from those of an index built with HuggingFaceEmbeddings"
 SEARCH = "Represent this sentence for searching relevant passages: "
+
+
+@pytest.fixture(autouse=True)
+def nothing_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has logged none of the lines that are logged once."""
+    monkeypatch.setattr(notices_module, "_logged", {})
 
 
 def checkpoint(folder: Path, **layout: Any) -> str:
@@ -77,6 +84,19 @@ def test_a_default_prompt_is_kept_for_both(tmp_path: Path, texts: list[str], cap
     expected = SentenceTransformer(model).encode(texts)
     np.testing.assert_allclose(kept.embed_documents(texts), expected, atol=2e-5)
     np.testing.assert_allclose(kept.embed_query(texts[0]), expected[0], atol=2e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "mpnet", "qwen2"])
+def test_a_checkpoint_that_does_not_say_how_to_pool_is_kept_too(
+    tmp_path: Path, texts: list[str], caplog: pytest.LogCaptureFixture, family: str
+) -> None:
+    model = str(write_checkpoint(tmp_path / "model", family))
+    ours = MillpondEmbeddings(model=model, dtype="float32").embed_documents(texts)
+    (notice,) = notices(caplog)
+    expected = SentenceTransformer(model).encode(texts)
+    assert np.abs(ours - expected).max() > 1e-3
+    kept = MillpondEmbeddings(model=model, **settings(notice))
+    np.testing.assert_allclose(kept.embed_documents(texts), expected, atol=5e-5)
 
 
 def test_an_engine_is_told_about_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
