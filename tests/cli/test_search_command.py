@@ -396,6 +396,13 @@ def test_a_long_question_is_cut_and_said_to_be(search, filled: dict[str, str], c
     assert "cut to 64 tokens" in caplog.text
 
 
+def test_long_records_are_reranked_without_a_word(search, engine: Engine, tmp_path: Path, caplog):
+    url = fill(URLS["qdrant"].format(tmp_path), engine, [Record("long", LONG * 5)])
+    caplog.clear()
+    assert len(search(url, QUESTION, "--json", "--rerank", "self").rows) == 1
+    assert "cut to" not in caplog.text
+
+
 @pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # of the client

@@ -9,7 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -362,7 +362,10 @@ class _Searcher:
         ranked = [RankedHit(hit=hit, score=hit.score, retrieval_rank=rank) for rank, hit in enumerate(hits, start=1)]
         if self.rerank_engine is not None and hits:
             texts = [hit.text for hit in hits]
-            results = self.rerank_engine.rerank(question.text, texts, method=self.method, instruction=self.instruction)
+            with _quiet("millpond.engine.schedule.truncation"):  # ingest has said so, and of the same texts
+                results = self.rerank_engine.rerank(
+                    question.text, texts, method=self.method, instruction=self.instruction
+                )
             ranked = [
                 RankedHit(hit=hits[each.index], score=each.relevance_score, retrieval_rank=each.index + 1)
                 for each in results
@@ -421,6 +424,17 @@ class _Searcher:
         stored = {key: metadata[key] for key in self.filter or () if key in metadata}
         shown = f"has {_shown(stored)}" if stored else f"has {_shown(metadata) or 'no metadata'}"
         return f"{where}no record matches the filter {_shown(self.filter or {})}; the nearest one {shown}"
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Drop the warnings of a logger."""
+    log = logging.getLogger(name)
+    log.disabled, before = True, log.disabled
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _shown(metadata: Mapping[str, Any]) -> str:
