@@ -286,6 +286,7 @@ def test_chunks_of_a_record_are_shown_apart_or_once(search, engine: Engine, tmp_
     kept = next(row for row in once if row["id"] == "guide.md")
     assert {**kept, "rank": chunks[0]["rank"]} == chunks[0]
     assert [row["rank"] for row in once] == list(range(1, 7))
+    assert [row["id"] for row in once] == list(dict.fromkeys(row["id"] for row in every))
 
 
 def test_settings_of_the_run_are_those_of_the_search(search, folder: Path, tmp_path: Path):
