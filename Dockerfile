@@ -1,4 +1,4 @@
-# Not built yet: this file was written on a machine that cannot run containers. Remove this line once it has been built.
+# `make check-dockerfile` executes every line without Docker; CI builds it with Docker each night.
 #
 #   docker build --tag millpond .
 #   docker build --tag millpond:cuda --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu128 .

@@ -7,6 +7,7 @@
 #               --index-url https://download.pytorch.org/whl/cpu   (on Linux: without the CUDA libraries)
 #   ARGS        arguments of the command: make demo ARGS=--short, make test ARGS="-k cache", make bench ARGS=--smoke
 #   WORKERS     number of test processes; 0: run in the main process, for a debugger
+#   KERNELS_WHEEL  make packages: the wheel with kernels, if it was built in the image of manylinux_2_28 (release.yml)
 #   BENCHMARKS  scripts that make bench runs: make bench BENCHMARKS=benchmarks/compare.py ARGS="--only rerank"
 
 PYTHON ?= python3
@@ -14,6 +15,7 @@ VENV ?= .venv
 TORCH_ARGS ?=
 ARGS ?=
 WORKERS ?= 2
+KERNELS_WHEEL ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -33,8 +35,20 @@ GPU_RESULT ?= benchmarks/results/gpu.json
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadscope
 FAST = -m "not slow and not gpu and not network and not service"
 
+# Environments of their own, so that the tools and old versions do not change .venv.
+RELEASE := $(VENV)-release
+LOWEST := $(VENV)-lowest
+TORCH = "$$(grep '^torch==' constraints.txt)"
+# What the tests themselves need has the versions of constraints.txt.
+TEST_TOOLS := hatchling hypothesis psutil pytest pytest-asyncio pytest-randomly pytest-socket pytest-timeout pytest-xdist sentence-transformers
+LOWEST_EXTRAS := .[chunking,demo,otel,parquet,ray,report,server,zstd] integrations/milvus[bfloat16,parquet]
+# Not in it: tests of the server and of the tools, whose clients (openai, cohere, schemathesis, playwright) need newer versions.
+LOWEST_TESTS := $(addprefix tests/,unit attention cache checkpoints compat engine ingest late_interaction models native pooling) \
+	$(wildcard integrations/*/tests)
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-integrations test-all coverage fuzz check format bench notebooks test-gpu bench-gpu constraints clean
+.PHONY: help install demo test test-integrations test-all test-lowest coverage fuzz check format bench notebooks docs test-gpu
+.PHONY: bench-gpu constraints packages check-dockerfile clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,9 +61,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch first: TORCH_ARGS selects its build, and all other packages accept any build.
-$(STAMP): $(BIN)/python $(PROJECTS) $(KERNELS) constraints.txt
-	$(PIP) install --quiet $(TORCH_ARGS) "$$(grep '^torch==' constraints.txt)"
+# The libraries of docs/migrate.md last, and without what they require: older versions than those of constraints.txt.
+$(STAMP): $(BIN)/python $(PROJECTS) $(KERNELS) constraints.txt $(wildcard tests/compat/replaced.txt)
+	$(PIP) install --quiet $(TORCH_ARGS) $(TORCH)
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]' $(PACKAGES:%=--editable integrations/%)
+	$(PIP) install --quiet --no-deps --requirement tests/compat/replaced.txt
 	@touch $@
 
 demo: $(STAMP) ## answer questions about the Python standard library on this machine
@@ -63,6 +79,17 @@ test-integrations: $(STAMP) ## run the fast tests of the six packages for databa
 
 test-all: $(STAMP) ## run all tests of all seven packages; those without their device, network or service are skipped
 	$(PYTEST) $(ARGS)
+
+test-lowest: $(LOWEST)/.installed ## run the tests with the lowest versions of all dependencies but torch (constraints-lowest.txt)
+	$(LOWEST)/bin/python -m pytest --numprocesses=$(WORKERS) --dist=loadscope --override-ini=filterwarnings=default $(FAST) $(LOWEST_TESTS) $(ARGS)
+
+$(LOWEST)/.installed: $(PROJECTS) constraints.txt constraints-lowest.txt
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/python -m pip --disable-pip-version-check install --quiet $(TORCH_ARGS) $(TORCH)
+	$(LOWEST)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints-lowest.txt \
+		$(LOWEST_EXTRAS:%=--editable '%') $(patsubst %,--editable integrations/%,$(filter-out milvus,$(PACKAGES))) \
+		$$(for tool in $(TEST_TOOLS); do grep "^$$tool==" constraints.txt; done)
+	@touch $@
 
 coverage: $(STAMP) ## measure the branch coverage of all fast tests; pyproject.toml has the minimum
 	$(PYTEST) $(FAST) --cov --cov-report=term $(ARGS)
@@ -84,14 +111,32 @@ bench: export TORCH_ARGS := $(TORCH_ARGS)
 bench: $(STAMP) ## run every script of benchmarks/, peers in separate environments; results go to benchmarks/results/
 	@$(if $(findstring --smoke,$(ARGS)),$(SMOKE),set -e; for script in $(BENCHMARKS); do $(call RUN,$$script); done)
 
-notebooks: ## execute the notebooks
-	@echo "There are no notebooks in this version."
+notebooks: $(STAMP) ## execute the notebooks; build/notebooks gets them with their outputs
+	$(BIN)/python notebooks/execute.py $(ARGS)
+
+docs: $(STAMP) ## build the documentation as a site in build/site, and check its links
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
 test-gpu: ## run the GPU tests; they need only torch, transformers, numpy and pytest
 	PYTHONPATH=src $(or $(wildcard $(BIN)/python),$(PYTHON)) -m pytest -c tests/gpu/pytest.ini tests/gpu $(ARGS)
 
 bench-gpu: ## run the GPU benchmark; it needs only torch, transformers and numpy
 	PYTHONPATH=src $(or $(wildcard $(BIN)/python),$(PYTHON)) benchmarks/gpu.py --out $(GPU_RESULT) $(ARGS)
+
+$(RELEASE)/.installed: release/requirements.txt
+	$(PYTHON) -m venv --clear $(RELEASE)
+	$(RELEASE)/bin/python -m pip --disable-pip-version-check install --quiet --requirement release/requirements.txt
+	@touch $@
+
+packages: export TORCH_ARGS := $(TORCH_ARGS)
+packages: $(RELEASE)/.installed ## build all distributions into dist/, check them, install and use every combination; SBOM and checksums
+	$(RELEASE)/bin/python -m release.distributions dist $(KERNELS_WHEEL:%=--kernels %)
+	$(RELEASE)/bin/python -m release.contents dist
+	$(RELEASE)/bin/python -m release.installs dist $(ARGS)
+	cd dist && sha256sum *.whl *.tar.gz *.json > SHA256SUMS
+
+check-dockerfile: $(RELEASE)/.installed ## execute the Dockerfile without Docker, in a chroot (Linux, as root), and use the server
+	$(RELEASE)/bin/python -m release.dockerfile $(ARGS)
 
 constraints: $(STAMP) ## write constraints.txt with the installed versions
 	$(PIP) freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' > constraints.txt

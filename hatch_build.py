@@ -1,7 +1,10 @@
 """Builds the compiled kernels into the package if there is a C++ compiler; without one the package is pure Python.
 
-hatchling runs it for wheels and editable installs. ``CXX`` names the compiler. ``MILLPOND_NATIVE=0`` leaves the kernels
-out, and ``MILLPOND_NATIVE=1`` makes it an error if they cannot be built, which releases require.
+hatchling runs it for wheels and editable installs. ``CXX`` names the compiler, and ``LDCXXSHARED`` the command that
+links, if it is another one. ``MILLPOND_NATIVE=0`` leaves the kernels out: the wheel is pure (``py3-none-any``), for
+every platform. ``MILLPOND_NATIVE=1`` makes it an error if they cannot be built, which releases require. Otherwise the
+wheel has the tag of this machine (``py3-none-linux_x86_64``), until ``auditwheel repair`` has checked which versions
+of glibc it runs on.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 _FOLDER = Path("src/millpond/native")
 _LIBRARY = _FOLDER / "libmillpond.so"
 _OPTIONS = "-O3 -std=c++17 -fPIC -fno-exceptions -fno-rtti -fno-math-errno".split()
+# Some compilers name libstdc++ and libm in every library; these kernels need only libc.
+_LINK_OPTIONS = ("-pthread", "-Wl,--as-needed")
 # The first line of a source for one instruction set names its flags. Other sources run on any x86-64 processor.
 _FLAGS = "// Compiler flags: "
 # An instruction of the newest set that a folder's flags name, for a compiler or assembler that is older than the set.
@@ -73,7 +78,8 @@ def _compile(library: Path) -> str | None:
             objects, problem = compile_objects(compiler, library.parent, Path(folder))
             if problem is not None:
                 return problem
-            problem = _problem([*compiler, "-shared", "-pthread", "-o", str(draft), *map(str, objects)])
+            linker = shlex.split(os.environ.get("LDCXXSHARED", "")) or [*compiler, "-shared"]
+            problem = _problem([*linker, *_LINK_OPTIONS, "-o", str(draft), *map(str, objects)])
             if problem is not None:
                 return problem
         draft.replace(library)

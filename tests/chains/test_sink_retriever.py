@@ -97,3 +97,10 @@ def test_what_is_wrong_is_named(sink: CollectionSink[Any], engine: Engine, minil
         MillpondSinkRetriever(sink=sink, engine=engine, hybrid=True).invoke(QUESTION)
     with pytest.raises(FingerprintMismatchError, match="pooling='mean'"):
         MillpondSinkRetriever(sink=sink, model=minilm, pooling="cls").invoke(QUESTION)
+
+
+def test_it_is_not_serialized_as_if_it_could_be_loaded_again(sink: CollectionSink[Any], engine: Engine) -> None:
+    from langchain_core.load import dumps
+
+    written = dumps(MillpondSinkRetriever(sink=sink, model="some/model"))
+    assert '"not_implemented"' in written and "QdrantClient" not in written

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import millpond
 
@@ -70,7 +71,7 @@ def test_each_package_has_licence_readme_and_types(folder: Path):
     assert project(folder)["license"] == "Apache-2.0"
     assert (folder / "README.md").read_text(encoding="utf-8").count("\n") > 10
     markers = list((folder / "src" if folder == ROOT else folder).rglob("py.typed"))
-    assert len(markers) == (3 if folder.name == "llama-index" else 1)
+    assert len(markers) == (4 if folder.name == "llama-index" else 1)
     assert all((marker.parent / "__init__.py").is_file() for marker in markers)
 
 
@@ -80,6 +81,7 @@ def test_namespace_packages_have_no_init_file():
         "embeddings/millpond",
         "postprocessor/millpond_rerank",
         "retrievers/millpond",
+        "sparse_embeddings/millpond",
     }
 
 
@@ -99,3 +101,35 @@ def test_the_sinks_are_found_by_name():
     names = ("qdrant", "milvus", "lancedb", "pgvector")
     assert sinks == {name: f"millpond_{name}:sink_from_url" for name in names}
     assert all(callable(point.load()) for point in entry_points(group="millpond.sinks"))
+
+
+LOWEST = dict(
+    line.split("==")
+    for line in (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+)
+
+
+def lowest_of(folder: Path) -> dict[str, str]:
+    """The lowest version of each direct dependency that the package allows, without those for development."""
+    table = project(folder)
+    extras = {name: lines for name, lines in table.get("optional-dependencies", {}).items() if name != "dev"}
+    found: dict[str, str] = {}
+    for line in map(Requirement, [*table["dependencies"], *(line for lines in extras.values() for line in lines)]):
+        if line.name not in OURS and line.name != "torch":
+            (lowest,) = (part.version for part in line.specifier if part.operator in (">=", "=="))
+            name = canonicalize_name(line.name)
+            found[name] = max(found.get(name, lowest), lowest, key=Version)
+    return found
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_the_lowest_versions_are_those_that_the_tests_run_with(folder: Path):
+    lowest = lowest_of(folder)
+    assert lowest
+    wrong = {name: low for name, low in lowest.items() if Version(LOWEST.get(name, "0")) != Version(low)}
+    assert not wrong, "pyproject.toml and constraints-lowest.txt must name the same lowest versions"
+
+
+def test_the_lowest_versions_are_those_of_direct_dependencies():
+    assert LOWEST.keys() == {name for folder in FOLDERS for name in lowest_of(folder)}

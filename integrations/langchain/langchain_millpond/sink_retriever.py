@@ -54,17 +54,18 @@ class MillpondSinkRetriever(EngineSource, BaseRetriever):
         pooling: Replaces the checkpoint's pooling method, as it did when the collection was filled.
         quantization: As in ``millpond.Engine``.
         revision: Branch, tag or commit of a hub id.
-        device: ``auto`` (cuda, then mps, then cpu) or a torch device.
+        device: ``auto`` or ``None`` (cuda, then mps, then cpu), a torch device, or a list of devices of one kind.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
         max_length: Most tokens per text; the checkpoint's limit by default.
         hf_overrides: Merged into config.json.
         max_batch_tokens: Most tokens per forward.
-        trust_remote_code: Never needed, and refused by the engine.
+        compile: As in ``millpond.Engine``.
+        trust_remote_code: A permission that is accepted and never needed: no code of a checkpoint is run.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
-    loading = (*EngineSource.loading, "pooling", "quantization")
+    loading = (*EngineSource.loading, "pooling")
 
     sink: Annotated[Sink, BeforeValidator(_check_sink)] = Field(exclude=True, repr=False)
     k: int = Field(default=4, gt=0, strict=True)
@@ -75,7 +76,11 @@ class MillpondSinkRetriever(EngineSource, BaseRetriever):
     sparse_engine: Annotated[Engine | None, Field(default=None, exclude=True, repr=False)]
     score_threshold: float | None = None
     pooling: str | None = None
-    quantization: str | None = None
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        """Whether LangChain's ``dumps`` and ``loads`` keep it: a sink is opened anew in each process."""
+        return False
 
     def _get_relevant_documents(
         self,
