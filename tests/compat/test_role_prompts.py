@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from typing import Any
 
 import pytest
 
+from millpond.compat import notices
 from millpond.compat.model_card_prompts import CARDS, card_prompt, model_name
 from millpond.compat.role_prompts import PromptOptions, log_prompt_notice, prompt_notice, role_prompt
 from millpond.errors import InvalidRequestError
@@ -216,11 +218,32 @@ def test_nothing_is_told_where_nothing_differs() -> None:
         assert notice(of, "HuggingFaceEmbedding") is None
 
 
-def test_the_notice_is_logged_once_for_each_configuration(caplog: pytest.LogCaptureFixture) -> None:
-    of = spec("owner/logged-once", query="q: ")
+def test_the_notice_is_logged_once_for_each_configuration(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "_logged", {})
+    of = spec(query="q: ")
     with caplog.at_level(logging.WARNING, logger="millpond"):
         for options in (NONE, NONE, PromptOptions(text="")):
             log_prompt_notice(of, query=options, document=NONE, normalize=None, replaced="HuggingFaceEmbeddings")
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         log_prompt_notice(of, query=NONE, document=NONE, normalize=None, replaced="HuggingFaceEmbedding")
     assert len(caplog.records) == 2
+
+
+def test_threads_log_a_line_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "_logged", {})
+    ready = threading.Barrier(8)
+
+    def log() -> None:
+        ready.wait()
+        for number in range(50):
+            notices.log_once(logging.getLogger("millpond"), f"line {number}")
+
+    threads = [threading.Thread(target=log) for _ in range(8)]
+    with caplog.at_level(logging.WARNING, logger="millpond"):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(record.message for record in caplog.records) == sorted(f"line {number}" for number in range(50))

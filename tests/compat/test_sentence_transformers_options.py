@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from millpond.compat import notices
 from millpond.compat.sentence_transformers_options import (
     hide_secrets,
     translate_embedding_options,
@@ -125,6 +126,12 @@ def names(cases: list[tuple[dict[str, Any], Any]]) -> list[str]:
 @pytest.fixture(autouse=True)
 def online(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def nothing_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has logged none of the lines that are logged once."""
+    monkeypatch.setattr(notices, "_logged", {})
 
 
 @pytest.mark.parametrize(("options", "expected"), EQUAL, ids=names(EQUAL))

@@ -31,7 +31,7 @@ QUESTION = "What makes dough rise?"
 @pytest.fixture
 def notices(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """The warnings of the adapters so far, of a process that has logged none before."""
-    monkeypatch.setattr(notices_module, "_logged", set())
+    monkeypatch.setattr(notices_module, "_logged", {})
     caplog.set_level(logging.WARNING)
     return lambda: [
         one.getMessage() for one in caplog.records if one.name.startswith(("millpond.compat", "llama_index"))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 
-_logged: set[str] = set()
-_lock = threading.Lock()
+# A dict, whose setdefault() is atomic: a lock could be held by another thread when the process is forked.
+_logged: dict[str, object] = {}
 
 
 def log_once(to: logging.Logger, message: str) -> None:
     """Log a warning, unless this process has logged it already."""
-    with _lock:
-        if message in _logged:
-            return
-        _logged.add(message)
-    to.warning("%s", message)
+    mine = object()
+    if _logged.setdefault(message, mine) is mine:
+        to.warning("%s", message)

@@ -15,10 +15,17 @@ from tests.tiny import Layout, Pooling, write_checkpoint
 
 from langchain_millpond import MillpondEmbeddings
 from millpond import Engine
+from millpond.compat import notices as notices_module
 from millpond.errors import InvalidRequestError
 
 NOTICE = "so vectors differ from those of an index built with HuggingFaceEmbeddings"
 SEARCH = "Represent this sentence for searching relevant passages: "
+
+
+@pytest.fixture(autouse=True)
+def nothing_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has logged none of the lines that are logged once."""
+    monkeypatch.setattr(notices_module, "_logged", {})
 
 
 def checkpoint(folder: Path, **layout: Any) -> str:

@@ -24,9 +24,16 @@ from tests.tiny import Layout, Pooling, write_checkpoint
 
 from langchain_millpond import MillpondCrossEncoder, MillpondEmbeddings, MillpondReranker
 from millpond import Engine
+from millpond.compat import notices
 from millpond.errors import InvalidDimensionsError, InvalidRequestError, UnsupportedTaskError
 
 QUESTION = "What makes dough rise?"
+
+
+@pytest.fixture(autouse=True)
+def nothing_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has logged none of the lines that are logged once."""
+    monkeypatch.setattr(notices, "_logged", {})
 
 
 @pytest.fixture(scope="session")

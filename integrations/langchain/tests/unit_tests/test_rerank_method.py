@@ -13,8 +13,15 @@ from tests.tiny_cross_encoder import write_cross_encoder
 from tests.tiny_late import write_stanford
 
 from langchain_millpond import MillpondCrossEncoder, MillpondReranker
+from millpond.compat import notices
 
 DOCUMENTS = [Document(page_content="the pond"), Document(page_content="a wheel")]
+
+
+@pytest.fixture(autouse=True)
+def nothing_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has logged none of the lines that are logged once."""
+    monkeypatch.setattr(notices, "_logged", {})
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -9,12 +9,19 @@ import pytest
 from langchain_core.load import dumpd, dumps, load, loads
 from langchain_core.runnables import RunnableLambda
 
-from langchain_millpond import MillpondCrossEncoder, MillpondEmbeddings, MillpondReranker
+from langchain_millpond import (
+    MillpondColBERTRetriever,
+    MillpondCrossEncoder,
+    MillpondEmbeddings,
+    MillpondReranker,
+    MillpondSparseEmbeddings,
+)
 from millpond import Engine
+from millpond.late_interaction import MemoryIndex
 
 pytestmark = pytest.mark.filterwarnings("ignore:The function `loads?` is in beta")
 
-ADAPTERS = (MillpondEmbeddings, MillpondReranker, MillpondCrossEncoder)
+ADAPTERS = (MillpondEmbeddings, MillpondReranker, MillpondCrossEncoder, MillpondSparseEmbeddings)
 SHARED: dict[str, Any] = {
     "model": "owner/name",
     "revision": "v1",
@@ -39,6 +46,7 @@ OPTIONS: dict[Any, dict[str, Any]] = {
         "cache": "vectors.cache",
     },
     MillpondReranker: {"top_n": None, "score_threshold": 0.0, "method": "cosine", "score_template": "{{ query }}"},
+    MillpondSparseEmbeddings: {"query_prompt": "", "document_prompt": "d: ", "show_progress": True},
     MillpondCrossEncoder: {"method": "maxsim", "activation": "sigmoid", "instruction": "", "convert": "embed"},
 }
 
@@ -95,6 +103,13 @@ def test_an_engine_is_never_written_and_says_so_when_loaded(adapter: Any, engine
     assert written["type"] == "not_implemented"
     assert written["id"][-1] == adapter.__name__
     assert "kwargs" not in written
+    with pytest.raises(NotImplementedError, match="doesn't implement serialization"):
+        revive(text)
+
+
+def test_a_retriever_holds_an_index_and_is_not_written_either(engine: Engine) -> None:
+    text = dumps(MillpondColBERTRetriever(index=MemoryIndex(engine)))
+    assert json.loads(text)["type"] == "not_implemented"
     with pytest.raises(NotImplementedError, match="doesn't implement serialization"):
         revive(text)
 
