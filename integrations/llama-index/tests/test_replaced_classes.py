@@ -31,7 +31,7 @@ QUESTION = "What makes dough rise?"
 @pytest.fixture
 def notices(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """The warnings of the adapters so far, of a process that has logged none before."""
-    monkeypatch.setattr(notices_module, "_logged", {})
+    monkeypatch.setattr(notices_module, "_logged", type(notices_module._logged)())
     caplog.set_level(logging.WARNING)
     return lambda: [
         one.getMessage() for one in caplog.records if one.name.startswith(("millpond.compat", "llama_index"))
@@ -198,6 +198,13 @@ def test_fast_embed_embeddings_options() -> None:
     assert MillpondEmbedding("a", doc_embed_type="passage").document_prompt is None
 
 
+def test_the_options_of_fast_embeds_sparse_models() -> None:
+    assert MillpondSparseEmbedding("a", cuda=True, device_ids=[0, 1]).device == "cuda:0,cuda:1"
+    assert MillpondSparseEmbedding("a", providers=["CPUExecutionProvider"], batch_size=256).device == "cpu"
+    with pytest.raises(ValidationError, match="Qdrant/bm25 counts words.*write model= a SPLADE checkpoint"):
+        MillpondSparseEmbedding("Qdrant/bm25")
+
+
 @pytest.mark.parametrize("adapter", [MillpondEmbedding, MillpondRerank, MillpondSparseEmbedding])
 def test_model_and_model_name_are_accepted_and_readable(adapter: Any, tmp_path: Path) -> None:
     for built in (adapter("a"), adapter(model="a"), adapter(model_name="a"), adapter.model_validate({"model": "a"})):
@@ -304,4 +311,5 @@ def test_auto_of_an_embedding_checkpoint_says_its_method(
     for _ in range(2):
         MillpondRerank(minilm).postprocess_nodes(hits_of(texts), QueryBundle(QUESTION))
     (told,) = notices()
-    assert 'method="auto" ranks by MaxSim over its token vectors; write method="maxsim"' in told
+    assert "was trained to embed, not to rerank: its pairs are scored by MaxSim" in told
+    assert 'Write method="maxsim"' in told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +17,10 @@ from pydantic import AliasChoices, ConfigDict, Field, model_validator
 from llama_index.embeddings.millpond.replaced_options import replaced_rerank_options
 from llama_index.embeddings.millpond.source import EngineSource, PathStr
 from llama_index.embeddings.millpond.text_lists import listed
-from millpond.compat.notices import log_once
+from millpond.compat.rerank_method import log_rerank_method
 
 if TYPE_CHECKING:
-    from millpond import Engine, RerankOutput
-
-_logger = logging.getLogger(__name__)
+    from millpond import RerankOutput
 
 _RETRIEVAL_SCORE = "retrieval_score"
 
@@ -117,7 +114,7 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
             if nodes:
                 texts = _texts_of(nodes)
                 engine = self._engine()
-                self._log_method(engine)
+                log_rerank_method(engine.spec, self.method)
                 ranked = engine.rerank(query.query_str, texts, **self._options())
                 best += self._scored(nodes, ranked)
         return best
@@ -130,7 +127,7 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
             if nodes:
                 texts = _texts_of(nodes)
                 engine = await self._aengine()
-                self._log_method(engine)
+                log_rerank_method(engine.spec, self.method)
                 from millpond import AsyncEngine  # imports torch, which loading has imported already
 
                 ranked = await AsyncEngine(engine).rerank(query.query_str, texts, **self._options())
@@ -145,17 +142,6 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
             "instruction": self.instruction,
             "truncate": self.truncate,
         }
-
-    def _log_method(self, engine: Engine) -> None:
-        """Say once how an embedding checkpoint ranks, which nobody has chosen."""
-        spec = engine.spec
-        if self.method == "auto" and spec.score_type == "bi-encoder":
-            log_once(
-                _logger,
-                f'{spec.name} is an embedding checkpoint, so method="auto" ranks by MaxSim over its token vectors; '
-                'write method="maxsim" to keep that without this notice, method="cosine" for the order of its '
-                "embeddings, or model= with a checkpoint trained to rerank",
-            )
 
     @contextmanager
     def _reported(self, nodes: list[NodeWithScore], query: QueryBundle) -> Iterator[list[NodeWithScore]]:

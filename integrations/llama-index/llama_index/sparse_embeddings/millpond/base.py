@@ -9,9 +9,9 @@ from typing import Any, Literal, Self
 from llama_index.core.base.embeddings.base_sparse import BaseSparseEmbedding, SparseEmbedding
 from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
-from llama_index.embeddings.millpond.replaced_options import replaced_embedding_options
 from llama_index.embeddings.millpond.source import EngineSource, PathStr
 from llama_index.embeddings.millpond.text_lists import TextLists, listed
+from millpond.compat.fastembed_options import translate_sparse_options
 from millpond.errors import EngineOverloadedError
 from millpond.tasks import Role
 
@@ -72,7 +72,7 @@ class MillpondSparseEmbedding(TextLists, EngineSource, BaseSparseEmbedding):
 
     @classmethod
     def _translated(cls, options: dict[str, Any], own: set[str]) -> dict[str, Any]:
-        return replaced_embedding_options(options, own)
+        return translate_sparse_options(options, own=own)
 
     @classmethod
     def class_name(cls) -> str:
