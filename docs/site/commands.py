@@ -24,16 +24,11 @@ def _linked(text: str, program: Any, prefix: str = "millpond") -> str:
     for name, command in program.commands.items():
         summary = " ".join((command.help or "").strip().split("\n\n")[0].split())
         entry = f"* [`{name}`](#{prefix.replace(' ', '-')}-{name}): {summary}"
-        section, lines = re.subn(
-            rf"(^#+ (?:`{re.escape(prefix)}`|Commands)$.*?)^\* `{re.escape(name)}`: [^\n]*$",
-            lambda match, entry=entry: match[1] + entry,
-            text,
-            count=1,
-            flags=re.MULTILINE | re.DOTALL,
-        )
-        if lines != 1:
+        pattern = rf"^#+ (?:`{re.escape(prefix)}`|Commands)$.*?^(?P<entry>\* `{re.escape(name)}`: [^\n]*)$"
+        listed = re.search(pattern, text, flags=re.MULTILINE | re.DOTALL)
+        if listed is None:
             raise ValueError(f"{prefix} {name} is in no list of commands")
-        text = section
+        text = text[: listed.start("entry")] + entry + text[listed.end("entry") :]
         if hasattr(command, "commands"):
             text = _linked(text, command, f"{prefix} {name}")
     return text

@@ -28,8 +28,8 @@ OUTSIDE = {
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that do not lie in docs/."""
-    for page, path in OUTSIDE.items():
-        files.append(File.generated(config, page, content=(ROOT / path).read_text(encoding="utf-8")))
+    for page, source in OUTSIDE.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     files.append(File.generated(config, "reference/commands.md", content=commands.page()))
     if (index := ROOT / "notebooks" / "README.md").is_file():
         files.append(File.generated(config, "notebooks/index.md", content=index.read_text(encoding="utf-8")))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 
 import numpy as np
@@ -164,6 +165,44 @@ def test_the_reference_names_nothing_that_does_not_exist():
 def test_the_example_of_a_sink_is_the_one_that_the_shared_tests_check():
     code = (ROOT / "tests" / "ingest" / "memory_sink.py").read_text(encoding="utf-8").split('"""\n', 1)[1].strip()
     assert f"```python\n{code}\n```" in (DOCS / "extending.md").read_text(encoding="utf-8")
+
+
+def test_references_of_docstrings_become_links(site):
+    griffe = pytest.importorskip("griffe")
+    code = '''
+        class A:
+            """See :class:`B`, :meth:`~millpond.Engine.embed`, :mod:`x.<y>` and ``:class:``.
+
+            From Python::
+
+                a::b
+
+            ::
+
+                :class:
+            """
+
+        class B:
+            no_docstring = 1
+        '''
+    extensions = griffe.load_extensions(site("roles").Roles())
+    with griffe.temporary_visited_package("pond", {"__init__.py": dedent(code)}, extensions=extensions) as package:
+        text = package["A"].docstring.value
+    link = '<autoref optional identifier="{}"><code>{}</code></autoref>'.format
+    first, python, code_a, literal, code_b = text.split("\n\n")
+    references = link("pond.B", "B"), link("millpond.Engine.embed", "embed"), link("x.&lt;y&gt;", "x.&lt;y&gt;")
+    assert first == "See {}, {}, {} and ``:class:``.".format(*references)
+    assert (python, code_a, literal, code_b) == ("From Python:", "    a::b", "", "    :class:")
+
+
+def test_the_files_that_the_page_about_extending_names_exist():
+    text = re.sub(
+        r"^```.*?^```", "", (DOCS / "extending.md").read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+    names = re.findall(r"`((?:[\w.-]+/)+[\w.-]*)`", text)
+    assert len(names) > 20
+    for name in names:
+        assert (ROOT / name).exists() or (ROOT / "src" / "millpond" / name).exists(), name
 
 
 # ---------------------------------------------------------------------------------------------------------- links
