@@ -61,9 +61,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch first: TORCH_ARGS selects its build, and all other packages accept any build.
-$(STAMP): $(BIN)/python $(PROJECTS) $(KERNELS) constraints.txt
+# The libraries of docs/migrate.md last, and without what they require: older versions than those of constraints.txt.
+$(STAMP): $(BIN)/python $(PROJECTS) $(KERNELS) constraints.txt $(wildcard tests/compat/replaced.txt)
 	$(PIP) install --quiet $(TORCH_ARGS) $(TORCH)
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]' $(PACKAGES:%=--editable integrations/%)
+	$(PIP) install --quiet --no-deps --requirement tests/compat/replaced.txt
 	@touch $@
 
 demo: $(STAMP) ## answer questions about the Python standard library on this machine

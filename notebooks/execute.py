@@ -29,7 +29,10 @@ def execute(source: Path, target: Path, *, timeout: int) -> str | None:
     Returns:
         What went wrong; ``None`` if every cell ran.
     """
-    notebook = nbformat.read(source, as_version=4)
+    try:
+        notebook = nbformat.reads(source.read_text(encoding="utf-8"), as_version=4)
+    except (OSError, ValueError, nbformat.ValidationError) as error:
+        return f"cannot be read: {error}"
     client = NotebookClient(
         notebook,
         timeout=timeout,
@@ -71,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
         seconds = time.perf_counter() - start
         print(f"{source.name}: {seconds:.1f} s" if failure is None else f"{source.name}: {failure}", flush=True)
         failures += failure is not None
-    print(f"with outputs: {options.out}")
+    print(f"with their outputs: {options.out}")
     return int(failures > 0)
 
 

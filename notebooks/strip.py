@@ -58,10 +58,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     changed = failed = False
     for path in options.notebooks or sorted(FOLDER.glob("*.ipynb")):
-        text = path.read_text(encoding="utf-8")
         try:
+            text = path.read_text(encoding="utf-8")
             plain = stripped(text)
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             print(f"{path}: {error}", file=sys.stderr)
             failed = True
             continue

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,14 +72,8 @@ class BlobStore:
             raise CacheError(f"{os.fspath(path)!r} is no path here ({error}); write it out") from error
         self.evicted = 0
         self._max_bytes = max_bytes
-        try:
+        with self._naming_repair():
             self._file = SqliteFile(self.path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
-        except CacheFileError as error:
-            if not is_damage(error):
-                raise
-            raise CacheFileError(
-                f"{error}. To keep what can be read: millpond cache repair {self.path}"
-            ) from error.__cause__
         self._uses_lock = threading.Lock()
         self._pending_uses: set[int] = set()  # ids
 
@@ -119,7 +113,7 @@ class BlobStore:
         """
         keys, limit = list(values), self._max_bytes
         free: list[int] = []
-        with self._file.transaction() as connection:
+        with self._naming_repair(), self._file.transaction() as connection:
             tick = self._write_uses(connection) + 1
             existing: dict[bytes, int] = dict(_select(connection, "key, id", keys))
             evicted = 0
@@ -161,7 +155,7 @@ class BlobStore:
 
         The bytes of the rows are free for others; the file does not shrink.
         """
-        with self._file.transaction() as connection:
+        with self._naming_repair(), self._file.transaction() as connection:
             ids = [i for (i,) in _select(connection, "id", keys)]
             _delete(connection, ids)
         return len(ids)
@@ -176,7 +170,7 @@ class BlobStore:
         end = _successor(prefix)
         bounds = () if end is None else (end,)
         while True:
-            with self._file.connection() as connection:
+            with self._naming_repair(), self._file.connection() as connection:
                 part = [
                     key
                     for (key,) in connection.execute(
@@ -242,6 +236,18 @@ class BlobStore:
         if self._file.open:
             self._flush_uses()
             self._file.close()
+
+    @contextmanager
+    def _naming_repair(self) -> Iterator[None]:
+        """Name the way to keep what can be read in an error about a damaged file."""
+        try:
+            yield
+        except CacheFileError as error:
+            if not is_damage(error):
+                raise
+            raise CacheFileError(
+                f"{error}. To keep what can be read: millpond cache repair {self.path}"
+            ) from error.__cause__
 
     def _write_uses(self, connection: sqlite3.Connection) -> int:
         """Write the uses held in memory with a new tick, and return it. Ticks order uses across processes."""

@@ -29,6 +29,8 @@ class ModelSpec:
         model_type: transformers' ``model_type``, the key of the architecture table.
         pooling: Pooling modes, whose vectors are concatenated in this order; nearly every checkpoint has one.
         normalize: Whether the checkpoint L2-normalizes its vectors.
+        has_modules: Whether the checkpoint's files list its modules (modules.json), and with them pooling and
+            normalization; otherwise these are the defaults of its family.
         dimensions: Width of a vector of ``embed``.
         hidden_size: Width of a row of ``token_embed``.
         default_dimensions: Width of ``embed``'s vectors if the caller names none (``truncate_dim`` of
@@ -69,6 +71,7 @@ class ModelSpec:
     step_tag_id: int | None = None
     adapters: tuple[str, ...] = ()
     max_length: int
+    has_modules: bool = True
     tasks: frozenset[Task]
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False, compare=False)
     digest: Callable[[], str] = field(repr=False, compare=False)  # picklable, like the rest of the spec

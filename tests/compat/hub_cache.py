@@ -94,8 +94,11 @@ class HubCache:
         """The snapshot of a hub id of ``WRITERS``, which is written if it is not there."""
         snapshot = self._snapshot(name)
         if not snapshot.exists():
-            snapshot.mkdir(parents=True)
-            WRITERS[name](snapshot)
+            written = snapshot.with_name("written")
+            shutil.rmtree(written, ignore_errors=True)
+            written.mkdir(parents=True)
+            WRITERS[name](written)
+            written.rename(snapshot)
         return snapshot
 
     def add_onnx(self, name: str, repository: str, export: Callable[[Path], torch.nn.Module], file: str) -> Path:

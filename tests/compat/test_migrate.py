@@ -22,6 +22,7 @@ from tests.compat.hub_cache import WRITERS, HubCache, write_onnx
 from tests.compat.migration_page import PAGE, Pair, assert_pair, cosines, read, results
 
 from millpond import Engine
+from millpond.compat.role_prompts import PromptOptions, prompt_notice
 
 INPUTS, PAIRS = read(PAGE.read_text(encoding="utf-8"))
 SLOW = {"Several processes"}  # starts two interpreters, each of which imports torch
@@ -126,6 +127,7 @@ def test_both_blocks_compute_the_same(pair: Pair, hub: HubCache, monkeypatch: py
 REPLACEMENTS = {
     "HuggingFaceEmbeddings": ("langchain_millpond", "MillpondEmbeddings"),
     "HuggingFaceBgeEmbeddings": ("langchain_millpond", "MillpondEmbeddings"),
+    "HuggingFaceCrossEncoder": ("langchain_millpond", "MillpondCrossEncoder"),
     "HuggingFaceEmbedding": ("llama_index.embeddings.millpond", "MillpondEmbedding"),
     "SentenceTransformerRerank": ("llama_index.postprocessor.millpond_rerank", "MillpondRerank"),
 }
@@ -241,6 +243,32 @@ def test_prompts_separate_an_old_index_from_new_questions(hub: HubCache) -> None
     prompted = MillpondEmbeddings(model="google/embeddinggemma-300m", dtype="float32")
     assert cosines(prompted.embed_documents(text), old)[0] < 0.99
     assert cosines(prompted.embed_query(text[0]), old[0]) < 0.99
+
+
+def test_the_page_quotes_the_notice_that_protects_an_index(hub: HubCache) -> None:
+    hub.add("google/embeddinggemma-300m")
+    with Engine("google/embeddinggemma-300m") as engine:
+        notice = prompt_notice(
+            engine.spec,
+            query=PromptOptions(),
+            document=PromptOptions(),
+            normalize=None,
+            replaced="HuggingFaceEmbeddings",
+        )
+    quoted = re.findall(r"^```text\n(.*?)\n```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert [" ".join(text.split()) for text in quoted] == [notice]
+
+
+def test_auto_is_the_prompt_of_the_model_card(hub: HubCache) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    from langchain_millpond import MillpondEmbeddings
+
+    folder = hub.add("BAAI/bge-small-en-v1.5")
+    embeddings = MillpondEmbeddings(model="BAAI/bge-small-en-v1.5", query_prompt="auto", dtype="float32")
+    card = "Represent this sentence for searching relevant passages: "
+    expected = SentenceTransformer(str(folder)).encode("What makes dough rise?", prompt=card)
+    np.testing.assert_allclose(embeddings.embed_query("What makes dough rise?"), expected, atol=1e-5)
 
 
 def test_a_newline_is_no_space_to_a_tokenizer_of_bytes(hub: HubCache) -> None:

@@ -11,18 +11,28 @@ import pytest
 from millpond.compat.model_card_prompts import CARDS, card_prompt, model_name
 from millpond.compat.role_prompts import PromptOptions, log_prompt_notice, prompt_notice, role_prompt
 from millpond.errors import InvalidRequestError
-from millpond.spec import ModelSpec
+from millpond.spec import ModelSpec, PoolingMode
 
 NONE = PromptOptions()
 SEARCH = "Represent this sentence for searching relevant passages: "
 
 
-def spec(name: str = "owner/name", *, default: str | None = None, normalize: bool = True, **prompts: str) -> ModelSpec:
+def spec(
+    name: str = "owner/name",
+    *,
+    default: str | None = None,
+    normalize: bool = True,
+    pooling: PoolingMode = "mean",
+    bare: bool = False,
+    architecture: str = "BertModel",
+    **prompts: str,
+) -> ModelSpec:
     return ModelSpec(
         name=name,
-        architecture="BertModel",
+        architecture=architecture,
         model_type="bert",
-        pooling=("mean",),
+        pooling=(pooling,),
+        has_modules=not bare,
         normalize=normalize,
         dimensions=8,
         hidden_size=8,
@@ -43,6 +53,7 @@ def notice(of: ModelSpec, replaced: Any = "HuggingFaceEmbeddings", **options: An
         query=options.get("query", NONE),
         document=options.get("document", NONE),
         normalize=options.get("normalize"),
+        pooling=options.get("pooling"),
         replaced=replaced,
     )
 
@@ -167,6 +178,24 @@ def test_llama_indexs_class_normalized() -> None:
     assert 'query_prompt="", document_prompt="", normalize=True, dtype="float32"' in told
     assert notice(spec(normalize=False), "HuggingFaceEmbedding", normalize=False) is None
     assert notice(spec(normalize=False)) is None
+
+
+def test_a_checkpoint_without_modules_was_pooled_by_the_mean_and_not_normalized() -> None:
+    told = notice(spec(bare=True, pooling="cls"))
+    assert told is not None
+    assert 'the pooling is "cls", as there is no modules.json (HuggingFaceEmbeddings: "mean")' in told
+    keep = 'query_prompt="", document_prompt="", pooling="mean", normalize=False, dtype="float32".'
+    assert keep in told
+    assert told.endswith('without this notice: pooling="cls", normalize=True')
+    told = notice(spec(bare=True, pooling="cls"), "HuggingFaceEmbedding")
+    assert told is not None
+    assert "normalize=" not in told  # that class normalized
+    assert notice(spec(bare=True, pooling="mean"), "HuggingFaceEmbedding") is None
+    told = notice(spec(bare=True, pooling="mean", architecture="Qwen2ForCausalLM"), pooling=None)
+    assert told is not None
+    assert 'pooling="lasttoken"' in told
+    assert notice(spec(bare=True, pooling="cls"), pooling="cls", normalize=True) is None
+    assert notice(spec(pooling="cls")) is None
 
 
 @pytest.mark.parametrize("role", ["query", "document"])

@@ -154,6 +154,7 @@ def test_strip_leaves_other_files_as_they_are(text: str, tmp_path: Path):
     stripped = script("strip", other, used)
     assert stripped.returncode == 1
     assert "a.ipynb" in stripped.stderr and "Traceback" not in stripped.stderr
+    assert script("strip", tmp_path / "missing.ipynb").stderr.startswith(f"{tmp_path / 'missing.ipynb'}: ")
     assert other.read_text(encoding="utf-8") == text
     assert script("strip", "--check", used).returncode == 0
 
@@ -214,6 +215,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[s
 
     def run(stem: str) -> Ran:
         notebook.run(FOLDER / f"{stem}.ipynb")
+        assert not pyplot.get_fignums(), "a figure is drawn and not shown"
         return notebook
 
     monkeypatch.chdir(tmp_path)
@@ -221,7 +223,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[s
     with mpl.rc_context():
         pyplot.switch_backend("agg")
         yield run
-    assert not pyplot.get_fignums(), "a figure is drawn and not shown"
+    pyplot.close("all")
     close_shared()
     if "server" in notebook.names and notebook.names["server"].poll() is None:
         notebook.names["stop"]()
@@ -337,12 +339,17 @@ def test_execute_names_the_cell_that_fails_and_goes_on(tmp_path: Path):
     failing = small_notebook(tmp_path / "1_failing.ipynb", "print('made')", "raise LookupError('no mill')", "1")
     endless = small_notebook(tmp_path / "2_endless.ipynb", "import time\ntime.sleep(1000)")
     good = small_notebook(tmp_path / "3_good.ipynb", "2")
-    run = script("execute", failing, endless, good, "--out", tmp_path / "out", "--timeout", 5)
+    broken, missing = tmp_path / "broken.ipynb", tmp_path / "missing.ipynb"
+    broken.write_text("{", encoding="utf-8")
+    sources = [failing, endless, broken, missing, good]
+    run = script("execute", *sources, "--out", tmp_path / "out", "--timeout", 5)
     assert run.returncode == 1
     lines = run.stdout.splitlines()
     assert lines[0] == "1_failing.ipynb: cell 'cell-1': LookupError: no mill"
     assert lines[1].startswith("2_endless.ipynb: ") and "more than 5 s; --timeout allows more" in lines[1]
-    assert re.match(r"3_good\.ipynb: [0-9.]+ s", lines[2])
+    assert lines[2].startswith("broken.ipynb: cannot be read: ")
+    assert lines[3].startswith("missing.ipynb: cannot be read: ")
+    assert re.match(r"3_good\.ipynb: [0-9.]+ s", lines[4])
     assert cells(tmp_path / "out" / "1_failing.ipynb", "code")[0].outputs[0].text == "made\n"
 
 

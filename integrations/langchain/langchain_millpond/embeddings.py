@@ -117,7 +117,9 @@ class MillpondEmbeddings(EngineSource, Embeddings):
             "query": PromptOptions(text=self.query_prompt, name=self.query_prompt_name),
             "document": PromptOptions(text=self.document_prompt, name=self.document_prompt_name),
         }
-        log_prompt_notice(engine.spec, **prompts, normalize=self.normalize, replaced="HuggingFaceEmbeddings")
+        log_prompt_notice(
+            engine.spec, **prompts, normalize=self.normalize, pooling=self.pooling, replaced="HuggingFaceEmbeddings"
+        )
         return {
             "role": role,
             "prompt": None if prompts[role] == PromptOptions() else role_prompt(engine.spec, role, prompts[role]),

@@ -27,17 +27,22 @@ class MillpondMilvusSparseEmbeddings(SparseSource, BaseSparseEmbedding):
     Attributes:
         model: Hub id or local folder; also accepted as ``model_name``.
         engine: A loaded engine, instead of ``model`` and every option that is read at loading. Never serialized.
-        query_prompt: Prepended to every query instead of the checkpoint's query prompt; ``""`` for none.
-        document_prompt: Prepended to every document instead of the checkpoint's document prompt; ``""`` for none.
+        query_prompt: Prepended to every query instead of the checkpoint's query prompt; ``""`` for none; ``"auto"`` as
+            in ``MillpondEmbeddings``.
+        document_prompt: The same for documents.
+        query_prompt_name: The name of one of the checkpoint's prompts, for queries.
+        document_prompt_name: The same for documents.
         truncate: Which end of an over-long text is cut, or ``"error"``.
         show_progress: Draw a progress bar in ``embed_documents``, if standard error is a terminal, or in a notebook.
         revision: Branch, tag or commit of a hub id.
-        device: ``auto`` (cuda, then mps, then cpu) or a torch device.
+        device: ``auto`` or ``None`` (cuda, then mps, then cpu), a torch device, or a list of devices.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
         max_length: Most tokens per text; the checkpoint's limit by default.
         hf_overrides: Merged into config.json.
+        quantization: ``int8`` or ``fp8``, as in ``millpond.Engine``.
         max_batch_tokens: Most tokens per forward.
-        trust_remote_code: Never needed, and refused by the engine.
+        compile: As in ``millpond.Engine``.
+        trust_remote_code: A permission that is accepted and never needed: no code of a checkpoint is run.
     """
 
     def embed_documents(self, texts: list[str]) -> list[Weights]:

@@ -21,7 +21,7 @@ from llama_index.postprocessor.millpond_rerank import MillpondRerank
 from llama_index.retrievers.millpond import MillpondColBERTRetriever
 from llama_index.sparse_embeddings.millpond import MillpondSparseEmbedding
 from millpond import Engine
-from millpond.compat import role_prompts
+from millpond.compat import notices as notices_module
 from millpond.errors import InvalidRequestError
 from millpond.late_interaction import MemoryIndex
 
@@ -31,7 +31,7 @@ QUESTION = "What makes dough rise?"
 @pytest.fixture
 def notices(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """The warnings of the adapters so far, of a process that has logged none before."""
-    monkeypatch.setattr(role_prompts, "_logged", set())
+    monkeypatch.setattr(notices_module, "_logged", set())
     caplog.set_level(logging.WARNING)
     return lambda: [
         one.getMessage() for one in caplog.records if one.name.startswith(("millpond.compat", "llama_index"))

@@ -14,7 +14,7 @@ from typing import Literal
 from millpond.compat.model_card_prompts import card_prompt
 from millpond.compat.notices import log_once
 from millpond.errors import InvalidRequestError
-from millpond.spec import ModelSpec
+from millpond.spec import ModelSpec, PoolingMode
 from millpond.tasks import ROLES, Role
 
 logger = logging.getLogger(__name__)
@@ -122,9 +122,10 @@ def prompt_notice(
     query: PromptOptions,
     document: PromptOptions,
     normalize: bool | None,
+    pooling: str | None = None,
     replaced: ReplacedClass,
 ) -> str | None:
-    """One line that says where prompts differ from those of the replaced class, and how to keep the old vectors.
+    """One line that says where vectors differ from those of the replaced class, and how to keep the old ones.
 
     ``None`` if they are the same, or if the caller has set the options that differ, and so knows.
 
@@ -133,30 +134,43 @@ def prompt_notice(
         query: The adapter's options for queries.
         document: Those for documents.
         normalize: The adapter's option; ``None`` is the checkpoint's own.
+        pooling: The adapter's option; ``None`` is the checkpoint's own.
         replaced: The class that the adapter replaces.
     """
     options = {"query": query, "document": document}
     old = {role: replaced_prompt(spec, role, replaced) for role in ROLES}
     new = {role: spec.role_prompt(role) or "" for role in ROLES}
     changed = [role for role in ROLES if options[role] == PromptOptions() and old[role] != new[role]]
-    # HuggingFaceEmbedding normalizes by default; HuggingFaceEmbeddings leaves it to the checkpoint.
-    raw = replaced == "HuggingFaceEmbedding" and normalize is None and not spec.normalize
-    if not changed and not raw:
-        return None
     differences = [f"{_PLURALS[role]} get {_named(new[role])} ({replaced}: {_named(old[role])})" for role in changed]
     keep = [f'{role}_prompt="{_escaped(old[role])}"' for role in ROLES if options[role] == PromptOptions()]
     stay = [f'{role}_prompt="{AUTO if new[role] else ""}"' for role in changed]
-    if raw:
-        differences.append(f"vectors are not normalized, as the checkpoint says ({replaced}: normalized)")
-        keep.append("normalize=True")
-        stay.append("normalize=False")
+    old_pooling = spec.pooling if spec.has_modules else _bare_pooling(spec)
+    if pooling is None and old_pooling != spec.pooling:
+        ours, theirs = "+".join(spec.pooling), "+".join(old_pooling)
+        differences.append(f'the pooling is "{ours}", as there is no modules.json ({replaced}: "{theirs}")')
+        keep.append(f'pooling="{theirs}"')
+        stay.append(f'pooling="{ours}"')
+    # HuggingFaceEmbedding normalizes by default; HuggingFaceEmbeddings leaves it to the modules.
+    normalized = replaced == "HuggingFaceEmbedding" or (spec.has_modules and spec.normalize)
+    if normalize is None and normalized != spec.normalize:
+        differences.append(f"vectors are {_NORMALIZED[spec.normalize]} ({replaced}: {_NORMALIZED[normalized]})")
+        keep.append(f"normalize={normalized}")
+        stay.append(f"normalize={spec.normalize}")
+    if not differences:
+        return None
     return (
-        f"{spec.name}: {' and '.join(differences)}; so vectors differ from those of an index built with {replaced}. "
+        f"{spec.name}: {', '.join(differences)}; so vectors differ from those of an index built with {replaced}. "
         f'To keep its vectors: {", ".join(keep)}, dtype="float32". '
         f"To keep these, without this notice: {', '.join(stay)}"
     )
 
 
+def _bare_pooling(spec: ModelSpec) -> tuple[PoolingMode, ...]:
+    """How sentence-transformers pools a checkpoint whose files do not say it."""
+    return ("lasttoken",) if spec.architecture.endswith("ForCausalLM") else ("mean",)
+
+
+_NORMALIZED = {True: "normalized", False: "not normalized"}
 _PLURALS: dict[Role, str] = {"query": "queries", "document": "documents"}
 
 
@@ -175,10 +189,13 @@ def log_prompt_notice(
     query: PromptOptions,
     document: PromptOptions,
     normalize: bool | None,
+    pooling: str | None = None,
     replaced: ReplacedClass,
 ) -> None:
     """Log :func:`prompt_notice` as a warning, once per process and configuration."""
-    notice = prompt_notice(spec, query=query, document=document, normalize=normalize, replaced=replaced)
+    notice = prompt_notice(
+        spec, query=query, document=document, normalize=normalize, pooling=pooling, replaced=replaced
+    )
     if notice is None:
         return
     log_once(logger, notice)

@@ -416,6 +416,32 @@ def test_a_broken_page_costs_the_values_on_it_only(path: Path) -> None:
         assert again == found  # what could be read before is there after the repair
 
 
+def test_a_file_that_cannot_be_listed_or_written_says_how_to_keep_the_rest(path: Path) -> None:
+    """Every page but the first is broken in turn."""
+    pairs = [(f"key {number:03}" * 9, b"%03d" % number * 100) for number in range(200)]
+    with MillpondByteStore(path) as store:
+        store.mset(pairs)
+    whole = path.read_bytes()
+    refused: dict[str, list[str]] = {"list": [], "set": [], "delete": []}
+    for start in range(PAGE, len(whole), PAGE):
+        path.write_bytes(whole[:start] + bytes([0xA5]) * PAGE + whole[start + PAGE :])
+        with MillpondByteStore(path) as store:
+            attempts: dict[str, Callable[[], Any]] = {
+                "list": lambda store=store: list(store.yield_keys()),
+                "set": lambda store=store: store.mset(pairs),
+                "delete": lambda store=store: store.mdelete([key for key, _ in pairs]),
+            }
+            for name, attempt in attempts.items():
+                try:
+                    attempt()
+                except CacheError as error:
+                    refused[name].append(str(error))
+    assert all(refused.values())
+    for message in (message for messages in refused.values() for message in messages):
+        assert "is damaged; delete it, or choose another path" in message
+        assert message.endswith(f"To keep what can be read: millpond cache repair {path}")
+
+
 def test_a_file_without_its_header_is_refused_and_can_be_repaired(path: Path) -> None:
     with MillpondByteStore(path) as store:
         store.mset([("a", b"1"), ("ü", b""), ("k" * 26, b"3")])

@@ -79,6 +79,19 @@ def test_a_default_prompt_is_kept_for_both(tmp_path: Path, texts: list[str], cap
     np.testing.assert_allclose(kept.embed_query(texts[0]), expected[0], atol=2e-5)
 
 
+@pytest.mark.parametrize("family", ["bert", "mpnet", "qwen2"])
+def test_a_checkpoint_that_does_not_say_how_to_pool_is_kept_too(
+    tmp_path: Path, texts: list[str], caplog: pytest.LogCaptureFixture, family: str
+) -> None:
+    model = str(write_checkpoint(tmp_path / "model", family))
+    ours = MillpondEmbeddings(model=model, dtype="float32").embed_documents(texts)
+    (notice,) = notices(caplog)
+    expected = SentenceTransformer(model).encode(texts)
+    assert np.abs(ours - expected).max() > 1e-3
+    kept = MillpondEmbeddings(model=model, **settings(notice))
+    np.testing.assert_allclose(kept.embed_documents(texts), expected, atol=5e-5)
+
+
 def test_an_engine_is_told_about_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = checkpoint(tmp_path / "model", prompts={"query": "q: "})
     with Engine(model, dtype="float32") as engine:

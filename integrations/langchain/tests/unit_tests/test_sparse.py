@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.load import dumpd, dumps, loads
 from langchain_milvus.utils.sparse import BaseSparseEmbedding
 from langchain_qdrant import SparseEmbeddings, SparseVector
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -93,6 +94,41 @@ def test_roles_give_the_checkpoints_prompts_and_prompts_of_the_caller_win(adapte
         assert_same([chosen.embed_query(text), asyncio.run(chosen.aembed_query(text))], by_prompt[prompt] * 2)
         assert_same(chosen.embed_documents([text]), by_prompt[prompt])
         assert_same(asyncio.run(chosen.aembed_documents([text])), by_prompt[prompt])
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_a_prompt_is_chosen_by_its_name_or_automatically(adapter: Any, prompted_splade: str, splade: str) -> None:
+    sparse = adapter(model=prompted_splade, dtype="float32")
+    swapped = sparse.model_copy(update={"query_prompt_name": "document", "document_prompt_name": "query"})
+    assert_same(swapped.embed_documents(["bread"]), [as_dict(sparse.embed_query("bread"))])
+    assert_same([asyncio.run(swapped.aembed_query("bread"))], [as_dict(sparse.embed_documents(["bread"])[0])])
+    automatic = sparse.model_copy(update={"query_prompt": "auto"})
+    assert_same([automatic.embed_query("bread")], [as_dict(sparse.embed_query("bread"))])
+    with pytest.raises(InvalidRequestError, match="query_prompt_name='absent' is no prompt of"):
+        sparse.model_copy(update={"query_prompt_name": "absent"}).embed_query("bread")
+    with pytest.raises(InvalidRequestError, match="query_prompt"):
+        adapter(model=splade, dtype="float32", query_prompt="auto").embed_query("bread")
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_a_line_of_fastembed_sparse_builds_it_or_is_refused(adapter: Any, splade: str) -> None:
+    ours = adapter(model_name=splade, batch_size=64, cache_dir="x", threads=2, providers=["CPUExecutionProvider"])
+    assert (ours.model, ours.model_name, ours.device) == (splade, splade, "cpu")
+    assert as_dict(ours.embed_query("bread"))
+    with pytest.raises(ValidationError, match="Qdrant/bm25 counts words.*keep FastEmbedSparse"):
+        adapter(model_name="Qdrant/bm25")
+    with pytest.raises(ValidationError, match="max_active_dims=64.*leave it out"):
+        adapter(model_name=splade, max_active_dims=64)
+
+
+@pytest.mark.filterwarnings("ignore:The function `loads?` is in beta")
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_langchain_writes_it_down_and_loads_it_again(adapter: Any, splade_engine: Engine) -> None:
+    built = adapter(model="owner/name", query_prompt="", document_prompt_name="passage", truncate="start", device="cpu")
+    again = loads(dumps(built), allowed_objects=[adapter], valid_namespaces=["langchain_millpond"])
+    assert type(again) is adapter
+    assert again == built
+    assert dumpd(adapter(engine=splade_engine))["type"] == "not_implemented"
 
 
 def test_bge_m3_gives_dense_and_sparse_vectors_from_one_engine(m3: str) -> None:

@@ -209,6 +209,7 @@ class MillpondEmbedding(TextLists, EngineSource, BaseEmbedding):
             query=prompts["query"],
             document=prompts["document"],
             normalize=self.normalize,
+            pooling=self.pooling,
             replaced="HuggingFaceEmbedding",
         )
         prompt = prompts[role]

@@ -124,6 +124,8 @@ class MillpondColBERTRetriever(BaseRetriever):
         """Add nodes to the index; those of equal ids are replaced. The nodes are not changed.
 
         The index reads what an embedding model would: the text, and metadata without the keys that a node excludes.
+        The object of an ``IndexNode`` (a retriever, a query engine or a node) is not stored: this retriever keeps it in
+        ``object_map``, and another one over the same index needs ``objects=``.
 
         Args:
             nodes: Nodes with text.
@@ -140,9 +142,12 @@ class MillpondColBERTRetriever(BaseRetriever):
         self.index.add(
             ids,
             [node.get_content(metadata_mode=MetadataMode.EMBED) for node in nodes],
-            [node_to_metadata_dict(node, remove_text=False, flat_metadata=False) for node in nodes],
+            [node_to_metadata_dict(_without_object(node), remove_text=False, flat_metadata=False) for node in nodes],
             show_progress=show_progress,
         )
+        self.object_map |= {
+            node.index_id: node.obj for node in nodes if isinstance(node, IndexNode) and node.obj is not None
+        }
         return ids
 
     def delete_nodes(self, node_ids: Sequence[str]) -> int:
@@ -209,6 +214,11 @@ def _refusal(name: str, value: object) -> str:
     if name in ("k", "top_k", "top_n"):
         return f"{name}={value!r} is not an option; write similarity_top_k={value!r}"
     return f"{name}={value!r} is not an option of MillpondColBERTRetriever"
+
+
+def _without_object(node: BaseNode) -> BaseNode:
+    """The node as it can be stored."""
+    return node.model_copy(update={"obj": None}) if isinstance(node, IndexNode) else node
 
 
 def _node(hit: Hit) -> BaseNode:
