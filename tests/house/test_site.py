@@ -315,7 +315,7 @@ def build(folder: Path, *pages: str) -> subprocess.CompletedProcess[str]:
     nav = ", ".join(path.name for path in sorted((folder / "docs").glob("*.md")) if path.stem != "orphan")
     (folder / "mkdocs.yml").write_text(
         f"INHERIT: {ROOT / 'mkdocs.yml'}\ndocs_dir: docs\nsite_dir: site\nhooks: [{DOCS / 'site' / 'hooks.py'}]\n"
-        f"plugins: [search]\nextra_css: []\nnav: [{nav}]\nvalidation: {{nav: {{omitted_files: info}}}}\n",
+        f"plugins: [search]\nextra_css: []\nwatch: []\nnav: [{nav}]\nvalidation: {{nav: {{omitted_files: info}}}}\n",
         encoding="utf-8",
     )
     return subprocess.run(
