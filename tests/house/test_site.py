@@ -260,7 +260,8 @@ def test_a_link_to_no_file_is_a_warning(site, target: str):
 def test_files_of_the_repository_are_linked_if_its_address_is_known(site):
     links = site("links")
     html = '<p><a class="x" href="repository:src/millpond">the <em>code</em></a>, <a href="a.html">a</a></p>'
-    assert links.to_repository(html, None, root=ROOT) == '<p>the <em>code</em>, <a href="a.html">a</a></p>'
+    for unknown in (None, ""):
+        assert links.to_repository(html, unknown, root=ROOT) == '<p>the <em>code</em>, <a href="a.html">a</a></p>'
     linked = '<p><a href="https://x.org/y/tree/main/src/millpond">the <em>code</em></a>, <a href="a.html">a</a></p>'
     assert links.to_repository(html, "https://x.org/y/", root=ROOT) == linked
     html = '<a href="repository:LICENSE">a</a>'
@@ -308,6 +309,11 @@ def test_the_check_finds_what_a_style_loads(site, tmp_path: Path, rule: str):
     (tmp_path / "a.css").write_text(rule, encoding="utf-8")
     (problem,) = site("check").problems(tmp_path)
     assert problem.startswith("a.css loads ") and problem.endswith(" from another server")
+
+
+def test_the_theme_is_not_told_the_address_of_the_repository():
+    """With it the theme's script asks the host for stars and forks; the check of a site does not see that."""
+    assert not re.search(r"^repo_(url|name):", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def build(folder: Path, *pages: str) -> subprocess.CompletedProcess[str]:
