@@ -50,8 +50,8 @@ LOWEST_FOLDERS := $(addprefix tests/,unit attention cache checkpoints compat eng
 LOWEST_TESTS = $(shell grep -rLE --include='test_*.py' "^ *(from|import) ($(DEVELOPMENT))" $(LOWEST_FOLDERS))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-integrations test-all test-lowest coverage fuzz check format bench notebooks test-gpu bench-gpu constraints
-.PHONY: packages check-dockerfile clean
+.PHONY: help install demo test test-integrations test-all test-lowest coverage fuzz check format bench notebooks docs test-gpu
+.PHONY: bench-gpu constraints packages check-dockerfile clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,9 +64,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch first: TORCH_ARGS selects its build, and all other packages accept any build.
-$(STAMP): $(BIN)/python $(PROJECTS) $(KERNELS) constraints.txt
+# The libraries of docs/migrate.md last, and without what they require: older versions than those of constraints.txt.
+$(STAMP): $(BIN)/python $(PROJECTS) $(KERNELS) constraints.txt $(wildcard tests/compat/replaced.txt)
 	$(PIP) install --quiet $(TORCH_ARGS) $(TORCH)
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]' $(PACKAGES:%=--editable integrations/%)
+	$(PIP) install --quiet --no-deps --requirement tests/compat/replaced.txt
 	@touch $@
 
 demo: $(STAMP) ## answer questions about the Python standard library on this machine
@@ -112,8 +114,11 @@ bench: export TORCH_ARGS := $(TORCH_ARGS)
 bench: $(STAMP) ## run every script of benchmarks/, peers in separate environments; results go to benchmarks/results/
 	@$(if $(findstring --smoke,$(ARGS)),$(SMOKE),set -e; for script in $(BENCHMARKS); do $(call RUN,$$script); done)
 
-notebooks: ## execute the notebooks
-	@echo "There are no notebooks in this version."
+notebooks: $(STAMP) ## execute the notebooks; build/notebooks gets them with their outputs
+	$(BIN)/python notebooks/execute.py $(ARGS)
+
+docs: $(STAMP) ## build the documentation as a site in build/site, and check its links
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
 test-gpu: ## run the GPU tests; they need only torch, transformers, numpy and pytest
 	PYTHONPATH=src $(or $(wildcard $(BIN)/python),$(PYTHON)) -m pytest -c tests/gpu/pytest.ini tests/gpu $(ARGS)

@@ -50,6 +50,7 @@ LONG = _paths(
     """
         cli/test_demo.py
         engine/test_engine.py
+        house/test_notebooks.py
         ingest/test_ingest_contract.py
         late_interaction/test_exact_kernels.py
         models/test_compiled.py

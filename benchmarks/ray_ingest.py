@@ -125,6 +125,9 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="few rows, one round")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if "MILLPOND_DATA" not in os.environ:
+        print("no data: set MILLPOND_DATA to a folder of BEIR-format sets; nothing was measured")
+        return
     if arguments.smoke:
         arguments.rows, arguments.rounds = 3 * BATCH, 1
     if arguments.one:

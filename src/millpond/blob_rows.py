@@ -52,8 +52,9 @@ def read_rows(connection: sqlite3.Connection) -> Iterator[list[BlobRow | None]]:
             rows = [BlobRow(*row) for row in connection.execute(query, (low, high))]
         except (sqlite3.DatabaseError, UnicodeDecodeError):
             if low == high:
-                if _expected(connection, low):
-                    yield [None]
+                row = _row(connection, low)
+                if row is not None or _expected(connection, low):
+                    yield [row]
                 continue
             middle = (low + high) // 2
             ranges += [(middle + 1, high), (low, middle)]
@@ -87,6 +88,15 @@ def _bounds(connection: sqlite3.Connection) -> tuple[int, int]:
             known.append(last)
     # Of a table whose last page is broken no maximum is known.
     return 1, max([0, *known]) if len(known) == 2 else max([pages * size // _SMALLEST_ROW, *known])
+
+
+def _row(connection: sqlite3.Connection, row_id: int) -> BlobRow | None:
+    """One row by its id; unlike a range, it does not look at the next row, whose page may be the broken one."""
+    try:
+        row = connection.execute(f"SELECT {_COLUMNS} FROM rows WHERE id = ?", (row_id,)).fetchone()
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
+        return None
+    return None if row is None else BlobRow(*row)
 
 
 def _expected(connection: sqlite3.Connection, row_id: int) -> bool:

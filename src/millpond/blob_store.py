@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from millpond.blob_rows import BlobRow, checksum, read_rows
-from millpond.errors import CacheError
+from millpond.errors import CacheError, InvalidRequestError
 from millpond.sqlitefile import CacheFileError, SqliteFile, is_damage
 
 APPLICATION_ID = 0x4D504E44  # "MPND"
@@ -30,6 +31,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 )
 
 _MAX_PENDING_USES = 1 << 15  # uses held in memory before they are written
+_KEYS_PER_LISTING = 1024
 
 
 class Blobs(NamedTuple):
@@ -49,18 +51,29 @@ class BlobStore:
         evicted: Rows that this object removed, or did not store, because of its limit.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int | None) -> None:
-        self.path = path
+    def __init__(self, path: str | os.PathLike[str], *, max_bytes: int | None) -> None:
+        """Open the file at ``path``; create it if it does not exist.
+
+        Args:
+            path: The file, on a local disk; ``~`` is expanded.
+            max_bytes: Limit for the bytes of the file in use; None: no limit.
+
+        Raises:
+            CacheError: The file cannot be opened or created, or is none of a cache.
+            InvalidRequestError: ``max_bytes`` is too small to hold anything.
+        """
+        if max_bytes is not None and max_bytes < SMALLEST_LIMIT:
+            raise InvalidRequestError(
+                f"max_bytes={max_bytes} is less than a cache can keep to ({SMALLEST_LIMIT}); give it more, or None"
+            )
+        try:
+            self.path = Path(path).expanduser().absolute()
+        except RuntimeError as error:  # ~somebody
+            raise CacheError(f"{os.fspath(path)!r} is no path here ({error}); write it out") from error
         self.evicted = 0
         self._max_bytes = max_bytes
-        try:
-            self._file = SqliteFile(path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
-        except CacheFileError as error:
-            if not is_damage(error):
-                raise
-            raise CacheFileError(
-                f"{error}. To keep what can be read: millpond cache repair {path}"
-            ) from error.__cause__
+        with self._naming_repair():
+            self._file = SqliteFile(self.path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
         self._uses_lock = threading.Lock()
         self._pending_uses: set[int] = set()  # ids
 
@@ -100,7 +113,7 @@ class BlobStore:
         """
         keys, limit = list(values), self._max_bytes
         free: list[int] = []
-        with self._file.transaction() as connection:
+        with self._naming_repair(), self._file.transaction() as connection:
             tick = self._write_uses(connection) + 1
             existing: dict[bytes, int] = dict(_select(connection, "key, id", keys))
             evicted = 0
@@ -133,6 +146,45 @@ class BlobStore:
         with self._uses_lock:
             self.evicted += evicted
 
+    def holds(self, length: int) -> bool:
+        """Whether a value of ``length`` bytes fits into the limit by itself."""
+        return self._max_bytes is None or SMALLEST_LIMIT // 2 + _footprint(length) <= self._max_bytes
+
+    def delete(self, keys: Sequence[bytes]) -> int:
+        """Remove the rows of ``keys`` (distinct) in one transaction, committed on return; returns how many there were.
+
+        The bytes of the rows are free for others; the file does not shrink.
+        """
+        with self._naming_repair(), self._file.transaction() as connection:
+            ids = [i for (i,) in _select(connection, "id", keys)]
+            _delete(connection, ids)
+        return len(ids)
+
+    def keys(self, *, prefix: bytes) -> Iterator[list[bytes]]:
+        """The keys that begin with ``prefix``, in the order of their bytes, some at a time.
+
+        Nothing is held open in between: other keys may be written and deleted meanwhile, and a key that is there all
+        the time appears once. Values are not read.
+        """
+        condition, last = "key >= ?", prefix
+        end = _successor(prefix)
+        bounds = () if end is None else (end,)
+        while True:
+            with self._naming_repair(), self._file.connection() as connection:
+                part = [
+                    key
+                    for (key,) in connection.execute(
+                        f"SELECT key FROM rows WHERE {condition}{'' if end is None else ' AND key < ?'} "
+                        f"ORDER BY key LIMIT {_KEYS_PER_LISTING}",
+                        (last, *bounds),
+                    )
+                ]
+            if part:
+                yield part
+            if len(part) < _KEYS_PER_LISTING:
+                return
+            condition, last = "key > ?", part[-1]
+
     def count(self) -> int:
         """Number of rows in the file; reads about 10 bytes of each."""
         with self._file.connection() as connection:
@@ -162,10 +214,11 @@ class BlobStore:
             )
         return int(free * size)
 
-    def widths(self) -> dict[int, int]:
-        """Number of rows for each length of a value; reads the first page of every row."""
+    def lengths(self, *, key_bytes: int) -> dict[int, int]:
+        """Number of rows for each length of a value, of the keys of ``key_bytes``; reads a page of every row."""
+        query = "SELECT length(value), count(*) FROM rows WHERE length(key) = ? GROUP BY 1 ORDER BY 1"
         with self._file.connection() as connection:
-            return dict(connection.execute("SELECT length(value), count(*) FROM rows GROUP BY 1 ORDER BY 1").fetchall())
+            return dict(connection.execute(query, (key_bytes,)).fetchall())
 
     def clear(self) -> None:
         """Remove every row and give the space back to the disk."""
@@ -183,6 +236,18 @@ class BlobStore:
         if self._file.open:
             self._flush_uses()
             self._file.close()
+
+    @contextmanager
+    def _naming_repair(self) -> Iterator[None]:
+        """Name the way to keep what can be read in an error about a damaged file."""
+        try:
+            yield
+        except CacheFileError as error:
+            if not is_damage(error):
+                raise
+            raise CacheFileError(
+                f"{error}. To keep what can be read: millpond cache repair {self.path}"
+            ) from error.__cause__
 
     def _write_uses(self, connection: sqlite3.Connection) -> int:
         """Write the uses held in memory with a new tick, and return it. Ticks order uses across processes."""
@@ -216,6 +281,12 @@ def _select(connection: sqlite3.Connection, columns: str, keys: Sequence[bytes])
         part += part[-1:] * ((1 << (len(part) - 1).bit_length()) - len(part))  # powers of two: few prepared statements
         rows += connection.execute(f"SELECT {columns} FROM rows WHERE key IN ({', '.join('?' * len(part))})", part)
     return rows
+
+
+def _successor(prefix: bytes) -> bytes | None:
+    """The smallest bytes above all that begin with ``prefix``; None if there are none."""
+    rest = prefix.rstrip(b"\xff")
+    return rest[:-1] + bytes([rest[-1] + 1]) if rest else None
 
 
 def _set_tick(connection: sqlite3.Connection, ids: Iterable[int], tick: int) -> None:

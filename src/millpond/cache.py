@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from millpond.blob_store import KEYS_PER_SELECT, SMALLEST_LIMIT, BlobStore
+from millpond.blob_store import KEYS_PER_SELECT, BlobStore
 from millpond.errors import CacheError, InvalidRequestError
 from millpond.progress import draw_bar
 from millpond.sqlitefile import CacheFileError, is_damage
@@ -47,7 +47,7 @@ class CacheStats:
     """Contents of a cache's file, and counters of one object since it was made.
 
     Attributes:
-        rows: Vectors in the file.
+        rows: Vectors in the file; entries of another kind, which a byte store put there, are counted too.
         bytes: Bytes of the file in use, the index included; ``max_bytes`` bounds them. Free pages, which the next
             vectors fill, and the write-ahead log (16 MiB and one ``put``, while open) are not counted.
         hits: Keys that ``get`` found; a repeated key counts again.
@@ -124,16 +124,8 @@ class VectorCache:
                 exist.
             InvalidRequestError: ``max_bytes`` is too small to hold anything.
         """
-        if max_bytes is not None and max_bytes < SMALLEST_LIMIT:
-            raise InvalidRequestError(
-                f"max_bytes={max_bytes} is less than a cache can keep to ({SMALLEST_LIMIT}); give it more, or None"
-            )
         self._max_bytes = max_bytes
-        try:
-            absolute = Path(path).expanduser().absolute()
-        except RuntimeError as error:  # ~somebody
-            raise CacheError(f"{os.fspath(path)!r} is no path here ({error}); write it out") from error
-        self._file = BlobStore(absolute, max_bytes=max_bytes)
+        self._file = BlobStore(path, max_bytes=max_bytes)
         self._counters_lock = threading.Lock()
         self._hits = self._misses = self._written = self._damaged = self._unwritten = 0
         self._write_error: str | None = None
@@ -323,7 +315,8 @@ class VectorCache:
 
     def widths(self) -> dict[int, int]:
         """Number of vectors by their number of floats; reads a page of each vector."""
-        return {length // 4: count for length, count in self._file.widths().items() if isinstance(length, int)}
+        lengths = self._file.lengths(key_bytes=KEY_BYTES)
+        return {length // 4: count for length, count in lengths.items() if isinstance(length, int)}
 
     def free_bytes(self) -> int:
         """Bytes of the file that are not in use; the next vectors fill them."""

@@ -8,7 +8,13 @@ from typing import Any, Literal
 
 from millpond import matryoshka
 from millpond.cached_property import cached_property
-from millpond.tasks import Activation, ScoreType, Task
+from millpond.tasks import Activation, Role, ScoreType, Task
+
+# The prompt names of a role; the first that the checkpoint has is used, as in sentence-transformers' encode_document.
+_ROLE_PROMPTS: dict[Role, tuple[str, ...]] = {
+    "query": ("query", "retrieval.query"),
+    "document": ("document", "passage", "corpus", "retrieval.passage"),
+}
 
 PoolingMode = Literal["cls", "mean", "max", "mean_sqrt_len", "weightedmean", "lasttoken"]
 
@@ -23,6 +29,8 @@ class ModelSpec:
         model_type: transformers' ``model_type``, the key of the architecture table.
         pooling: Pooling modes, whose vectors are concatenated in this order; nearly every checkpoint has one.
         normalize: Whether the checkpoint L2-normalizes its vectors.
+        has_modules: Whether the checkpoint's files list its modules (modules.json), and with them pooling and
+            normalization; otherwise these are the defaults of its family.
         dimensions: Width of a vector of ``embed``.
         hidden_size: Width of a row of ``token_embed``.
         default_dimensions: Width of ``embed``'s vectors if the caller names none (``truncate_dim`` of
@@ -63,6 +71,7 @@ class ModelSpec:
     step_tag_id: int | None = None
     adapters: tuple[str, ...] = ()
     max_length: int
+    has_modules: bool = True
     tasks: frozenset[Task]
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False, compare=False)
     digest: Callable[[], str] = field(repr=False, compare=False)  # picklable, like the rest of the spec
@@ -85,6 +94,10 @@ class ModelSpec:
             ModelLoadError: A file has changed since the checkpoint was read.
         """
         return self.digest()
+
+    def role_prompt(self, role: Role) -> str | None:
+        """The checkpoint's prompt for a role; ``None`` if it has none, which is not its default prompt either."""
+        return next((self.prompts[name] for name in _ROLE_PROMPTS[role] if name in self.prompts), None)
 
     def check_dimensions(self, dimensions: int | None) -> int:
         """Check a requested width and return that of ``embed``'s vectors.

@@ -204,6 +204,7 @@ print("exit:", os.waitstatus_to_exitcode(os.wait()[1]))
 """.replace("import concurrent.futures\n", "import concurrent.futures\nimport millpond\n", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_a_busy_parent_was_to_finish_fails_in_the_child(tmp_path: Path) -> None:
     printed = run(_BUSY, minilm(), str(tmp_path / "cache.db"))

@@ -20,6 +20,7 @@ PACKAGES = (
     "llama_index.embeddings.millpond",
     "llama_index.postprocessor.millpond_rerank",
     "llama_index.retrievers.millpond",
+    "llama_index.sparse_embeddings.millpond",
     "millpond_qdrant",
     "millpond_milvus",
     "millpond_lancedb",

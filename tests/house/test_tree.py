@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TARGETS = (
-    "install demo test test-integrations test-all test-lowest coverage fuzz check format bench notebooks test-gpu "
+    "install demo test test-integrations test-all test-lowest coverage fuzz check format bench notebooks docs test-gpu "
     "bench-gpu packages check-dockerfile constraints clean help"
 ).split()
 # First folders of absolute paths that exist on one machine only. Joined so that this file does not match.

@@ -20,6 +20,7 @@ WHEELS = {  # folder: (root of its sources, its packages...)
         "llama_index/embeddings/millpond",
         "llama_index/postprocessor/millpond_rerank",
         "llama_index/retrievers/millpond",
+        "llama_index/sparse_embeddings/millpond",
     ),
     "integrations/qdrant": (".", "millpond_qdrant"),
     "integrations/milvus": (".", "millpond_milvus"),

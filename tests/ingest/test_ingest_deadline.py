@@ -1,6 +1,7 @@
 """The deadline over a whole request, and what an SQL database's error allows."""
 
 import socket
+import threading
 
 import pytest
 
@@ -55,3 +56,23 @@ def test_a_connection_that_is_closed_already_is_no_error_of_the_deadline():
 )
 def test_an_error_is_told_by_its_sqlstate(state, message, kind):
     assert kind_of_state(state, message) is kind
+
+
+def test_a_hang_up_that_began_is_over_when_the_block_is_left():
+    client, server = socket.socketpair()
+    begun, may_end = threading.Event(), threading.Event()
+
+    def fileno() -> int:
+        begun.set()
+        may_end.wait(60)
+        return client.fileno()
+
+    with client, server:
+        with hang_up_after(0, fileno) as late:
+            assert begun.wait(60)
+            threading.Timer(0.1, may_end.set).start()
+        server.setblocking(False)
+        assert late.is_set() and server.recv(1) == b""
+        with hang_up_after(60, client.fileno) as late:
+            pass
+        assert not late.is_set()

@@ -14,6 +14,7 @@ import tempfile
 import time
 from dataclasses import asdict
 from functools import partial
+from queue import SimpleQueue
 from unittest import mock
 
 import numpy as np
@@ -22,10 +23,11 @@ from tests.ingest.shared_sink import SharedSink
 from tests.tiny import write_checkpoint
 
 from millpond.engine.engine import Engine
-from millpond.errors import CacheError, FingerprintMismatchError, InvalidRequestError, ModelLoadError
+from millpond.errors import FingerprintMismatchError, InvalidRequestError, ModelLoadError
 from millpond.ingest import Record, ingest, pipeline, point_id, read
 from millpond.ingest.chunking import Chunking
 from millpond.ingest.stop import StopRequest
+from millpond.sqlitefile import CacheFileError
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")
@@ -202,14 +204,20 @@ def test_a_worker_that_ray_kills_is_replaced(cluster, model, engine, tmp_path, n
     def records():
         for i in range(200):
             if i == 150:
-                pool = pools[0]
-                killed.append(pool._slots[0].actor)
+                killed.append(pools.get(timeout=60)._slots[0].actor)
                 ray.kill(killed[0], no_restart=no_restart)
             yield Record(f"r{i}", f"text {i}")
 
-    pools = []
-    start = WorkerPool._start_all
-    with mock.patch.object(WorkerPool, "_start_all", lambda self: (pools.append(self), start(self))[1]):
+    pools, start = SimpleQueue(), WorkerPool._start_all
+
+    def start_all(pool):
+        start(pool)
+        pools.put(pool)
+
+    with (
+        mock.patch.object(pipeline, "BATCH_RECORDS", 32),  # workers start after the first batch
+        mock.patch.object(WorkerPool, "_start_all", start_all),
+    ):
         report = ingest_dataset(
             records(),
             model=model,
@@ -251,7 +259,7 @@ def test_the_last_text_of_an_id_stays_though_an_earlier_one_takes_longer(cluster
 @pytest.mark.slow
 def test_an_error_of_a_worker_is_its_own_and_no_wall_of_text(cluster, model, tmp_path):
     (tmp_path / "cache").write_text("no database")
-    with pytest.raises(CacheError) as caught:
+    with pytest.raises(CacheFileError) as caught:
         ingest_dataset(
             [Record("a", "text")],
             model=model,
@@ -261,7 +269,7 @@ def test_an_error_of_a_worker_is_its_own_and_no_wall_of_text(cluster, model, tmp
             workers=1,
             show_progress=False,
         )
-    assert type(caught.value) is CacheError and "Traceback" not in str(caught.value)
+    assert type(caught.value) is CacheFileError and "Traceback" not in str(caught.value)
     assert "is not a millpond cache" in str(caught.value)
 
 
@@ -381,6 +389,7 @@ def test_a_database_of_one_process_is_written_by_the_driver(cluster, model, engi
 # ------------------------------------------------------------------------------------------------------------ datasets
 
 
+@pytest.mark.slow
 def test_a_dataset_is_embedded_as_the_engine_does(cluster, model, engine, tmp_path):
     rows = [{"key": f"r{i % 50}", "body": f"text {i}", "lang": "en", "size": i} for i in range(120)]
     rows[7]["body"], rows[8]["key"] = "  ", ""

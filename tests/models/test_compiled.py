@@ -68,6 +68,7 @@ def difference(ours: Engine, reference: Engine) -> float:
     return float(np.abs(ours.embed(TEXTS).embeddings - reference.embed(TEXTS).embeddings).max())
 
 
+@pytest.mark.slow
 @needs_compiler
 @quiet
 def test_compiled_code_equals_the_code_as_written(make, caplog):

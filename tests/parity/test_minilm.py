@@ -137,6 +137,7 @@ def test_a_maxsim_rerank_is_better_than_the_vectors(float32_results):
     assert float32_results["maxsim"]["dense top 50"] > float32_results["ndcg@10"]["384"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_maxsim_rerank_of_adi_is_better_than_the_vectors(engine):
     adi = retrieval("adi")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
 from langchain_core.cross_encoders import BaseCrossEncoder
 
 from langchain_millpond.scorer import ScorerSource
+from millpond.compat.rerank_method import log_rerank_method
+from millpond.errors import InvalidRequestError
 
 
 class MillpondCrossEncoder(ScorerSource, BaseCrossEncoder):
@@ -23,29 +28,49 @@ class MillpondCrossEncoder(ScorerSource, BaseCrossEncoder):
         activation: Replaces the checkpoint's activation of its logits: ``identity``, ``sigmoid`` or ``softmax``.
         convert: ``auto``, ``embed`` or ``classify``, as in ``millpond.Engine``.
         score_template: Jinja source, or a .jinja file, that renders a pair; the checkpoint's template by default.
-        quantization: As in ``millpond.Engine``.
         revision: Branch, tag or commit of a hub id.
-        device: ``auto`` (cuda, then mps, then cpu) or a torch device.
+        device: ``auto`` or ``None`` (cuda, then mps, then cpu), a torch device, or a list of devices.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
         max_length: Most tokens per pair, or per text if texts are encoded apart; the checkpoint's limit by default.
         hf_overrides: Merged into config.json.
+        quantization: As in ``millpond.Engine``.
         max_batch_tokens: Most tokens per forward.
-        trust_remote_code: Never needed, and refused by the engine.
+        compile: As in ``millpond.Engine``.
+        trust_remote_code: A permission that is accepted and never needed: no code of a checkpoint is run.
     """
 
-    def score(self, text_pairs: list[tuple[str, str]]) -> list[float]:
+    def score(self, text_pairs: Iterable[Sequence[str]]) -> list[float]:
         """One Python float per (query, document) pair, in order.
+
+        Args:
+            text_pairs: Pairs as tuples, lists or any other sequence of two texts.
 
         Raises:
             TypeError: ``text_pairs`` is a bare str.
             MillpondError: The model cannot be loaded or does not score, or a pair cannot be encoded; the message says
                 which and why.
         """
+        if isinstance(text_pairs, str | bytes | Mapping):
+            raise TypeError(
+                f"text_pairs must be a list of (query, document) pairs, not a {type(text_pairs).__name__}; "
+                "write score([(query, document)])"
+            )
+        pairs = [_pair(pair, index) for index, pair in enumerate(text_pairs)]
         engine = self._engine()
         from millpond import PoolingParams
 
+        log_rerank_method(engine.spec, self.method)
         options = self._options()
         method = options.pop("method")
-        output = engine.submit_score(text_pairs, PoolingParams(**options), method=method, ranking=True).result()
+        output = engine.submit_score(pairs, PoolingParams(**options), method=method, ranking=True).result()
         scores: list[float] = output.scores.tolist()
         return scores
+
+
+def _pair(pair: Any, index: int) -> Any:
+    """A pair as a tuple, also one that is a list or a row of an array; the engine refuses what is none by its index."""
+    if isinstance(pair, str | bytes) or not (isinstance(pair, Sequence) or hasattr(pair, "tolist")):
+        return pair
+    if len(pair) != 2:
+        raise InvalidRequestError(f"the pair at index {index} has {len(pair)} parts; pass (query, document)")
+    return tuple(pair)

@@ -10,6 +10,7 @@ from langchain_core.documents import BaseDocumentCompressor, Document
 from pydantic import Field
 
 from langchain_millpond.scorer import ScorerSource
+from millpond.compat.rerank_method import log_rerank_method
 
 if TYPE_CHECKING:
     from millpond import RerankOutput
@@ -38,14 +39,15 @@ class MillpondReranker(ScorerSource, BaseDocumentCompressor):
         activation: Replaces the checkpoint's activation of its logits: ``identity``, ``sigmoid`` or ``softmax``.
         convert: ``auto``, ``embed`` or ``classify``, as in ``millpond.Engine``.
         score_template: Jinja source, or a .jinja file, that renders a pair; the checkpoint's template by default.
-        quantization: As in ``millpond.Engine``.
         revision: Branch, tag or commit of a hub id.
-        device: ``auto`` (cuda, then mps, then cpu) or a torch device.
+        device: ``auto`` or ``None`` (cuda, then mps, then cpu), a torch device, or a list of devices.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
         max_length: Most tokens per pair, or per text if texts are encoded apart; the checkpoint's limit by default.
         hf_overrides: Merged into config.json.
+        quantization: As in ``millpond.Engine``.
         max_batch_tokens: Most tokens per forward.
-        trust_remote_code: Never needed, and refused by the engine.
+        compile: As in ``millpond.Engine``.
+        trust_remote_code: A permission that is accepted and never needed: no code of a checkpoint is run.
     """
 
     top_n: int | None = Field(default=3, gt=0, strict=True)
@@ -69,6 +71,7 @@ class MillpondReranker(ScorerSource, BaseDocumentCompressor):
             return []
         texts = [document.page_content for document in documents]
         engine = self._engine()
+        log_rerank_method(engine.spec, self.method)
         ranked = engine.rerank(query, texts, top_n=self.top_n, **self._options())
         return self._best(documents, ranked)
 
@@ -80,6 +83,7 @@ class MillpondReranker(ScorerSource, BaseDocumentCompressor):
             return []
         texts = [document.page_content for document in documents]
         engine = await self._aengine()
+        log_rerank_method(engine.spec, self.method)
         from millpond import AsyncEngine  # imports torch, which loading has imported already
 
         ranked = await AsyncEngine(engine).rerank(query, texts, top_n=self.top_n, **self._options())

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 from uuid import NAMESPACE_OID, uuid5
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
-from langchain_core.retrievers import BaseRetriever
+from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
 from langchain_core.vectorstores import VectorStore
 from pydantic import BeforeValidator, ConfigDict, Field
 
@@ -55,7 +55,8 @@ class MillpondColBERTRetriever(BaseRetriever):
 
     A document's ``id`` is that of the index, and its metadata is a copy of what was stored, with ``relevance_score``
     (MaxSim) added, and with ``include_spans`` the characters that each token of the query matched. ``k`` and
-    ``filter`` can also be passed to ``invoke``. The async method does not block the event loop.
+    ``filter`` can also be passed to ``invoke``. The async method does not block the event loop. Runs are traced with
+    the kind of the index and the name of its model. A copy has the same index and sources; pickling is an error.
 
     With ``sources``, candidates come from several searches, are fused by reciprocal rank fusion, and the index scores
     them: for example ``sources=["index", bm25_retriever]``.
@@ -114,6 +115,26 @@ class MillpondColBERTRetriever(BaseRetriever):
         ids = [document.id or str(uuid5(NAMESPACE_OID, document.page_content)) for document in added]
         self.index.add(ids, [document.page_content for document in added], [document.metadata for document in added])
         return ids
+
+    def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
+        params = super()._get_ls_params(**kwargs)
+        params["ls_vector_store_provider"] = type(self.index).__name__
+        params["ls_embedding_provider"] = "millpond"
+        if self.index.model is not None:
+            params["ls_embedding_model"] = self.index.model.model
+        return params
+
+    def __getstate__(self) -> dict[Any, Any]:
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled: its index holds files or memory of this process, and a loaded "
+            "model; open the index in the other process, and build the retriever on it"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        memo = {} if memo is None else memo
+        for held in (self.index, *(self.sources or ())):
+            memo[id(held)] = held  # deep copies share the index and the sources
+        return super().__deepcopy__(memo)
 
     def _get_relevant_documents(
         self,

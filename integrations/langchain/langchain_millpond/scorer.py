@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from langchain_millpond.source import EngineSource
+from millpond.compat.sentence_transformers_options import translate_scoring_options
 
 
 class ScorerSource(EngineSource):
@@ -17,10 +18,9 @@ class ScorerSource(EngineSource):
         activation: Replaces the checkpoint's activation of its logits: ``identity``, ``sigmoid`` or ``softmax``.
         convert: ``auto``, ``embed`` or ``classify``, as in ``millpond.Engine``.
         score_template: Jinja source, or a .jinja file, that renders a pair; the checkpoint's template by default.
-        quantization: As in ``millpond.Engine``.
     """
 
-    loading = (*EngineSource.loading, "activation", "convert", "score_template", "quantization")
+    loading = (*EngineSource.loading, "activation", "convert", "score_template")
 
     method: Literal["auto", "cosine", "maxsim"] = "auto"
     instruction: str | None = None
@@ -28,7 +28,10 @@ class ScorerSource(EngineSource):
     activation: Literal["identity", "sigmoid", "softmax"] | None = None
     convert: str = "auto"
     score_template: str | None = None
-    quantization: str | None = None
+
+    @classmethod
+    def _translated(cls, options: dict[str, Any]) -> dict[str, Any]:
+        return translate_scoring_options(options, own=cls._own_options())
 
     def _options(self) -> dict[str, Any]:
         """The options of ``rerank``."""

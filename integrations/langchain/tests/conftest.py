@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from langchain_core.documents import Document
+from tests.tiny import edit_json
 from tests.tiny_cross_encoder import write_cross_encoder
+from tests.tiny_sparse import write_m3, write_splade
 
 from millpond import Engine
 from millpond.cli.stdlib_docs import read_stdlib
@@ -45,6 +47,26 @@ def engine(minilm: str) -> Iterator[Engine]:
 def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a tiny cross-encoder, whose scores are logits."""
     return str(write_cross_encoder(tmp_path_factory.mktemp("cross-encoder") / "model"))
+
+
+@pytest.fixture(scope="session")
+def splade(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a tiny SPLADE checkpoint, without prompts."""
+    return str(write_splade(tmp_path_factory.mktemp("splade") / "model"))
+
+
+@pytest.fixture(scope="session")
+def prompted_splade(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same, with a prompt for each role."""
+    folder = write_splade(tmp_path_factory.mktemp("prompted-splade") / "model")
+    edit_json(folder / "config_sentence_transformers.json", prompts={"query": "ask: ", "document": "passage: "})
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def m3(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a tiny BGE-M3, which gives dense and sparse vectors."""
+    return str(write_m3(tmp_path_factory.mktemp("m3") / "model"))
 
 
 @pytest.fixture(scope="session")

@@ -131,6 +131,11 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
         """Whether this is Milvus Lite."""
         return self._lite
 
+    @property
+    def fusible(self) -> bool:
+        """Whether the opened collection has sparse vectors, or Milvus makes them of the texts (BM25)."""
+        return super().fusible or (self._manifest is not None and self._read_options().lexical)
+
     def check(self, record: Record) -> None:
         """Raise InvalidRequestError for a record that Milvus cannot store, such as a text of over 65,535 bytes."""
         widths = self._manifest.dimensions if self._manifest is not None else self._dimensions or ()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.location import is_address, url_of
+from millpond.ingest.location import check_exists, is_address, url_of
 from millpond_milvus.export import ParquetExport
 from millpond_milvus.sink import MilvusSink
 
@@ -25,6 +25,7 @@ def sink_from_url(
     quantization: str | None = None,
     partition_key: str | None = None,
     partitions: int | None = None,
+    must_exist: bool = False,
 ) -> MilvusSink | ParquetExport:
     """Open ``milvus+file:X.db#docs``, ``milvus+http://host:19530#docs`` or ``milvus+parquet:DIR#docs``.
 
@@ -41,6 +42,7 @@ def sink_from_url(
         quantization: Of a server's index.
         partition_key: A metadata key, by whose value rows are put together.
         partitions: How many partitions it has.
+        must_exist: Refuse a file that is not there.
 
     Raises:
         InvalidRequestError: The scheme is unknown, or one of the others is not valid.
@@ -69,6 +71,8 @@ def sink_from_url(
                     f"milvus+{url_of(location, port=19530)}#{collection} for it, or milvus+file:./NAME.db#{collection} "
                     "for a file of Milvus Lite"
                 )
+            if must_exist:
+                check_exists(location, database="Milvus Lite")
             address = location
         case "http" | "https" if location.startswith("//"):
             address = f"{scheme}:{location}"

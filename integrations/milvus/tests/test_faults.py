@@ -330,6 +330,7 @@ def test_a_call_that_hangs_ends_with_the_timeout(
         stop.set()
 
 
+@pytest.mark.slow
 def test_the_timeout_holds_for_all_that_a_call_sends_and_repeats(fake: FakeMilvus, engine: Engine) -> None:
     """The client alone gives an attempt that it repeats all of the time again."""
     stop = threading.Event()

@@ -102,12 +102,16 @@ class PgVectorSink(TableSink[Composable]):
                 self._client = self._connect()
             if self._client.info.transaction_status == TransactionStatus.INTRANS:
                 raise InvalidRequestError("the connection is in a transaction; end it, or pass one with autocommit")
-            with hang_up_after(seconds, self._client.fileno) as self._late, self._client.transaction():
-                cursor = self._client.cursor(row_factory=tuple_row)
-                cursor.execute(
-                    self._sql("SET LOCAL statement_timeout = {limit}", limit=math.ceil(1000 * (seconds or 0)))
-                )
-                yield cursor
+            try:
+                with hang_up_after(seconds, self._client.fileno) as self._late, self._client.transaction():
+                    cursor = self._client.cursor(row_factory=tuple_row)
+                    cursor.execute(
+                        self._sql("SET LOCAL statement_timeout = {limit}", limit=math.ceil(1000 * (seconds or 0)))
+                    )
+                    yield cursor
+            finally:
+                if self._owned and self._late.is_set():
+                    self._client.close()  # shut down, which it may not have met yet
 
     def _sql(self, query: str, **parts: Any) -> Composed:
         """A statement; a part that is no SQL becomes a literal."""

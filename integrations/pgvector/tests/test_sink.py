@@ -23,6 +23,7 @@ from millpond import Engine, FingerprintMismatchError, InvalidRequestError
 from millpond.errors import SinkRejectedError, SinkTooLargeError, SinkUnavailableError
 from millpond.ingest import IngestReport, Record, SinkError, WriteBatch, content_hash, ingest, open_sink, point_id
 from millpond_pgvector import PgVectorSink, sink_from_url
+from millpond_pgvector import sink as sink_module
 
 
 def fill(engine: Engine, sink: PgVectorSink, records: list[Record]) -> IngestReport:
@@ -431,7 +432,7 @@ def test_a_lost_connection_is_opened_again(engine: Engine, dsn: str) -> None:
 
 
 def test_a_run_waits_for_a_lock_no_longer_than_the_timeout(engine: Engine, dsn: str) -> None:
-    with PgVectorSink(dsn, "docs", dimensions=[32], timeout=0.5) as sink:
+    with PgVectorSink(dsn, "docs", dimensions=[32], timeout=2) as sink:
         sink.prepare(engine.spec)
         with psycopg.connect(dsn) as other:
             other.execute("LOCK TABLE docs")
@@ -439,6 +440,27 @@ def test_a_run_waits_for_a_lock_no_longer_than_the_timeout(engine: Engine, dsn: 
                 sink.write(rows(10, 32))
         sink.write(rows(10, 32))
         assert sink.count() == 10
+
+
+def test_a_connection_that_was_shut_down_after_the_last_answer_is_replaced(
+    engine: Engine, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def late_hang_up(seconds: float | None, fileno: Callable[[], int]) -> Iterator[threading.Event]:
+        late = threading.Event()
+        yield late
+        late.set()
+        line = socket.socket(fileno=fileno())
+        line.shutdown(socket.SHUT_RDWR)
+        line.detach()
+
+    with PgVectorSink(dsn, "docs", dimensions=[32]) as sink:
+        sink.prepare(engine.spec)
+        with monkeypatch.context() as patched:
+            patched.setattr(sink_module, "hang_up_after", late_hang_up)
+            sink.write(rows(10, 32))
+        sink.write(rows(20, 32))
+        assert sink.count() == 20
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.location import is_address, url_of
+from millpond.ingest.location import check_exists, is_address, url_of
 from millpond_qdrant.sink import QdrantSink
 
 
@@ -28,10 +28,11 @@ def sink_from_url(
     prefer_grpc: bool = False,
     grpc_port: int = 6334,
     batch: int | None = None,
+    must_exist: bool = False,
 ) -> QdrantSink:
     """Open ``qdrant+path:DIR#docs``, ``qdrant+memory:#docs``, ``qdrant+http://host:6333#docs`` or ``qdrant+https://...``.
 
-    The options are those of :class:`QdrantSink`.
+    The options are those of :class:`QdrantSink`; ``must_exist`` refuses a folder that holds no database.
     """
     match scheme:
         case "memory" if not location:
@@ -44,6 +45,8 @@ def sink_from_url(
                     f"qdrant+{url_of(location, port=6333)}#{collection} for it, or qdrant+path:{folder}#{collection} "
                     "for a folder of this name"
                 )
+            if must_exist:
+                check_exists(location, database="Qdrant", marker="meta.json")
             address = location
         case "http" | "https" if location.startswith("//"):
             address = f"{scheme}:{location}"

@@ -221,6 +221,7 @@ def test_a_document_that_no_request_can_carry_is_refused(client: QdrantClient) -
     assert len(index) == 0
 
 
+@pytest.mark.slow
 def test_requests_are_bounded_by_bytes(client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     upsert, search = client.upsert, client.query_batch_points

@@ -376,6 +376,7 @@ def test_a_probe_does_not_depend_on_the_filter_or_the_stages_of_its_search(
     assert [request["limit"] for request in first[:2]] == [1, 1]
 
 
+@pytest.mark.slow
 def test_the_pace_of_the_probes_is_that_of_the_server(
     engine: Engine, whole: Fake, sink: QdrantSink, clock: Clock
 ) -> None:

@@ -54,6 +54,7 @@ def filled(engine: Engine, sink: QdrantSink, name: str) -> None:
             ingest(some(name)[start : start + 10], engine=engine, sink=sink, show_progress=False)
 
 
+@pytest.mark.slow
 def test_runs_from_threads_share_a_folder(engine: Engine, tmp_path: Path) -> None:
     def run(name: str) -> None:
         with QdrantSink(tmp_path / "db", f"c{len(name) % 2}", dimensions=[32, 384]) as sink:

@@ -23,6 +23,7 @@ from millpond.cli.index import app as index
 from millpond.cli.ingest import ingest
 from millpond.cli.models import models
 from millpond.cli.rerank import rerank
+from millpond.cli.search import search
 from millpond.cli.serve import serve
 from millpond.cli.serve_words import ServeCommand
 from millpond.errors import InvalidRequestError, MillpondError
@@ -37,7 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # keep Python's own traceback, which shows no values of locals
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, embed, rerank, explain, ingest, advise, models, env, bench_serve):
+for command in (demo, embed, rerank, explain, ingest, search, advise, models, env, bench_serve):
     app.command(cls=Command)(command)
 app.command(cls=ServeCommand)(serve)
 app.add_typer(index)

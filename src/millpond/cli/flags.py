@@ -24,6 +24,7 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "uri": ("to",),
     "max_tokens": ("chunk_tokens",),
     "overlap": ("chunk_overlap",),
+    "sparse_engine": ("sparse_model",),
 }
 # quantization is an argument of engines and of sinks. A message with one of these values is about a sink's, and ingest
 # has another option for that.

@@ -216,7 +216,7 @@ def ingest(
             Journal(journal).close()
             dead_letters = Path(f"{journal}.dead.jsonl")
         given = {"datatype": datatype, "quantization": compression, "hybrid": hybrid or None, "timeout": timeout}
-        sink_options = {name: value for name, value in given.items() if value is not None}
+        sink_options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         stop = StopRequest()
         arguments: dict[str, Any] = {
             "journal": journal,

@@ -27,7 +27,7 @@ _BAR_WIDTH = 20
 _ID_WIDTH = 24
 _LINE_WIDTH = 120
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-_SCORE_NAMES = {
+SCORE_NAMES = {
     "cross-encoder": "the model's own score",
     "late-interaction": "MaxSim",
     "cosine": "cosine",
@@ -173,7 +173,7 @@ def _write_table(
     id_width = min(_ID_WIDTH, max(map(len, ids), default=0))
     scores_text = [f"{score:.4f}" for score in scores]
     score_width = max(map(len, scores_text), default=0)
-    score_name = _SCORE_NAMES.get((spec.rerank_type or "") if method == "auto" else method, "score")
+    score_name = SCORE_NAMES.get((spec.rerank_type or "") if method == "auto" else method, "score")
     title = f"{len(results)} of {len(records)} documents by {score_name} ({spec.name})"
     console.print(Text(title, style="dim"), soft_wrap=True)
     for rank, result in enumerate(results):

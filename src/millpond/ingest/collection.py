@@ -100,6 +100,21 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         """What the collection stores of its model and its form; ``None`` before it is opened."""
         return self._manifest
 
+    @property
+    def fusible(self) -> bool:
+        """Whether the opened collection can be searched with ``hybrid=True``."""
+        return self._manifest is not None and self._manifest.sparse is not None
+
+    def open(self) -> CollectionManifest:
+        """Open a collection that exists, to read it; :meth:`prepare` also creates one.
+
+        Raises:
+            InvalidRequestError: No such collection.
+            FingerprintMismatchError: millpond did not create it.
+            SinkError: The database does not answer, or refuses.
+        """
+        return self._opened()
+
     def prepare(self, spec: ModelSpec, *, sparse: ModelSpec | None = None, chunked: bool = False) -> None:
         """Create the collection, or check that it was created with this model, these widths and this payload form.
 

@@ -12,7 +12,9 @@ from contextlib import contextmanager, suppress
 def hang_up_after(seconds: float | None, fileno: Callable[[], int]) -> Iterator[threading.Event]:
     """Shut a connection down after so many seconds, whatever its server does, also if it sends a byte now and then.
 
-    The client then meets the end of the connection, which it reports as an error of its own.
+    The client then meets the end of the connection, which it reports as an error of its own. When the block is left,
+    the connection is shut down or never will be: nothing happens to a later request, nor to another file that has got
+    the number of the descriptor.
 
     Args:
         seconds: The time; ``None`` for no limit.
@@ -21,11 +23,13 @@ def hang_up_after(seconds: float | None, fileno: Callable[[], int]) -> Iterator[
     Yields:
         An event that is set when the time is over.
     """
-    late = threading.Event()
+    late, over, turn = threading.Event(), threading.Event(), threading.Lock()
 
     def hang_up() -> None:
-        late.set()
-        with suppress(Exception):  # closed meanwhile
+        with turn, suppress(Exception):  # closed meanwhile
+            if over.is_set():
+                return
+            late.set()
             line = socket.socket(fileno=fileno())
             try:
                 line.shutdown(socket.SHUT_RDWR)
@@ -39,3 +43,5 @@ def hang_up_after(seconds: float | None, fileno: Callable[[], int]) -> Iterator[
         yield late
     finally:
         timer.cancel()
+        with turn:
+            over.set()

@@ -6,6 +6,8 @@ import ipaddress
 import os
 import re
 
+from millpond.errors import InvalidRequestError
+
 _PATH = re.compile(r"\.{0,2}[/\\]|~|[A-Za-z]:[/\\]")  # /x ./x ../x ~/x C:\x
 _HOST_AND_PORT = re.compile(r".+:\d{1,5}")
 _DOMAIN = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]*[a-z0-9])?\.)+[a-z]{2,}\.?", re.IGNORECASE)
@@ -61,3 +63,18 @@ def _is_domain(name: str) -> bool:
     if labels[-1].lower() == "db":  # no top-level domain, and the ending of database files
         return False
     return _DOMAIN.fullmatch(name) is not None and (len(labels) > 2 or labels[-1].lower() in _TOP_LEVEL)
+
+
+def check_exists(path: str, *, database: str, marker: str = "") -> None:
+    """Raise InvalidRequestError unless a database is at a path, so that a mistyped path does not become a new one.
+
+    Args:
+        path: Its folder or file.
+        database: The database's name.
+        marker: A file of that folder, which every database of this kind has.
+    """
+    place = os.path.expanduser(path)
+    if not os.path.exists(os.path.join(place, marker) if marker else place):
+        raise InvalidRequestError(
+            f"there is no database of {database} at {path!r}; ingest into it first, or correct the path"
+        )

@@ -28,7 +28,14 @@ _EXAMPLE = (
 )
 
 
-def open_sink(url: str, *, dimensions: Sequence[int] | None = None, payload: str = "plain", **options: object) -> Sink:
+def open_sink(
+    url: str,
+    *,
+    dimensions: Sequence[int] | None = None,
+    payload: str = "plain",
+    must_exist: bool = False,
+    **options: object,
+) -> Sink:
     """Open the sink that a URL names, through the installed package for its kind of database.
 
     Args:
@@ -36,10 +43,13 @@ def open_sink(url: str, *, dimensions: Sequence[int] | None = None, payload: str
             come from ``QDRANT_API_KEY`` and ``MILVUS_TOKEN``.
         dimensions: The widths to store; by default the width that ``embed`` returns (full, for nearly every model).
         payload: The form of the payload.
+        must_exist: Refuse a folder or file that is not there, instead of creating it. A sink whose factory has no such
+            argument is opened as it is.
         options: Other arguments of the sink, as ``hybrid``, ``datatype``, ``quantization`` and ``timeout``.
 
     Raises:
-        InvalidRequestError: The URL has another form, or the package cannot use it or one of the options.
+        InvalidRequestError: The URL has another form, the package cannot use it or one of the options, or there is no
+            such database.
         MissingExtraError: The package for this kind of database is not installed.
     """
     # Error messages show only the part up to the first colon: the rest might hold a password.
@@ -62,6 +72,8 @@ def open_sink(url: str, *, dimensions: Sequence[int] | None = None, payload: str
         raise InvalidRequestError(f"no installed package writes to {kind!r}; choose one of {', '.join(known)}{more}")
     factory = cast(SinkFactory, factories[kind].load())
     _check_options(kind, factory, options)
+    if must_exist and "must_exist" in signature(factory).parameters:
+        options = {**options, "must_exist": True}
     return factory(scheme, location, collection, dimensions=dimensions, payload=payload, **options)
 
 
@@ -71,6 +83,7 @@ def _check_options(kind: str, factory: SinkFactory, options: dict[str, Any]) -> 
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     known = {name for name, parameter in parameters.items() if parameter.kind is Parameter.KEYWORD_ONLY}
+    known.discard("must_exist")  # an argument of open_sink
     if unknown := sorted(options.keys() - known):
         name = unknown[0]
         raise InvalidRequestError(

@@ -122,6 +122,7 @@ def build_spec(
         step_tag_id=_step_tag(detected, token_id),
         adapters=tuple(config.get("lora_adaptations") or ()),
         max_length=max_length,
+        has_modules=checkpoint.layout.normalize is not None,
         tasks=detected.tasks,
         settings={
             "revision": checkpoint.source.revision,

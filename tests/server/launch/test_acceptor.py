@@ -229,6 +229,7 @@ def large_answers(models: ServedModels, certify: Certify) -> Iterator[Callable[[
         yield connect
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("request_", [GET, LAST])
 def test_a_slow_reader_over_tls_gets_its_whole_answer(
     large_answers: Callable[[], ssl.SSLSocket], request_: bytes
@@ -245,6 +246,7 @@ def test_a_slow_reader_over_tls_gets_its_whole_answer(
             time.sleep(0.5)  # 6 s in all
 
 
+@pytest.mark.slow
 def test_an_answer_over_tls_that_nobody_reads_does_not_hold_its_connection(
     large_answers: Callable[[], ssl.SSLSocket],
 ) -> None:

@@ -69,3 +69,16 @@ def test_added_documents(
     hits = store.similarity_search_with_score(QUESTION, k=12)
     check(hits, expected)
     assert hits[0][0].metadata["n"] == texts.index(expected[0][0])
+
+
+async def test_asynchronous_calls(
+    embeddings: MillpondEmbeddings, place: dict[str, Any], texts: list[str], expected: list[tuple[str, float]]
+) -> None:
+    store = await Milvus.afrom_texts(
+        texts[:6], embeddings, ids=[str(uuid.uuid5(uuid.NAMESPACE_URL, text)) for text in texts[:6]], **place
+    )
+    await store.aadd_texts(texts[6:], ids=[str(uuid.uuid5(uuid.NAMESPACE_URL, text)) for text in texts[6:]])
+    check(await store.asimilarity_search_with_score(QUESTION, k=20), expected)
+    best = [text for text, _ in expected[:3]]
+    retriever = store.as_retriever(search_kwargs={"k": 3})
+    assert [document.page_content for document in await retriever.ainvoke(QUESTION)] == best

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
+from langchain_core.load import dumpd
 from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import ConfigurableField
+from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_tests.integration_tests import RetrieversIntegrationTests
 from pydantic import ValidationError
+from tests.gates import LoopGate, batches_through
 
 from langchain_millpond import MillpondColBERTRetriever, MillpondEmbeddings
 from millpond import Engine
-from millpond.late_interaction import MemoryIndex
+from millpond.errors import InvalidRequestError
+from millpond.late_interaction import MemoryIndex, PlaidIndex
 
 QUESTION = "what makes dough rise?"
 
@@ -50,6 +61,17 @@ class TestMillpondColBERTRetriever(RetrieversIntegrationTests):
         return QUESTION
 
 
+class TestMillpondColBERTRetrieverOnDisk(TestMillpondColBERTRetriever):
+    """The same over a PlaidIndex."""
+
+    @pytest.fixture(autouse=True)
+    def _index(self, engine: Engine, texts: list[str], tmp_path: Path) -> Iterator[None]:
+        with PlaidIndex(tmp_path / "index", engine) as index:
+            index.add([f"doc-{n}" for n in range(len(texts))], texts)
+            self._index_of_texts = index
+            yield
+
+
 class Keywords(BaseRetriever):
     """Documents that contain a word of the query, in order: a stand-in for BM25 that needs no further package."""
 
@@ -68,6 +90,13 @@ def assert_same(found: list[Document], expected: list[Document]) -> None:
         for document in documents:
             document.metadata["relevance_score"] = 0
     assert found == expected
+
+
+def invoked(retriever: MillpondColBERTRetriever, call: str, **arguments: Any) -> list[Document]:
+    """The documents for the question, by ``invoke`` or ``ainvoke``."""
+    if call == "invoke":
+        return retriever.invoke(QUESTION, **arguments)
+    return asyncio.run(retriever.ainvoke(QUESTION, **arguments))
 
 
 def test_documents_are_those_of_the_index(index: MemoryIndex) -> None:
@@ -157,3 +186,170 @@ def test_a_chain_of_retriever_and_function(index: MemoryIndex) -> None:
     chain = MillpondColBERTRetriever(index=index, k=1) | (lambda documents: documents[0].page_content)
     assert chain.invoke(QUESTION).startswith("Bread rises")
     assert chain.batch([QUESTION, "archives of files"]) == [chain.invoke(QUESTION), chain.invoke("archives of files")]
+
+
+# What RAGatouille's as_langchain_retriever gets wrong (and its compressor: see test_rerankers.py)
+
+
+def test_ragatouille_imports_langchain_and_breaks_with_it() -> None:
+    """Ours needs langchain-core alone."""
+    program = "import sys, langchain_millpond; print(*{name.partition('.')[0] for name in sys.modules})"
+    found = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
+    modules = set(found.stdout.split())
+    assert "langchain_core" in modules
+    assert not {"langchain", "langchain_classic", "langchain_community", "torch"} & modules
+
+
+def test_ragatouille_returns_no_score(index: MemoryIndex) -> None:
+    found = MillpondColBERTRetriever(index=index, k=12).invoke(QUESTION)
+    scores = [document.metadata["relevance_score"] for document in found]
+    assert {type(score) for score in scores} == {float}
+    assert scores == sorted(scores, reverse=True)
+    assert len(set(scores)) == 12
+
+
+@pytest.mark.parametrize("call", ["invoke", "ainvoke"])
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"k": 0}, InvalidRequestError, "k=0 must be an int from 1"),
+        ({"k": "3"}, InvalidRequestError, "k='3' must be an int from 1"),
+        ({"k": True}, InvalidRequestError, "k=True must be an int from 1"),
+        ({"filter": "n"}, InvalidRequestError, "filter is of type str"),
+        ({"filters": {"n": 1}}, TypeError, "unexpected keyword argument 'filters'"),
+        ({"top_k": 3}, TypeError, "unexpected keyword argument 'top_k'"),
+    ],
+    ids=["none", "str", "bool", "filter", "filters", "top_k"],
+)
+def test_ragatouille_has_no_k_and_swallows_any_argument(
+    index: MemoryIndex, call: str, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    retriever = MillpondColBERTRetriever(index=index, k=2)
+    with pytest.raises(error, match=message):
+        invoked(retriever, call, **arguments)
+    assert len(retriever.invoke(QUESTION)) == 2
+
+
+@pytest.mark.parametrize("call", ["invoke", "ainvoke"])
+def test_ragatouille_has_no_filter(index: MemoryIndex, call: str) -> None:
+    """At construction, and at call time instead of it; an empty one removes it."""
+    retriever = MillpondColBERTRetriever(index=index, k=12, filter={"tags": "odd"})
+
+    def numbers(**arguments: Any) -> set[int]:
+        found = invoked(retriever, call, **arguments)
+        return {document.metadata["n"] for document in found}
+
+    assert numbers() == {1, 3, 5, 7, 9, 11}
+    assert numbers(filter={"n": [2, 3]}) == {2, 3}
+    assert numbers(filter={"tags": "odd", "n": [2, 3]}) == {3}
+    assert numbers(filter={"n": 99}) == set()
+    assert numbers(filter={}) == set(range(12))
+    assert numbers(k=1) <= {1, 3, 5, 7, 9, 11}
+
+
+async def test_ragatouille_blocks_the_loop(engine: Engine, index: MemoryIndex) -> None:
+    retriever = MillpondColBERTRetriever(index=index, k=2)
+    gate = LoopGate()
+    with batches_through(gate, engine):
+        found = await gate.run(retriever.ainvoke(QUESTION))
+    assert gate.calls
+    assert not gate.blocked
+    assert_same(found, retriever.invoke(QUESTION))
+
+    async def blocks() -> list[Document]:
+        return retriever.invoke(QUESTION)
+
+    gate = LoopGate(seconds=0.2)
+    with batches_through(gate, engine):
+        await gate.run(blocks())
+    assert gate.blocked  # the gate detects a blocked loop
+
+
+# How it is traced, configured, copied and written down
+
+
+@pytest.mark.parametrize("call", ["invoke", "ainvoke"])
+def test_a_run_has_tags_metadata_and_the_names_of_index_and_model(
+    engine: Engine, index: MemoryIndex, call: str
+) -> None:
+    collector = RunCollectorCallbackHandler()
+    retriever = MillpondColBERTRetriever(index=index, k=2, tags=["own"], metadata={"a": 1})
+    config: Any = {"callbacks": [collector], "tags": ["call"], "metadata": {"b": 2}, "run_name": "lookup"}
+    found = invoked(retriever, call, config=config)
+    (run,) = collector.traced_runs
+    assert run.name == "lookup"
+    assert set(run.tags or []) == {"own", "call"}
+    assert run.extra is not None
+    assert run.extra["metadata"] == {
+        "a": 1,
+        "b": 2,
+        "ls_retriever_name": "millpondcolbert",
+        "ls_vector_store_provider": "MemoryIndex",
+        "ls_embedding_provider": "millpond",
+        "ls_embedding_model": Path(engine.spec.name).name,
+    }
+    assert run.outputs == {"documents": found}
+
+
+def test_an_index_without_a_model_is_traced_without_one(engine: Engine) -> None:
+    empty = MemoryIndex(engine)
+    assert empty.model is None
+    assert "ls_embedding_model" not in MillpondColBERTRetriever(index=empty)._get_ls_params()
+
+
+def test_an_error_ends_the_run(index: MemoryIndex) -> None:
+    collector = RunCollectorCallbackHandler()
+    with pytest.raises(InvalidRequestError, match="blank"):
+        MillpondColBERTRetriever(index=index).invoke("", {"callbacks": [collector]})
+    assert "blank" in str(collector.traced_runs[0].error)
+
+
+def test_fields_are_configurable_at_run_time(index: MemoryIndex) -> None:
+    retriever = MillpondColBERTRetriever(index=index, k=2).configurable_fields(k=ConfigurableField(id="k"))
+    assert len(retriever.invoke(QUESTION)) == 2
+    assert len(retriever.with_config(configurable={"k": 5}).invoke(QUESTION)) == 5
+
+
+@pytest.mark.parametrize("journey", ["copy", "deepcopy", "model_copy", "deep model_copy"])
+def test_a_copy_has_the_same_index_and_sources(index: MemoryIndex, texts: list[str], journey: str) -> None:
+    source = Keywords(documents=[Document(page_content=texts[2], id="doc-2")])
+    built = MillpondColBERTRetriever(index=index, k=2, filter={"n": [2]}, sources=["index", source])
+    journeys = {
+        "copy": lambda: copy.copy(built),
+        "deepcopy": lambda: copy.deepcopy(built),
+        "model_copy": lambda: built.model_copy(),
+        "deep model_copy": lambda: built.model_copy(deep=True),
+    }
+    after = journeys[journey]()
+    assert after.index is index
+    assert after.sources is not None
+    assert after.sources[1] is source
+    assert_same(after.invoke("bread"), built.invoke("bread"))
+    if "deep" in journey:
+        assert after.filter is not built.filter
+
+
+def test_pickling_says_what_to_do(index: MemoryIndex) -> None:
+    with pytest.raises(TypeError, match="cannot be pickled: its index holds.*open the index in the other process"):
+        pickle.dumps(MillpondColBERTRetriever(index=index))
+
+
+def test_what_is_written_down_has_the_settings_and_no_index(index: MemoryIndex) -> None:
+    retriever = MillpondColBERTRetriever(index=index, k=7, filter={"n": 1})
+    written = retriever.model_dump(exclude_none=True)
+    assert (written["k"], written["filter"]) == (7, {"n": 1})
+    assert "index" not in written
+    assert "MemoryIndex" not in retriever.model_dump_json()
+    assert dumpd(retriever)["type"] == "not_implemented"  # LangChain loads only what can be built from JSON
+    with pytest.raises(ValidationError, match="index\n  Field required"):
+        MillpondColBERTRetriever(**written)
+    assert_same(MillpondColBERTRetriever(index=index, **written).invoke(QUESTION), retriever.invoke(QUESTION))
+
+
+async def test_batches_and_streams_are_those_of_single_calls(index: MemoryIndex) -> None:
+    retriever = MillpondColBERTRetriever(index=index, k=1)
+    questions = [QUESTION, "archives of files", "the moon"]
+    singles = [retriever.invoke(question)[0].id for question in questions]
+    assert [found[0].id for found in retriever.batch(questions)] == singles
+    assert [found[0].id for found in await retriever.abatch(questions)] == singles
+    assert [found[0].id async for found in retriever.astream(QUESTION)] == singles[:1]

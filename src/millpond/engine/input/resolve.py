@@ -34,11 +34,6 @@ _READS: dict[Task, frozenset[str]] = {
 }
 # Columns of a vocabulary head in one call: more would be generation, and their rows stay in memory.
 _MOST_COLUMNS = 256
-# The prompt names of a role; the first that the checkpoint has is used, as in sentence-transformers' encode_document.
-_ROLE_PROMPTS = {
-    "query": ("query", "retrieval.query"),
-    "document": ("document", "passage", "corpus", "retrieval.passage"),
-}
 # jina-embeddings-v3's names. vLLM merges text-matching into the weights; without a role it is the default here, too.
 _ROLE_ADAPTERS: dict[Role | None, str] = {
     "query": "retrieval.query",
@@ -277,7 +272,7 @@ def _prompt(params: PoolingParams, spec: ModelSpec, task: Task) -> str:
         return spec.prompts[params.prompt_name]
     if params.role is not None:
         # A role without a prompt gets none: the default prompt may be for the other role.
-        return next((spec.prompts[name] for name in _ROLE_PROMPTS[params.role] if name in spec.prompts), "")
+        return spec.role_prompt(params.role) or ""
     if params.adapter is not None:
         return spec.prompts.get(params.adapter, "")
     if task in ("classify", "token_classify"):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import os
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
+from millpond.compat.sentence_transformers_options import hide_secrets
 from millpond.engine.shared import shared, shared_async
 
 if TYPE_CHECKING:
@@ -14,6 +18,9 @@ if TYPE_CHECKING:
 else:
     # Importing the class would import torch; `_check_engine` checks the value instead.
     Engine = Any
+
+
+_logger = logging.getLogger(__name__)
 
 
 def _path(value: object) -> object:
@@ -33,6 +40,17 @@ def _check_engine(value: object) -> object:
     return value
 
 
+@cache
+def _tell_worker(process: int) -> None:
+    """Log once in a worker process, such as those of a pipeline's ``num_workers``, what it costs."""
+    if multiprocessing.parent_process() is not None:
+        _logger.warning(
+            "process %d is a worker process and loads a model of its own; one process with one engine uses the whole "
+            "machine, so leave out num_workers",
+            process,
+        )
+
+
 PathStr = Annotated[str, BeforeValidator(_path)]
 
 
@@ -43,12 +61,14 @@ class EngineSource(BaseModel):
         engine: A loaded engine, or an ``AsyncEngine`` over it, instead of a model name and every option that is read
             at loading. Never serialized.
         revision: Branch, tag or commit of a hub id.
-        device: ``auto`` (cuda, then mps, then cpu) or a torch device.
+        device: ``auto`` or ``None`` (cuda, then mps, then cpu), a torch device, or a list of them.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
         max_length: Most tokens per text; the checkpoint's limit by default.
         hf_overrides: Merged into config.json, for example ``{"is_matryoshka": True}``.
         max_batch_tokens: Most tokens per forward.
-        trust_remote_code: Never needed, and refused by the engine.
+        quantization: ``int8`` or ``fp8`` weights, as in ``millpond.Engine``.
+        compile: Compile the model, as in ``millpond.Engine``.
+        trust_remote_code: Accepted, and never needed.
     """
 
     named: ClassVar[str] = "model"  # the field that holds the hub id or folder
@@ -59,6 +79,8 @@ class EngineSource(BaseModel):
         "max_length",
         "hf_overrides",
         "max_batch_tokens",
+        "quantization",
+        "compile",
         "trust_remote_code",
     )  # the fields that are read when a model is loaded
 
@@ -69,7 +91,48 @@ class EngineSource(BaseModel):
     max_length: int | None = Field(default=None, gt=0, strict=True)
     hf_overrides: dict[str, Any] | None = None
     max_batch_tokens: int | None = Field(default=None, gt=0, strict=True)
+    quantization: str | None = None
+    compile: bool = False
     trust_remote_code: bool = False
+
+    @classmethod
+    def _translated(cls, options: dict[str, Any], own: set[str]) -> dict[str, Any]:
+        """The options with those of the classes that the adapter replaces translated; ``own`` are the adapter's."""
+        raise NotImplementedError
+
+    # pydantic runs the validator that is defined last first, and prints what a failing one was given.
+    @model_validator(mode="before")
+    @classmethod
+    def _translate(cls, options: object) -> object:
+        if not isinstance(options, dict):
+            return options
+        return cls._translated(options, {"model", "model_name", *cls.model_fields})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hide_secrets(cls, options: object) -> object:
+        return hide_secrets(options) if isinstance(options, dict) else options
+
+    @classmethod
+    def _with_positional(cls, positional: tuple[Any, ...], options: dict[str, Any], *names: str) -> dict[str, Any]:
+        """The options with the positional arguments under their names, of which the first is the model's.
+
+        Raises:
+            TypeError: More positional arguments than names, or one that was also passed by name.
+        """
+        if len(positional) > len(names):
+            raise TypeError(
+                f"{cls.__name__} takes {' and '.join(names)} without their names, and got {len(positional)} "
+                f"positional arguments: {positional!r}; pass the others by name"
+            )
+        for name, value in zip(names, positional, strict=False):
+            for spelling in ("model", "model_name") if name == cls.named else (name,):
+                if spelling in options:
+                    raise TypeError(
+                        f"{cls.__name__} got {name} twice: {value!r} and {spelling}={options[spelling]!r}; pass one"
+                    )
+            options[name] = value
+        return options
 
     def _check_loading(self) -> None:
         """Raise ValueError for an option that a loaded engine can no longer read."""
@@ -85,7 +148,12 @@ class EngineSource(BaseModel):
         return self.engine if self.engine is not None else await shared_async(**self._configuration())
 
     def _configuration(self) -> dict[str, Any]:
-        return {"model": getattr(self, self.named)} | {name: getattr(self, name) for name in self.loading}
+        _tell_worker(os.getpid())
+        return {"model": getattr(self, self.named)} | self._loading()
+
+    def _loading(self) -> dict[str, Any]:
+        """The options that are read when a model is loaded."""
+        return {name: getattr(self, name) for name in self.loading}
 
     def __getstate__(self) -> dict[Any, Any]:
         # LlamaIndex's base class would only log that it drops the engine, and unpickle a different object.

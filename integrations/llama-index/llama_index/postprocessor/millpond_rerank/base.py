@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -13,10 +15,15 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
+from llama_index.embeddings.millpond.replaced_options import replaced_rerank_options
 from llama_index.embeddings.millpond.source import EngineSource, PathStr
+from llama_index.embeddings.millpond.text_lists import listed
+from millpond.compat.notices import log_once
 
 if TYPE_CHECKING:
-    from millpond import RerankOutput
+    from millpond import Engine, RerankOutput
+
+_logger = logging.getLogger(__name__)
 
 _RETRIEVAL_SCORE = "retrieval_score"
 
@@ -36,7 +43,8 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
     neither blocks the event loop nor occupies a thread.
 
     Attributes:
-        model: Hub id or local folder; also accepted as ``model_name``.
+        model: Hub id or local folder; also accepted, and readable, as ``model_name``. ``model`` and ``top_n`` may be
+            positional, in this order or, with a number first, as ``SentenceTransformerRerank`` has them.
         engine: A loaded engine, instead of ``model`` and every option that is read at loading. Never serialized.
         top_n: How many of the best to keep; ``None`` keeps all.
         keep_retrieval_score: Store the score of the retrieval in ``node.metadata["retrieval_score"]``, in copies of the
@@ -48,19 +56,20 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
         activation: Replaces the checkpoint's activation of its logits: ``identity``, ``sigmoid`` or ``softmax``.
         convert: ``auto``, ``embed`` or ``classify``, as in ``millpond.Engine``.
         score_template: Jinja source, or a .jinja file, that renders a pair; the checkpoint's template by default.
-        quantization: As in ``millpond.Engine``.
         revision: Branch, tag or commit of a hub id.
-        device: ``auto`` (cuda, then mps, then cpu) or a torch device.
+        device: ``auto`` or ``None`` (cuda, then mps, then cpu), a torch device, or a list of them.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
         max_length: Most tokens per pair, or per text if texts are encoded apart; the checkpoint's limit by default.
         hf_overrides: Merged into config.json.
         max_batch_tokens: Most tokens per forward.
-        trust_remote_code: Never needed, and refused by the engine.
+        quantization: ``int8`` or ``fp8`` weights, as in ``millpond.Engine``.
+        compile: Compile the model, as in ``millpond.Engine``.
+        trust_remote_code: Accepted, and never needed.
     """
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
-    loading = (*EngineSource.loading, "activation", "convert", "score_template", "quantization")
+    loading = (*EngineSource.loading, "activation", "convert", "score_template")
 
     model: PathStr | None = Field(default=None, validation_alias=AliasChoices("model", "model_name"), min_length=1)
     top_n: int | None = Field(default=3, gt=0, strict=True)
@@ -71,12 +80,26 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
     activation: Literal["identity", "sigmoid", "softmax"] | None = None
     convert: str = "auto"
     score_template: str | None = None
-    quantization: str | None = None
+
+    def __init__(self, *positional: str | os.PathLike[str] | int, **options: Any) -> None:
+        """From the fields above, of which ``model`` and ``top_n`` may be positional."""
+        # SentenceTransformerRerank, ColbertRerank and FlagEmbeddingReranker have top_n first.
+        names = ("top_n", "model") if positional and isinstance(positional[0], int) else ("model", "top_n")
+        super().__init__(**self._with_positional(positional, options, *names))
+
+    @classmethod
+    def _translated(cls, options: dict[str, Any], own: set[str]) -> dict[str, Any]:
+        return replaced_rerank_options(options, own)
 
     @classmethod
     def class_name(cls) -> str:
         """The name of this class in serialized data."""
         return "MillpondRerank"
+
+    @property
+    def model_name(self) -> str | None:
+        """``model``."""
+        return self.model
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -89,11 +112,12 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        query = _query_of(query_bundle)
+        nodes, query = listed(nodes, "postprocess_nodes", "node"), _query_of(query_bundle)
         with self._reported(nodes, query) as best:
             if nodes:
                 texts = _texts_of(nodes)
                 engine = self._engine()
+                self._log_method(engine)
                 ranked = engine.rerank(query.query_str, texts, **self._options())
                 best += self._scored(nodes, ranked)
         return best
@@ -101,11 +125,12 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        query = _query_of(query_bundle)
+        nodes, query = listed(nodes, "apostprocess_nodes", "node"), _query_of(query_bundle)
         with self._reported(nodes, query) as best:
             if nodes:
                 texts = _texts_of(nodes)
                 engine = await self._aengine()
+                self._log_method(engine)
                 from millpond import AsyncEngine  # imports torch, which loading has imported already
 
                 ranked = await AsyncEngine(engine).rerank(query.query_str, texts, **self._options())
@@ -120,6 +145,17 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
             "instruction": self.instruction,
             "truncate": self.truncate,
         }
+
+    def _log_method(self, engine: Engine) -> None:
+        """Say once how an embedding checkpoint ranks, which nobody has chosen."""
+        spec = engine.spec
+        if self.method == "auto" and spec.score_type == "bi-encoder":
+            log_once(
+                _logger,
+                f'{spec.name} is an embedding checkpoint, so method="auto" ranks by MaxSim over its token vectors; '
+                'write method="maxsim" to keep that without this notice, method="cosine" for the order of its '
+                "embeddings, or model= with a checkpoint trained to rerank",
+            )
 
     @contextmanager
     def _reported(self, nodes: list[NodeWithScore], query: QueryBundle) -> Iterator[list[NodeWithScore]]:

@@ -9,10 +9,11 @@ from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager
-from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
+from llama_index.core.schema import BaseNode, IndexNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores import FilterCondition, FilterOperator, MetadataFilter, MetadataFilters
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 
+from llama_index.embeddings.millpond.text_lists import listed
 from millpond.late_interaction.documents import Hit
 from millpond.late_interaction.index import LateInteractionIndex
 from millpond.late_interaction.retrieval import aretrieve, retrieve
@@ -47,7 +48,9 @@ class MillpondColBERTRetriever(BaseRetriever):
         include_spans: bool = False,
         callback_manager: CallbackManager | None = None,
         object_map: dict[str, Any] | None = None,
+        objects: list[IndexNode] | None = None,
         verbose: bool = False,
+        **unknown: Any,
     ) -> None:
         """Over an index.
 
@@ -68,16 +71,21 @@ class MillpondColBERTRetriever(BaseRetriever):
                 again for it.
             callback_manager: As of every retriever.
             object_map: As of every retriever.
+            objects: As of every retriever.
             verbose: As of every retriever.
+            **unknown: None is accepted; the error for an option of another retriever says what to write instead.
 
         Raises:
-            TypeError: ``index`` or a source is none.
+            TypeError: ``index`` or a source is none, or an unknown option.
             ValueError: ``similarity_top_k`` is not a positive int, or a filter that the index does not have.
         """
+        for name, value in unknown.items():
+            raise TypeError(_refusal(name, value))
         if not isinstance(index, LateInteractionIndex):
             raise TypeError(
                 f"index is of type {type(index).__name__}; pass a MemoryIndex, a PlaidIndex, a QdrantIndex or a "
-                "MilvusIndex"
+                "MilvusIndex, for example "
+                f"MillpondColBERTRetriever(MemoryIndex(Engine({index if isinstance(index, str) else 'model'!r})))"
             )
         if type(similarity_top_k) is not int or similarity_top_k < 1:
             raise ValueError(f"similarity_top_k={similarity_top_k!r} must be an int from 1")
@@ -99,12 +107,25 @@ class MillpondColBERTRetriever(BaseRetriever):
             "exact": exact,
             "weights": weights,
         }
-        super().__init__(callback_manager=callback_manager, object_map=object_map, verbose=verbose)
+        super().__init__(callback_manager=callback_manager, object_map=object_map, objects=objects, verbose=verbose)
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model of the index; ``None`` of an index that was given embeddings only."""
+        engine = self.index._engine
+        return None if engine is None else engine.spec.name
+
+    @property
+    def model_name(self) -> str | None:
+        """``model``."""
+        return self.model
 
     def add_nodes(self, nodes: Sequence[BaseNode], *, show_progress: bool = False) -> list[str]:
         """Add nodes to the index; those of equal ids are replaced. The nodes are not changed.
 
         The index reads what an embedding model would: the text, and metadata without the keys that a node excludes.
+        The object of an ``IndexNode`` (a retriever, a query engine or a node) is not stored: this retriever keeps it in
+        ``object_map``, and another one over the same index needs ``objects=``.
 
         Args:
             nodes: Nodes with text.
@@ -112,15 +133,33 @@ class MillpondColBERTRetriever(BaseRetriever):
 
         Returns:
             Their ids.
+
+        Raises:
+            TypeError: ``nodes`` is not a list of nodes.
         """
+        nodes = listed(nodes, "add_nodes", "node")
         ids = [node.node_id for node in nodes]
         self.index.add(
             ids,
             [node.get_content(metadata_mode=MetadataMode.EMBED) for node in nodes],
-            [node_to_metadata_dict(node, remove_text=False, flat_metadata=False) for node in nodes],
+            [node_to_metadata_dict(_without_object(node), remove_text=False, flat_metadata=False) for node in nodes],
             show_progress=show_progress,
         )
+        self.object_map |= {
+            node.index_id: node.obj for node in nodes if isinstance(node, IndexNode) and node.obj is not None
+        }
         return ids
+
+    def delete_nodes(self, node_ids: Sequence[str]) -> int:
+        """Remove nodes from the index; ids that it does not have are ignored.
+
+        Returns:
+            How many nodes were removed.
+
+        Raises:
+            TypeError: ``node_ids`` is not a list of ids.
+        """
+        return self.index.delete(listed(node_ids, "delete_nodes", "id"))
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         query = query_bundle.query_str
@@ -162,6 +201,24 @@ class MillpondColBERTRetriever(BaseRetriever):
 
     def _async_functions(self) -> list[Any] | None:
         return None if self._sources is None else [_async_function(source) for source in self._sources]
+
+
+def _refusal(name: str, value: object) -> str:
+    """Why an option is refused, and what to write instead."""
+    if name in ("model", "model_name", "engine"):
+        engine = "engine" if name == "engine" else f"Engine({value!r})"
+        return (
+            f"{name}= is not an option: the index holds the model; write "
+            f"MillpondColBERTRetriever(MemoryIndex({engine}))"
+        )
+    if name in ("k", "top_k", "top_n"):
+        return f"{name}={value!r} is not an option; write similarity_top_k={value!r}"
+    return f"{name}={value!r} is not an option of MillpondColBERTRetriever"
+
+
+def _without_object(node: BaseNode) -> BaseNode:
+    """The node as it can be stored."""
+    return node.model_copy(update={"obj": None}) if isinstance(node, IndexNode) else node
 
 
 def _node(hit: Hit) -> BaseNode:

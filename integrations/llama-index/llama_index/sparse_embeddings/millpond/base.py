@@ -1,0 +1,155 @@
+"""MillpondSparseEmbedding: LlamaIndex's sparse embedding model over a millpond engine in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any, Literal, Self
+
+from llama_index.core.base.embeddings.base_sparse import BaseSparseEmbedding, SparseEmbedding
+from pydantic import AliasChoices, ConfigDict, Field, model_validator
+
+from llama_index.embeddings.millpond.replaced_options import replaced_embedding_options
+from llama_index.embeddings.millpond.source import EngineSource, PathStr
+from llama_index.embeddings.millpond.text_lists import TextLists, listed
+from millpond.errors import EngineOverloadedError
+from millpond.tasks import Role
+
+# What LlamaIndex's Qdrant store expects of its two functions: for each text its indices, for each text its weights.
+BatchSparseEncoding = tuple[list[list[int]], list[list[float]]]
+
+
+class MillpondSparseEmbedding(TextLists, EngineSource, BaseSparseEmbedding):
+    """Weights of vocabulary entries for each text, by a SPLADE checkpoint or BGE-M3 that runs in this process.
+
+    For hybrid search in Qdrant, pass the functions of this object to the store::
+
+        sparse = MillpondSparseEmbedding("naver/splade-v3")
+        store = QdrantVectorStore(
+            "docs", client=client, enable_hybrid=True, sparse_doc_fn=sparse.doc_fn, sparse_query_fn=sparse.query_fn
+        )
+
+    With ``model_name=``, the model is loaded on first use, and all objects of one configuration share one engine, also
+    after pickling. With ``engine=``, that engine is used. The async methods do not block the event loop.
+
+    Attributes:
+        model_name: Hub id or local folder; also accepted, and readable, as ``model``; the only positional argument.
+        engine: A loaded engine, instead of ``model_name`` and every option that is read at loading. Never serialized.
+        embed_batch_size: Texts per call of the engine, which forms its own batches, so larger is better.
+        num_workers: Concurrent calls of the engine in ``aget_text_embedding_batch``.
+        truncate: Which end of an over-long text is cut, or ``"error"``.
+        revision: Branch, tag or commit of a hub id.
+        device: ``auto`` or ``None`` (cuda, then mps, then cpu), a torch device, or a list of them.
+        dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
+        max_length: Most tokens per text; the checkpoint's limit by default.
+        pooling: As in ``MillpondEmbedding``; sparse weights do not depend on it. With equal options, the two share an
+            engine.
+        hf_overrides: Merged into config.json.
+        max_batch_tokens: Most tokens per forward.
+        quantization: ``int8`` or ``fp8`` weights, as in ``millpond.Engine``.
+        compile: Compile the model, as in ``millpond.Engine``.
+        cache: As in ``MillpondEmbedding``, whose vectors it holds; sparse weights are computed anew.
+        trust_remote_code: Accepted, and never needed.
+    """
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    named = "model_name"
+    loading = (*EngineSource.loading, "pooling", "cache")
+
+    model_name: PathStr = Field(default="", validation_alias=AliasChoices("model_name", "model"))
+    embed_batch_size: int = Field(default=2048, gt=0, le=2048)
+    # Without a limit the base class would submit a whole corpus to the engine's bounded queue at once.
+    num_workers: int | None = 16
+    truncate: Literal["end", "start", "error"] = "end"
+    pooling: str | None = None
+    cache: PathStr | None = None
+
+    def __init__(self, *positional: str | os.PathLike[str], **options: Any) -> None:
+        """From the fields above, of which only ``model_name`` may be positional."""
+        options.pop("class_name", None)  # which model_dump() writes
+        super().__init__(**self._with_positional(positional, options, "model_name"))
+
+    @classmethod
+    def _translated(cls, options: dict[str, Any], own: set[str]) -> dict[str, Any]:
+        return replaced_embedding_options(options, own)
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name of this class in serialized data."""
+        return "MillpondSparseEmbedding"
+
+    @property
+    def model(self) -> str:
+        """``model_name``."""
+        return self.model_name
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if bool(self.model_name) == (self.engine is not None):
+            raise ValueError("pass either model_name= (a hub id or a folder) or engine= (a loaded millpond.Engine)")
+        if self.engine is not None:
+            self._check_loading()
+            self.model_name = self.engine.spec.name
+        return self
+
+    def doc_fn(self, texts: list[str]) -> BatchSparseEncoding:
+        """The weights of documents, as ``QdrantVectorStore(sparse_doc_fn=)`` expects them.
+
+        The store calls it also in its async methods, so these block the event loop meanwhile.
+
+        Returns:
+            For each text the indices of its entries, ascending, and for each text their weights; both empty for a text
+            without any.
+
+        Raises:
+            TypeError: ``texts`` is not a list.
+            MillpondError: The model cannot be loaded, makes no sparse weights, or a text cannot be read.
+        """
+        return _encoded(self.get_text_embedding_batch(listed(texts, "doc_fn", "text")))
+
+    def query_fn(self, texts: list[str]) -> BatchSparseEncoding:
+        """The weights of queries, as ``QdrantVectorStore(sparse_query_fn=)`` expects them.
+
+        Returns:
+            As ``doc_fn``, with the same errors.
+        """
+        return _encoded([self.get_query_embedding(query) for query in listed(texts, "query_fn", "query")])
+
+    def _get_query_embedding(self, query: str) -> SparseEmbedding:
+        return self._embed([query], "query")[0]
+
+    def _get_text_embedding(self, text: str) -> SparseEmbedding:
+        return self._embed([text], "document")[0]
+
+    def _get_text_embeddings(self, texts: list[str]) -> list[SparseEmbedding]:
+        return self._embed(texts, "document")
+
+    async def _aget_query_embedding(self, query: str) -> SparseEmbedding:
+        return (await self._aembed([query], "query"))[0]
+
+    async def _aget_text_embedding(self, text: str) -> SparseEmbedding:
+        return (await self._aembed([text], "document"))[0]
+
+    async def _aget_text_embeddings(self, texts: list[str]) -> list[SparseEmbedding]:
+        while True:
+            try:
+                return await self._aembed(texts, "document")
+            except EngineOverloadedError as error:
+                # The queue may be full of other batches of the same corpus, so waiting helps.
+                await asyncio.sleep(error.retry_after)
+
+    def _embed(self, texts: list[str], role: Role) -> list[SparseEmbedding]:
+        return self._engine().sparse_embed(texts, role=role, truncate=self.truncate).embeddings
+
+    async def _aembed(self, texts: list[str], role: Role) -> list[SparseEmbedding]:
+        engine = await self._aengine()
+        from millpond import AsyncEngine  # imports torch, which loading has imported already
+
+        output = await AsyncEngine(engine).sparse_embed(texts, role=role, truncate=self.truncate)
+        return output.embeddings
+
+
+def _encoded(embeddings: list[SparseEmbedding]) -> BatchSparseEncoding:
+    entries = [sorted(embedding.items()) for embedding in embeddings]
+    return [[index for index, _ in text] for text in entries], [[weight for _, weight in text] for text in entries]

@@ -1,0 +1,394 @@
+"""MillpondSparseEmbedding: the engine's weights, LlamaIndex's events, and hybrid search in its Qdrant store."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import llama_index.core.instrumentation as instrument
+import pytest
+from llama_index.core import VectorStoreIndex
+from llama_index.core.base.embeddings.base_sparse import BaseSparseEmbedding
+from llama_index.core.ingestion import IngestionPipeline
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events.embedding import SparseEmbeddingEndEvent, SparseEmbeddingStartEvent
+from llama_index.core.schema import TextNode
+from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
+from llama_index.vector_stores.qdrant import QdrantVectorStore
+from pydantic import Field, ValidationError
+from qdrant_client import AsyncQdrantClient, QdrantClient
+from tests.gates import LoopGate, batches_held, batches_through
+from tests.tiny_sparse import write_m3, write_splade
+
+from llama_index.embeddings.millpond import MillpondEmbedding
+from llama_index.sparse_embeddings.millpond import MillpondSparseEmbedding
+from millpond import Engine
+from millpond.errors import EngineOverloadedError, InputTooLongError, InvalidRequestError, UnsupportedTaskError
+
+QUESTION = "What makes dough rise?"
+pytestmark = pytest.mark.filterwarnings("ignore:Payload indexes have no effect in the local Qdrant")
+
+
+@pytest.fixture(scope="module")
+def splade(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a tiny SPLADE checkpoint."""
+    return str(write_splade(tmp_path_factory.mktemp("splade") / "model"))
+
+
+@pytest.fixture(scope="module")
+def m3(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a tiny BGE-M3, which makes dense and sparse vectors."""
+    return str(write_m3(tmp_path_factory.mktemp("m3") / "model"))
+
+
+@pytest.fixture(scope="module")
+def sparse_engine(splade: str) -> Iterator[Engine]:
+    with Engine(splade, dtype="float32") as engine:
+        yield engine
+
+
+@pytest.fixture
+def sparse(sparse_engine: Engine) -> MillpondSparseEmbedding:
+    return MillpondSparseEmbedding(engine=sparse_engine)
+
+
+class Recorder(BaseEventHandler):
+    """Records every event of sparse embeddings."""
+
+    events: list[Any] = Field(default_factory=list)
+
+    def handle(self, event: Any, **_: Any) -> None:
+        if isinstance(event, SparseEmbeddingStartEvent | SparseEmbeddingEndEvent):
+            self.events.append(event)
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    dispatcher = instrument.get_dispatcher()  # type: ignore[attr-defined]
+    recorder = Recorder()
+    before = list(dispatcher.event_handlers)
+    dispatcher.add_event_handler(recorder)
+    yield recorder
+    dispatcher.event_handlers = before
+
+
+def close(found: dict[int, float], expected: dict[int, float]) -> bool:
+    return found.keys() == expected.keys() and all(
+        found[index] == pytest.approx(weight, abs=1e-5) for index, weight in expected.items()
+    )
+
+
+def inner(left: dict[int, float], right: dict[int, float]) -> float:
+    return sum(weight * right.get(index, 0.0) for index, weight in left.items())
+
+
+def test_class(splade: str) -> None:
+    assert issubclass(MillpondSparseEmbedding, BaseSparseEmbedding)
+    assert MillpondSparseEmbedding.class_name() == "MillpondSparseEmbedding"
+    for built in (
+        MillpondSparseEmbedding(splade),
+        MillpondSparseEmbedding(model=splade),
+        MillpondSparseEmbedding(model_name=splade),
+        MillpondSparseEmbedding(model_name=Path(splade)),
+    ):
+        assert (built.model, built.model_name) == (splade, splade)
+
+
+def test_the_weights_are_the_engines(sparse: MillpondSparseEmbedding, sparse_engine: Engine, texts: list[str]) -> None:
+    documents = sparse_engine.sparse_embed(texts, role="document")
+    (query,) = sparse_engine.sparse_embed([QUESTION], role="query")
+    small = MillpondSparseEmbedding(engine=sparse_engine, embed_batch_size=5)
+    for batch in (small.get_text_embedding_batch(texts), asyncio.run(small.aget_text_embedding_batch(texts))):
+        assert len(batch) == len(texts)
+        assert all(close(found, expected) for found, expected in zip(batch, documents, strict=True))
+    assert close(sparse.get_text_embedding(texts[3]), documents[3])
+    assert close(asyncio.run(sparse.aget_text_embedding(texts[3])), documents[3])
+    assert close(sparse.get_query_embedding(QUESTION), query)
+    assert close(asyncio.run(sparse.aget_query_embedding(QUESTION)), query)
+    assert {(type(index), type(weight)) for index, weight in sparse.get_query_embedding("a").items()} == {(int, float)}
+
+
+def test_several_queries_have_a_mean(sparse: MillpondSparseEmbedding) -> None:
+    first, second = sparse.get_query_embedding("tides"), sparse.get_query_embedding("the moon")
+    expected = {index: (first.get(index, 0.0) + second.get(index, 0.0)) / 2 for index in first.keys() | second.keys()}
+    assert close(sparse.get_agg_embedding_from_queries(["tides", "the moon"]), expected)
+    assert close(asyncio.run(sparse.aget_agg_embedding_from_queries(["tides", "the moon"])), expected)
+
+
+@pytest.mark.parametrize("name", ["doc_fn", "query_fn"])
+def test_the_stores_functions_give_indices_and_weights(
+    sparse: MillpondSparseEmbedding, texts: list[str], name: str
+) -> None:
+    function = getattr(sparse, name)
+    one = sparse.get_text_embedding if name == "doc_fn" else sparse.get_query_embedding
+    given = [*texts[:2], texts[0], "", "\U0001f30a 潮汐"]
+    indices, weights = function(given)
+    assert len(indices) == len(weights) == len(given)
+    assert (type(indices), type(weights), type(indices[0]), type(weights[0])) == (list, list, list, list)
+    for text, own, values in zip(given, indices, weights, strict=True):
+        assert own == sorted(set(own))
+        assert close(dict(zip(own, values, strict=True)), one(text))
+    assert function([]) == ([], [])
+
+
+def test_a_text_without_entries_has_empty_lists(m3: str) -> None:
+    sparse = MillpondSparseEmbedding(m3, dtype="float32")
+    indices, weights = sparse.doc_fn(["", "hello", "Copper conducts electricity better than iron."])
+    assert indices[:2] == weights[:2] == [[], []]
+    assert len(indices[2]) == len(weights[2]) > 0
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "doc_fn",
+        "query_fn",
+        "get_text_embedding_batch",
+        "aget_text_embedding_batch",
+        "get_agg_embedding_from_queries",
+        "aget_agg_embedding_from_queries",
+    ],
+)
+@pytest.mark.parametrize("value", ["tides", "", b"tides", {"tides": 1}, 3], ids=repr)
+def test_a_str_is_no_list_of_texts(sparse: MillpondSparseEmbedding, method: str, value: Any) -> None:
+    def call() -> None:
+        result = getattr(sparse, method)(value)
+        asyncio.run(result)  # of a coroutine; the others have raised before
+
+    with pytest.raises(TypeError, match=rf"{method} takes a list of (texts|queries), not a {type(value).__name__}"):
+        call()
+
+
+def test_bad_texts_are_named(sparse: MillpondSparseEmbedding) -> None:
+    bad: Any = ["a", None]
+    with pytest.raises(InvalidRequestError, match="index 1 is a NoneType"):
+        sparse.doc_fn(bad)
+
+
+def test_options_reach_the_engine(splade: str) -> None:
+    short = MillpondSparseEmbedding(splade, dtype="float32", max_length=4, truncate="error")
+    with pytest.raises(InputTooLongError, match="max_length=4"):
+        short.doc_fn(["a text of far more than four tokens"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "either model_name= .* or engine="),
+        ({"model_name": ""}, "either model_name= .* or engine="),
+        ({"model_name": "a", "dimensions": 64}, "dimensions\n.*not permitted"),
+        ({"model_name": "a", "embed_batch_size": 4096}, "2048"),
+        ({"model_name": "a", "truncate": "middle"}, "'end', 'start' or 'error'"),
+    ],
+    ids=["nothing", "an-empty-name", "an-option-of-dense-vectors", "a-batch-too-large", "an-unknown-end"],
+)
+def test_nonsense_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        MillpondSparseEmbedding(**options)
+
+
+def test_an_engine_excludes_a_model_and_what_loading_reads(sparse_engine: Engine) -> None:
+    with pytest.raises(ValidationError, match="either model_name= .* or engine="):
+        MillpondSparseEmbedding("a", engine=sparse_engine)
+    with pytest.raises(ValidationError, match="quantization= is read when a model is loaded"):
+        MillpondSparseEmbedding(engine=sparse_engine, quantization="int8")
+    assert MillpondSparseEmbedding(engine=sparse_engine).model == sparse_engine.spec.name
+
+
+def test_a_model_without_sparse_weights_is_refused(minilm: str) -> None:
+    with pytest.raises(UnsupportedTaskError, match="sparse_embed"):
+        MillpondSparseEmbedding(minilm, dtype="float32").doc_fn(["tides"])
+
+
+def test_one_checkpoint_and_one_engine_make_dense_and_sparse_vectors(m3: str) -> None:
+    dense = MillpondEmbedding(m3, dtype="float32", truncate="start", max_length=32)
+    sparse = dense.sparse
+    assert (sparse.model_name, sparse.truncate) == (dense.model_name, "start")
+    assert sparse._engine() is dense._engine()
+    assert sparse.doc_fn(["Copper conducts electricity better than iron."])[0][0]
+    assert len(dense.get_text_embedding("tides")) == 48
+    with Engine(m3, dtype="float32") as engine:
+        assert MillpondEmbedding(engine=engine).sparse.engine is engine
+
+
+@pytest.mark.parametrize("journey", ["pickle", "copy", "deepcopy", "dict"])
+def test_a_copied_or_pickled_embedding_gives_the_same_weights(splade: str, journey: str) -> None:
+    built = MillpondSparseEmbedding(splade, dtype="float32", max_length=8, embed_batch_size=7)
+    before = built.doc_fn(["tides follow the moon"])
+    journeys = {
+        "pickle": lambda: pickle.loads(pickle.dumps(built)),
+        "copy": lambda: copy.copy(built),
+        "deepcopy": lambda: copy.deepcopy(built),
+        "dict": lambda: MillpondSparseEmbedding(**built.model_dump()),
+    }
+    after = journeys[journey]()
+    assert after.model_dump() == built.model_dump()
+    assert after.doc_fn(["tides follow the moon"]) == (before[0], [pytest.approx(before[1][0], abs=1e-5)])
+    # The bound functions, which a store holds, travel too.
+    assert pickle.loads(pickle.dumps(built.doc_fn))(["tides follow the moon"])[0] == before[0]
+
+
+def test_an_engine_is_not_pickled(sparse_engine: Engine) -> None:
+    built = MillpondSparseEmbedding(engine=sparse_engine)
+    assert copy.deepcopy(built).engine is sparse_engine
+    with pytest.raises(TypeError, match="engine=.*cannot be pickled.*model_name="):
+        pickle.dumps(built)
+    assert "engine" not in built.model_dump()
+
+
+def test_the_import_costs_no_torch() -> None:
+    program = (
+        "import sys; from llama_index.sparse_embeddings.millpond import MillpondSparseEmbedding as M; M('a'); "
+        "print(*sys.modules)"
+    )
+    modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert "llama_index.sparse_embeddings.millpond.base" in modules
+    assert "torch" not in modules
+
+
+async def test_every_start_has_its_end(sparse_engine: Engine, texts: list[str], recorder: Recorder) -> None:
+    sparse = MillpondSparseEmbedding(engine=sparse_engine, embed_batch_size=5)
+    sparse.doc_fn(texts)
+    sparse.query_fn([QUESTION, "tides"])
+    await sparse.aget_text_embedding_batch(texts)
+    starts = [event for event in recorder.events if isinstance(event, SparseEmbeddingStartEvent)]
+    ends = [event for event in recorder.events if isinstance(event, SparseEmbeddingEndEvent)]
+    assert [len(end.chunks) for end in ends] == [5, 5, 2, 1, 1, 5, 5, 2]
+    assert [start.model_dict for start in starts] == [
+        {
+            "class_name": "MillpondSparseEmbedding",
+            "model_name": sparse_engine.spec.name,
+            "embed_batch_size": 5,
+        }
+    ] * 8
+
+
+async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
+    sparse: MillpondSparseEmbedding, sparse_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the adapter took a thread of the loop's pool")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", refuse)
+    gate = LoopGate()
+    with batches_through(gate, sparse_engine):
+        assert len(await gate.run(sparse.aget_text_embedding_batch([f"text {i}" for i in range(40)]))) == 40
+        await gate.run(sparse.aget_query_embedding(QUESTION))
+    assert gate.calls
+    assert not gate.blocked
+
+    async def blocks() -> object:
+        return sparse.doc_fn(["tides"])
+
+    gate = LoopGate(seconds=0.2)
+    with batches_through(gate, sparse_engine):
+        await gate.run(blocks())
+    assert gate.blocked  # the gate detects a blocked loop
+
+
+async def test_a_corpus_larger_than_the_queue_waits_for_its_turn(splade: str) -> None:
+    texts = [f"the {i}th passage" for i in range(48)]
+    with Engine(splade, dtype="float32", max_queue=20) as engine:
+        sparse = MillpondSparseEmbedding(engine=engine, embed_batch_size=8)
+        assert len(await sparse.aget_text_embedding_batch(texts)) == 48
+        # A query raises, so that its caller can react.
+        with batches_held(engine), pytest.raises(EngineOverloadedError):
+            await asyncio.gather(*(sparse.aget_query_embedding(text) for text in texts))
+
+
+def nodes_of(texts: list[str]) -> list[TextNode]:
+    return [TextNode(id_=f"00000000-0000-0000-0000-{i:012}", text=text) for i, text in enumerate(texts)]
+
+
+def test_hybrid_search_in_qdrant(
+    sparse: MillpondSparseEmbedding, sparse_engine: Engine, engine: Engine, texts: list[str]
+) -> None:
+    embedding = MillpondEmbedding(engine=engine)
+    store = QdrantVectorStore(
+        "docs",
+        client=QdrantClient(":memory:"),
+        enable_hybrid=True,
+        sparse_doc_fn=sparse.doc_fn,
+        sparse_query_fn=sparse.query_fn,
+        batch_size=5,
+    )
+    IngestionPipeline(transformations=[embedding], vector_store=store).run(nodes=nodes_of([*texts, ""]))
+    documents = sparse_engine.sparse_embed([*texts, ""], role="document")
+    (query,) = sparse_engine.sparse_embed([QUESTION], role="query")
+    scores = {text: inner(query, own) for text, own in zip([*texts, ""], documents, strict=True)}
+
+    found = store.query(
+        VectorStoreQuery(query_str=QUESTION, sparse_top_k=13, similarity_top_k=13, mode=VectorStoreQueryMode.SPARSE)
+    )
+    assert found.nodes is not None
+    assert found.similarities is not None
+    assert [node.get_content() for node in found.nodes] == sorted(scores, key=lambda text: -scores[text])
+    assert found.similarities == pytest.approx(sorted(scores.values(), reverse=True), rel=1e-4)
+
+    index = VectorStoreIndex.from_vector_store(store, embed_model=embedding)
+    hybrid = index.as_retriever(
+        vector_store_query_mode="hybrid", similarity_top_k=1, sparse_top_k=1, hybrid_top_k=12, alpha=0.5
+    )
+    # Each search gives its best node: the sparse one differs from the dense one for some of these questions.
+    differing = 0
+    for question in (QUESTION, "copper or iron?", "a network of processes", "what feeds the wheel?", "strings"):
+        (query,) = sparse_engine.sparse_embed([question], role="query")
+        by_words = max([*texts, ""], key=lambda text: inner(query, documents[[*texts, ""].index(text)]))
+        by_meaning = index.as_retriever(similarity_top_k=1).retrieve(question)[0].text
+        assert {hit.text for hit in hybrid.retrieve(question)} == {by_words, by_meaning}
+        differing += by_words != by_meaning
+    assert differing
+
+
+@pytest.mark.parametrize("style", ["sync", "async"])
+async def test_one_checkpoint_serves_both_sides_of_a_hybrid_search(m3: str, texts: list[str], style: str) -> None:
+    embedding = MillpondEmbedding(m3, dtype="float32")
+    functions = {"sparse_doc_fn": embedding.sparse.doc_fn, "sparse_query_fn": embedding.sparse.query_fn}
+    question = texts[11]
+    query = VectorStoreQuery(
+        query_str=question,
+        query_embedding=embedding.get_query_embedding(question),
+        similarity_top_k=12,
+        sparse_top_k=12,
+        hybrid_top_k=12,
+        mode=VectorStoreQueryMode.HYBRID,
+    )
+    nodes = list(embedding(nodes_of(["hello", *texts])))  # of "hello" there is no sparse entry
+    if style == "sync":
+        store = QdrantVectorStore("docs", client=QdrantClient(":memory:"), enable_hybrid=True, **functions)
+        store.add(nodes)
+        found = store.query(query)
+    else:
+        store = QdrantVectorStore("docs", aclient=AsyncQdrantClient(":memory:"), enable_hybrid=True, **functions)
+        await store.async_add(nodes)
+        found = await store.aquery(query)
+    assert found.nodes is not None
+    assert found.nodes[0].get_content() == question
+    assert len(found.nodes) == 12
+
+
+async def test_hybrid_search_in_qdrants_async_methods(
+    sparse: MillpondSparseEmbedding, engine: Engine, texts: list[str], recorder: Recorder
+) -> None:
+    embedding = MillpondEmbedding(engine=engine)
+    store = QdrantVectorStore(
+        "docs",
+        aclient=AsyncQdrantClient(":memory:"),
+        enable_hybrid=True,
+        sparse_doc_fn=sparse.doc_fn,
+        sparse_query_fn=sparse.query_fn,
+    )
+    await store.async_add(list(await embedding.acall(nodes_of(texts))))
+    assert len(recorder.events) == 2  # the whole batch in one call of the engine
+    found = await store.aquery(
+        VectorStoreQuery(query_str=QUESTION, sparse_top_k=12, similarity_top_k=12, mode=VectorStoreQueryMode.SPARSE)
+    )
+    query = sparse.get_query_embedding(QUESTION)
+    expected = sorted((inner(query, own) for own in sparse.get_text_embedding_batch(texts)), reverse=True)
+    assert found.similarities == pytest.approx(expected, rel=1e-4)

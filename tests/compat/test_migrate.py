@@ -1,0 +1,324 @@
+"""docs/migrate.md: both blocks of every pair run as they are written, and compute the same."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tests.compat import hub_cache
+from tests.compat.hub_cache import WRITERS, HubCache, write_onnx
+from tests.compat.migration_page import PAGE, Pair, assert_pair, cosines, read, results
+
+from millpond import Engine
+from millpond.compat.role_prompts import PromptOptions, prompt_notice
+
+INPUTS, PAIRS = read(PAGE.read_text(encoding="utf-8"))
+SLOW = {"Several processes"}  # starts two interpreters, each of which imports torch
+FLASHRANK = ("ms-marco-MiniLM-L-12-v2", "flashrank-MiniLM-L-12-v2_Q.onnx")
+
+
+@pytest.fixture(scope="session")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> HubCache:
+    return HubCache(tmp_path_factory.mktemp("hub"))
+
+
+@pytest.fixture(autouse=True)
+def environment(hub: HubCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hub ids lead to the cache in every library, and files go to a folder of the test."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub.folder))
+    monkeypatch.setenv("HF_HUB_CACHE", str(hub.folder))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(hub.folder))
+    monkeypatch.setenv("LLAMA_INDEX_CACHE_DIR", str(hub.folder))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _engines() -> Iterator[None]:
+    """The engines that adapters share are closed at the end."""
+    yield
+    from millpond.engine.shared import close_shared
+
+    close_shared()
+
+
+def prepare(hub: HubCache, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write the repositories that a block names, and those that fastembed and FlashRank would download."""
+    for name in WRITERS:
+        if f'"{name}"' in code:
+            hub.add(name)
+    if "fastembed" in code.lower() or "models.Document" in code:
+        for name, repository, export, file in (
+            (hub_cache.MINILM, "Qdrant/all-MiniLM-L6-v2-onnx", hub_cache.token_states, "model.onnx"),
+            (
+                "BAAI/bge-small-en-v1.5",
+                "Qdrant/bge-small-en-v1.5-onnx-Q",
+                hub_cache.token_states,
+                "model_optimized.onnx",
+            ),
+            ("prithivida/Splade_PP_en_v1", "Qdrant/Splade_PP_en_v1", hub_cache.vocabulary_logits, "model.onnx"),
+            ("colbert-ir/colbertv2.0", "colbert-ir/colbertv2.0", hub_cache.projected_states, "model.onnx"),
+            ("BAAI/bge-reranker-base", "BAAI/bge-reranker-base", hub_cache.logits, "onnx/model.onnx"),
+        ):
+            if f'"{name}"' in code:
+                hub.add_onnx(name, repository, export, file)
+    if FLASHRANK[0] in code:
+        source = hub.add("cross-encoder/ms-marco-MiniLM-L12-v2")
+        write_onnx(source, Path(FLASHRANK[0]), hub_cache.logits(source), FLASHRANK[1])
+        from flashrank import Ranker
+
+        monkeypatch.setattr(Ranker.__init__, "__defaults__", (FLASHRANK[0], ".", 512, "INFO"))  # cache_dir was /tmp
+
+
+def run(code: str, name: str) -> dict[str, Any]:
+    """The variables of a block, which runs after the inputs of all examples."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(INPUTS, "inputs", "exec"), namespace)
+    given = set(namespace)
+    exec(compile(code, name, "exec"), namespace)
+    return {key: value for key, value in namespace.items() if key not in given}
+
+
+@contextmanager
+def other_peoples_warnings() -> Iterator[None]:
+    """The libraries that are replaced may warn, and leave sockets open; millpond may not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+        gc.collect()
+
+
+def skip_without_packages(pair: Pair, *more: str) -> None:
+    missing = [*pair.missing(), *more]
+    if missing:
+        pytest.skip(f"{', '.join(missing)}: pip install --no-deps -r tests/compat/replaced.txt")
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        pytest.param(pair, id=pair.name, marks=[pytest.mark.slow] if pair.heading in SLOW else [])
+        for pair in PAIRS
+        if pair.kind == "before"
+    ],
+)
+def test_both_blocks_compute_the_same(pair: Pair, hub: HubCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    with other_peoples_warnings():
+        skip_without_packages(pair)
+        prepare(hub, pair.old + pair.new, monkeypatch)
+        old = results(run(pair.old, "before"))
+    assert_pair(old, results(run(pair.new, "after")), is_exact=pair.is_exact)
+
+
+REPLACEMENTS = {
+    "HuggingFaceEmbeddings": ("langchain_millpond", "MillpondEmbeddings"),
+    "HuggingFaceBgeEmbeddings": ("langchain_millpond", "MillpondEmbeddings"),
+    "HuggingFaceCrossEncoder": ("langchain_millpond", "MillpondCrossEncoder"),
+    "HuggingFaceEmbedding": ("llama_index.embeddings.millpond", "MillpondEmbedding"),
+    "SentenceTransformerRerank": ("llama_index.postprocessor.millpond_rerank", "MillpondRerank"),
+}
+IMPORT = re.compile(rf"^from \S+ import ({'|'.join(REPLACEMENTS)})$", re.MULTILINE)
+# Their new blocks have options that keep an old index, without which the vectors differ.
+PROTECTED = {"huggingfaceembeddings-with-prompts-2", "newlines", "huggingfacebgeembeddings", "huggingfaceembedding-2"}
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [pytest.param(pair, id=pair.name) for pair in PAIRS if IMPORT.search(pair.old) and pair.name not in PROTECTED],
+)
+def test_only_the_import_has_to_change(pair: Pair, hub: HubCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old block runs with millpond's class under the old name, and computes what the new block computes."""
+    prepare(hub, pair.new, monkeypatch)
+    found = IMPORT.search(pair.old)
+    assert found is not None
+    module, name = REPLACEMENTS[found[1]]
+    code = IMPORT.sub(
+        f"import functools\nfrom {module} import {name}\n{found[1]} = functools.partial({name}, dtype='float32')",
+        pair.old,
+    )
+    changed = results(run(code, "only the import"))
+    assert_pair(changed, results(run(pair.new, "after")), is_exact=pair.is_exact)
+
+
+# --- Clients --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def address(hub: HubCache) -> Iterator[str]:
+    """The server of the page, started by its command."""
+    command = re.search(r"^millpond (serve .*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert command is not None
+    words = command[1].split()
+    for name in words:
+        if name in WRITERS:
+            hub.add(name)
+    environment = os.environ | {"HF_HUB_CACHE": str(hub.folder), "HF_HUB_OFFLINE": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "millpond", *words, "--port", "0"], stdout=subprocess.PIPE, text=True, env=environment
+    ) as server:
+        try:
+            assert server.stdout is not None
+            line = server.stdout.readline()
+            found = re.match(r"serving at (http://\S+)", line)
+            assert found is not None, line
+            yield found[1]
+        finally:
+            server.terminate()
+
+
+@pytest.mark.parametrize("pair", [pytest.param(pair, id=pair.name) for pair in PAIRS if pair.kind == "client"])
+def test_a_client_gets_what_the_engine_computes(
+    pair: Pair, hub: HubCache, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    with other_peoples_warnings(), monkeypatch.context() as patch:
+        skip_without_packages(pair)
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)  # it may talk to this machine
+        huggingface_hub.close_session()
+        assert "http://localhost:8000" in pair.old
+        old = results(run(pair.old.replace("http://localhost:8000", address), "client"))
+        huggingface_hub.close_session()
+    assert_pair(old, results(run(pair.new, "in process")))
+
+
+def test_the_server_cuts_long_texts_where_the_page_says_so(address: str) -> None:
+    long = "The wheel of the mill turns in the water of the pond. " * 100
+    texts: dict[str, dict[str, Any]] = {
+        "/v1/embeddings": {"model": hub_cache.MINILM, "input": long},
+        "/embed": {"inputs": long},
+        "/score": {"model": "BAAI/bge-reranker-base", "text_1": "a", "text_2": long},
+        "/rerank": {"model": "BAAI/bge-reranker-base", "query": "a", "documents": [long]},
+    }
+    answers = {route: httpx.post(address + route, json=body).status_code for route, body in texts.items()}
+    assert answers == {"/v1/embeddings": 400, "/embed": 200, "/score": 400, "/rerank": 400}
+    for route in ("/v1/embeddings", "/score", "/rerank"):
+        assert httpx.post(address + route, json={**texts[route], "truncate_prompt_tokens": -1}).status_code == 200
+    assert httpx.post(f"{address}/rerank", json={"query": "a", "texts": [long]}).status_code == 200
+    body = {"model": hub_cache.MINILM, "input": "a", "dimensions": 0}
+    assert httpx.post(f"{address}/v1/embeddings", json=body).status_code == 400
+
+
+# --- What the page says ---------------------------------------------------------------------------------------------
+
+
+def test_in_the_default_precision_the_cosine_is_above_0_999(hub: HubCache) -> None:
+    pair = next(pair for pair in PAIRS if pair.heading == "SentenceTransformer")
+    hub.add(hub_cache.MINILM)
+    code = pair.new.replace(', dtype="float32"', "")
+    assert code != pair.new
+    assert cosines(run(pair.old, "before")["vectors"], run(code, "after")["vectors"]).min() > 0.999
+
+
+def test_prompts_separate_an_old_index_from_new_questions(hub: HubCache) -> None:
+    """What the section "An existing index is protected" says, and its way out."""
+    from sentence_transformers import SentenceTransformer
+
+    from langchain_millpond import MillpondEmbeddings
+
+    folder = hub.add("google/embeddinggemma-300m")
+    page = PAGE.read_text(encoding="utf-8")
+    block = re.search(r'```python title="keep old vectors"\n(.*?)^```', page, re.DOTALL | re.MULTILINE)
+    assert block is not None
+    kept = run(block[1], "keep old vectors")["embeddings"]
+    text = ["Bread rises because of yeast."]
+    old = SentenceTransformer(str(folder)).encode(text)
+    np.testing.assert_allclose(kept.embed_documents(text), old, atol=1e-5)
+    np.testing.assert_allclose(kept.embed_query(text[0]), old[0], atol=1e-5)
+    prompted = MillpondEmbeddings(model="google/embeddinggemma-300m", dtype="float32")
+    assert cosines(prompted.embed_documents(text), old)[0] < 0.99
+    assert cosines(prompted.embed_query(text[0]), old[0]) < 0.99
+
+
+def test_the_page_quotes_the_notice_that_protects_an_index(hub: HubCache) -> None:
+    hub.add("google/embeddinggemma-300m")
+    with Engine("google/embeddinggemma-300m") as engine:
+        notice = prompt_notice(
+            engine.spec,
+            query=PromptOptions(),
+            document=PromptOptions(),
+            normalize=None,
+            replaced="HuggingFaceEmbeddings",
+        )
+    quoted = re.findall(r"^```text\n(.*?)\n```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert [" ".join(text.split()) for text in quoted] == [notice]
+
+
+def test_auto_is_the_prompt_of_the_model_card(hub: HubCache) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    from langchain_millpond import MillpondEmbeddings
+
+    folder = hub.add("BAAI/bge-small-en-v1.5")
+    embeddings = MillpondEmbeddings(model="BAAI/bge-small-en-v1.5", query_prompt="auto", dtype="float32")
+    card = "Represent this sentence for searching relevant passages: "
+    expected = SentenceTransformer(str(folder)).encode("What makes dough rise?", prompt=card)
+    np.testing.assert_allclose(embeddings.embed_query("What makes dough rise?"), expected, atol=1e-5)
+
+
+def test_a_newline_is_no_space_to_a_tokenizer_of_bytes(hub: HubCache) -> None:
+    hub.add("Qwen/Qwen3-Embedding-0.6B")
+    engine = Engine("Qwen/Qwen3-Embedding-0.6B", dtype="float32")
+    with_newline, with_space = engine.embed(
+        ["A first line.\nA second line.", "A first line. A second line."]
+    ).embeddings
+    assert cosines(with_newline, with_space) < 0.999
+
+
+def test_hugging_faces_endpoint_takes_no_address() -> None:
+    with other_peoples_warnings():
+        if importlib.util.find_spec("langchain_huggingface") is None:
+            pytest.skip("langchain-huggingface: pip install --no-deps -r tests/compat/replaced.txt")
+        from langchain_huggingface import HuggingFaceEndpointEmbeddings
+
+        with pytest.raises(ValueError, match="not a URL"):
+            HuggingFaceEndpointEmbeddings(model="http://localhost:8080")
+
+
+@pytest.mark.parametrize(
+    ("titles", "message"),
+    [
+        (["before"], "'before' has no partner"),
+        (["before", "before", "after"], "'before' follows 'before'"),
+        (["before", "in process"], "'in process' follows 'before'"),
+        (["after"], "a block is called 'after'"),
+        ([""], "a block is called ''"),
+    ],
+    ids=["no-partner", "twice", "of-another-kind", "alone", "empty"],
+)
+def test_a_page_whose_blocks_are_no_pairs_is_refused(titles: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read("## X\n" + "".join(f'```python title="{title}"\na = 1\n```\n' for title in titles))
+
+
+def test_a_block_without_a_title_is_refused() -> None:
+    with pytest.raises(ValueError, match="a block under 'X' has no title"):
+        read("## X\n```python\na = 1\n```\n")
+
+
+def test_the_page_has_all_libraries() -> None:
+    """Each name of the table at the top is in the old block of a pair, or of another page."""
+    page = PAGE.read_text(encoding="utf-8")
+    table = re.search(r"^\| you use \|.*?(?=^$)", page, re.DOTALL | re.MULTILINE)
+    assert table is not None
+    names = [
+        name for cell in re.findall(r"^\| (`.*?) \|", table[0], re.MULTILINE) for name in re.findall(r"`(.*?)`", cell)
+    ]
+    old = "\n".join(pair.old for pair in PAIRS)
+    assert len(names) > 15
+    assert [name for name in names if name not in old] == ["vllm serve", "LLM"]  # docs/server.md and docs/vllm.md
