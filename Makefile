@@ -42,9 +42,12 @@ TORCH = "$$(grep '^torch==' constraints.txt)"
 # What the tests themselves need has the versions of constraints.txt.
 TEST_TOOLS := hatchling hypothesis psutil pytest pytest-asyncio pytest-randomly pytest-socket pytest-timeout pytest-xdist sentence-transformers
 LOWEST_EXTRAS := .[chunking,demo,otel,parquet,ray,report,server,zstd] integrations/milvus[bfloat16,parquet]
-# Not in it: tests of the server and of the tools, whose clients (openai, cohere, schemathesis, playwright) need newer versions.
-LOWEST_TESTS := $(addprefix tests/,unit attention cache checkpoints compat engine ingest late_interaction models native pooling) \
+# Without the tests of the server and the tools, and without those that import a package only for development (as openai,
+# playwright or langchain-tests), which may need newer versions of what is under test.
+DEVELOPMENT := langchain_(tests|classic|milvus|qdrant|openai)|llama_index\.(vector_stores|embeddings\.openai)|openai|cohere|playwright|datasets|schemathesis
+LOWEST_FOLDERS := $(addprefix tests/,unit attention cache checkpoints compat engine ingest late_interaction models native pooling) \
 	$(wildcard integrations/*/tests)
+LOWEST_TESTS = $(shell grep -rLE --include='test_*.py' "^ *(from|import) ($(DEVELOPMENT))" $(LOWEST_FOLDERS))
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-integrations test-all test-lowest coverage fuzz check format bench notebooks docs test-gpu

@@ -48,7 +48,9 @@ SERIAL = _paths(
 # Files that take ten seconds or more. They run first, so that no worker starts one at the end.
 LONG = _paths(
     """
+        chains/test_chains.py
         cli/test_demo.py
+        cli/test_search_command.py
         engine/test_engine.py
         house/test_notebooks.py
         ingest/test_ingest_contract.py

@@ -1,7 +1,8 @@
 """Installs the wheels of a folder as a user would, and uses them: ``python -m release.installs dist --work FOLDER``.
 
 One environment has torch and millpond alone. Each of the six other packages, and each combination below, is an
-environment of its own on top of that one, so no package can use what another one brought. No compiler is in ``PATH``,
+environment of its own on top of that one, so no package can use what another one brought; that with everything has
+nothing below it. No compiler is in ``PATH``,
 the working directory is outside the repository, and nothing of the user's home is seen. In each environment pip must
 find no conflict, every module of the package must import, and the packages that are not installed must not be needed.
 
@@ -40,16 +41,22 @@ COMBINATIONS: dict[str, tuple[str, ...]] = {
     "demo": ("millpond[demo]",),
     "all": ("millpond[chunking,demo,otel,parquet,report,server,zstd]", *ADAPTERS),
 }
+# They import torch: they contain ColBERT indexes, which compute with it. The others must not.
+_HEAVY = ("millpond_qdrant", "millpond_milvus", "llama_index/retrievers/millpond")
 _STARTUP = 180  # seconds in which a server must answer
 
 # Runs in each environment; prints what it found as JSON.
 _PROBE = """
 import importlib, importlib.resources, importlib.util, json, pkgutil, sys
 from importlib.metadata import distribution, entry_points
-installed, absent = json.loads(sys.argv[1])
-modules, typed = [], []
-packages = [importlib.import_module(folder.replace("/", ".")) for folders in installed.values() for folder in folders]
-early = "torch" in sys.modules  # before anything was asked of them
+installed, absent, heavy = json.loads(sys.argv[1])
+modules, typed, early = [], [], False
+folders = sorted((folder for own in installed.values() for folder in own), key=heavy.__contains__)
+packages = []
+for folder in folders:
+    packages.append(importlib.import_module(folder.replace("/", ".")))
+    if folder not in heavy:
+        early = "torch" in sys.modules  # before anything was asked of them
 for package in packages:
     typed.append(importlib.resources.files(package).joinpath("py.typed").is_file())
     [getattr(package, name) for name in getattr(package, "__all__", ())]
@@ -113,6 +120,12 @@ class Environment:
             line, cwd=self.home, env=self.variables, capture_output=True, text=True, timeout=timeout, check=False
         )
 
+    @property
+    def millpond(self) -> list[str]:
+        """The program: its script, or the module where millpond itself is in the environment below."""
+        script = self.folder / "bin" / "millpond"
+        return [str(script)] if script.exists() else [str(self.python), "-m", "millpond"]
+
     def pip(self, *arguments: str | Path) -> None:
         """Run pip with this machine's settings of indexes and proxies.
 
@@ -141,7 +154,7 @@ def probe(environment: Environment, installed: Sequence[str]) -> dict[str, Any]:
     """Import the packages in a new process; what it found (see ``_PROBE``)."""
     own = {name: PACKAGES[name] for name in installed}
     absent = {name: PACKAGES[name] for name in PACKAGES if name not in installed}
-    done = environment.run("python", "-W", "ignore", "-c", _PROBE, json.dumps([own, absent]))
+    done = environment.run("python", "-W", "ignore", "-c", _PROBE, json.dumps([own, absent, _HEAVY]))
     if done.returncode != 0:
         return {"failed": done.stderr.strip()[-800:]}
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -194,7 +207,7 @@ def installed_by(names: Sequence[str]) -> list[str]:
 
 def advice_of(environment: Environment, *command: str, extra: str) -> str | None:
     """Why the message of a command that lacks an extra is wrong; ``None`` if it names the right one."""
-    done = environment.run("millpond", *command)
+    done = environment.run(*environment.millpond, *command)
     if done.returncode == 0 or f"millpond[{extra}]" not in done.stderr or "Traceback" in done.stderr:
         return f"millpond {command[0]} without its extra exits with {done.returncode} and says {done.stderr[-300:]!r}"
     return None
@@ -203,7 +216,7 @@ def advice_of(environment: Environment, *command: str, extra: str) -> str | None
 def demo_problems(environment: Environment) -> Iterator[str]:
     """Run ``millpond demo --short``: ten questions, each with three answers, and a second run that reads the cache."""
     for turn in ("first", "second"):
-        done = environment.run("millpond", "demo", "--short")
+        done = environment.run(*environment.millpond, "demo", "--short")
         answers = re.findall(r"^(\S.*\?)\n((?: +\d+  \S.*\n){3})", done.stdout, re.MULTILINE)
         if done.returncode != 0 or len(answers) != 10:
             yield f"the {turn} millpond demo printed {len(answers)} answered questions, not 10: {done.stderr[-600:]}"
@@ -236,7 +249,7 @@ def _server(environment: Environment, model: Path) -> Iterator[tuple[subprocess.
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    line = [str(environment.folder / "bin" / "millpond"), "serve", str(model), "--port", str(port)]
+    line = [*environment.millpond, "serve", str(model), "--port", str(port)]
     line += ["--served-model-name", model.name]
     with (environment.home / "server.log").open("wb") as log:
         process = subprocess.Popen(line, cwd=environment.home, env=environment.variables, stdout=log, stderr=log)
@@ -289,9 +302,13 @@ def check(dist: Path, work: Path, names: Sequence[str]) -> list[str]:
         )
         found.extend(f"{name}: {problem}" for problem in problems)
 
+    def with_torch(name: str) -> Environment:
+        environment = create(work, name)
+        environment.pip("install", "--quiet", *os.environ.get("TORCH_ARGS", "").split(), torch[0])
+        return environment
+
     began = time.monotonic()
-    base = create(work, "millpond")
-    base.pip("install", "--quiet", *os.environ.get("TORCH_ARGS", "").split(), torch[0])
+    base = with_torch("millpond")
     base.pip(*install, f"millpond=={version}")
     told = probe(base, ["millpond"])
     wrong = [*problems_of(base, ["millpond"], told)]
@@ -302,7 +319,7 @@ def check(dist: Path, work: Path, names: Sequence[str]) -> list[str]:
 
     for name in names:
         began = time.monotonic()
-        environment = create(work, name, base)
+        environment = with_torch(name) if name == "all" else create(work, name, base)
         lines = [f"{line}=={version}" for line in COMBINATIONS[name]]
         environment.pip(*install, *lines)
         own = installed_by(COMBINATIONS[name])

@@ -50,7 +50,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Link files of the repository that are no pages to the repository, if its address is known."""
-    return links.to_repository(html, config.repo_url, root=ROOT)
+    return links.to_repository(html, config.extra["repository"], root=ROOT)
 
 
 def on_post_build(config: MkDocsConfig) -> None:

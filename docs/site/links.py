@@ -56,7 +56,7 @@ def to_repository(html: str, repository: str | None, *, root: Path) -> str:
     """A page's HTML, with links to files of the repository; without its address, these links are plain text."""
 
     def replaced(match: re.Match[str]) -> str:
-        if repository is None:
+        if not repository:
             return match["text"]
         name = match["path"].partition("#")[0]
         kind = "tree" if (root / name).is_dir() else "blob"

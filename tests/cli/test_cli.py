@@ -57,10 +57,11 @@ def test_usage_names_the_program(run: Run):
 def test_without_arguments_it_explains_itself(run: Run):
     result = run()
     assert result.code == 2
-    assert all(name in result.out + result.err for name in ("demo", "embed", "rerank", "ingest", "models", "env"))
+    names = ("demo", "embed", "rerank", "ingest", "search", "models", "env")
+    assert all(name in result.out + result.err for name in names)
 
 
-@pytest.mark.parametrize("command", ["demo", "embed", "rerank", "ingest", "models", "env"])
+@pytest.mark.parametrize("command", ["demo", "embed", "rerank", "ingest", "search", "models", "env"])
 def test_every_command_explains_itself(run: Run, command: str):
     result = run(command, "--help")
     assert result.code == 0

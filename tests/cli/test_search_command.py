@@ -286,6 +286,7 @@ def test_chunks_of_a_record_are_shown_apart_or_once(search, engine: Engine, tmp_
     kept = next(row for row in once if row["id"] == "guide.md")
     assert {**kept, "rank": chunks[0]["rank"]} == chunks[0]
     assert [row["rank"] for row in once] == list(range(1, 7))
+    assert [row["id"] for row in once] == list(dict.fromkeys(row["id"] for row in every))
 
 
 def test_settings_of_the_run_are_those_of_the_search(search, folder: Path, tmp_path: Path):
@@ -394,6 +395,13 @@ def test_more_than_the_database_hands_out_is_an_option_and_no_question(search, f
 def test_a_long_question_is_cut_and_said_to_be(search, filled: dict[str, str], caplog):
     assert len(search(filled["qdrant"], LONG * 5, "--json").rows) == 5
     assert "cut to 64 tokens" in caplog.text
+
+
+def test_long_records_are_reranked_without_a_word(search, engine: Engine, tmp_path: Path, caplog):
+    url = fill(URLS["qdrant"].format(tmp_path), engine, [Record("long", LONG * 5)])
+    caplog.clear()
+    assert len(search(url, QUESTION, "--json", "--rerank", "self").rows) == 1
+    assert "cut to" not in caplog.text
 
 
 @pytest.mark.filterwarnings(

@@ -271,6 +271,18 @@ def test_auto_is_the_prompt_of_the_model_card(hub: HubCache) -> None:
     np.testing.assert_allclose(embeddings.embed_query("What makes dough rise?"), expected, atol=1e-5)
 
 
+@pytest.mark.slow  # exports 90 MB
+def test_fastembed_with_the_real_minilm(hub: HubCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = next(pair for pair in PAIRS if pair.heading == "TextEmbedding")
+    old, new = (code.replace("BAAI/bge-small-en-v1.5", hub_cache.MINILM) for code in (pair.old, pair.new))
+    assert (old, new) != (pair.old, pair.new)
+    with other_peoples_warnings():
+        skip_without_packages(pair)
+        prepare(hub, old, monkeypatch)
+        vectors = results(run(old, "before"))
+    assert_pair(vectors, results(run(new, "after")))
+
+
 def test_a_newline_is_no_space_to_a_tokenizer_of_bytes(hub: HubCache) -> None:
     hub.add("Qwen/Qwen3-Embedding-0.6B")
     engine = Engine("Qwen/Qwen3-Embedding-0.6B", dtype="float32")

@@ -8,6 +8,7 @@ from langchain_millpond.cross_encoder import MillpondCrossEncoder
 from langchain_millpond.embeddings import MillpondEmbeddings
 from langchain_millpond.reranker import MillpondReranker
 from langchain_millpond.retriever import MillpondColBERTRetriever
+from langchain_millpond.sink_retriever import MillpondSinkRetriever
 
 if TYPE_CHECKING:
     from langchain_millpond.milvus_sparse import MillpondMilvusSparseEmbeddings
@@ -24,6 +25,7 @@ __all__ = [
     "MillpondEmbeddings",
     "MillpondMilvusSparseEmbeddings",
     "MillpondReranker",
+    "MillpondSinkRetriever",
     "MillpondSparseEmbeddings",
 ]
 

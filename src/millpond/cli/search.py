@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ import typer
 from millpond.blank import is_blank
 from millpond.cli import options
 from millpond.cli.index import engine_settings
-from millpond.cli.rerank import SCORE_NAMES
 from millpond.cli.texts import read_texts
 from millpond.errors import InvalidRequestError, ModelLoadError
 from millpond.ingest.record import Record, Rejected
@@ -26,21 +24,16 @@ from millpond.metadata import check_filter
 from millpond.tasks import ScoreMethod
 
 if TYPE_CHECKING:
-    from millpond.cli.hit_table import Answer, RankedHit
+    from millpond.cli.search_stages import SearchStages
     from millpond.engine.engine import Engine
     from millpond.fingerprint import ModelIdentity
-    from millpond.ingest.collection import CollectionSink
     from millpond.ingest.manifest import CollectionManifest
-    from millpond.ingest.search import Hit
     from millpond.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
 SELF = "self"
 """The value of ``--rerank`` that names the model of the collection itself."""
-
-# Hits that the search hands to the next stage: at least so many, and so many for each that is printed.
-_CANDIDATES, _CANDIDATES_PER_HIT = 50, 5
 
 
 def search(
@@ -172,6 +165,7 @@ def search(
     asked = _questions(questions, queries, lines=lines, id_column=id_column, text_column=text_column)
     widths = options.read_widths(dimensions)
 
+    from millpond.cli.search_stages import SearchStages
     from millpond.ingest.collection import CollectionSink
     from millpond.ingest.url import open_sink
 
@@ -198,7 +192,7 @@ def search(
             second = _Model.named(rerank, {"device": device, "dtype": dtype})
         engine = stack.enter_context(dense.load())
         last = None if rerank is None else engine if second is None else stack.enter_context(second.load())
-        searcher = _Searcher(
+        stages = SearchStages(
             sink=sink,
             engine=engine,
             sparse_engine=None if sparse is None else stack.enter_context(sparse.load()),
@@ -213,7 +207,7 @@ def search(
             method=method,
             instruction=instruction,
         )
-        failed = _answer_all(searcher, asked, jsonl=as_json or output == "jsonl")
+        failed = _answer_all(stages, asked, jsonl=as_json or output == "jsonl")
     if failed:
         raise typer.Exit(1)
 
@@ -330,106 +324,7 @@ def _identity(manifest: CollectionManifest) -> ModelIdentity:
     return ModelIdentity(fingerprint=manifest.fingerprint, model=manifest.model, settings=manifest.settings)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Searcher:
-    """The stages of a search, for one question after the other."""
-
-    sink: CollectionSink[Any]
-    engine: Engine
-    sparse_engine: Engine | None
-    rerank_engine: Engine | None
-    hybrid: bool
-    funnel: bool
-    filter: dict[str, Any] | None
-    k: int
-    candidates: int | None
-    per_record: bool
-    threshold: float | None
-    method: ScoreMethod
-    instruction: str | None
-
-    def answer(self, question: Record) -> Answer:
-        """All stages for one question.
-
-        Raises:
-            InvalidRequestError: A question without a direction, or an option that the database or a model refuses.
-            SinkError: The database does not answer, or refuses.
-        """
-        from millpond.cli.hit_table import Answer, RankedHit
-
-        start = time.perf_counter()
-        hits = self._retrieve(question.text)
-        ranked = [RankedHit(hit=hit, score=hit.score, retrieval_rank=rank) for rank, hit in enumerate(hits, start=1)]
-        if self.rerank_engine is not None and hits:
-            texts = [hit.text for hit in hits]
-            results = self.rerank_engine.rerank(question.text, texts, method=self.method, instruction=self.instruction)
-            ranked = [
-                RankedHit(hit=hits[each.index], score=each.relevance_score, retrieval_rank=each.index + 1)
-                for each in results
-            ]
-        if self.per_record:
-            ranked = list({each.hit.id: each for each in reversed(ranked)}.values())[::-1]
-        kept = [each for each in ranked[: self.k] if self.threshold is None or each.score >= self.threshold]
-        if not kept:
-            logger.warning("%s", self._why_none(question, ranked))
-        return Answer(
-            query_id=question.id,
-            query=question.text,
-            hits=kept,
-            reranked=self.rerank_engine is not None,
-            seconds=time.perf_counter() - start,
-        )
-
-    @property
-    def title(self) -> str:
-        """What ranks the hits, for people."""
-        from millpond.fingerprint import stored_name
-
-        manifest = self.sink.open()
-        widths = self.sink.dimensions or manifest.dimensions
-        shown = f"{widths[0]}, then {widths[-1]}" if self.funnel and len(widths) > 1 else str(widths[-1])
-        title = f"by {'the fused ranks of sparse vectors and ' if self.hybrid else ''}cosine at {shown}"
-        title += f" ({manifest.model})"
-        if self.rerank_engine is not None:
-            spec = self.rerank_engine.spec
-            score = SCORE_NAMES.get((spec.rerank_type or "") if self.method == "auto" else self.method, "score")
-            title += f", then by {score} ({stored_name(spec)})"
-        return title
-
-    def _retrieve(self, question: str, **changes: Any) -> list[Hit]:
-        staged = self.rerank_engine is not None or self.per_record
-        fetched = max(_CANDIDATES, _CANDIDATES_PER_HIT * self.k) if self.candidates is None else self.candidates
-        arguments: dict[str, Any] = {
-            "k": fetched if staged else self.k,
-            "funnel": self.funnel,
-            "candidates": None if staged else self.candidates,
-            "filter": self.filter,
-            "hybrid": self.hybrid,
-            "sparse_engine": self.sparse_engine,
-        }
-        return self.sink.search(self.engine, question, **{**arguments, **changes})
-
-    def _why_none(self, question: Record, ranked: list[RankedHit]) -> str:
-        """Why there is nothing to print, and what there is."""
-        where = f"question {question.id}: "
-        if ranked:
-            return f"{where}no score reaches --threshold {self.threshold:g}; the best is {ranked[0].score:.4g}"
-        nearest = self._retrieve(question.text, k=1, candidates=None, filter=None) if self.filter else []
-        if not nearest:
-            return f"{where}collection {self.sink.collection!r} is empty"
-        metadata = nearest[0].metadata
-        stored = {key: metadata[key] for key in self.filter or () if key in metadata}
-        shown = f"has {_shown(stored)}" if stored else f"has {_shown(metadata) or 'no metadata'}"
-        return f"{where}no record matches the filter {_shown(self.filter or {})}; the nearest one {shown}"
-
-
-def _shown(metadata: Mapping[str, Any]) -> str:
-    """Metadata as ``--filter`` takes it, with the quotes of each str."""
-    text = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in metadata.items())
-    return text if len(text) <= 300 else f"{text[:299]}…"
-
-
-def _answer_all(searcher: _Searcher, questions: Iterable[Record | Rejected], *, jsonl: bool) -> int:
+def _answer_all(stages: SearchStages, questions: Iterable[Record | Rejected], *, jsonl: bool) -> int:
     """Answer and print one question after the other, and return how many failed."""
     from rich.console import Console
 
@@ -438,7 +333,7 @@ def _answer_all(searcher: _Searcher, questions: Iterable[Record | Rejected], *, 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the terminal may not encode every text
     console = Console(highlight=False)
-    chunked = searcher.sink.open().chunked
+    chunked = stages.sink.open().chunked
     single = isinstance(questions, list) and len(questions) == 1
     failed = answered = 0
     refused = None
@@ -448,7 +343,7 @@ def _answer_all(searcher: _Searcher, questions: Iterable[Record | Rejected], *, 
             logger.error("%s: %s", question.where, question.reason)
             continue
         try:
-            answer = searcher.answer(question)
+            answer = stages.answer(question)
         except InvalidRequestError as error:
             if not answered and (single or str(error) == refused):  # it is about an option, and not the question
                 raise
@@ -459,7 +354,7 @@ def _answer_all(searcher: _Searcher, questions: Iterable[Record | Rejected], *, 
         if jsonl:
             print_json(answer)
         else:
-            title = f"{len(answer.hits)} records {searcher.title}, {1000 * answer.seconds:.0f} ms"
+            title = f"{len(answer.hits)} records {stages.title}, {1000 * answer.seconds:.0f} ms"
             if console.is_terminal and not single:
                 title = f"{answer.query}\n{title}"
             print_table(answer, title=title, chunked=chunked, console=console)

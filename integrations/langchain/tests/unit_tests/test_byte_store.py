@@ -545,8 +545,8 @@ async def test_the_loop_goes_on_while_the_file_is_read_and_written(
     async def listed() -> list[str]:
         return [key async for key in store.ayield_keys()]
 
-    gate = LoopGate()
-    monkeypatch.setattr(sqlitefile, "_identity_of", gate.hold(sqlitefile._identity_of))  # called for every access
+    gate, identity_of = LoopGate(), sqlitefile._identity_of  # called for every access
+    monkeypatch.setattr(sqlitefile, "_identity_of", gate.hold(identity_of))
     await gate.run(store.amset([("a", b"1"), ("b", b"2")]))
     assert await gate.run(store.amget(["a"])) == [b"1"]
     assert await gate.run(listed()) == ["a", "b"]
@@ -558,7 +558,7 @@ async def test_the_loop_goes_on_while_the_file_is_read_and_written(
         store.mset([("c", b"3")])
 
     gate = LoopGate(seconds=0.2)
-    monkeypatch.setattr(sqlitefile, "_identity_of", gate.hold(sqlitefile._identity_of))
+    monkeypatch.setattr(sqlitefile, "_identity_of", gate.hold(identity_of))
     await gate.run(blocks())
     assert gate.blocked  # the gate detects a blocked loop
 

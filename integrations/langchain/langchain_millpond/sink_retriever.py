@@ -1,0 +1,107 @@
+"""MillpondSinkRetriever: LangChain's retriever over a collection that millpond's ingest filled."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Annotated, Any
+
+from langchain_core.callbacks import CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from langchain_millpond.source import EngineSource
+
+if TYPE_CHECKING:
+    from millpond import Engine
+    from millpond.ingest import CollectionSink
+
+    Sink = CollectionSink[Any]
+else:
+    # Importing the classes would import torch; `_check_sink` and the search check the values instead.
+    Sink, Engine = Any, Any
+
+_SCORE = "relevance_score"
+
+
+def _check_sink(value: object) -> object:
+    if not callable(getattr(value, "search", None)) or not hasattr(value, "collection"):
+        raise ValueError(
+            f"sink is of type {type(value).__name__}; pass a QdrantSink, a MilvusSink or another sink that searches, "
+            "as open_sink(url) opens it"
+        )
+    return value
+
+
+class MillpondSinkRetriever(EngineSource, BaseRetriever):
+    """Retrieves the records of a collection by what its database can do in one search: a funnel, or hybrid search.
+
+    With several Matryoshka widths, the smallest one finds candidates and the largest scores them. A document's ``id``
+    is the record's, and its metadata is a copy of what was stored, with ``relevance_score`` added: the cosine at the
+    largest width, or of a hybrid search the fused score. ``k`` and ``filter`` can also be passed to ``invoke``.
+
+    Attributes:
+        sink: A ``QdrantSink``, ``MilvusSink`` or any other of ``open_sink(url)``. Never serialized.
+        model: The model that filled the collection: hub id or local folder; also accepted as ``model_name``.
+        engine: A loaded engine, instead of ``model`` and every option that is read at loading. Never serialized.
+        k: How many documents to return.
+        funnel: Search in two stages, if the collection has several widths.
+        candidates: How many documents the first stage selects, ``max(100, 10 * k)`` by default.
+        filter: Metadata values that must match (of a list, one of them), or the database's own filter.
+        hybrid: Fuse the ranking with that of the sparse vectors.
+        sparse_engine: The engine of the sparse vectors, by default ``engine``. Never serialized.
+        score_threshold: Return only documents with at least this score.
+        pooling: Replaces the checkpoint's pooling method, as it did when the collection was filled.
+        quantization: As in ``millpond.Engine``.
+        revision: Branch, tag or commit of a hub id.
+        device: ``auto`` or ``None`` (cuda, then mps, then cpu), a torch device, or a list of devices of one kind.
+        dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
+        max_length: Most tokens per text; the checkpoint's limit by default.
+        hf_overrides: Merged into config.json.
+        max_batch_tokens: Most tokens per forward.
+        compile: As in ``millpond.Engine``.
+        trust_remote_code: A permission that is accepted and never needed: no code of a checkpoint is run.
+    """
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    loading = (*EngineSource.loading, "pooling")
+
+    sink: Annotated[Sink, BeforeValidator(_check_sink)] = Field(exclude=True, repr=False)
+    k: int = Field(default=4, gt=0, strict=True)
+    funnel: bool = True
+    candidates: int | None = Field(default=None, gt=0, strict=True)
+    filter: Any = None
+    hybrid: bool = False
+    sparse_engine: Annotated[Engine | None, Field(default=None, exclude=True, repr=False)]
+    score_threshold: float | None = None
+    pooling: str | None = None
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        """Whether LangChain's ``dumps`` and ``loads`` keep it: a sink is opened anew in each process."""
+        return False
+
+    def _get_relevant_documents(
+        self,
+        query: str,
+        *,
+        run_manager: CallbackManagerForRetrieverRun,
+        k: int | None = None,
+        filter: Any = None,
+    ) -> list[Document]:
+        hits = self.sink.search(
+            self._engine(),
+            query,
+            k=self.k if k is None else k,
+            funnel=self.funnel,
+            candidates=self.candidates,
+            filter=self.filter if filter is None else filter,
+            hybrid=self.hybrid,
+            sparse_engine=self.sparse_engine,
+        )
+        return [
+            Document(id=hit.id, page_content=hit.text, metadata={**deepcopy(dict(hit.metadata)), _SCORE: hit.score})
+            for hit in hits
+            if self.score_threshold is None or hit.score >= self.score_threshold
+        ]
