@@ -73,7 +73,7 @@ class MillpondSinkRetriever(EngineSource, BaseRetriever):
     candidates: int | None = Field(default=None, gt=0, strict=True)
     filter: Any = None
     hybrid: bool = False
-    sparse_engine: Annotated[Engine | None, Field(default=None, exclude=True, repr=False)]
+    sparse_engine: Engine | None = Field(default=None, exclude=True, repr=False)
     score_threshold: float | None = None
     pooling: str | None = None
 
