@@ -51,6 +51,7 @@ LONG = _paths(
         chains/test_chains.py
         cli/test_demo.py
         cli/test_search_command.py
+        compat/test_migrate.py
         engine/test_engine.py
         house/test_notebooks.py
         ingest/test_ingest_contract.py

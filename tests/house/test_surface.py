@@ -58,7 +58,7 @@ def test_every_public_name_is_documented(path: str):
     document += getattr(value, "__init__", value).__doc__ or ""
     if "Args:" in document:
         missing = [
-            name for name in inspect.signature(value).parameters if not re.search(rf"^ +{name}:", document, re.M)
+            name for name in inspect.signature(value).parameters if not re.search(rf"^ +(\*\*)?{name}:", document, re.M)
         ]
         assert not missing, f"{path} does not say what {missing} are"
 

@@ -73,7 +73,7 @@ class MillpondColBERTRetriever(BaseRetriever):
             object_map: As of every retriever.
             objects: As of every retriever.
             verbose: As of every retriever.
-            **unknown: None is accepted; the error for an option of another retriever says what to write instead.
+            **unknown: Refused; the error for an option of another retriever says what to write instead.
 
         Raises:
             TypeError: ``index`` or a source is none, or an unknown option.
