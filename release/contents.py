@@ -50,6 +50,7 @@ PACKAGES = {  # distribution: folders that its wheel consists of
         "llama_index/embeddings/millpond",
         "llama_index/postprocessor/millpond_rerank",
         "llama_index/retrievers/millpond",
+        "llama_index/sparse_embeddings/millpond",
     ),
     **{f"millpond-{name}": (f"millpond_{name}",) for name in ("qdrant", "milvus", "lancedb", "pgvector")},
 }

@@ -77,6 +77,15 @@ def of(path: Path) -> list[str]:
     return [line.removeprefix(f"{path.name}: ") for line in problems(path.parent) if line.startswith(f"{path.name}: ")]
 
 
+def test_the_packages_of_the_repository_are_those_that_are_checked():
+    places = {ROOT / folder: name for folder, name in zip(distributions.FOLDERS, contents.projects(), strict=True)}
+    for place, name in places.items():
+        sources = place / "src" if name == "millpond" else place
+        typed = {path.parent.relative_to(sources).as_posix() for path in sources.rglob("py.typed")}
+        assert typed == set(contents.PACKAGES[name]), name
+    assert set(places.values()) == contents.PACKAGES.keys()
+
+
 def test_distributions_built_here_have_no_problem(pgvector: Path):
     paths = sorted(pgvector.iterdir())
     assert [path.suffix for path in paths] == [".whl", ".gz"]
