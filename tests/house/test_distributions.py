@@ -77,15 +77,6 @@ def of(path: Path) -> list[str]:
     return [line.removeprefix(f"{path.name}: ") for line in problems(path.parent) if line.startswith(f"{path.name}: ")]
 
 
-def test_the_packages_of_the_repository_are_those_that_are_checked():
-    places = {ROOT / folder: name for folder, name in zip(distributions.FOLDERS, contents.projects(), strict=True)}
-    for place, name in places.items():
-        sources = place / "src" if name == "millpond" else place
-        typed = {path.parent.relative_to(sources).as_posix() for path in sources.rglob("py.typed")}
-        assert typed == set(contents.PACKAGES[name]), name
-    assert set(places.values()) == contents.PACKAGES.keys()
-
-
 def test_distributions_built_here_have_no_problem(pgvector: Path):
     paths = sorted(pgvector.iterdir())
     assert [path.suffix for path in paths] == [".whl", ".gz"]
@@ -203,7 +194,7 @@ def test_missing_and_strange_distributions_are_named(pgvector: Path, tmp_path: P
         shutil.copy(path, tmp_path)
     shutil.copy(next(pgvector.glob("*.whl")), tmp_path / "other-1-py3-none-any.whl")
     lines = [line for line in problems(tmp_path) if not line.startswith(("other-1", "millpond_pgvector"))]
-    names = {name.replace("-", "_") for name in contents.PACKAGES if name != "millpond-pgvector"}
+    names = {name.replace("-", "_") for name in distributions.PACKAGES if name != "millpond-pgvector"}
     missing = {f"{name}-{VERSION}{end}" for name in names for end in ("-py3-none-any.whl", ".tar.gz")}
     assert set(lines) == {
         f"{KERNELS} is missing: it is the wheel with the compiled kernels",
