@@ -38,21 +38,11 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 
-from release.distributions import FOLDERS, GLIBC, PLATFORM, ROOT
+from release.distributions import FOLDERS, GLIBC, PACKAGES, PLATFORM, ROOT
 
 LIBRARY = "millpond/native/libmillpond.so"
 # Every Linux with this glibc has them. libstdc++ is not among them: slim images may lack it.
 SYSTEM_LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2"}
-PACKAGES = {  # distribution: folders that its wheel consists of
-    "millpond": ("millpond",),
-    "langchain-millpond": ("langchain_millpond",),
-    "llama-index-millpond": (
-        "llama_index/embeddings/millpond",
-        "llama_index/postprocessor/millpond_rerank",
-        "llama_index/retrievers/millpond",
-    ),
-    **{f"millpond-{name}": (f"millpond_{name}",) for name in ("qdrant", "milvus", "lancedb", "pgvector")},
-}
 # Names that a build leaves behind, or that belong to the repository alone.
 FOREIGN = re.compile(r"(^|/)(tests?|benchmarks|notebooks|__pycache__|\.git[^/]*)/|\.(py[cod]|o|so|orig|rej|db|sqlite)$")
 

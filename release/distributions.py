@@ -25,6 +25,17 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (".", *(f"integrations/{name}" for name in "langchain llama-index qdrant milvus lancedb pgvector".split()))
+PACKAGES = {  # distribution: folders that its wheel consists of
+    "millpond": ("millpond",),
+    "langchain-millpond": ("langchain_millpond",),
+    "llama-index-millpond": (
+        "llama_index/embeddings/millpond",
+        "llama_index/postprocessor/millpond_rerank",
+        "llama_index/retrievers/millpond",
+        "llama_index/sparse_embeddings/millpond",
+    ),
+    **{f"millpond-{name}": (f"millpond_{name}",) for name in ("qdrant", "milvus", "lancedb", "pgvector")},
+}
 GLIBC = (2, 28)
 PLATFORM = f"manylinux_{GLIBC[0]}_{GLIBC[1]}_x86_64"
 

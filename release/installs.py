@@ -28,8 +28,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from release.contents import PACKAGES, projects
-from release.distributions import ROOT
+from release.contents import projects
+from release.distributions import PACKAGES, ROOT
 
 ADAPTERS = tuple(name for name in PACKAGES if name != "millpond")
 # What pip is asked to install on top of millpond, by the name of the environment.

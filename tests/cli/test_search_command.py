@@ -392,6 +392,38 @@ def test_more_than_the_database_hands_out_is_an_option_and_no_question(search, f
     assert "flour" not in caplog.text and "question 3" not in caplog.text
 
 
+@pytest.mark.parametrize("url", ["qdrant", "milvus", "lancedb", "pgvector"], indirect=True)
+@pytest.mark.parametrize("words", [("-k", 2**63), ("-k", 3, "--candidates", 2**63)], ids=["k", "candidates"])
+def test_a_number_that_no_database_counts_to(search, url: str, words: tuple[object, ...]):
+    refused = search(url, QUESTION, *words, code=2).err
+    assert f"{words[-2]} {2**63} is more than" in refused
+
+
+@pytest.mark.parametrize("url", ["qdrant", "lancedb", "pgvector"], indirect=True)
+def test_the_largest_number_of_records(search, url: str):
+    assert len(search(url, QUESTION, "--json", "-k", 2**31 - 1).rows) == 5
+
+
+def test_a_second_stage_gets_what_the_database_hands_out(search, filled: dict[str, str]):
+    rerank = ("--rerank", "self", "--json")
+    assert len(search(filled["milvus"], QUESTION, *rerank, "-k", 16_000).rows) == 5
+    refused = search(filled["milvus"], QUESTION, *rerank, "-k", 3, "--candidates", 20_000, code=2).err
+    assert "--candidates 20000 is more than Milvus hands out (16384)" in refused
+    refused = search(filled["milvus"], QUESTION, *rerank, "-k", 20_000, code=2).err
+    assert "--k 20000 is more than Milvus hands out (16384)" in refused
+
+
+@pytest.mark.parametrize("closed", ["stdin", "stdout"])
+def test_a_stream_that_the_caller_closed_is_no_traceback(filled: dict[str, str], folder: Path, closed: str):
+    """``<&-`` and ``>&-`` of a shell: Python then has no object for the stream."""
+    words = ["search", filled["qdrant"], *([QUESTION] if closed == "stdout" else [])]
+    program = f"import sys; sys.{closed} = None; from millpond.cli.app import main; sys.argv[1:] = {words!r}; main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=folder)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == (2 if closed == "stdin" else 0), done.stderr
+    assert closed == "stdout" or "write a question" in done.stderr
+
+
 def test_a_long_question_is_cut_and_said_to_be(search, filled: dict[str, str], caplog):
     assert len(search(filled["qdrant"], LONG * 5, "--json").rows) == 5
     assert "cut to 64 tokens" in caplog.text

@@ -194,7 +194,7 @@ def test_missing_and_strange_distributions_are_named(pgvector: Path, tmp_path: P
         shutil.copy(path, tmp_path)
     shutil.copy(next(pgvector.glob("*.whl")), tmp_path / "other-1-py3-none-any.whl")
     lines = [line for line in problems(tmp_path) if not line.startswith(("other-1", "millpond_pgvector"))]
-    names = {name.replace("-", "_") for name in contents.PACKAGES if name != "millpond-pgvector"}
+    names = {name.replace("-", "_") for name in distributions.PACKAGES if name != "millpond-pgvector"}
     missing = {f"{name}-{VERSION}{end}" for name in names for end in ("-py3-none-any.whl", ".tar.gz")}
     assert set(lines) == {
         f"{KERNELS} is missing: it is the wheel with the compiled kernels",

@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import millpond
+from release.distributions import PACKAGES
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = [
@@ -73,6 +74,13 @@ def test_each_package_has_licence_readme_and_types(folder: Path):
     markers = list((folder / "src" if folder == ROOT else folder).rglob("py.typed"))
     assert len(markers) == (4 if folder.name == "llama-index" else 1)
     assert all((marker.parent / "__init__.py").is_file() for marker in markers)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=[folder.name if folder != ROOT else "core" for folder in FOLDERS])
+def test_a_release_checks_all_import_packages(folder: Path):
+    sources = folder / "src" if folder == ROOT else folder
+    typed = {path.parent.relative_to(sources).as_posix() for path in sources.rglob("py.typed")}
+    assert typed == {*PACKAGES[project(folder)["name"]]}
 
 
 def test_namespace_packages_have_no_init_file():

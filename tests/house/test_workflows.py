@@ -86,6 +86,8 @@ def test_a_tag_starts_a_release_and_nothing_else_publishes():
         writes = table.get("permissions", {}).get("contents") == "write"
         if (publishes and job != "testpypi") or writes or job in ("notes", "attest"):
             assert "startsWith(github.ref, 'refs/tags/v')" in table["if"], job
+        if (publishes and job != "testpypi") or writes:  # a manual run may be started on a tag, too
+            assert "github.event_name == 'push'" in table["if"], job
         if publishes:
             assert table["permissions"] == {"id-token": "write"}, job
             assert table["environment"], job

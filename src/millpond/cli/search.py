@@ -273,7 +273,8 @@ def _questions(
             if is_blank(word):
                 raise typer.BadParameter("it is blank; write what the records are to answer", param_hint="QUESTION")
         return [Record(str(number), word) for number, word in enumerate(words, start=1)]
-    if file in (None, "-") and sys.stdin.isatty():
+    # Without standard input (closed by the caller), sys.stdin is None.
+    if file in (None, "-") and (sys.stdin is None or sys.stdin.isatty()):
         raise typer.BadParameter("write a question, or pipe questions in", param_hint="QUESTION")
     return read_texts(file or "-", lines=lines, id_column=id_column, text_column=text_column)
 
@@ -358,7 +359,7 @@ def _answer_all(stages: SearchStages, questions: Iterable[Record | Rejected], *,
             if console.is_terminal and not single:
                 title = f"{answer.query}\n{title}"
             print_table(answer, title=title, chunked=chunked, console=console)
-        sys.stdout.flush()
+        print(end="", flush=True)  # sys.stdout is None if the caller closed it
     if not answered + failed:
         raise InvalidRequestError("there is no question; write one, or pipe one a line in")
     return failed

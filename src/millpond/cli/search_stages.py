@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from millpond.cli.hit_table import Answer, RankedHit
 from millpond.cli.rerank import SCORE_NAMES
+from millpond.errors import InvalidRequestError
 from millpond.fingerprint import stored_name
 from millpond.ingest.record import Record
 from millpond.tasks import ScoreMethod
@@ -97,7 +98,17 @@ class SearchStages:
 
     def _retrieve(self, question: str, **changes: Any) -> list[Hit]:
         staged = self.rerank_engine is not None or self.per_record
-        fetched = max(_CANDIDATES, _CANDIDATES_PER_HIT * self.k) if self.candidates is None else self.candidates
+        limit = self.sink.max_results
+        if self.candidates is not None:
+            fetched = self.candidates
+            if limit is not None and fetched > limit:
+                raise InvalidRequestError(
+                    f"candidates={fetched} is more than {self.sink.database} hands out ({limit}); ask for fewer"
+                )
+        else:
+            fetched = max(_CANDIDATES, _CANDIDATES_PER_HIT * self.k)
+            if limit is not None:
+                fetched = max(self.k, min(fetched, limit))
         arguments: dict[str, Any] = {
             "k": fetched if staged else self.k,
             "funnel": self.funnel,

@@ -34,6 +34,8 @@ def read_texts(source: str, *, lines: bool, id_column: str, text_column: str) ->
     """
     path = Path(source)
     if source == "-":
+        if sys.stdin is None:
+            raise InvalidRequestError("standard input is closed; name a file, or pipe texts in")
         beginning = cast("BufferedReader", sys.stdin.buffer).peek(1)
         plain = lines or not beginning.removeprefix(_BOM).lstrip().startswith(b"{")
     else:

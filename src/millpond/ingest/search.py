@@ -16,6 +16,8 @@ from millpond.ingest.batch import storable
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
 
+_MAX_RESULTS = 2**31 - 1  # clients of databases take 32 or 64 bits
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:
@@ -92,8 +94,11 @@ def plan_search(
         raise InvalidRequestError(f"question is of type {type(question).__name__}; pass one str")
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise InvalidRequestError(f"k={k!r} must be an int from 1")
+    for name, value in (("k", k), ("candidates", candidates)):
+        if isinstance(value, int) and value > _MAX_RESULTS:
+            raise InvalidRequestError(f"{name}={value} is more than a database can count; pass {_MAX_RESULTS} at most")
     if candidates is None:
-        candidates = max(100, 10 * k)
+        candidates = min(max(100, 10 * k), _MAX_RESULTS)
     elif isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < k:
         raise InvalidRequestError(
             f"candidates={candidates!r} must be an int from k={k}; leave it out for max(100, 10 k)"
