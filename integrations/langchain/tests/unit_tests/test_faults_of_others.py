@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import threading
+import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,9 @@ class Found(BaseRetriever):
 def installed(name: str) -> Any:
     """A module of one of the others, or ``None``: then only the behaviour of ours is tested."""
     try:
-        return import_module(name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # langchain-community warns that it is not maintained any more
+            return import_module(name)
     except ImportError:
         return None
 

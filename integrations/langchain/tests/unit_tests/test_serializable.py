@@ -46,7 +46,7 @@ OPTIONS: dict[Any, dict[str, Any]] = {
         "cache": "vectors.cache",
     },
     MillpondReranker: {"top_n": None, "score_threshold": 0.0, "method": "cosine", "score_template": "{{ query }}"},
-    MillpondSparseEmbeddings: {"query_prompt": "", "document_prompt": "d: ", "show_progress": True},
+    MillpondSparseEmbeddings: {"query_prompt": "", "document_prompt_name": "passage", "show_progress": True},
     MillpondCrossEncoder: {"method": "maxsim", "activation": "sigmoid", "instruction": "", "convert": "embed"},
 }
 

@@ -259,4 +259,6 @@ def _reason(error: BaseException) -> str:
     """The telling part of Ray's message about a death."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = next((line for line in lines if "exit detail" in line.lower() or "killed" in line.lower()), None)
+    if lines and "creation task" in lines[0]:
+        told = lines[-1]  # of a traceback: the error itself
     return (told or (lines[0] if lines else type(error).__name__)).partition(" Some common causes")[0][:200]
