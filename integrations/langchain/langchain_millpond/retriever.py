@@ -12,7 +12,7 @@ from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, Callba
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
 from langchain_core.vectorstores import VectorStore
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 if TYPE_CHECKING:
     from millpond.late_interaction.documents import Hit
@@ -89,6 +89,31 @@ class MillpondColBERTRetriever(BaseRetriever):
     id_key: str | None = None
     include_spans: bool = False
     score_threshold: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_options(cls, options: Any) -> Any:
+        for name, value in options.items() if isinstance(options, dict) else ():
+            if name in ("model", "model_name", "engine"):
+                engine = "engine" if name == "engine" else f"Engine({value!r})"
+                raise ValueError(
+                    f"{name}= is not an option: the index holds the model; write "
+                    f"MillpondColBERTRetriever(index=MemoryIndex({engine}))"
+                )
+            if name in ("top_k", "top_n", "similarity_top_k"):
+                raise ValueError(f"{name}={value!r} is not an option; write k={value!r}")
+        return options
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model of the index; ``None`` of an index that was given embeddings only."""
+        engine = self.index._engine
+        return None if engine is None else engine.spec.name
+
+    @property
+    def model_name(self) -> str | None:
+        """``model``."""
+        return self.model
 
     @classmethod
     def from_documents(

@@ -183,8 +183,10 @@ def test_secrets_are_in_no_error_and_no_dict() -> None:
         (["cuda:0", "cuda:1"], "cuda:0,cuda:1"),
         (("cpu",), "cpu"),
         (torch.device("cuda:1"), "cuda:1"),
+        (1, "cuda:1"),
+        ([0, 1], "cuda:0,cuda:1"),
     ],
-    ids=["none", "str", "list", "tuple", "torch"],
+    ids=["none", "str", "list", "tuple", "torch", "number", "numbers"],
 )
 @pytest.mark.parametrize("adapter", [MillpondEmbedding, MillpondRerank, MillpondSparseEmbedding])
 def test_a_device_may_be_none_or_several(adapter: Any, device: Any, expected: str) -> None:
@@ -213,6 +215,20 @@ def test_model_and_model_name_are_accepted_and_readable(adapter: Any, tmp_path: 
     for options in ({"model": "b"}, {"model_name": "b"}):
         with pytest.raises(TypeError, match="twice: 'a' and model"):
             adapter("a", **options)
+    assert adapter(model="a", model_name="a").model == "a"
+    with pytest.raises(ValidationError, match="model='a' and model_name='b' contradict each other"):
+        adapter(model="a", model_name="b")
+
+
+def test_an_adapter_over_an_engine_tells_its_model(engine: Engine) -> None:
+    for adapter in (MillpondEmbedding, MillpondRerank, MillpondSparseEmbedding):
+        assert adapter(engine=engine).model_name == engine.spec.name
+
+
+def test_what_model_dump_writes_builds_an_equal_adapter() -> None:
+    for built in (MillpondEmbedding("a", query_prompt="q: "), MillpondRerank("a", 2), MillpondSparseEmbedding("a")):
+        again = type(built)(**built.model_dump())
+        assert again.model_dump() == built.model_dump()
 
 
 def test_the_retriever_tells_its_model(engine: Engine) -> None:

@@ -54,7 +54,7 @@ class OptionTranslation:
     def top_level(self, rules: Mapping[str, Rule]) -> None:
         """Read the arguments themselves: first the adapter's own, then the others."""
         foreign = {}
-        for name, value in self.options.items():
+        for name, value in self._once_named().items():
             if name == "trust_remote_code" and value is True:
                 continue  # a permission, which is not needed
             if name not in self.own and name in rules:
@@ -69,6 +69,18 @@ class OptionTranslation:
         for name, value in foreign.items():
             if value is not None:
                 rules[name](self, name, value)
+
+    def _once_named(self) -> Mapping[str, Any]:
+        """The options with the model under one name, if the adapter knows it by two and both are given."""
+        both = [name for name in ("model", "model_name") if name in self.own and name in self.options]
+        if len(both) < 2:
+            return self.options
+        given = [name for name in both if self.options[name] is not None]
+        if len(given) == 2 and self.options["model"] != self.options["model_name"]:
+            first, second = (f"{name}={self.options[name]!r}" for name in both)
+            raise InvalidRequestError(f"{first} and {second} contradict each other; pass one of them")
+        kept = given[0] if given else both[0]
+        return {name: value for name, value in self.options.items() if name not in both or name == kept}
 
     def nested(self, where: str, value: Any, rules: Mapping[str, Rule]) -> None:
         """Read a dict of options."""
@@ -100,13 +112,23 @@ def is_torch(value: Any) -> bool:
 
 
 def device_text(value: Any) -> Any:
-    """A device as millpond spells it: ``None`` is ``auto``, several are joined by commas, each of them once."""
+    """A device as millpond spells it: ``None`` is ``auto``, several are joined by commas, each of them once.
+
+    What is no device is returned as it is, for the adapter to refuse.
+    """
     if value is None:
         return "auto"
     if isinstance(value, list | tuple) and value:
-        names = [str(name) if is_torch(name) else name for name in value]
+        names = [_device_name(name) for name in value]
         if all(isinstance(name, str) for name in names):
             return ",".join(dict.fromkeys(names))
+    return _device_name(value)
+
+
+def _device_name(value: Any) -> Any:
+    """One device; a number is a GPU's, as for torch."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"cuda:{value}" if value >= 0 else value
     return str(value) if is_torch(value) else value
 
 

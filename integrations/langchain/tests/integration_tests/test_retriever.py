@@ -182,6 +182,30 @@ def test_bad_fields_are_refused(index: MemoryIndex, fields: dict[str, Any]) -> N
         MillpondColBERTRetriever(**{"index": index, **fields})
 
 
+def test_the_model_is_that_of_the_index(index: MemoryIndex, engine: Engine) -> None:
+    retriever = MillpondColBERTRetriever(index=index)
+    assert retriever.model == retriever.model_name == engine.spec.name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "owner/name"}, r"write MillpondColBERTRetriever\(index=MemoryIndex\(Engine\('owner/name'\)\)\)"),
+        ({"model_name": "owner/name"}, r"MemoryIndex\(Engine\('owner/name'\)\)"),
+        ({"engine": None}, r"MemoryIndex\(engine\)"),
+        ({"top_k": 3}, "top_k=3 is not an option; write k=3"),
+    ],
+    ids=["model", "model_name", "engine", "top_k"],
+)
+def test_the_option_of_another_retriever_is_refused_with_the_line_to_write(
+    index: MemoryIndex, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        MillpondColBERTRetriever(index=index, **options)
+    with pytest.raises(ValidationError, match=message):
+        MillpondColBERTRetriever(**options)
+
+
 def test_a_chain_of_retriever_and_function(index: MemoryIndex) -> None:
     chain = MillpondColBERTRetriever(index=index, k=1) | (lambda documents: documents[0].page_content)
     assert chain.invoke(QUESTION).startswith("Bread rises")

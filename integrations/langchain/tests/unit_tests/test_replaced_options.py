@@ -176,6 +176,10 @@ def test_both_names_of_the_model_are_accepted_and_readable(adapter: Any, engine:
         assert "model_name" not in built.model_dump()
     assert adapter(model_name=tmp_path).model_name == str(tmp_path)
     assert adapter(engine=engine).model_name == engine.spec.name
+    for both in ({"model": "a/b", "model_name": "a/b"}, {"model": None, "model_name": "a/b"}):
+        assert adapter(**both).model == "a/b"
+    with pytest.raises(ValidationError, match="model='a/b' and model_name='c/d' contradict each other"):
+        adapter(model="a/b", model_name="c/d")
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
@@ -187,8 +191,10 @@ def test_both_names_of_the_model_are_accepted_and_readable(adapter: Any, engine:
         (["cuda:0", "cuda:1"], "cuda:0,cuda:1"),
         (["cpu", "cpu"], "cpu"),
         (torch.device("cpu"), "cpu"),
+        (1, "cuda:1"),
+        ([0, 1], "cuda:0,cuda:1"),
     ],
-    ids=["none", "name", "list", "duplicates", "torch"],
+    ids=["none", "name", "list", "duplicates", "torch", "number", "numbers"],
 )
 def test_a_device_is_none_a_name_or_a_list(adapter: Any, device: Any, kept: str) -> None:
     assert adapter(model="a", device=device).device == kept

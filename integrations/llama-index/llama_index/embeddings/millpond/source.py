@@ -106,6 +106,7 @@ class EngineSource(BaseModel):
     def _translate(cls, options: object) -> object:
         if not isinstance(options, dict):
             return options
+        options = {name: value for name, value in options.items() if name != "class_name"}  # model_dump() writes it
         return cls._translated(options, {"model", "model_name", *cls.model_fields})
 
     @model_validator(mode="before")

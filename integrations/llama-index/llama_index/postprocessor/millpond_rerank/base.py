@@ -95,8 +95,8 @@ class MillpondRerank(EngineSource, BaseNodePostprocessor):
 
     @property
     def model_name(self) -> str | None:
-        """``model``."""
-        return self.model
+        """``model``; with ``engine=``, that of the engine."""
+        return self.engine.spec.name if self.engine is not None else self.model
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

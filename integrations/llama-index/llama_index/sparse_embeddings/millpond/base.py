@@ -67,7 +67,6 @@ class MillpondSparseEmbedding(TextLists, EngineSource, BaseSparseEmbedding):
 
     def __init__(self, *positional: str | os.PathLike[str], **options: Any) -> None:
         """From the fields above, of which only ``model_name`` may be positional."""
-        options.pop("class_name", None)  # which model_dump() writes
         super().__init__(**self._with_positional(positional, options, "model_name"))
 
     @classmethod
