@@ -41,8 +41,9 @@ def section(tag: str, changelog: str, versions: set[str]) -> str:
 
 
 def stale_pages(root: Path) -> list[str]:
-    """Pages that say that there is no release yet, and would say it on PyPI."""
-    pages = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("integrations/*/README.md")]
+    """Pages that say that there is no release yet, and would say it on PyPI or on the site."""
+    places = ("*.md", "docs/**/*.md", "integrations/*/README.md", "notebooks/*.md")
+    pages = [page for place in places for page in root.glob(place)]
     texts = {
         page: " ".join(page.read_text(encoding="utf-8").split()) for page in pages if page.name != "CONTRIBUTING.md"
     }

@@ -76,6 +76,33 @@ def test_what_is_recommended_can_be_installed(path: Path, word: str):
     assert problem(word) is None
 
 
+def lacking(words: list[str]) -> set[str]:
+    """Our own packages that an installation of folders requires and does not name: pip would ask an index for them."""
+    named, required = set(), set()
+    for word in words:
+        folder, _, extras = word.partition("[")
+        table = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        named.add(table["name"])
+        chosen = [table.get("optional-dependencies", {})[extra] for extra in re.findall(r"\w+", extras)]
+        required |= {canonicalize_name(Requirement(text).name) for text in chain(table["dependencies"], *chosen)}
+    return (required & PROJECTS.keys()) - named
+
+
+CHECKOUT_LINES = [
+    (path, words)
+    for path in [*PAGES, ROOT / "notebooks" / "README.md"]
+    for line in re.findall(r"pip install [^\n`]*", path.read_text(encoding="utf-8"))
+    if (words := re.findall(r"(?<![^\s'\"])\.(?:/[\w/-]+)?(?:\[[\w,]+\])?(?![^\s'\"])", line))
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"), CHECKOUT_LINES, ids=[f"{n}: {path.parent.name}" for n, (path, _) in enumerate(CHECKOUT_LINES)]
+)
+def test_a_line_for_a_checkout_names_all_of_our_packages_that_it_needs(path: Path, words: list[str]):
+    assert lacking(words) == set()
+
+
 def test_the_lines_are_found():
     words = {word for _, word in LINES}
     assert {"millpond[server]", "millpond[ray]", ".", "./integrations/qdrant", "pymilvus[bulk-writer]"} <= words

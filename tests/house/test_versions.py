@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import millpond
+from release.changelog import stale_pages
 from release.distributions import PACKAGES
 
 ROOT = Path(__file__).parents[2]
@@ -141,3 +142,11 @@ def test_the_lowest_versions_are_those_that_the_tests_run_with(folder: Path):
 
 def test_the_lowest_versions_are_those_of_direct_dependencies():
     assert LOWEST.keys() == {name for folder in FOLDERS for name in lowest_of(folder)}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/a/b.md", "integrations/qdrant/README.md", "notebooks/README.md"])
+def test_a_release_finds_pages_that_deny_it(page: str, tmp_path: Path):
+    for name in (page, "CONTRIBUTING.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("There is no release on a package index\nyet.", encoding="utf-8")
+    assert stale_pages(tmp_path) == [page]
