@@ -182,6 +182,17 @@ def test_llama_indexs_class_normalized() -> None:
     assert notice(spec(normalize=False)) is None
 
 
+def test_llama_indexs_class_normalized_by_modules_in_spite_of_its_option() -> None:
+    told = notice(spec(), "HuggingFaceEmbedding", normalize=False)
+    assert told is not None
+    assert told.endswith('To keep its vectors: query_prompt="", document_prompt="", normalize=True, dtype="float32"')
+    with_prompts = notice(spec(query="q: "), "HuggingFaceEmbedding", normalize=False)
+    assert with_prompts is not None
+    assert 'normalize=True, dtype="float32". To keep these, without this notice: query_prompt="auto"' in with_prompts
+    assert notice(spec(bare=True), "HuggingFaceEmbedding", normalize=False) is None
+    assert notice(spec(), "HuggingFaceEmbeddings", normalize=False) is None  # an option that it did not have
+
+
 def test_a_checkpoint_without_modules_was_pooled_by_the_mean_and_not_normalized() -> None:
     told = notice(spec(bare=True, pooling="cls"))
     assert told is not None

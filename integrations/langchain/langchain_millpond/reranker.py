@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from langchain_core.callbacks import Callbacks
@@ -64,9 +64,11 @@ class MillpondReranker(ScorerSource, BaseDocumentCompressor):
             callbacks: Accepted because LangChain passes them, and ignored.
 
         Raises:
+            TypeError: ``documents`` is no list of documents.
             MillpondError: The model cannot be loaded or does not score, or a text cannot be encoded; the message says
                 which and why.
         """
+        documents = _listed(documents)
         if not documents:
             return []
         texts = [document.page_content for document in documents]
@@ -79,6 +81,7 @@ class MillpondReranker(ScorerSource, BaseDocumentCompressor):
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> list[Document]:
         """As :meth:`compress_documents`; cancelling the task drops the pairs still queued."""
+        documents = _listed(documents)
         if not documents:
             return []
         texts = [document.page_content for document in documents]
@@ -96,3 +99,18 @@ class MillpondReranker(ScorerSource, BaseDocumentCompressor):
             for document in [documents[result.index]]
             if self.score_threshold is None or result.relevance_score >= self.score_threshold
         ]
+
+
+def _listed(documents: Iterable[Document]) -> list[Document]:
+    if isinstance(documents, str | bytes | Mapping | Document):
+        raise TypeError(
+            f"compress_documents takes a list of documents, not a {type(documents).__name__}; "
+            "write compress_documents([Document(page_content=text)], query)"
+        )
+    listed = list(documents)
+    for index, document in enumerate(listed):
+        if not isinstance(document, Document):
+            raise TypeError(
+                f"the document at index {index} is a {type(document).__name__}; write Document(page_content=text)"
+            )
+    return listed

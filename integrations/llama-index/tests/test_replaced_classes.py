@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,38 @@ async def test_the_notice_comes_with_the_first_embedding_of_any_method(
     await embedding.aget_query_embedding("tides")
     await embedding.aget_text_embedding_batch(["tides"])
     assert len(notices()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("hkunlp/instructor-base", {}), ("owner/name", {"normalize": False})],
+    ids=["an-instructor", "normalize-false"],
+)
+def test_the_notices_advice_gives_the_old_vectors(
+    minilm: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    notices: Callable[[], list[str]],
+    name: str,
+    options: dict[str, Any],
+) -> None:
+    """The folder has the name of a hub id, as sentence-transformers and LlamaIndex go by names."""
+    huggingface = pytest.importorskip("llama_index.embeddings.huggingface")
+    (tmp_path / name).mkdir(parents=True)
+    for entry in Path(minilm).iterdir():  # a folder of its own, as engines are shared by the real path
+        (tmp_path / name / entry.name).symlink_to(entry)
+    monkeypatch.chdir(tmp_path)
+    replaced = huggingface.HuggingFaceEmbedding(name, **options)
+    MillpondEmbedding(name, **options).get_query_embedding(QUESTION)
+    (line,) = notices()
+    found = re.search(r"To keep its vectors: (.*?\"float32\")", line)
+    assert found is not None
+    advice = eval(f"dict({found[1]})")
+    kept = MillpondEmbedding(name, **{**options, **advice})
+    texts = ["A zip archive.", "The mill pond feeds the water wheel."]
+    for role in ("get_query_embedding", "get_text_embedding"):
+        old, new = ([getattr(adapter, role)(text) for text in texts] for adapter in (replaced, kept))
+        np.testing.assert_allclose(new, old, atol=1e-5)
 
 
 def test_without_prompts_nothing_is_told(minilm: str, notices: Callable[[], list[str]]) -> None:

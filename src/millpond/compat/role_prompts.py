@@ -156,13 +156,19 @@ def prompt_notice(
         differences.append(f"vectors are {_NORMALIZED[spec.normalize]} ({replaced}: {_NORMALIZED[normalized]})")
         keep.append(f"normalize={normalized}")
         stay.append(f"normalize={spec.normalize}")
+    if normalize is False and replaced == "HuggingFaceEmbedding" and spec.has_modules and spec.normalize:
+        # HuggingFaceEmbedding's normalize=False leaves the checkpoint's modules as they are.
+        differences.append(
+            f"vectors are not normalized ({replaced}: normalized by modules.json, in spite of the option)"
+        )
+        keep.append("normalize=True")
     if not differences:
         return None
-    return (
+    line = (
         f"{spec.name}: {', '.join(differences)}; so vectors differ from those of an index built with {replaced}. "
-        f'To keep its vectors: {", ".join(keep)}, dtype="float32". '
-        f"To keep these, without this notice: {', '.join(stay)}"
+        f'To keep its vectors: {", ".join(keep)}, dtype="float32"'
     )
+    return f"{line}. To keep these, without this notice: {', '.join(stay)}" if stay else line
 
 
 def _bare_pooling(spec: ModelSpec) -> tuple[PoolingMode, ...]:

@@ -17,6 +17,9 @@ from millpond.models.task_detection import DetectedTasks, with_pooling
 from millpond.spec import ModelSpec, PoolingMode
 from millpond.tasks import Activation
 
+# Trained to pool the text without its instruction. Their files do not say so; sentence-transformers goes by the names.
+_INSTRUCTOR_NAMES = tuple(f"hkunlp/instructor-{size}" for size in ("base", "large", "xl"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpecOptions:
@@ -38,6 +41,8 @@ def complete_layout(checkpoint: Checkpoint, architecture: Architecture, options:
     )
     if options.pooling is not None:
         pooling = replace(pooling, modes=_modes(options.pooling))
+    if checkpoint.source.name in _INSTRUCTOR_NAMES:
+        pooling = replace(pooling, include_prompt=False)
     # As in vLLM: a plain repository gives unit vectors; one with modules.json gives them if the list has Normalize.
     normalize = layout.normalize if layout.normalize is not None else True
     return replace(layout, pooling=pooling, normalize=normalize if options.normalize is None else options.normalize)

@@ -367,3 +367,27 @@ async def test_a_cancelled_call_leaves_the_engine_working(engine: Engine, docume
             await call
     found = await reranker.acompress_documents(documents, QUESTION)
     assert found[0].page_content.startswith("Bread rises")
+
+
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        ("a text", "takes a list of documents, not a str"),
+        (Document(page_content="a text"), "takes a list of documents, not a Document"),
+        (["a text"], "the document at index 0 is a str"),
+    ],
+    ids=["str", "document", "texts"],
+)
+async def test_what_is_no_list_of_documents_is_a_type_error(documents: Any, message: str) -> None:
+    reranker = MillpondReranker(model="not/loaded")
+    with pytest.raises(TypeError, match=message):
+        reranker.compress_documents(documents, "a question")
+    with pytest.raises(TypeError, match=message):
+        await reranker.acompress_documents(documents, "a question")
+
+
+def test_any_iterable_of_documents_is_reranked(cross_encoder: str) -> None:
+    documents = [Document(page_content="a wheel"), Document(page_content="a mill")]
+    reranker = MillpondReranker(model=cross_encoder)
+    found = reranker.compress_documents((one for one in documents), "a question")  # type: ignore[arg-type]
+    assert found == reranker.compress_documents(documents, "a question")
