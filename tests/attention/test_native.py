@@ -450,6 +450,7 @@ def build(tmp_path, monkeypatch, **environment):
     return data, warnings, folder / "libmillpond.so"
 
 
+@pytest.mark.slow
 @built
 def test_the_hook_builds_a_wheel_of_this_platform(tmp_path, monkeypatch):
     data, warnings, made = build(tmp_path, monkeypatch)

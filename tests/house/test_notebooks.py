@@ -243,6 +243,7 @@ def test_the_quickstart(ran: Callable[[str], Ran], capsys: pytest.CaptureFixture
     assert len(places.axes[0].collections) == len(names["shown"]) + 1
 
 
+@pytest.mark.slow
 def test_the_two_stages_in_langchain(ran: Callable[[str], Ran], capsys: pytest.CaptureFixture[str]):
     rag = ran("2_rag_langchain")
     vectors, tokens = rag.names["stages"].values()
@@ -284,6 +285,7 @@ def test_colbert_in_llamaindex(ran: Callable[[str], Ran]):
     assert {source.node.metadata["module"] for source in answered} <= {"shutil", "tempfile"}
 
 
+@pytest.mark.slow
 def test_matryoshka_ingestion(ran: Callable[[str], Ran], capsys: pytest.CaptureFixture[str]):
     matryoshka = ran("4_matryoshka_ingestion")
     names = matryoshka.names
@@ -305,6 +307,7 @@ def test_matryoshka_ingestion(ran: Callable[[str], Ran], capsys: pytest.CaptureF
     assert advice.smallest.stored_bytes < advice.full.stored_bytes
 
 
+@pytest.mark.slow
 def test_serving(ran: Callable[[str], Ran], capsys: pytest.CaptureFixture[str]):
     serving = ran("5_serving")
     names = serving.names
@@ -335,6 +338,7 @@ def test_execute_writes_the_outputs_elsewhere(tmp_path: Path):
     assert source.read_text(encoding="utf-8") == before
 
 
+@pytest.mark.slow
 def test_execute_names_the_cell_that_fails_and_goes_on(tmp_path: Path):
     failing = small_notebook(tmp_path / "1_failing.ipynb", "print('made')", "raise LookupError('no mill')", "1")
     endless = small_notebook(tmp_path / "2_endless.ipynb", "import time\ntime.sleep(1000)")

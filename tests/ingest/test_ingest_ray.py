@@ -104,6 +104,7 @@ def counts(report, *others):
     return {name: value for name, value in asdict(report).items() if name not in left_out}
 
 
+@pytest.mark.slow
 def test_a_run_with_a_killed_worker_writes_and_reports_what_a_local_run_does(cluster, model, engine, tmp_path, caplog):
     source = tmp_path / "corpus.jsonl"
     source.write_text(corpus())

@@ -93,7 +93,7 @@ def find_fault(error: Exception, request: str, *, uri: str, timeout: float, lite
     if call is None and (late or _is_silent(error)):  # the client kept the reason to itself
         call = _refusal(uri)
         if call is None:
-            reason = _silence(uri) if request == "the connection" else ""
+            reason = _silence(uri) if request in ("the connection", "the version") else ""
             return Fault(words=f"did not answer {request} within {timeout:g} s{reason}", kind=SinkUnavailableError)
     if call is not None:
         return _transport_fault(call, request, uri=uri, timeout=timeout)
@@ -162,7 +162,7 @@ def _transport_fault(call: grpc.Call, request: str, *, uri: str, timeout: float)
     code, details = call.code(), call.details() or ""
     busy = SinkUnavailableError
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        reason = _silence(uri) if request == "the connection" else ""
+        reason = _silence(uri) if request in ("the connection", "the version") else ""
         return Fault(words=f"did not answer {request} within {timeout:g} s{reason}", kind=busy)
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return Fault(words=f"refused {request}: {_access(details)}", kind=SinkError)

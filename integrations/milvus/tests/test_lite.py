@@ -42,9 +42,9 @@ def rows(count: int, *, first: int = 0, width: int = 64) -> WriteBatch:
 @pytest.mark.parametrize(
     ("scenario", "refusal"),
     [
-        ("upsert", "takes no more writes"),
+        pytest.param("upsert", "takes no more writes", marks=pytest.mark.slow),
         ("flush", "takes no more writes"),
-        ("delete", "takes no more writes"),
+        pytest.param("delete", "takes no more writes", marks=pytest.mark.slow),
         ("lose", "holds 511 rows, and 512 before the write that failed; write its records again"),
     ],
 )

@@ -157,6 +157,7 @@ sink.close()
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_fails_to_sync_acknowledges_nothing(engine: Engine, tmp_path: Path) -> None:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None or sys.platform != "linux":

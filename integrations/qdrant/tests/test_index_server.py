@@ -210,6 +210,7 @@ def test_filters_and_ids_hold_in_both_stages(server: Fake) -> None:
     assert "prefetch" not in exact
 
 
+@pytest.mark.slow
 def test_no_request_exceeds_what_the_server_takes(server: Fake) -> None:
     index = QdrantIndex(server.url, "docs", None)
     values = matrices(2, tokens=[8192, 8192], width=128)

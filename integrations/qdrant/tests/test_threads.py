@@ -158,6 +158,7 @@ def _open_in_child(place: Path, answers: multiprocessing.Queue[str]) -> None:
         answers.put("opened")
 
 
+@pytest.mark.slow
 def test_what_another_process_wrote_while_the_folder_was_read_is_there(
     engine: Engine, records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

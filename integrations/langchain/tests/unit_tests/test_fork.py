@@ -48,6 +48,7 @@ assert embeddings.embed_documents(texts)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.timeout(200)
 def test_children_of_a_parent_that_has_embedded_answer(minilm: str) -> None:
