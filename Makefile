@@ -41,7 +41,7 @@ LOWEST := $(VENV)-lowest
 TORCH = "$$(grep '^torch==' constraints.txt)"
 # What the tests themselves need has the versions of constraints.txt.
 TEST_TOOLS := hatchling hypothesis psutil pytest pytest-asyncio pytest-randomly pytest-socket pytest-timeout pytest-xdist sentence-transformers
-LOWEST_EXTRAS := .[chunking,demo,otel,parquet,ray,report,server,zstd] integrations/milvus[bfloat16,parquet]
+LOWEST_EXTRAS := chunking,demo,otel,parquet,ray,report,server,zstd
 # Without the tests of the server and the tools, and without those that import a package only for development (as openai,
 # playwright or langchain-tests), which may need newer versions of what is under test.
 DEVELOPMENT := langchain_(tests|classic|milvus|qdrant|openai)|llama_index\.(vector_stores|embeddings\.openai)|openai|cohere|playwright|datasets|schemathesis
@@ -90,7 +90,7 @@ $(LOWEST)/.installed: $(PROJECTS) constraints.txt constraints-lowest.txt
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check install --quiet $(TORCH_ARGS) $(TORCH)
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints-lowest.txt \
-		$(LOWEST_EXTRAS:%=--editable '%') $(patsubst %,--editable integrations/%,$(filter-out milvus,$(PACKAGES))) \
+		--editable '.[$(LOWEST_EXTRAS)]' $(PACKAGES:%=--editable integrations/%) --editable 'integrations/milvus[bfloat16,parquet]' \
 		$$(for tool in $(TEST_TOOLS); do grep "^$$tool==" constraints.txt; done)
 	@touch $@
 
