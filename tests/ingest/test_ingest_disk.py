@@ -177,6 +177,7 @@ def test_a_disk_that_does_not_keep_what_is_written_loses_nothing(model, tmp_path
     check(url, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_journal_is_trusted_no_further_than_the_database(model, tmp_path):
     """A folder that was restored without its last segment, or lost to a failing disk."""
     pytest.importorskip("millpond_qdrant")

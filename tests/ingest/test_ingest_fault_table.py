@@ -104,8 +104,8 @@ def test_a_database_that_fails_for_good_ends_the_run_which_then_goes_on(ingest, 
 @pytest.mark.parametrize(
     "failure",
     [
-        lambda handler: handler.fail(500),
-        lambda handler: handler.fail(503, Retry_After="1"),
+        pytest.param(lambda handler: handler.fail(500), marks=pytest.mark.slow),
+        pytest.param(lambda handler: handler.fail(503, Retry_After="1"), marks=pytest.mark.slow),
         lambda handler: handler.fail(429, Retry_After="1"),
         lambda handler: handler.close(),
     ],

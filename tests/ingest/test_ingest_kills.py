@@ -177,6 +177,7 @@ def test_a_hundred_kills_lose_and_double_nothing(zygote, source, model, database
         number += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGTERM, id="term"), pytest.param(signal.SIGINT, id="int", marks=pytest.mark.slow)]
 )

@@ -78,7 +78,10 @@ class OptionTranslation:
         given = [name for name in both if self.options[name] is not None]
         if len(given) == 2 and self.options["model"] != self.options["model_name"]:
             first, second = (f"{name}={self.options[name]!r}" for name in both)
-            raise InvalidRequestError(f"{first} and {second} contradict each other; pass one of them")
+            raise InvalidRequestError(
+                f"{first} and {second} contradict each other, and two names of one model\n"
+                "are not permitted; pass one of them"
+            )
         kept = given[0] if given else both[0]
         return {name: value for name, value in self.options.items() if name not in both or name == kept}
 

@@ -582,6 +582,7 @@ def test_an_answer_that_nobody_reads_does_not_hold_its_connection(embedder: Path
             time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_slow_reader_gets_its_whole_answer(hasty: Server) -> None:
     with connect(hasty) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
