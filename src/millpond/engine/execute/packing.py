@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from millpond.engine.schedule.request import Prefix, Request
 
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int32]
 Leads = dict[Prefix, tuple[int, np.ndarray]]  # each shared prefix with its index in the row and its ids
 
 # A row of at most this many tokens is not rounded: a single short text should not pay for one more sequence.
@@ -22,12 +22,13 @@ _STEP = 32
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackedRequests:
-    """One forward's input on the host.
+    """One forward's input on the host; the arrays are int32 and contiguous, as native forwards and GPUs take them.
 
     Attributes:
         requests: In the order of the row: by length, so that neighbours of equal length form dense runs.
         lead: Sequences before theirs: prefixes that several of them share.
         lengths: ``[n]`` tokens of each sequence.
+        bounds: ``[n + 1]`` where each sequence begins in the row, and where the last one ends.
         ids: ``[tokens]``.
         positions: ``[tokens]``, restarting per sequence.
         types: ``[tokens]`` token types; ``None``: all 0.
@@ -40,7 +41,8 @@ class PackedRequests:
     requests: tuple[Request, ...]
     lead: int
     lengths: Ints
-    ids: npt.NDArray[np.int32]
+    bounds: Ints
+    ids: Ints
     positions: Ints
     types: Ints | None
     adapters: Ints | None
@@ -53,27 +55,30 @@ class PackedRequests:
         """Pack requests, shortest first; a prefix that several of them share comes first, and only once."""
         leads = _leads(requests)
         ordered = tuple(sorted(requests, key=lambda request: _order(request, leads)))
-        skipped = [_skipped(request, leads) for request in ordered]
-        pieces = [ids for _, ids in leads.values()] + [r.ids[n:] for r, n in zip(ordered, skipped, strict=True)]
-        begins = np.array([0] * len(leads) + skipped, dtype=np.int64)
-        lengths = np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces))
+        skipped = [0] * len(leads) + [_skipped(request, leads) for request in ordered]
+        rows = [ids for _, ids in leads.values()] + [request.ids for request in ordered]
+        pieces = [ids[n:] if n else ids for ids, n in zip(rows, skipped, strict=True)]
+        lengths = np.fromiter(map(len, pieces), dtype=np.int32, count=len(pieces))
+        bounds = _bounds(lengths)
         ids = np.concatenate(pieces)
-        starts = np.cumsum(lengths) - lengths
+        # [n] what each token's position is less than its index in the row.
+        behind = bounds[:-1] - position_offset - np.array(skipped, dtype=np.int32)
         keys = None
         if any(request.attended is not None for request in ordered):
             keys = [request.length if request.attended is None else request.attended for request in ordered]
-        adapters = np.array([request.call.plan.adapter for request in ordered], dtype=np.int64)
+        adapters = [request.call.plan.adapter for request in ordered]
         # A text without tokens after its prompt still has one row to pool.
         skips = [min(request.skip, request.length - 1) for request in ordered]
         return cls(
             requests=ordered,
             lead=len(leads),
             lengths=lengths,
+            bounds=bounds,
             ids=ids,
-            positions=np.arange(position_offset, position_offset + len(ids)) - np.repeat(starts - begins, lengths),
+            positions=np.arange(len(ids), dtype=np.int32) - np.repeat(behind, lengths),
             types=_types(ordered) if any(request.types is not None for request in ordered) else None,
-            adapters=np.repeat(adapters, lengths) if (adapters >= 0).any() else None,
-            skip=np.array(skips, dtype=np.int64) if any(skips) else None,
+            adapters=np.repeat(np.array(adapters, dtype=np.int32), lengths) if max(adapters) >= 0 else None,
+            skip=np.array(skips, dtype=np.int32) if any(skips) else None,
             keys=keys,
             prefixes=_continued(ordered, leads),
         )
@@ -87,9 +92,11 @@ class PackedRequests:
         def extended(array: npt.NDArray[Any], value: int, count: int = more) -> npt.NDArray[Any]:
             return np.concatenate((array, np.full(count, value, dtype=array.dtype)))
 
+        lengths = extended(self.lengths, more, 1)
         return replace(
             self,
-            lengths=extended(self.lengths, more, 1),
+            lengths=lengths,
+            bounds=_bounds(lengths),
             ids=extended(self.ids, 0),
             positions=extended(self.positions, position_offset),
             types=None if self.types is None else extended(self.types, 0),
@@ -147,7 +154,14 @@ def _continued(requests: Sequence[Request], leads: Leads) -> list[int] | None:
 
 
 def _types(requests: Sequence[Request]) -> Ints:
-    """int64 ``[tokens]`` token types of the whole row."""
+    """``[tokens]`` token types of the whole row."""
     return np.concatenate(
-        [np.zeros(r.length, dtype=np.int64) if r.types is None else r.types.astype(np.int64) for r in requests]
+        [np.zeros(r.length, dtype=np.int32) if r.types is None else r.types.astype(np.int32) for r in requests]
     )
+
+
+def _bounds(lengths: Ints) -> Ints:
+    """``[n + 1]`` cumulative lengths from 0."""
+    bounds = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=bounds[1:])
+    return bounds
