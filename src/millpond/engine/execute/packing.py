@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ class PackedRequests:
     Attributes:
         requests: In the order of the row: by length, so that neighbours of equal length form dense runs.
         lead: Sequences before theirs: prefixes that several of them share.
-        lengths: ``[n]`` tokens of each sequence.
         bounds: ``[n + 1]`` where each sequence begins in the row, and where the last one ends.
         ids: ``[tokens]``.
         positions: ``[tokens]``, restarting per sequence.
@@ -40,7 +40,6 @@ class PackedRequests:
 
     requests: tuple[Request, ...]
     lead: int
-    lengths: Ints
     bounds: Ints
     ids: Ints
     positions: Ints
@@ -58,11 +57,14 @@ class PackedRequests:
         skipped = [0] * len(leads) + [_skipped(request, leads) for request in ordered]
         rows = [ids for _, ids in leads.values()] + [request.ids for request in ordered]
         pieces = [ids[n:] if n else ids for ids, n in zip(rows, skipped, strict=True)]
-        lengths = np.fromiter(map(len, pieces), dtype=np.int32, count=len(pieces))
-        bounds = _bounds(lengths)
+        lengths = [len(ids) for ids in pieces]
+        bounds = np.array([0, *accumulate(lengths)], dtype=np.int32)
         ids = np.concatenate(pieces)
         # [n] what each token's position is less than its index in the row.
-        behind = bounds[:-1] - position_offset - np.array(skipped, dtype=np.int32)
+        behind = bounds[:-1] - np.array(skipped, dtype=np.int32)
+        positions = np.arange(position_offset, position_offset + len(ids), dtype=np.int32)
+        if len(pieces) > 1:
+            positions -= np.repeat(behind, lengths)
         keys = None
         if any(request.attended is not None for request in ordered):
             keys = [request.length if request.attended is None else request.attended for request in ordered]
@@ -72,16 +74,20 @@ class PackedRequests:
         return cls(
             requests=ordered,
             lead=len(leads),
-            lengths=lengths,
             bounds=bounds,
             ids=ids,
-            positions=np.arange(len(ids), dtype=np.int32) - np.repeat(behind, lengths),
+            positions=positions,
             types=_types(ordered) if any(request.types is not None for request in ordered) else None,
             adapters=np.repeat(np.array(adapters, dtype=np.int32), lengths) if max(adapters) >= 0 else None,
             skip=np.array(skips, dtype=np.int32) if any(skips) else None,
             keys=keys,
             prefixes=_continued(ordered, leads),
         )
+
+    @property
+    def lengths(self) -> Ints:
+        """``[n]`` tokens of each sequence."""
+        return np.diff(self.bounds)
 
     def filled(self, tokens: int, position_offset: int) -> PackedRequests:
         """The same row, filled up to ``tokens`` by a last sequence that belongs to no request."""
@@ -92,11 +98,9 @@ class PackedRequests:
         def extended(array: npt.NDArray[Any], value: int, count: int = more) -> npt.NDArray[Any]:
             return np.concatenate((array, np.full(count, value, dtype=array.dtype)))
 
-        lengths = extended(self.lengths, more, 1)
         return replace(
             self,
-            lengths=lengths,
-            bounds=_bounds(lengths),
+            bounds=extended(self.bounds, tokens, 1),
             ids=extended(self.ids, 0),
             positions=extended(self.positions, position_offset),
             types=None if self.types is None else extended(self.types, 0),
@@ -159,9 +163,3 @@ def _types(requests: Sequence[Request]) -> Ints:
         [np.zeros(r.length, dtype=np.int32) if r.types is None else r.types.astype(np.int32) for r in requests]
     )
 
-
-def _bounds(lengths: Ints) -> Ints:
-    """``[n + 1]`` cumulative lengths from 0."""
-    bounds = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=bounds[1:])
-    return bounds
