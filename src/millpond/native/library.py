@@ -172,6 +172,8 @@ def _declare(loaded: ctypes.CDLL) -> None:
     loaded.millpond_kernel_table.argtypes = [_pointer, ctypes.c_int]
     loaded.millpond_kernel_table.restype = ctypes.c_int
     loaded.millpond_kernel_table_bytes.restype = _int
+    loaded.millpond_plan_bytes.argtypes = [_pointer]
+    loaded.millpond_plan_bytes.restype = None
     loaded.millpond_attention_call_bytes.restype = _int
     loaded.millpond_attention_workspace.argtypes = [_int, _int]
     loaded.millpond_attention_workspace.restype = _int
