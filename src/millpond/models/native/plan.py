@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from millpond.models.native import structs
 from millpond.native import library
@@ -245,7 +246,7 @@ class PlanBuilder:
             before=before,
             after=0 if causal else before,
             softcap=softcap or 0.0,
-            distances=self._floats(distances),
+            distances=None if distances is None else self._floats(nn.functional.pad(distances.flatten(), (0, UNIT))),
             reach=0 if distances is None else (distances.shape[1] + 1) // 2,
             last=last,
         )

@@ -225,11 +225,10 @@ struct Forward {
       const int64_t start = block.start(t), length = block.start(t + 1) - start;
       const int64_t keys = block.call.keys ? block.call.keys[t] : length;
       for (int64_t h = 0; h < step.kv_heads; h++)
-        for (int64_t row = 0; row < length; row += part, task++) {
+        for (int64_t row = 0, end; row < length; row = end, task++) {
+          end = part < length - row ? row + part : length;
           if (task % block.team.pieces == block.team.piece)
-            Attention<Isa>::run(step, block.room.heads, block.attention, start, keys, h, row,
-                                part > length - row ? length : row + part);
-          if (part > length) break;
+            Attention<Isa>::run(step, block.room.heads, block.attention, start, keys, h, row, end);
         }
     }
   }
@@ -240,7 +239,8 @@ struct Forward {
     const int64_t texts = block.last - block.first;
     const auto source = [&](int64_t i) {
       const int64_t text = block.first + i;
-      return block.call.reading == kFirstRow ? block.start(text) : block.start(text + 1) - 1;
+      if (block.call.reading == kLastRow) return block.start(text + 1) - 1;
+      return block.start(text) + (block.call.skip ? block.call.skip[text] : 0);
     };
     const auto gather = [&](char* at, int64_t stride, int64_t panels, int64_t bytes) {
       for (int64_t p = block.team.first(panels); p < block.team.last(panels); p++)
