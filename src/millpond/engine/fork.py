@@ -46,7 +46,7 @@ class ProcessFuture(Future[Output]):
         return self._state in _DONE
 
     def failure(self) -> BaseException | None:
-        """The error of a future that is done, CancelledError included; ``None`` if it has a result. Without its lock."""
+        """The error of a future that is done, CancelledError included; ``None`` if it has a result. Takes no lock."""
         return CancelledError() if self._state in _CANCELLED else self._exception
 
     def _fail_in_child(self) -> None:
