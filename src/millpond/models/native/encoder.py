@@ -69,6 +69,10 @@ class NativeEncoder(nn.Module):
             timings: Seconds of each kind of step are added here.
         """
         texts = len(bounds) - 1
+        if self.plan.rotations:
+            longest = int(np.diff(bounds).max(initial=0))
+            for rotation in self.plan.rotations:
+                rotation.cover(offset + longest)
         count = int(bounds[-1]) if rows == "all" else texts
         out = torch.empty((count, self.plan.hidden), dtype=torch.float32)
         call = structs.EncodeCall(
