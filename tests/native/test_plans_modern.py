@@ -19,6 +19,7 @@ from millpond.attention.segments import Segments
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.native_config import translate
+from millpond.models.linear import plain_linears
 from millpond.models.load import load_backbone
 from millpond.models.modernbert import PackedModernBert
 from millpond.models.native import modernbert, rotary_encoder
@@ -143,33 +144,39 @@ def plan_of(module: nn.Module, highest: str | None = None, dtype: torch.dtype = 
     kernels = kernels_of(dtype, highest)
     assert kernels is not None
     if isinstance(module, PackedModernBert):
-        return NativeEncoder(modernbert.plan_of(module, kernels, dtype))
+        return NativeEncoder(modernbert.plan(module, kernels, dtype))
     assert isinstance(module, PackedRotaryEncoder)
-    return NativeEncoder(rotary_encoder.plan_of(module, kernels, dtype))
+    return NativeEncoder(rotary_encoder.plan(module, kernels, dtype))
 
 
 @lru_cache(maxsize=64)  # two variants share nothing, and no test changes them
 def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-    return backbone(folder, dtype)
+    with plain_linears():
+        return backbone(folder, dtype)
 
 
 def some_ids(lengths: tuple[int, ...]) -> torch.Tensor:  # [tokens]
     return torch.randint(5, 200, (sum(lengths),), generator=torch.Generator().manual_seed(4))
 
 
-@lru_cache(maxsize=64)
 @torch.inference_mode()
-def expected_states(
-    folder: Path, lengths: tuple[int, ...] = LENGTHS, types: torch.Tensor | None = None
-) -> torch.Tensor:
-    """transformers' states ``[tokens, hidden]``, in float32."""
+def states(module: nn.Module, lengths: tuple[int, ...] = LENGTHS, types: torch.Tensor | None = None) -> torch.Tensor:
+    """The states ``[tokens, hidden]`` of a backbone, called as the engine calls those in torch's operators."""
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
     row: dict[str, Any] = {"position_ids": positions, "segments": Segments.of(lengths)}
     if types is not None:
         row["token_type_ids"] = types[None]
+    return module(input_ids=some_ids(lengths)[None], **row).last_hidden_state[0]
+
+
+@lru_cache(maxsize=64)
+def expected_states(
+    folder: Path, lengths: tuple[int, ...] = LENGTHS, types: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Those of transformers' class in float32."""
     module = backbone(folder, packed=False)
     assert type(module).__module__.startswith("transformers.")
-    return module(input_ids=some_ids(lengths)[None], **row).last_hidden_state[0]
+    return states(module, lengths, types)
 
 
 def native_states(encoder: NativeEncoder, lengths: tuple[int, ...] = LENGTHS, **options: Any) -> torch.Tensor:
@@ -246,9 +253,22 @@ def test_tables_of_rotary_positions_grow_with_the_longest_text(variant, folder_o
 
 @compiled
 @pytest.mark.parametrize("variant", UNFIT)
-def test_what_the_kernels_do_not_compute_is_unfit(variant, folder_of):
+def test_what_the_kernels_do_not_compute_runs_in_torchs_operators(variant, folder_of):
+    folder = folder_of(variant)
     with pytest.raises(Unfit):
-        plan_of(loaded(folder_of(variant)))
+        plan_of(loaded(folder))
+    module = backbone(folder, native=True)
+    assert type(module).__name__.startswith("Packed")
+    assert apart(states(module), expected_states(folder)) <= TOLERANCE
+
+
+@compiled
+@pytest.mark.parametrize("variant", ["modernbert", "nomic", "gte"])
+def test_loading_chooses_the_native_forward(variant, folder_of):
+    folder = folder_of(variant)
+    module = backbone(folder, native=True)
+    assert isinstance(module, NativeEncoder)
+    assert apart(states(module), expected_states(folder)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("scaling", [DYNAMIC, LONG], ids=["dynamic", "longrope"])
@@ -260,15 +280,12 @@ def test_positions_that_depend_on_the_longest_text_are_unfit(scaling):
 
     two = ModernBertRotaryEmbedding(ModernBertConfig(**SIZE | two_bases(scaling)))
     assert Rotation(two, "sliding_attention").positions
-    for rotary, kind in ((two, ("full_attention",)), (GteRotaryEmbedding(GteConfig(**SIZE | {"rope_parameters": scaling})), ())):
+    for rotary, kind in (
+        (two, ("full_attention",)),
+        (GteRotaryEmbedding(GteConfig(**SIZE | {"rope_parameters": scaling})), ()),
+    ):
         with pytest.raises(Unfit):
             Rotation(rotary, *kind)
-
-
-@compiled
-def test_int8_layers_are_unfit(folder_of):
-    with pytest.raises(Unfit):
-        plan_of(backbone(folder_of("modernbert"), torch.bfloat16, quantization="int8"))
 
 
 # --- Mistakes: each must change the states. --------------------------------------------------------------------------

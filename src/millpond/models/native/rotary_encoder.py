@@ -6,17 +6,16 @@ from typing import Any
 
 import torch
 
-from millpond.models.native.linear import plain
 from millpond.models.native.plan import Kernels, Plan, PlanBuilder
 from millpond.models.native.rotation import Rotation
 from millpond.models.rotary_encoder import PackedLayer, PackedRotaryEncoder
 
 
-def plan_of(backbone: PackedRotaryEncoder, kernels: Kernels, dtype: torch.dtype) -> Plan:
-    """The steps of ``backbone``, whose weights are packed.
+def plan(backbone: PackedRotaryEncoder, kernels: Kernels, dtype: torch.dtype) -> Plan:
+    """The plan of a packed backbone whose linear layers are in torch's own form.
 
     Raises:
-        Unfit: The native encoder does not compute it.
+        Unfit: A size or a part has no kernel.
     """
     builder = PlanBuilder(kernels, dtype)
     embeddings: Any = backbone.embeddings
@@ -31,14 +30,14 @@ def plan_of(backbone: PackedRotaryEncoder, kernels: Kernels, dtype: torch.dtype)
 
 
 def _add_layer(builder: PlanBuilder, layer: PackedLayer, rotation: Rotation, *, last: bool) -> None:
-    qkv = plain(layer.qkv)
+    qkv = layer.qkv
     hidden = qkv.weight.shape[1]
     heads, dim = layer.heads, qkv.weight.shape[0] // (3 * layer.heads)
     builder.heads(qkv)
     builder.turn(heads=heads, kv_heads=heads, dim=dim, rotation=rotation)
     builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5, last=last)
-    builder.out(plain(layer.attention_out))
+    builder.out(layer.attention_out)
     builder.norm(builder.norm_of(layer.attention_norm.norm), hidden, residual=True)
-    gate = plain(layer.gate_proj)
-    builder.feed(plain(layer.up_proj), plain(layer.down_proj), gate.activation, gate=gate)
+    gate = layer.gate_proj
+    builder.feed(layer.up_proj, layer.down_proj, gate.activation, gate=gate)
     builder.norm(builder.norm_of(layer.norm.norm), hidden, residual=True)
