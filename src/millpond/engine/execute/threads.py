@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from millpond.models.int8 import Int8Linear
 from millpond.models.linear import ReorderedLinear
+from millpond.models.native.encoder import NativeEncoder
 
 # Floating-point operations of a batch for which one more thread pays. Every operator of a layer ends in a barrier,
 # which costs tens of microseconds when threads have to be woken: on two cores a 6-layer, 384-wide encoder breaks even
@@ -38,18 +37,20 @@ class Threads:
         return min(self.most, 1 + int(tokens * self._per_token / flops))
 
 
-@contextmanager
-def on_threads(count: int) -> Iterator[None]:
+class on_threads:  # noqa: N801  # a context
     """Run on ``count`` of torch's threads; the calling thread's number is restored afterwards."""
-    before = torch.get_num_threads()
-    if before == count:
-        yield
-        return
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._before = torch.get_num_threads()
+
+    def __enter__(self) -> None:
+        if self._before != self._count:
+            torch.set_num_threads(self._count)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before != self._count:
+            torch.set_num_threads(self._before)
 
 
 def default_threads(count: int) -> None:
@@ -72,6 +73,8 @@ def _multiplied_weights(backbone: nn.Module) -> int:
     for _, module in backbone.named_modules(remove_duplicate=False):
         if isinstance(module, ReorderedLinear | Int8Linear):
             total += module.weights
+        elif isinstance(module, NativeEncoder):
+            total += module.plan.weights
         elif not isinstance(module, nn.Embedding):
             total += sum(weight.numel() for weight in module.parameters(recurse=False) if weight.dim() == 2)
     return total
