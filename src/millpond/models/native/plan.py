@@ -10,7 +10,7 @@ import errno
 import mmap
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from torch import nn
 
 from millpond.models.native import structs
 from millpond.native import library
+
+if TYPE_CHECKING:
+    from millpond.models.native.rotation import Rotation
 
 # A product computes that many columns at a time, and a panel of states has as many, in all instruction sets.
 UNIT = 32
@@ -103,6 +106,7 @@ class Plan:
         vocabulary: Rows of the word table.
         types: Rows of the table of token types; 0: none.
         positions: Positions that the model has; 0: any number.
+        rotations: Tables of rotary positions, which have to cover a call's longest text.
         owned: What the struct points to.
     """
 
@@ -113,6 +117,7 @@ class Plan:
     vocabulary: int
     types: int
     positions: int
+    rotations: tuple[Rotation, ...]
     owned: tuple[Any, ...]
 
 
@@ -129,6 +134,7 @@ class PlanBuilder:
         self._steps: list[structs.Step] = []
         self._weights: list[tuple[structs.Weight, torch.Tensor]] = []
         self._owned: list[Any] = []
+        self._rotations: dict[int, Rotation] = {}  # by step
         self._hidden = 0
         self._heads = 0
         self._inner = 0
@@ -200,11 +206,14 @@ class PlanBuilder:
         key_norm: structs.NormWeights | None = None,
         cosines: torch.Tensor | None = None,  # [positions, dim / 2]
         sines: torch.Tensor | None = None,  # [positions, dim / 2]
+        rotation: Rotation | None = None,
     ) -> None:
-        """Norms of query and key heads, then their rotation."""
+        """Norms of query and key heads, then their rotation, by tables of a fixed size or by those that grow."""
         self._columns(dim)
         if cosines is not None:
             self._bound(len(cosines))
+        if rotation is not None:
+            self._rotations[len(self._steps)] = rotation
         self._add(
             kind=structs.HEADS,
             heads=heads,
@@ -296,6 +305,14 @@ class PlanBuilder:
         whole = None if weight is None else weight.detach().float() + offset
         return structs.NormWeights(kind=kind, weight=self._floats(whole), bias=self._floats(bias), epsilon=epsilon)
 
+    def norm_of(self, norm: nn.Module) -> structs.NormWeights:
+        """The weights of torch's layer norm, with or without a bias; the identity copies."""
+        if isinstance(norm, nn.Identity):
+            return structs.NormWeights(kind=structs.COPY)
+        if type(norm) is not nn.LayerNorm:
+            raise Unfit(f"norm {type(norm).__name__}")
+        return self.norm_weights(structs.LAYER_NORM, norm.weight, norm.bias, norm.eps)
+
     def build(self) -> Plan:
         """Pack the weights into one piece of memory, in the order of their use."""
         size = self._dtype.itemsize
@@ -312,6 +329,8 @@ class PlanBuilder:
         assert count
         steps = (structs.Step * len(self._steps))(*self._steps)
         self._copy_units(steps)
+        for i, rotation in self._rotations.items():
+            rotation.serve(steps[i])
         model = structs.Model(
             steps=steps,
             count=len(steps),
@@ -329,6 +348,7 @@ class PlanBuilder:
             vocabulary=self._vocabulary,
             types=self._types,
             positions=self._positions,
+            rotations=tuple(dict.fromkeys(self._rotations.values())),
             owned=(memory, steps, *self._owned),
         )
 
