@@ -20,7 +20,7 @@ PRECISIONS = {
     "amx": torch.bfloat16,
 }
 # What a rounding to the precision of the states changes at most, relatively.
-ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9}
+ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
 
 
 def has(isa):

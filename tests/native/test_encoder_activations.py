@@ -61,7 +61,7 @@ def test_an_activation_is_that_of_torch(isa, name, gated):
     )
     factors = rows.double().roll(-1, 1) if gated else torch.ones(1)
     expected = activated(rows, name) * factors
-    bound = ERRORS[dtype] * factors.abs().clamp(min=1.0) + 2.1 * ROUNDING[dtype] * expected.abs()
+    bound = ERRORS[dtype] * factors.abs().clamp(min=1.0) + 1.1 * ROUNDING[dtype] * expected.abs()
     assert_near(encoded(encoder, len(rows)), expected, bound)
 
 
@@ -87,7 +87,7 @@ def test_infinities_nan_and_huge_numbers_give_what_torch_gives(isa, name):
     result = encoded(encoder, len(rows))[:, 0]
     if (isa, name) in POLYNOMIALS:
         expected[arguments == -torch.inf] = 0.0
-    assert_near(result, expected, (2.1 * ROUNDING[dtype] + 1e-5) * expected.abs() + ERRORS[dtype])
+    assert_near(result, expected, (1.1 * ROUNDING[dtype] + 1e-5) * expected.abs() + ERRORS[dtype])
 
 
 @every_isa

@@ -175,6 +175,7 @@ struct Forward {
       case kGeluTanh: return product_to_states<kGated, kGeluTanh>(block, a, weight, first, last, to, to_column);
       case kSilu: return product_to_states<kGated, kSilu>(block, a, weight, first, last, to, to_column);
       case kRelu: return product_to_states<kGated, kRelu>(block, a, weight, first, last, to, to_column);
+      case kSigmoid: return product_to_states<kGated, kSigmoid>(block, a, weight, first, last, to, to_column);
       default: return product_to_states<kGated, kIdentity>(block, a, weight, first, last, to, to_column);
     }
   }

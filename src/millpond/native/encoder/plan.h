@@ -13,7 +13,7 @@
 
 enum StepKind : std::int64_t { kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed };
 
-enum Activation : std::int64_t { kIdentity, kGelu, kGeluTanh, kSilu, kRelu };
+enum Activation : std::int64_t { kIdentity, kGelu, kGeluTanh, kSilu, kRelu, kSigmoid };
 
 enum NormKind : std::int64_t { kCopy, kLayerNorm, kRmsNorm };
 
