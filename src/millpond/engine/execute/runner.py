@@ -122,7 +122,8 @@ class Runner:
             threads=torch.get_num_threads(),
         )
         if kind is not None and all(map(self.pooler.is_plain, readouts)):
-            return dict.fromkeys(readouts, list(hidden.numpy()))  # no torch operator for a single short text
+            rows = list(hidden.numpy())  # without an operator of torch, which a single short text would notice
+            return dict.fromkeys(readouts, rows)
         return self._read_states(batch, hidden, readouts, kind)
 
     @torch.inference_mode()
