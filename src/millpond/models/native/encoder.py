@@ -67,7 +67,7 @@ class NativeEncoder(nn.Module):
             offset: Position of a text's first token.
             types: Token types; ``None``: all 0.
             keys: Number of first tokens of each text that are attended to; ``None``: all.
-            skip: Number of first tokens of each text that a mean leaves out; ``None``: none.
+            skip: Number of first tokens of each text that a mean and the first row leave out; ``None``: none.
             rows: Which rows are read.
             threads: Threads to run on, this one included.
             timings: Seconds of each kind of step are added here.

@@ -255,7 +255,7 @@ class PlanBuilder:
             before=before,
             after=0 if causal else before,
             softcap=softcap or 0.0,
-            distances=self._floats(distances),
+            distances=None if distances is None else self._floats(nn.functional.pad(distances.flatten(), (0, UNIT))),
             reach=0 if distances is None else (distances.shape[1] + 1) // 2,
             last=last,
         )
@@ -263,7 +263,9 @@ class PlanBuilder:
     def out(self, part: Any, *, add: bool = False, branch: bool = False) -> None:
         """The product after attention: ``sums = heads W``, ``sums +=`` or ``branch =``."""
         self._branch |= branch
-        self._add(kind=structs.PRODUCT, target=3 if branch else 2 if add else 1, weight=self._weight(part))
+        weight = self._weight(part)
+        self._hidden = max(self._hidden, weight.out)
+        self._add(kind=structs.PRODUCT, target=3 if branch else 2 if add else 1, weight=weight)
 
     def feed(
         self,
@@ -285,13 +287,15 @@ class PlanBuilder:
         inner = self._columns(up.weight.shape[0])
         self._inner = max(self._inner, inner)
         weight = self._weight(up) if gate is None else self._gated(gate, up)
+        narrow = self._weight(down)
+        self._hidden = max(self._hidden, narrow.out)
         self._add(
             kind=structs.FEED,
             target=3 if branch else 2 if add else 1,
             activation=structs.ACTIVATIONS[activation],
             gated=gate is not None,
             weight=weight,
-            down=self._weight(down),
+            down=narrow,
         )
 
     def norm_weights(
@@ -369,8 +373,7 @@ class PlanBuilder:
 
     def _weight(self, *parts: Any) -> structs.Weight:
         weight = parts[0].weight if len(parts) == 1 else torch.cat([part.weight.detach() for part in parts])
-        biases = [part.bias for part in parts]
-        bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
+        bias = None if all(part.bias is None for part in parts) else torch.cat([_bias_of(part) for part in parts])
         return self._packed(weight, bias)
 
     def _gated(self, gate: Any, up: Any) -> structs.Weight:
@@ -381,7 +384,9 @@ class PlanBuilder:
             pieces = [part.detach().unflatten(0, (-1, lanes)) for part in (one, other)]
             return torch.stack(pieces, dim=1).flatten(0, 2)
 
-        bias = None if gate.bias is None else interleaved(gate.bias, up.bias)
+        bias = None
+        if gate.bias is not None or up.bias is not None:
+            bias = interleaved(_bias_of(gate), _bias_of(up))
         return self._packed(interleaved(gate.weight, up.weight), bias)
 
     def _packed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> structs.Weight:
@@ -400,3 +405,9 @@ class PlanBuilder:
     def _kept(self, tensor: torch.Tensor) -> int:
         self._owned.append(tensor)
         return tensor.data_ptr()
+
+
+def _bias_of(part: Any) -> torch.Tensor:
+    """Zeros if a linear layer has none."""
+    bias = part.bias
+    return part.weight.new_zeros(len(part.weight)) if bias is None else bias.detach()
