@@ -1,27 +1,17 @@
-"""The encoder in tiles, with the tile instructions of AMX emulated, against the kernel that multiplies pairs of bfloat16."""
+"""The encoder in tiles of AMX, emulated, against the kernels that multiply pairs of bfloat16."""
 
-import ctypes
-import os
-import shutil
-import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from tests.tiles import emulated_table, emulates
 
 from millpond.models.native import structs
 from millpond.models.native.encoder import NativeEncoder, bounds_of
 from millpond.models.native.plan import Kernels, PlanBuilder, kernels_of
-from millpond.native.library import ISAS, KernelTable, isa
 
-ROOT = Path(__file__).parents[2]
-NATIVE = ROOT / "src/millpond/native"
-EMULATION = ROOT / "tests/native/amx_emulation.h"
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or isa() not in ISAS[2:], reason="needs g++ and a processor with AVX512-BF16"
-)
+pytestmark = emulates
 # Odd and even numbers of rows around tiles and blocks of tiles.
 LENGTHS = {
     "one": [1],
@@ -31,36 +21,9 @@ LENGTHS = {
 }
 
 
-def flags(hook):
-    """The flags of the kernels for AMX, with the tile instructions emulated."""
-    source = NATIVE / "x86_amx/encoder.cpp"
-    return [*hook._OPTIONS, *hook.compiler_flags(source), "-include", str(EMULATION)]
-
-
 @pytest.fixture(scope="module")
-def hook():
-    pytest.importorskip("hatchling")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        import hatch_build
-
-        yield hatch_build
-
-
-@pytest.fixture(scope="module")
-def table(hook, tmp_path_factory):
-    """The entries of the table that the kernels for AMX set, emulated."""
-    folder = tmp_path_factory.mktemp("tiles")
-    source = folder / "fill.cpp"
-    source.write_text(
-        f'#include "{NATIVE}/x86_amx/encoder.cpp"\n#include "{NATIVE}/parallel.cpp"\n'
-        'extern "C" void fill(KernelTable* table) { millpond_add_encoder_amx(table); }\n'
-    )
-    library = folder / "emulated.so"
-    subprocess.run(["g++", *flags(hook), "-shared", "-o", library, source], check=True)
-    table = KernelTable()
-    ctypes.CDLL(str(library)).fill(ctypes.byref(table))
-    return table
+def table(tmp_path_factory):
+    return emulated_table(tmp_path_factory.mktemp("tiles"))
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +98,7 @@ def encoder_of(
         builder.out(weights.linear(hidden, heads * dim, bias), add=prenorm)
         builder.norm(norm(), hidden, residual=not prenorm)
         up, down = weights.linear(inner, hidden, bias), weights.linear(hidden, inner, bias)
-        builder.feed(
-            up, down, activation, gate=weights.linear(inner, hidden, bias) if gated else None, add=prenorm
-        )
+        builder.feed(up, down, activation, gate=weights.linear(inner, hidden, bias) if gated else None, add=prenorm)
         builder.norm(norm(), hidden, residual=not prenorm)
     return NativeEncoder(builder.build())
 
