@@ -104,14 +104,13 @@ struct SegmentAttention {
 
   struct Job {
     const AttentionCall* call;
-    int64_t parts, tasks;            // of a segment, and of all
-    int64_t next_task, next_member;  // counters that the threads advance
+    int64_t parts, tasks;  // of a segment, and of all
+    int64_t next_task;     // a counter that the threads advance
   };
 
-  static void work(void* argument) {
+  static void work(void* argument, int64_t member) {
     auto& job = *(Job*)argument;
     const AttentionCall& call = *job.call;
-    const int64_t member = __atomic_fetch_add(&job.next_member, 1, __ATOMIC_RELAXED);
     const Room room = room_at((char*)call.workspace + member * workspace(&call), call);
     const FlushDenormals flush;
     TileIsa::begin();
@@ -127,8 +126,8 @@ struct SegmentAttention {
   static int64_t run(const void* argument) {
     const auto& call = *(const AttentionCall*)argument;
     const int64_t parts = quotient_up(call.max_rows, kTaskRows) * call.kv_heads;
-    Job job{&call, parts, parts * call.segments, 0, 0};
-    run_torch_threads(work, &job, job.tasks > 1 ? call.threads : 1);
+    Job job{&call, parts, parts * call.segments, 0};
+    run_team(work, &job, job.tasks > 1 ? call.threads : 1);
     return 0;
   }
 };
