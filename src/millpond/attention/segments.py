@@ -71,26 +71,21 @@ class Joined:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Segments:
-    """The lengths of a packed row's sequences, in the forms that the kernels need.
+    """The lengths of a packed row's sequences, and from these the forms that the kernels need, each made on first use.
 
     Attributes:
         lengths: ``n`` Python ints, on the host.
-        cu_seqlens: int32 ``[n + 1]`` on the device: cumulative lengths from 0.
-        max_seqlen: Length of the longest sequence.
-        runs: Neighbours of equal length, keys and prefix, grouped.
+        device: Device of the tensors.
         keys: ``n`` Python ints: how many first tokens of each sequence may be attended to; every token still attends.
             ``None``: all, as for everything but the expansion of a late-interaction query.
-        seqused_k: int32 ``[n]`` on the device: ``keys``, as the packed kernel takes them.
-        shared: Whether some sequences continue another one of the row (a shared prefix) and attend to its keys too.
+        continued: Of each sequence the index of the one that it continues (a shared prefix), whose keys it attends to
+            too; -1 for none. ``None``: no sequence continues another one.
     """
 
     lengths: tuple[int, ...]
-    cu_seqlens: torch.Tensor
-    max_seqlen: int
-    runs: tuple[Run, ...]
+    device: torch.device | str = "cpu"
     keys: tuple[int, ...] | None = None
-    seqused_k: torch.Tensor | None = None
-    shared: bool = False
+    continued: tuple[int, ...] | None = None
 
     @classmethod
     def of(
@@ -99,6 +94,7 @@ class Segments:
         device: torch.device | str = "cpu",
         keys: Sequence[int] | None = None,
         prefixes: Sequence[int] | None = None,
+        cu_seqlens: torch.Tensor | None = None,
     ) -> Segments:
         """Segments of the given lengths.
 
@@ -107,6 +103,7 @@ class Segments:
             device: Device of the tensors.
             keys: How many first tokens of each may be attended to; ``None``: all.
             prefixes: For each the index of the sequence that it continues; -1: none.
+            cu_seqlens: The cumulative lengths, if they are on the device already.
 
         Raises:
             ValueError: A length is below 1 (a sequence of no tokens has no vector), or a number of keys is not between
@@ -114,25 +111,46 @@ class Segments:
         """
         if not lengths or min(lengths) < 1:
             raise ValueError(f"a packed row needs sequences of at least one token; got lengths {list(lengths)[:8]}")
-        offsets = torch.zeros(len(lengths) + 1, dtype=torch.int32)
-        torch.cumsum(torch.tensor(lengths, dtype=torch.int32), 0, out=offsets[1:])
         if keys is not None:
             _check_keys(keys, lengths)
             keys = None if all(map(eq, keys, lengths)) else tuple(keys)
-        return cls(
-            lengths=tuple(lengths),
-            cu_seqlens=offsets.to(device, non_blocking=True),
-            max_seqlen=max(lengths),
-            runs=_runs(lengths, keys, prefixes),
-            keys=keys,
-            shared=prefixes is not None,
-            seqused_k=None if keys is None else torch.tensor(keys, dtype=torch.int32).to(device, non_blocking=True),
-        )
+        continued = None if prefixes is None else tuple(prefixes)
+        segments = cls(lengths=tuple(lengths), device=device, keys=keys, continued=continued)
+        if cu_seqlens is not None:
+            vars(segments)["cu_seqlens"] = cu_seqlens  # in the place of the tensor that would be made on first use
+        return segments
+
+    @cached_property
+    def cu_seqlens(self) -> torch.Tensor:
+        """int32 ``[n + 1]`` on the device: cumulative lengths from 0."""
+        return torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32).to(self.device, non_blocking=True)
+
+    @cached_property
+    def seqused_k(self) -> torch.Tensor | None:
+        """int32 ``[n]`` on the device: ``keys``, as the packed kernel takes them."""
+        if self.keys is None:
+            return None
+        return torch.tensor(self.keys, dtype=torch.int32).to(self.device, non_blocking=True)
+
+    @cached_property
+    def max_seqlen(self) -> int:
+        """Length of the longest sequence."""
+        return max(self.lengths)
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """Neighbours of equal length, keys and prefix, grouped."""
+        return _runs(self.lengths, self.keys, self.continued)
 
     @property
+    def shared(self) -> bool:
+        """Whether some sequences continue another one of the row and attend to its keys too."""
+        return self.continued is not None
+
+    @cached_property
     def total(self) -> int:
         """Tokens in the row."""
-        return self.runs[-1].stop
+        return sum(self.lengths)
 
     @cached_property
     def prefixes(self) -> torch.Tensor | None:
@@ -165,20 +183,13 @@ class Fixed(Segments):
 
     def __init__(self, *, cu_seqlens: torch.Tensor, max_seqlen: int, total: int) -> None:
         """``max_seqlen`` bounds every sequence; ``total`` is the last of ``cu_seqlens``."""
-        for name, value in (("cu_seqlens", cu_seqlens), ("max_seqlen", max_seqlen), ("_total", total)):
-            object.__setattr__(self, name, value)  # the parent is frozen
-
-    @property
-    def total(self) -> int:
-        """Tokens in the row."""
-        total: int = self._total
-        return total
+        vars(self).update(cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, total=total)
 
     def __getattr__(self, name: str) -> Any:
-        """Called for ``lengths`` and ``runs``, which do not exist here."""
-        if name not in ("lengths", "runs"):
+        """Called for ``lengths``, which do not exist here, and from which the runs are made."""
+        if name != "lengths":
             raise AttributeError(name)
-        raise HostLengthsError(f"{name} of the sequences is known on the device only")
+        raise HostLengthsError("the lengths of the sequences are known on the device only")
 
 
 class HostLengthsError(RuntimeError):

@@ -16,6 +16,7 @@ import torch
 from millpond.cache import VectorCache
 from millpond.engine.execute.cores import process_cores, usable
 from millpond.engine.execute.cuda.worker import OverlappingWorker
+from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.execute.lanes import CpuLanes, DeviceLane, Lanes
 from millpond.engine.execute.threads import Threads
 from millpond.engine.execute.worker import Worker
@@ -117,17 +118,19 @@ class Dispatcher:
                 "this call would wait for the thread that it is made in: a future's callback runs in the engine's own "
                 "thread; use engine.submit there, or make the call in a thread of yours"
             )
-        with self._admission.assisting():
-            try:
-                while not future.done():
-                    if not inside and (self._crowded or _has_torch_modes() or inherited_pool()):
+        self._admission.begin_assisting()
+        try:
+            while not future.done():
+                if not inside and (self._crowded or _has_torch_modes() or inherited_pool()):
+                    break
+                if not self.workers[0].take_turn():
+                    if not inside:
                         break
-                    if not self.workers[0].take_turn():
-                        if not inside:
-                            break
-                        wait([future], timeout=_CALLBACK_WAIT)  # for other lanes, or for texts to be tokenized
-            finally:
+                    wait([future], timeout=_CALLBACK_WAIT)  # for other lanes, or for texts to be tokenized
+        finally:
+            with defer_sigint():
                 self._scheduler.wake()
+                self._admission.end_assisting()
 
     def submit(
         self,

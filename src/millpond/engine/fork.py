@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures._base import CANCELLED
+from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ Output = TypeVar("Output")
 _MAX_WAIT = 30.0
 # OpenMP's omp_pause_hard: free everything that can be made anew.
 _PAUSE_HARD = 2
+_DONE = (CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED)  # states of a future
 
 
 class ProcessFuture(Future[Output]):
@@ -37,6 +38,10 @@ class ProcessFuture(Future[Output]):
     def __init__(self) -> None:
         super().__init__()
         _futures.add(self)
+
+    def done(self) -> bool:
+        """As of any future, without its lock: one attribute is read, and an engine asks several times for each text."""
+        return self._state in _DONE
 
     def _fail_in_child(self) -> None:
         """Fail if it is not done; without its callbacks, which the parent calls."""
@@ -111,40 +116,43 @@ class _Batches:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._depths: dict[int, int] = {}  # by thread: batches inside each other
         self._forking: set[int] = set()  # threads
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """A batch in the calling thread."""
+    def __enter__(self) -> None:
+        """A batch begins in the calling thread."""
         thread = threading.get_ident()
-        with self._changed:
-            if thread not in self._depths:
+        with self._lock:
+            if self._forking and thread not in self._depths:
                 self._changed.wait_for(lambda: not self._forking - {thread}, timeout=_MAX_WAIT)
             self._depths[thread] = self._depths.get(thread, 0) + 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._depths[thread] -= 1
-                if self._depths[thread] == 0:
-                    del self._depths[thread]
-                    self._changed.notify_all()
+
+    def __exit__(self, *_: object) -> None:
+        """It is over."""
+        thread = threading.get_ident()
+        with self._lock:
+            depth = self._depths.pop(thread) - 1
+            if depth:
+                self._depths[thread] = depth
+            elif self._forking:
+                self._changed.notify_all()
 
     def before_fork(self) -> None:
         thread = threading.get_ident()
-        with self._changed:
+        with self._lock:
             self._forking.add(thread)
             self._changed.wait_for(lambda: not self._depths.keys() - {thread}, timeout=_MAX_WAIT)
 
     def after_in_parent(self) -> None:
-        with self._changed:
+        with self._lock:
             self._forking.discard(threading.get_ident())
             self._changed.notify_all()
 
     def after_in_child(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._depths = {thread: depth for thread, depth in self._depths.items() if thread == threading.get_ident()}
         self._forking = set()
 
@@ -201,7 +209,7 @@ def computing() -> AbstractContextManager[None]:
 
     Call no user's code inside it: that may wait for the thread that forks.
     """
-    return _batches.running()
+    return _batches
 
 
 def inherited_pool() -> bool:

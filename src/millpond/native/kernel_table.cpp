@@ -65,12 +65,16 @@ extern "C" int millpond_kernel_table(KernelTable* table, int highest) {
   const auto add = [&](int level, void (*entries)(KernelTable*)) {
     if (level > isa || !entries) return;
     entries(table);
-    used = level;
+    if (level > used) used = level;
   };
   add(kAvx2, millpond_add_avx2);
   add(kAvx512, millpond_add_avx512);
   add(kAvx512Bf16, millpond_add_avx512bf16);
   add(kAmx, millpond_add_amx);
+  add(kAvx2, millpond_add_encoder_avx2);
+  add(kAvx512, millpond_add_encoder_avx512);
+  add(kAvx512Bf16, millpond_add_encoder_avx512bf16);
+  add(kAmx, millpond_add_encoder_amx);
   return used;
 }
 

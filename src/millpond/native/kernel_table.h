@@ -1,7 +1,8 @@
-// The table of late-interaction kernels, and the instruction sets that have an implementation of them.
+// The table of kernels of late interaction and of the encoder, and the instruction sets that have an implementation of them.
 //
-// A folder per instruction set holds one translation unit, compiled with the flags that its first line names. It sets
-// the entries of the table that it computes faster than the folders before it. The shared code is in the headers of
+// A folder per instruction set holds one translation unit for late interaction (kernels.cpp) and one for the encoder,
+// compiled with the flags that their first lines name. They set the entries of the table that they compute faster than
+// the folders before them. The shared code is in the headers of
 // this folder: same source, other flags. Two rules follow from the flags:
 // - Shared code is in an anonymous namespace, and calls no inline function or template of the C++ library. Otherwise
 //   the linker could merge it with the copy of another instruction set, which older processors cannot run.
@@ -21,6 +22,8 @@ struct KernelTable {
   Kernel nearest_centroids, centroid_similarities, similarity_table;  // centroids.h
   Kernel scan_codes, best_documents;                                  // scan.h
   Kernel score_residuals, encode_residuals;                           // residuals.h
+  Kernel pack_weight_float32, encode_float32, encoder_workspace_float32;             // encoder/forward.h
+  Kernel pack_weight_bfloat16, encode_bfloat16, encoder_workspace_bfloat16;
 };
 
 // In ascending order: a processor has all before its highest one. library.py names them.
@@ -32,3 +35,7 @@ MILLPOND_FOLDER millpond_add_avx2(KernelTable* table);
 MILLPOND_FOLDER millpond_add_avx512(KernelTable* table);
 MILLPOND_FOLDER millpond_add_avx512bf16(KernelTable* table);
 MILLPOND_FOLDER millpond_add_amx(KernelTable* table);
+MILLPOND_FOLDER millpond_add_encoder_avx2(KernelTable* table);
+MILLPOND_FOLDER millpond_add_encoder_avx512(KernelTable* table);
+MILLPOND_FOLDER millpond_add_encoder_avx512bf16(KernelTable* table);
+MILLPOND_FOLDER millpond_add_encoder_amx(KernelTable* table);

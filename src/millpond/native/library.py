@@ -44,6 +44,8 @@ class KernelTable(ctypes.Structure):
             *("pack_int8", "pack_bfloat16", "maxsim_int8", "maxsim_bfloat16", "maxsim_float32"),
             *("nearest_centroids", "centroid_similarities", "similarity_table", "scan_codes", "best_documents"),
             *("score_residuals", "encode_residuals"),
+            *("pack_weight_float32", "encode_float32", "encoder_workspace_float32"),
+            *("pack_weight_bfloat16", "encode_bfloat16", "encoder_workspace_bfloat16"),
         )
     ]
     pack_int8: Any
@@ -58,6 +60,12 @@ class KernelTable(ctypes.Structure):
     best_documents: Any
     score_residuals: Any
     encode_residuals: Any
+    pack_weight_float32: Any
+    encode_float32: Any
+    encoder_workspace_float32: Any
+    pack_weight_bfloat16: Any
+    encode_bfloat16: Any
+    encoder_workspace_bfloat16: Any
 
 
 def source_hash() -> int:

@@ -1,9 +1,13 @@
-// The threads of the late-interaction kernels; the encoder's use torch's (processor.h).
+// The threads of the late-interaction kernels, and torch's threads for the encoder.
 
 #include "parallel.h"
 
 #include <pthread.h>
 #include <signal.h>
+
+// GCC's OpenMP, if torch brings it: a second pool would compete with torch's threads for the cores.
+extern "C" void GOMP_parallel(void (*)(void*), void*, unsigned, unsigned) __attribute__((weak));
+extern "C" int omp_get_num_threads(void) __attribute__((weak));
 
 namespace {
 
@@ -39,3 +43,12 @@ void run_threads(void (*run)(void*), void* job, std::int64_t threads) {
   run(job);
   while (started > 0) pthread_join(others[--started], nullptr);
 }
+
+void run_torch_threads(void (*run)(void*), void* job, std::int64_t threads) {
+  if (threads > 1 && GOMP_parallel && omp_get_num_threads)
+    GOMP_parallel(run, job, unsigned(threads), 0);
+  else
+    run(job);
+}
+
+std::int64_t team_size() { return omp_get_num_threads ? omp_get_num_threads() : 1; }

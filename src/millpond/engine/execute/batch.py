@@ -4,45 +4,69 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from millpond.attention.segments import Segments
+from millpond.cached_property import cached_property
 from millpond.engine.execute.packing import PackedRequests, rounded_up
 from millpond.engine.schedule.request import Request
 
 
+class ForwardInput(Protocol):
+    """What a forward in torch and its pooling read; see :class:`DeviceBatch`."""
+
+    @property
+    def input_ids(self) -> torch.Tensor:
+        """int64 ``[1, tokens]``."""
+        ...
+
+    @property
+    def position_ids(self) -> torch.Tensor:
+        """int64 ``[1, tokens]``, restarting per sequence."""
+        ...
+
+    @property
+    def segments(self) -> Segments:
+        """Where each sequence begins and ends."""
+        ...
+
+    @property
+    def token_types(self) -> torch.Tensor | None:
+        """int64 ``[1, tokens]``; ``None``: all 0."""
+        ...
+
+    @property
+    def adapter_ids(self) -> torch.Tensor | None:
+        """int64 ``[1, tokens]``, -1 for none; ``None``: no adapters."""
+        ...
+
+    @property
+    def skip(self) -> torch.Tensor | None:
+        """int32 ``[n]`` prompt tokens that pooling leaves out; ``None``: none."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DeviceBatch:
-    """One forward's input.
+    """Packed requests, and tensors of them on a device: each is made on first use, since a native forward reads none.
 
     Attributes:
-        requests: In the order of the row.
-        lead: Sequences before theirs.
-        input_ids: int64 ``[1, tokens]``.
-        position_ids: int64 ``[1, tokens]``, restarting per sequence.
-        segments: Where each sequence begins and ends.
-        token_types: int64 ``[1, tokens]``; ``None``: all 0.
-        adapter_ids: int64 ``[1, tokens]``, -1 for none; ``None``: no adapters.
-        skip: int32 ``[n]`` prompt tokens that pooling leaves out; ``None``: none.
+        packed: The requests and the arrays on the host.
+        device: The device.
     """
 
-    requests: tuple[Request, ...]
-    lead: int
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor
-    segments: Segments
-    token_types: torch.Tensor | None
-    adapter_ids: torch.Tensor | None
-    skip: torch.Tensor | None
+    packed: PackedRequests
+    device: torch.device
 
     @classmethod
     def pack(
         cls, requests: Sequence[Request], *, position_offset: int, device: torch.device, rounded: bool = False
     ) -> DeviceBatch:
-        """Pack requests as :class:`PackedRequests` does, and put each part on the device.
+        """Pack requests as :class:`PackedRequests` does.
 
         Args:
             requests: The requests.
@@ -53,17 +77,48 @@ class DeviceBatch:
         packed = PackedRequests.of(requests, position_offset=position_offset)
         if rounded:
             packed = packed.filled(rounded_up(len(packed.ids)), position_offset)
+        return cls(packed=packed, device=device)
 
-        def placed(array: npt.NDArray[np.generic]) -> torch.Tensor:
-            return torch.from_numpy(array).to(device)
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """In the order of the row."""
+        return self.packed.requests
 
-        return cls(
-            requests=packed.requests,
-            lead=packed.lead,
-            input_ids=placed(packed.ids.astype(np.int64))[None],
-            position_ids=placed(packed.positions)[None],
-            segments=Segments.of(packed.lengths.tolist(), device, keys=packed.keys, prefixes=packed.prefixes),
-            token_types=None if packed.types is None else placed(packed.types)[None],
-            adapter_ids=None if packed.adapters is None else placed(packed.adapters)[None],
-            skip=None if packed.skip is None else placed(packed.skip.astype(np.int32)),
-        )
+    @property
+    def lead(self) -> int:
+        """Sequences before theirs."""
+        return self.packed.lead
+
+    @cached_property
+    def input_ids(self) -> torch.Tensor:
+        """int64 ``[1, tokens]``."""
+        return self._row(self.packed.ids)
+
+    @cached_property
+    def position_ids(self) -> torch.Tensor:
+        """int64 ``[1, tokens]``, restarting per sequence."""
+        return self._row(self.packed.positions)
+
+    @cached_property
+    def segments(self) -> Segments:
+        """Where each sequence begins and ends."""
+        packed = self.packed
+        return Segments.of(packed.lengths.tolist(), self.device, keys=packed.keys, prefixes=packed.prefixes)
+
+    @cached_property
+    def token_types(self) -> torch.Tensor | None:
+        """int64 ``[1, tokens]``; ``None``: all 0."""
+        return None if self.packed.types is None else self._row(self.packed.types)
+
+    @cached_property
+    def adapter_ids(self) -> torch.Tensor | None:
+        """int64 ``[1, tokens]``, -1 for none; ``None``: no adapters."""
+        return None if self.packed.adapters is None else self._row(self.packed.adapters)
+
+    @cached_property
+    def skip(self) -> torch.Tensor | None:
+        """int32 ``[n]`` prompt tokens that pooling leaves out; ``None``: none."""
+        return None if self.packed.skip is None else torch.from_numpy(self.packed.skip).to(self.device)
+
+    def _row(self, array: npt.NDArray[np.integer[Any]]) -> torch.Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(self.device)[None]

@@ -20,7 +20,8 @@ class Cores:
     def __init__(self, count: int) -> None:
         self.count = count
         self._free = count
-        self._released = threading.Condition()
+        self._lock = threading.RLock()
+        self._released = threading.Condition(self._lock)
 
     @property
     def free(self) -> int:
@@ -29,8 +30,8 @@ class Cores:
 
     def claim(self, *, wait: bool = True) -> bool:
         """Claim a core, if one is free, or after a ``wait`` for one; returns whether it was claimed."""
-        with self._released:
-            if wait:
+        with self._lock:
+            if wait and self._free <= 0:
                 self._released.wait_for(lambda: self._free > 0)
             if self._free <= 0:
                 return False
@@ -39,14 +40,16 @@ class Cores:
 
     def widen(self, most: int) -> int:
         """Claim up to ``most`` more cores that are free now; returns their number."""
-        with self._released:
+        if most <= 0:
+            return 0
+        with self._lock:
             more = max(0, min(most, self._free))
             self._free -= more
             return more
 
     def release(self, count: int = 1) -> None:
         """Give cores back."""
-        with self._released:
+        with self._lock:
             self._free += count
             self._released.notify(count)
 

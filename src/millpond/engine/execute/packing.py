@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from millpond.engine.schedule.request import Prefix, Request
 
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int32]
 Leads = dict[Prefix, tuple[int, np.ndarray]]  # each shared prefix with its index in the row and its ids
 
 # A row of at most this many tokens is not rounded: a single short text should not pay for one more sequence.
@@ -22,12 +23,12 @@ _STEP = 32
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackedRequests:
-    """One forward's input on the host.
+    """One forward's input on the host; the arrays are int32 and contiguous, as native forwards and GPUs take them.
 
     Attributes:
         requests: In the order of the row: by length, so that neighbours of equal length form dense runs.
         lead: Sequences before theirs: prefixes that several of them share.
-        lengths: ``[n]`` tokens of each sequence.
+        bounds: ``[n + 1]`` where each sequence begins in the row, and where the last one ends.
         ids: ``[tokens]``.
         positions: ``[tokens]``, restarting per sequence.
         types: ``[tokens]`` token types; ``None``: all 0.
@@ -39,8 +40,8 @@ class PackedRequests:
 
     requests: tuple[Request, ...]
     lead: int
-    lengths: Ints
-    ids: npt.NDArray[np.int32]
+    bounds: Ints
+    ids: Ints
     positions: Ints
     types: Ints | None
     adapters: Ints | None
@@ -53,30 +54,40 @@ class PackedRequests:
         """Pack requests, shortest first; a prefix that several of them share comes first, and only once."""
         leads = _leads(requests)
         ordered = tuple(sorted(requests, key=lambda request: _order(request, leads)))
-        skipped = [_skipped(request, leads) for request in ordered]
-        pieces = [ids for _, ids in leads.values()] + [r.ids[n:] for r, n in zip(ordered, skipped, strict=True)]
-        begins = np.array([0] * len(leads) + skipped, dtype=np.int64)
-        lengths = np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces))
+        skipped = [0] * len(leads) + [_skipped(request, leads) for request in ordered]
+        rows = [ids for _, ids in leads.values()] + [request.ids for request in ordered]
+        pieces = [ids[n:] if n else ids for ids, n in zip(rows, skipped, strict=True)]
+        lengths = [len(ids) for ids in pieces]
+        bounds = np.array([0, *accumulate(lengths)], dtype=np.int32)
         ids = np.concatenate(pieces)
-        starts = np.cumsum(lengths) - lengths
+        # [n] what each token's position is less than its index in the row.
+        behind = bounds[:-1] - np.array(skipped, dtype=np.int32)
+        positions = np.arange(position_offset, position_offset + len(ids), dtype=np.int32)
+        if len(pieces) > 1:
+            positions -= np.repeat(behind, lengths)
         keys = None
         if any(request.attended is not None for request in ordered):
             keys = [request.length if request.attended is None else request.attended for request in ordered]
-        adapters = np.array([request.call.plan.adapter for request in ordered], dtype=np.int64)
+        adapters = [request.call.plan.adapter for request in ordered]
         # A text without tokens after its prompt still has one row to pool.
         skips = [min(request.skip, request.length - 1) for request in ordered]
         return cls(
             requests=ordered,
             lead=len(leads),
-            lengths=lengths,
+            bounds=bounds,
             ids=ids,
-            positions=np.arange(position_offset, position_offset + len(ids)) - np.repeat(starts - begins, lengths),
+            positions=positions,
             types=_types(ordered) if any(request.types is not None for request in ordered) else None,
-            adapters=np.repeat(adapters, lengths) if (adapters >= 0).any() else None,
-            skip=np.array(skips, dtype=np.int64) if any(skips) else None,
+            adapters=np.repeat(np.array(adapters, dtype=np.int32), lengths) if max(adapters) >= 0 else None,
+            skip=np.array(skips, dtype=np.int32) if any(skips) else None,
             keys=keys,
             prefixes=_continued(ordered, leads),
         )
+
+    @property
+    def lengths(self) -> Ints:
+        """``[n]`` tokens of each sequence."""
+        return np.diff(self.bounds)
 
     def filled(self, tokens: int, position_offset: int) -> PackedRequests:
         """The same row, filled up to ``tokens`` by a last sequence that belongs to no request."""
@@ -89,7 +100,7 @@ class PackedRequests:
 
         return replace(
             self,
-            lengths=extended(self.lengths, more, 1),
+            bounds=extended(self.bounds, tokens, 1),
             ids=extended(self.ids, 0),
             positions=extended(self.positions, position_offset),
             types=None if self.types is None else extended(self.types, 0),
@@ -147,7 +158,8 @@ def _continued(requests: Sequence[Request], leads: Leads) -> list[int] | None:
 
 
 def _types(requests: Sequence[Request]) -> Ints:
-    """int64 ``[tokens]`` token types of the whole row."""
+    """``[tokens]`` token types of the whole row."""
     return np.concatenate(
-        [np.zeros(r.length, dtype=np.int64) if r.types is None else r.types.astype(np.int64) for r in requests]
+        [np.zeros(r.length, dtype=np.int32) if r.types is None else r.types.astype(np.int32) for r in requests]
     )
+

@@ -10,7 +10,7 @@ from torch import nn
 
 from millpond.attention.segments import Segments
 from millpond.checkpoints.architecture import Architecture
-from millpond.engine.execute.batch import DeviceBatch
+from millpond.engine.execute.batch import DeviceBatch, ForwardInput
 from millpond.engine.execute.cuda.buckets import Buckets
 from millpond.engine.execute.cuda.graphs import Graphs
 from millpond.engine.execute.cuda.pipeline import PendingBatch, Pipeline
@@ -117,7 +117,7 @@ class Runner:
             input_ids=batch.input_ids[0][rows],
         )
 
-    def states(self, batch: DeviceBatch, rows: torch.Tensor | None = None) -> torch.Tensor:  # [tokens, backbone]
+    def states(self, batch: ForwardInput, rows: torch.Tensor | None = None) -> torch.Tensor:  # [tokens, backbone]
         """The backbone's hidden states; with ``rows [n]``, of these tokens only."""
         options = dict(self._options) if rows is None else {**self._options, "rows": rows}
         if self._token_types:
@@ -131,7 +131,7 @@ class Runner:
         hidden: torch.Tensor = out.last_hidden_state[0]
         return hidden
 
-    def reading(self, batch: DeviceBatch, states: torch.Tensor) -> Reading:
+    def reading(self, batch: ForwardInput, states: torch.Tensor) -> Reading:
         """Reads a batch's hidden states."""
         return Reading(self.pooler, states, segments=batch.segments, skip=batch.skip, input_ids=batch.input_ids[0])
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -38,18 +36,20 @@ class Threads:
         return min(self.most, 1 + int(tokens * self._per_token / flops))
 
 
-@contextmanager
-def on_threads(count: int) -> Iterator[None]:
+class on_threads:  # noqa: N801  # a context
     """Run on ``count`` of torch's threads; the calling thread's number is restored afterwards."""
-    before = torch.get_num_threads()
-    if before == count:
-        yield
-        return
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._before = torch.get_num_threads()
+
+    def __enter__(self) -> None:
+        if self._before != self._count:
+            torch.set_num_threads(self._count)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before != self._count:
+            torch.set_num_threads(self._before)
 
 
 def default_threads(count: int) -> None:

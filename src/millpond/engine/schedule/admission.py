@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.counters import Counters
@@ -25,7 +23,8 @@ class Admission:
         """
         self._max_queue = max_queue
         self._counters = counters
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._owners: dict[Call, object] = {}  # of each running call the object that it keeps alive
         self._texts = 0  # of those calls
         self._throughput = _Throughput()
@@ -49,7 +48,7 @@ class Admission:
             EngineOverloadedError: Too many texts are waiting.
             EngineClosedError: The engine was closed.
         """
-        with self._changed:
+        with self._lock:
             self._check_room(texts)
 
     def admit(self, call: Call, owner: object, texts: int) -> None:
@@ -59,7 +58,7 @@ class Admission:
             EngineOverloadedError: Too many texts are waiting.
             EngineClosedError: The engine was closed.
         """
-        with self._changed:
+        with self._lock:
             self._check_room(texts)
             self._owners[call] = owner
             self._texts += call.size
@@ -71,17 +70,18 @@ class Admission:
         The caller drops the owner outside the lock: it may be the last reference to the Submission, whose end stops the
         threads.
         """
-        with self._changed:
+        with self._lock:
             owner = self._owners.pop(call, None)
             self._texts -= call.size
             self._throughput.count(call.size, idle=not self._owners)
             self._counters.release(call.future, texts=call.size, hits=call.hits, misses=call.misses)
-            self._changed.notify_all()
+            if not self._owners:
+                self._changed.notify_all()
         return owner
 
     def stats(self) -> EngineStats:
         """The counters, with the numbers of waiting calls and texts."""
-        with self._changed:
+        with self._lock:
             return self._counters.read(waiting_texts=self._texts, running_calls=len(self._owners))
 
     def close(self) -> None:
@@ -91,33 +91,34 @@ class Admission:
     def wait_until_idle(self, timeout: float | None = None) -> bool:
         """Wait until no call is running, at most ``timeout`` seconds; returns whether none is."""
         limit = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(lambda: not self._owners, limit)
 
-    @contextmanager
-    def assisting(self) -> Iterator[None]:
-        """The calling thread runs batches, while it waits for a call of its own."""
+    def begin_assisting(self) -> None:
+        """The calling thread runs batches from now on, while it waits for a call of its own."""
         thread = threading.get_ident()
-        with self._changed:
+        with self._lock:
             self._assistants[thread] = self._assistants.get(thread, 0) + 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._assistants[thread] -= 1
-                if self._assistants[thread] == 0:
-                    del self._assistants[thread]
-                    self._changed.notify_all()
+
+    def end_assisting(self) -> None:
+        """The calling thread is done with what it began last."""
+        thread = threading.get_ident()
+        with self._lock:
+            depth = self._assistants.pop(thread) - 1
+            if depth:
+                self._assistants[thread] = depth
+            elif not self._assistants:
+                self._changed.notify_all()
 
     def wait_for_assistants(self) -> None:
         """Wait until no thread runs batches for a call of its own."""
-        with self._changed:
+        with self._lock:
             if threading.get_ident() not in self._assistants:  # it is, if a future's callback closes the engine
                 self._changed.wait_for(lambda: not self._assistants)
 
     def calls(self) -> list[Call]:
         """The running calls."""
-        with self._changed:
+        with self._lock:
             return list(self._owners)
 
     def _check_room(self, texts: int) -> None:

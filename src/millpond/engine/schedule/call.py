@@ -134,10 +134,11 @@ class Call:
 
     def note(self, slots: Sequence[int], items: Sequence[Tokenized]) -> None:
         """Store the results of tokenization for ``slots``."""
-        self.tokens[slots] = [len(item.ids) for item in items]
-        self.truncated[slots] = [item.truncated for item in items]
-        if self.per_token:
-            for slot, item in zip(slots, items, strict=True):
+        for slot, item in zip(slots, items, strict=True):
+            self.tokens[slot] = len(item.ids)
+            if item.truncated:
+                self.truncated[slot] = True
+            if self.per_token:
                 self.alignments[slot] = item.alignment
 
     def deliver_cached(self, count: int) -> None:
@@ -164,7 +165,10 @@ class Call:
             rows = results[0][None] if len(results) == 1 else np.concatenate(results).reshape(len(results), -1)
             # All rows at once; one by one only if something is wrong.
             finite = [] if np.isfinite(rows).all() else [bool(np.isfinite(row).all()) for row in rows]
-            self.rows[slots] = rows
+            if len(slots) == 1:  # several at once take longer than one, but not longer than two
+                self.rows[slots[0]] = rows[0]
+            else:
+                self.rows[slots] = rows
         if not all(finite):
             return self.fail(_not_finite(self.index_of(slots[finite.index(False)])))
         over = self.done  # cancelled: no caller waits, but a computed row is still worth a commit
@@ -200,7 +204,7 @@ class Call:
             return self.fail(error)
         if self._progress is not None and self._slot_of is not None:
             self._progress(self.size - len(self.items))  # the bar counts duplicates too, deliveries do not
-        if self._truncated_noun is not None and self.truncated.any():
+        if self._truncated_noun is not None and np.count_nonzero(self.truncated):
             warn_truncated(
                 self.per_item(self.truncated),
                 self.plan.limit,

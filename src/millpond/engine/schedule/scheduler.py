@@ -63,7 +63,8 @@ class Scheduler:
         self._queues: dict[Call, deque[Request]] = {}  # in the order of service, least recent first
         self._deferred: list[Call] = []  # not tokenized yet
         self._prepare = prepare
-        self._ready = threading.Condition()
+        self._lock = threading.RLock()
+        self._ready = threading.Condition(self._lock)
         self._idle = 0  # threads waiting for work
         self._tokens = 0  # of the queued requests
         self._light_turn = True  # whether the next batch is of light calls only, if both kinds wait
@@ -91,7 +92,7 @@ class Scheduler:
 
     def put(self, call: Call, requests: Sequence[Request], *, quiet: bool = False) -> None:
         """Append requests to a call's queue; ``quiet``: the caller will :meth:`pick` them itself, or :meth:`wake`."""
-        with self._ready:
+        with self._lock:
             self._queues.setdefault(call, deque()).extend(requests)
             self._tokens += sum(request.length for request in requests)
             if not quiet and self._idle:
@@ -103,14 +104,14 @@ class Scheduler:
         If a hundred callers each tokenized their text, they would compete for the GIL with the forward, which needs it
         between any two operators.
         """
-        with self._ready:
+        with self._lock:
             self._deferred.append(call)
             if self._idle:
                 self._ready.notify()
 
     def put_back(self, requests: Sequence[Request]) -> None:
         """Return picked requests that could not be run; they are the next ones."""
-        with self._ready:
+        with self._lock:
             for request in reversed(requests):
                 self._queues.setdefault(request.call, deque()).appendleft(request)
                 self._tokens += request.length
@@ -120,15 +121,13 @@ class Scheduler:
 
     def wake(self) -> None:
         """Wake the workers for requests that were put quietly."""
-        if not self._idle:  # a worker looks for requests before it waits
-            return
-        with self._ready:
-            if not self.empty:
+        if self._idle and not self.empty:  # a worker looks for requests before it waits
+            with self._lock:
                 self._ready.notify_all()
 
     def wait(self) -> bool:
         """Wait until a request can be picked; ``False`` once the scheduler is closed and empty."""
-        with self._ready:
+        with self._lock:
             self._idle += 1
             try:
                 self._ready.wait_for(lambda: self._closing or not self.empty)
@@ -144,10 +143,10 @@ class Scheduler:
             prepare: Tokenize deferred calls first; not in a thread that may be interrupted, since other callers wait.
         """
         if prepare and self._deferred and self._prepare is not None:
-            with self._ready:
+            with self._lock:
                 deferred, self._deferred = self._deferred, []
             self._prepare(deferred)
-        with self._ready:
+        with self._lock:
             self._running.pop(threading.get_ident(), None)
             batch, served = self._pick(lanes)
             if batch:
@@ -166,7 +165,7 @@ class Scheduler:
 
     def done(self) -> None:
         """The calling thread's batch is over."""
-        with self._ready:  # other threads iterate over _running
+        with self._lock:  # other threads iterate over _running
             tokens, began = self._running.pop(threading.get_ident(), (0, 0.0))
             if tokens >= _MIN_BATCH_TOKENS:
                 rate = tokens / max(time.perf_counter() - began, 1e-9)
@@ -174,13 +173,13 @@ class Scheduler:
 
     def close(self) -> None:
         """Let :meth:`wait` return ``False`` when the queues are empty."""
-        with self._ready:
+        with self._lock:
             self._closing = True
             self._ready.notify_all()
 
     def shrink(self, budget: int) -> None:
         """Limit later batches to ``budget`` tokens: a batch did not fit the memory."""
-        with self._ready:
+        with self._lock:
             self._budget = max(1, min(self._budget, budget))
             self._ran = 0
 
@@ -188,7 +187,7 @@ class Scheduler:
         """A batch ran. After many of them the budget grows again: another program may have had the memory."""
         if self._budget == self._full_budget:
             return
-        with self._ready:
+        with self._lock:
             self._ran += 1
             if self._ran >= _RECOVERY_BATCHES:
                 self._budget = min(self._full_budget, self._budget + max(1, self._budget // 4))

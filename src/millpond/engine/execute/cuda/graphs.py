@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from millpond.attention.segments import HostLengthsError
-from millpond.engine.execute.batch import DeviceBatch
+from millpond.engine.execute.batch import ForwardInput
 from millpond.engine.execute.cuda.buckets import Bucket, Buckets
 from millpond.engine.execute.cuda.layout import BufferLayout
 from millpond.engine.execute.cuda.streams import Backend, Graph
@@ -38,11 +38,11 @@ _INSIDE = ("pooled", "logits")
 class ForwardModel(Protocol):
     """A backbone and its pooler on one device."""
 
-    def states(self, batch: DeviceBatch) -> torch.Tensor:
+    def states(self, batch: ForwardInput) -> torch.Tensor:
         """Hidden states ``[tokens, backbone]``."""
         ...
 
-    def reading(self, batch: DeviceBatch, states: torch.Tensor) -> Reading:
+    def reading(self, batch: ForwardInput, states: torch.Tensor) -> Reading:
         """Reads a batch's hidden states."""
         ...
 

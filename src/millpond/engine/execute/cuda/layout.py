@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,11 +11,22 @@ import numpy.typing as npt
 import torch
 
 from millpond.attention.segments import Fixed, Segments
-from millpond.engine.execute.batch import DeviceBatch
 from millpond.engine.execute.cuda.buckets import Bucket
 from millpond.engine.execute.packing import PackedRequests
 
 Buffer = TypeVar("Buffer", npt.NDArray[Any], torch.Tensor)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BufferBatch:
+    """A forward's input read from a buffer; the attributes are those of :class:`~..batch.ForwardInput`."""
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    segments: Segments
+    token_types: torch.Tensor | None
+    adapter_ids: torch.Tensor | None
+    skip: torch.Tensor | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,25 +83,25 @@ class BufferLayout:
         ends = parts["cu_seqlens"]
         ends[0], ends[1 : len(stops) + 1], ends[len(stops) + 1 :] = 0, stops, self.tokens
 
-    def batch(self, buffer: torch.Tensor, packed: PackedRequests) -> DeviceBatch:
+    def batch(self, buffer: torch.Tensor, packed: PackedRequests) -> BufferBatch:
         """The forward's input as views of a buffer on the device, which holds the batch without padding."""
-        keys = None if packed.keys is None else torch.tensor(packed.keys, dtype=torch.int32)
-        segments = Segments.of(packed.lengths.tolist(), keys=packed.keys, prefixes=packed.prefixes)
-        if keys is not None and segments.seqused_k is not None:
-            segments = replace(segments, seqused_k=keys.to(buffer.device))
         views = self._split(buffer)
-        return self._batch(views, replace(segments, cu_seqlens=views["cu_seqlens"]), packed)
+        segments = Segments.of(
+            packed.lengths.tolist(),
+            buffer.device,
+            keys=packed.keys,
+            prefixes=packed.prefixes,
+            cu_seqlens=views["cu_seqlens"],
+        )
+        return self._batch(views, segments)
 
-    def static(self, buffer: torch.Tensor, bucket: Bucket) -> DeviceBatch:
+    def static(self, buffer: torch.Tensor, bucket: Bucket) -> BufferBatch:
         """The input of a captured forward, which reads the buffer's content at the time of the replay."""
         views = self._split(buffer)
-        segments = Fixed(cu_seqlens=views["cu_seqlens"], max_seqlen=bucket.longest, total=self.tokens)
-        return self._batch(views, segments, None)
+        return self._batch(views, Fixed(cu_seqlens=views["cu_seqlens"], max_seqlen=bucket.longest, total=self.tokens))
 
-    def _batch(self, views: dict[str, torch.Tensor], segments: Segments, packed: PackedRequests | None) -> DeviceBatch:
-        return DeviceBatch(
-            requests=() if packed is None else packed.requests,
-            lead=0 if packed is None else packed.lead,
+    def _batch(self, views: dict[str, torch.Tensor], segments: Segments) -> BufferBatch:
+        return BufferBatch(
             input_ids=views["ids"].long()[None],
             position_ids=views["positions"].long()[None],
             segments=segments,

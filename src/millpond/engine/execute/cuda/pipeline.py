@@ -12,9 +12,8 @@ from typing import Protocol
 
 import torch
 
-from millpond.engine.execute.batch import DeviceBatch
 from millpond.engine.execute.cuda.graphs import ForwardModel, Graphs
-from millpond.engine.execute.cuda.layout import BufferLayout
+from millpond.engine.execute.cuda.layout import BufferBatch, BufferLayout
 from millpond.engine.execute.cuda.streams import Backend, Event
 from millpond.engine.execute.packing import PackedRequests
 from millpond.engine.execute.results import RequestResult, split_results
@@ -75,7 +74,7 @@ class Pipeline:
             rows |= {readout: reading.rows(readout) for readout in remaining}
         return rows
 
-    def _placed(self, packed: PackedRequests) -> DeviceBatch:
+    def _placed(self, packed: PackedRequests) -> BufferBatch:
         """Copy a batch to the device, at once."""
         layout = BufferLayout.of(packed)
         host, buffer = self._backend.pinned(layout.size), self._backend.buffer(layout.size)

@@ -1,0 +1,346 @@
+"""Plan: the steps of a forward pass and their packed weights, as the native encoder runs them.
+
+A family says what it computes in methods of :class:`PlanBuilder`; the steps themselves are in ``native/encoder/``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from millpond.models.native import structs
+from millpond.native import library
+
+# A product computes that many columns at a time, and a panel of states has as many, in all instruction sets.
+UNIT = 32
+_ALIGNMENT = 2 << 20  # huge pages
+_WIDEST = 8192  # kMostColumns of norms.h
+
+
+class Unfit(Exception):
+    """The native encoder does not compute this model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """The entries of the kernel table for one precision.
+
+    Attributes:
+        pack: Packs a weight.
+        encode: Runs a forward pass.
+        workspace: Bytes of workspace for each thread of a call.
+        lanes: Columns of gate and up that alternate in a gated feed.
+    """
+
+    pack: Any
+    encode: Any
+    workspace: Any
+    lanes: int
+
+
+def kernels_of(dtype: torch.dtype, highest: str | None = None) -> Kernels | None:
+    """The fastest kernels for a precision on this processor; ``None`` if it has none.
+
+    Args:
+        dtype: float32 or bfloat16.
+        highest: The highest instruction set; ``None``: that of ``MILLPOND_ISA``.
+    """
+    table = library.kernel_table(highest)
+    name = {torch.float32: "float32", torch.bfloat16: "bfloat16"}.get(dtype)
+    if table is None or name is None or not getattr(table, f"encode_{name}"):
+        return None
+    isa = library.isa() if highest is None else highest
+    return Kernels(
+        pack=getattr(table, f"pack_weight_{name}"),
+        encode=getattr(table, f"encode_{name}"),
+        workspace=getattr(table, f"encoder_workspace_{name}"),
+        lanes=8 if isa == "avx2" else 16,
+    )
+
+
+class Memory:
+    """Zeroed memory outside of Python's heap, on a boundary of 2 MiB and in huge pages where the system has them."""
+
+    def __init__(self, size: int) -> None:
+        self._map = mmap.mmap(-1, size + _ALIGNMENT)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            try:
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+            except OSError:  # a kernel without huge pages
+                pass
+        whole = np.frombuffer(self._map, dtype=np.uint8)
+        start = -whole.ctypes.data % _ALIGNMENT
+        self.size = size
+        self.bytes: npt.NDArray[np.uint8] = whole[start : start + size]
+        self.address: int = self.bytes.ctypes.data
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """A model's steps with everything that they point to.
+
+    Attributes:
+        model: The struct; valid as long as the plan lives.
+        kernels: What runs it.
+        hidden: Columns of the result.
+        weights: Numbers of all weights that every token is multiplied with.
+        owned: What the struct points to.
+    """
+
+    model: structs.Model
+    kernels: Kernels
+    hidden: int
+    weights: int
+    owned: tuple[Any, ...]
+
+
+class PlanBuilder:
+    """Collects steps; :meth:`build` packs their weights.
+
+    Raises:
+        Unfit: By every method, if a size or an activation has no kernel.
+    """
+
+    def __init__(self, kernels: Kernels, dtype: torch.dtype) -> None:
+        self._kernels = kernels
+        self._dtype = dtype
+        self._steps: list[structs.Step] = []
+        self._weights: list[tuple[structs.Weight, torch.Tensor]] = []
+        self._owned: list[Any] = []
+        self._hidden = 0
+        self._heads = 0
+        self._inner = 0
+        self._branch = False
+
+    def embed(
+        self,
+        words: torch.Tensor,  # [vocabulary, columns]
+        positions: torch.Tensor | None = None,  # [positions, columns]
+        types: torch.Tensor | None = None,  # [types, columns]
+        scale: float = 1.0,
+    ) -> None:
+        """``sums = scale * word + type + position``."""
+        columns = self._columns(words.shape[1])
+        self._hidden = max(self._hidden, columns)
+        self._add(
+            kind=structs.EMBED,
+            columns=columns,
+            words=self._table(words),
+            positions=self._table(positions),
+            types=self._table(types),
+            scale=scale,
+        )
+
+    def norm(
+        self,
+        norm: structs.NormWeights,
+        columns: int,
+        *,
+        residual: bool = False,
+        keep: bool = False,
+        branch: bool = False,
+    ) -> None:
+        """``states = norm(sums)``, or of sums + states (``residual``).
+
+        With ``keep`` the sums take the result too. With ``branch`` instead: ``sums += norm(branch)``.
+        """
+        columns = self._columns(columns)
+        if columns > _WIDEST:
+            raise Unfit(f"{columns} columns")
+        self._add(kind=structs.NORM, columns=columns, norm=norm, residual=residual, target=3 if branch else int(keep))
+
+    def heads(self, *parts: Any) -> None:
+        """``heads = states W``: the linear layers of queries, keys and values side by side."""
+        weight = self._weight(*parts)
+        self._heads = max(self._heads, weight.out)
+        self._add(kind=structs.PRODUCT, target=0, weight=weight)
+
+    def widen(self, part: Any) -> None:
+        """``sums = states W``."""
+        weight = self._weight(part)
+        self._hidden = max(self._hidden, weight.out)
+        self._add(kind=structs.PRODUCT, target=4, weight=weight)
+
+    def turn(
+        self,
+        *,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        norm: structs.NormWeights | None = None,
+        key_norm: structs.NormWeights | None = None,
+        cosines: torch.Tensor | None = None,  # [positions, dim / 2]
+        sines: torch.Tensor | None = None,  # [positions, dim / 2]
+    ) -> None:
+        """Norms of query and key heads, then their rotation."""
+        self._columns(dim)
+        self._add(
+            kind=structs.HEADS,
+            heads=heads,
+            kv_heads=kv_heads,
+            dim=dim,
+            norm=norm or structs.NormWeights(kind=structs.COPY),
+            key_norm=key_norm or structs.NormWeights(kind=structs.COPY),
+            cosines=self._floats(cosines),
+            sines=self._floats(sines),
+        )
+
+    def attention(
+        self,
+        *,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        scale: float,
+        causal: bool = False,
+        window: int | None = None,
+        softcap: float | None = None,
+        distances: torch.Tensor | None = None,  # [heads, 2 reach - 1]
+        last: bool,
+    ) -> None:
+        """``queries = attention``; ``last``: of the model's last layer.
+
+        ``window`` counts positions in each direction, the own one included.
+        """
+        self._columns(dim)
+        before = (1 << 40) if window is None else window - 1
+        self._add(
+            kind=structs.ATTENTION,
+            heads=heads,
+            kv_heads=kv_heads,
+            dim=dim,
+            scale=scale,
+            before=before,
+            after=0 if causal else before,
+            softcap=softcap or 0.0,
+            distances=self._floats(distances),
+            reach=0 if distances is None else (distances.shape[1] + 1) // 2,
+            last=last,
+        )
+
+    def out(self, part: Any, *, add: bool = False, branch: bool = False) -> None:
+        """``sums = heads W``, ``sums +=`` or ``branch =``."""
+        self._branch |= branch
+        self._add(kind=structs.PRODUCT, target=3 if branch else 2 if add else 1, weight=self._weight(part))
+
+    def feed(
+        self,
+        up: Any,
+        down: Any,
+        activation: str | None,
+        *,
+        gate: Any | None = None,
+        add: bool = False,
+        branch: bool = False,
+    ) -> None:
+        """``sums = down(activation(up))``, ``sums +=`` or ``branch =``; with a gate ``down(activation(gate) * up)``."""
+        if activation not in structs.ACTIVATIONS:
+            raise Unfit(f"activation {activation}")
+        self._branch |= branch
+        inner = self._columns(up.weight.shape[0])
+        self._inner = max(self._inner, inner)
+        weight = self._weight(up) if gate is None else self._gated(gate, up)
+        self._add(
+            kind=structs.FEED,
+            target=3 if branch else 2 if add else 1,
+            activation=structs.ACTIVATIONS[activation],
+            gated=gate is not None,
+            weight=weight,
+            down=self._weight(down),
+        )
+
+    def norm_weights(
+        self, kind: int, weight: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float, offset: float = 0.0
+    ) -> structs.NormWeights:
+        """A norm's weights; ``offset`` is added to the weight (1 for Gemma)."""
+        whole = None if weight is None else weight.detach().float() + offset
+        return structs.NormWeights(kind=kind, weight=self._floats(whole), bias=self._floats(bias), epsilon=epsilon)
+
+    def build(self) -> Plan:
+        """Pack the weights into one piece of memory, in the order of their use."""
+        size = self._dtype.itemsize
+        total = sum(weight.numel() for _, weight in self._weights)
+        memory = Memory(total * size + 4096)
+        at, count = memory.address, len(self._weights)
+        while self._weights:
+            struct, weight = self._weights.pop(0)
+            whole = weight.detach().to(self._dtype).contiguous()
+            struct.units = at
+            call = structs.PackCall(whole.data_ptr(), at, *whole.shape)
+            self._kernels.pack(ctypes.addressof(call))
+            at += whole.numel() * size
+        assert count
+        steps = (structs.Step * len(self._steps))(*self._steps)
+        self._copy_units(steps)
+        model = structs.Model(
+            steps=steps,
+            count=len(steps),
+            hidden=self._hidden,
+            heads=self._heads,
+            inner=self._inner,
+            branch=self._branch,
+            output=self._hidden,
+        )
+        return Plan(
+            model=model,
+            kernels=self._kernels,
+            hidden=self._hidden,
+            weights=total,
+            owned=(memory, steps, *self._owned),
+        )
+
+    def _add(self, **fields: Any) -> None:
+        self._steps.append(structs.Step(**fields))
+        self._steps[-1].sources = [fields.get("weight"), fields.get("down")]
+
+    def _copy_units(self, steps: Any) -> None:
+        """A struct within a struct is a copy, made before its weight was packed."""
+        for struct, step in zip(self._steps, steps, strict=True):
+            for name, source in zip(("weight", "down"), struct.sources, strict=True):
+                if source is not None:
+                    getattr(step, name).units = source.units
+
+    def _columns(self, columns: int) -> int:
+        if columns % UNIT:
+            raise Unfit(f"{columns} columns are no multiple of {UNIT}")
+        return columns
+
+    def _weight(self, *parts: Any) -> structs.Weight:
+        weight = parts[0].weight if len(parts) == 1 else torch.cat([part.weight.detach() for part in parts])
+        biases = [part.bias for part in parts]
+        bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
+        return self._packed(weight, bias)
+
+    def _gated(self, gate: Any, up: Any) -> structs.Weight:
+        """The columns of gate and up in turn, a vector of each."""
+
+        def interleaved(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            lanes = self._kernels.lanes
+            pieces = [part.detach().unflatten(0, (-1, lanes)) for part in (one, other)]
+            return torch.stack(pieces, dim=1).flatten(0, 2)
+
+        bias = None if gate.bias is None else interleaved(gate.bias, up.bias)
+        return self._packed(interleaved(gate.weight, up.weight), bias)
+
+    def _packed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> structs.Weight:
+        out, into = (self._columns(size) for size in weight.shape)
+        struct = structs.Weight(bias=self._floats(bias), out=out, in_=into)
+        self._weights.append((struct, weight))
+        return struct
+
+    def _table(self, table: torch.Tensor | None) -> int | None:
+        """The address of a table in the model's precision, which is not copied if it has that already."""
+        return None if table is None else self._kept(table.detach().to(self._dtype).contiguous())
+
+    def _floats(self, numbers: torch.Tensor | None) -> int | None:
+        return None if numbers is None else self._kept(numbers.detach().float().contiguous())
+
+    def _kept(self, tensor: torch.Tensor) -> int:
+        self._owned.append(tensor)
+        return tensor.data_ptr()

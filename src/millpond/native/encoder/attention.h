@@ -1,0 +1,185 @@
+// Attention within a text: the keys and values of a head are packed like a weight, from the text's first token on, and
+// blocks of its queries are multiplied with them. Nothing depends on where in a block the text is.
+#pragma once
+
+#include "activations.h"
+#include "products.h"
+
+namespace {
+
+template <class Isa>
+struct Attention {
+  using State = typename Isa::State;
+  static constexpr int64_t kStep = kColumns > Isa::kPanel ? kColumns : Isa::kPanel;  // keys
+  static constexpr int64_t kTaskRows = 512;  // of a task, if several threads share a text
+
+  struct Room {
+    State *keys, *values, *weights;
+    float* scores;
+    int64_t capacity;  // keys
+  };
+
+  static int64_t padded(int64_t keys) { return quotient_up(keys, kStep) * kStep; }
+
+  static int64_t room_bytes(int64_t keys, int64_t dim) {
+    const int64_t several = padded(keys);
+    return several * dim * 2 * int64_t(sizeof(State)) + several * Isa::kRows * int64_t(sizeof(State) + 4) + 4 * 64;
+  }
+
+  static Room room_at(char* at, int64_t keys, int64_t dim) {
+    const int64_t several = padded(keys);
+    Room room;
+    room.capacity = several;
+    room.keys = (State*)at;
+    room.values = room.keys + several * dim;
+    room.weights = room.values + several * dim;
+    room.scores = (float*)(room.weights + several * Isa::kRows);
+    return room;
+  }
+
+  // Keys [count, dim] from `first` on as units of kColumns keys; keys that a unit lacks are 0.
+  static void pack_keys(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim, float* to);
+  static void pack_values(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim, float* to);
+  static void pack_keys(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim, uint16_t* to);
+  static void pack_values(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim,
+                          uint16_t* to);
+
+  // Turns a row's scores into weights; returns 1 / their sum.
+  static float weigh(const Step& step, const float* distances, float* scores, State* weights, int64_t from, int64_t to,
+                     int64_t count, int64_t position) {
+    const bool plain = step.softcap == 0.0 && !distances;
+    const float scale = float(step.scale), cap = float(step.softcap);
+    const float factor = plain ? scale * kLog2E : 1.0f;
+    const int64_t low = position - step.before, high = least_of(position + step.after, count - 1);
+    Floats largest = broadcast(-__builtin_inff());
+    for (int64_t k = from; k < to; k += kLanes) {
+      float* at = scores + score_at(k - from);
+      Floats s = load(at);
+      if (!plain) {
+        s = scaled(s, broadcast(scale));
+        if (cap != 0.0f) s = scaled(tanh_of<Isa::kExact>(scaled(s, broadcast(1.0f / cap))), broadcast(cap));
+        if (distances) s = sum_of(s, load(distances + k - position + step.reach - 1));
+        s = scaled(s, broadcast(kLog2E));
+      }
+      if (k < low || k + kLanes - 1 > high) s = within(s, low - k, high - k, broadcast(-__builtin_inff()));
+      if (!plain || k < low || k + kLanes - 1 > high) store(at, s);
+      largest = maximum(s, largest);
+    }
+    const float most = largest_of(largest) * factor;
+    const Floats top = broadcast(most == -__builtin_inff() ? 0.0f : -most), scales = broadcast(factor);
+    Floats sum = zeros();
+    for (int64_t k = from; k < to; k += kLanes) {
+      const Floats s = multiply_add(load(scores + score_at(k - from)), scales, top);
+      const Floats weight = exp2_of<Isa::kExact>(maximum(s, broadcast(-127.0f)));
+      sum = sum_of(sum, weight);
+      Isa::store_state(weights + weight_at(k - from), weight);
+    }
+    const float total = sum_of(sum);
+    return total == 0.0f ? 0.0f : 1.0f / total;
+  }
+
+  static MILLPOND_INLINE int64_t score_at(int64_t key) {
+    return key / kColumns * kColumns * Isa::kRows + key % kColumns;
+  }
+  static MILLPOND_INLINE int64_t weight_at(int64_t key) {
+    return key / Isa::kPanel * Isa::kPanel * Isa::kRows + key % Isa::kPanel;
+  }
+
+  // Rows [first_row, last_row) of a text for the query heads of one key head. `start`: the text's first row in the block.
+  static void run(const Step& step, const States<Isa>& heads, const Room& room, int64_t start, int64_t count,
+                  int64_t kv_head, int64_t first_row, int64_t last_row) {
+    const int64_t dim = step.dim, panels = dim / Isa::kPanel, group = step.heads / step.kv_heads, keys = padded(count);
+    pack_keys(heads, start, (step.heads + kv_head) * dim, count, dim, room.keys);
+    pack_values(heads, start, (step.heads + step.kv_heads + kv_head) * dim, count, dim, room.values);
+    for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++) {
+      const float* distances = step.distances ? step.distances + h * (2 * step.reach - 1) : nullptr;
+      for (int64_t row = first_row; row < last_row; row += Isa::kRows) {
+        const int64_t rows = least_of(last_row - row, Isa::kRows);
+        int64_t from = row - step.before, to = least_of(row + rows - 1 + step.after + 1, count);
+        if (from > to - 1) from = to - 1;  // no row attends to anything: one step of masked scores
+        from = from < 0 ? 0 : from / kStep * kStep;
+        to = padded(to);
+        BlockProduct<State> p;
+        p.rows = heads.row(start + row, h * dim);
+        p.panel = heads.stride;
+        p.depth = panels;
+        p.from = kNoSums;
+        p.from_stride = 0;
+        p.to_stride = kColumns;
+        p.ahead = nullptr;
+        p.ahead_lines = 0;
+        for (int64_t k = from; k < to; k += kColumns) {
+          p.unit = room.keys + k * dim;
+          p.to = room.scores + score_at(k - from);
+          Isa::block(p, rows);
+        }
+        float shares[Isa::kRows];
+        for (int64_t r = 0; r < rows; r++)
+          shares[r] = weigh(step, distances, room.scores + r * kColumns, room.weights + r * Isa::kPanel, from, to, count,
+                            row + r);
+        alignas(64) float sums[Isa::kRows * kColumns];
+        p.rows = room.weights;
+        p.panel = Isa::kPanel * Isa::kRows;
+        p.depth = (to - from) / Isa::kPanel;
+        p.to = sums;
+        for (int64_t d = 0; d < dim; d += kColumns) {
+          p.unit = room.values + d * keys + from * kColumns;
+          Isa::block(p, rows);
+          for (int64_t r = 0; r < rows; r++)
+            for (int64_t c = 0; c < kColumns; c += kLanes)
+              Isa::store_state(heads.row(start + row + r, h * dim + d + c),
+                               scaled(load(sums + r * kColumns + c), broadcast(shares[r])));
+        }
+      }
+    }
+  }
+};
+
+template <class Isa>
+void Attention<Isa>::pack_keys(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim,
+                               float* to) {
+  for (int64_t k = 0; k < padded(count); k += kColumns)
+    for (int64_t d = 0; d < dim; d++)
+      for (int64_t c = 0; c < kColumns; c++)
+        *to++ = k + c < count ? *(const float*)heads.row(first + k + c, column + d) : 0.0f;
+}
+
+template <class Isa>
+void Attention<Isa>::pack_values(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim,
+                                 float* to) {
+  for (int64_t d = 0; d < dim; d += kColumns)
+    for (int64_t k = 0; k < padded(count); k++)
+      for (int64_t c = 0; c < kColumns; c += kLanes, to += kLanes)
+        store(to, k < count ? load((const float*)heads.row(first + k, column + d + c)) : zeros());
+}
+
+template <class Isa>
+void Attention<Isa>::pack_keys(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim,
+                               uint16_t* to) {
+  for (int64_t k = 0; k < padded(count); k += 32)
+    for (int64_t d = 0; d < dim; d += 32)
+      for (int64_t half = 0; half < 32; half += 16)
+        for (int64_t pair = 0; pair < 32; pair += 2)
+          for (int64_t c = 0; c < 16; c++, to += 2) {
+            const int64_t key = k + half + c;
+            const uint16_t* from = (const uint16_t*)heads.row(first + key, column + d + pair);
+            to[0] = key < count ? from[0] : uint16_t(0);
+            to[1] = key < count ? from[1] : uint16_t(0);
+          }
+}
+
+template <class Isa>
+void Attention<Isa>::pack_values(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim,
+                                 uint16_t* to) {
+  for (int64_t d = 0; d < dim; d += 32)
+    for (int64_t k = 0; k < padded(count); k += 32)
+      for (int64_t half = 0; half < 32; half += 16)
+        for (int64_t pair = 0; pair < 32; pair += 2)
+          for (int64_t c = 0; c < 16; c++, to += 2) {
+            const int64_t key = k + pair;
+            to[0] = key < count ? *(const uint16_t*)heads.row(first + key, column + d + half + c) : uint16_t(0);
+            to[1] = key + 1 < count ? *(const uint16_t*)heads.row(first + key + 1, column + d + half + c) : uint16_t(0);
+          }
+}
+
+}  // namespace

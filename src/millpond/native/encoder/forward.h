@@ -1,0 +1,381 @@
+// The forward pass: the steps of a model on blocks of whole texts.
+//
+// With many tokens each thread takes blocks from a counter, and a block's buffers stay in the cache of its core while the
+// weights pass by. With few tokens the threads share each step of a block, and meet at a barrier after it.
+#pragma once
+
+#include <time.h>
+
+#include "../parallel.h"
+#include "attention.h"
+#include "norms.h"
+#include "team.h"
+
+namespace {
+
+constexpr int64_t kChunk = 384;       // inner columns of a feed that are computed, used and forgotten together
+constexpr int64_t kWholeFeed = 64;    // rows for which all inner columns are kept
+constexpr int64_t kShared = 256;      // tokens of a call whose steps the threads share
+
+// Denormal numbers are 0 while a kernel runs: with them an instruction takes a hundred cycles.
+struct FlushDenormals {
+  unsigned before = _mm_getcsr();
+  FlushDenormals() { _mm_setcsr(before | 0x8040); }
+  ~FlushDenormals() { _mm_setcsr(before); }
+};
+
+template <class Isa>
+struct Forward {
+  using State = typename Isa::State;
+
+  // The buffers of a block, and what each thread has of its own.
+  struct Room {
+    States<Isa> states, heads, inner;
+    Sums sums, branch;
+    typename Attention<Isa>::Room attention;
+  };
+
+  struct Sizes {
+    int64_t rows, keys, dim;
+    int64_t states, heads, sums, branch, attention, bytes;
+  };
+
+  static int64_t most_dim(const Model& model) {
+    int64_t dim = 32;
+    for (int64_t i = 0; i < model.count; i++) dim = most_of(dim, model.steps[i].dim);
+    return dim;
+  }
+
+  static Sizes sizes_of(const EncodeCall& call) {
+    const Model& model = *call.model;
+    int64_t longest = 1;
+    for (int64_t t = 0; t < call.texts; t++) longest = most_of(longest, call.bounds[t + 1] - call.bounds[t]);
+    const int64_t block = most_of(least_of(call.block, call.bounds[call.texts]), longest);
+    Sizes sizes;
+    // Panels an odd number of 32 rows apart: else their rows meet in the same sets of the cache.
+    sizes.rows = (block + 31) / 32 * 32 + 32;
+    if (sizes.rows % 64 == 0) sizes.rows += 32;
+    sizes.keys = longest;
+    sizes.dim = most_dim(model);
+    const int64_t whole = (sizes.rows < kWholeFeed + 96 ? sizes.rows : kWholeFeed + 96) * model.inner;
+    const int64_t inner = most_of(whole, sizes.rows * least_of(model.inner, kChunk));
+    const auto bytes = [](int64_t numbers, int64_t size) { return (numbers * size + 4096 + 64) / 64 * 64; };
+    sizes.states = bytes(sizes.rows * model.hidden, sizeof(State));
+    sizes.heads = bytes(most_of(sizes.rows * model.heads, inner), sizeof(State));
+    sizes.sums = bytes(sizes.rows * model.hidden + 64 * model.hidden / kColumns, 4);
+    sizes.branch = model.branch ? sizes.sums : 0;
+    sizes.attention = bytes(Attention<Isa>::room_bytes(sizes.keys, sizes.dim), 1);
+    sizes.bytes = sizes.states + sizes.heads + sizes.sums + sizes.branch + sizes.attention;
+    return sizes;
+  }
+
+  static Room room_at(char* at, const Sizes& sizes) {
+    Room room;
+    const auto take = [&](int64_t bytes) {
+      char* from = at;
+      at += bytes;
+      return from;
+    };
+    room.states = {(State*)take(sizes.states), sizes.rows * Isa::kPanel};
+    room.heads = {(State*)take(sizes.heads), sizes.rows * Isa::kPanel};
+    room.inner = room.heads;  // queries are done with by then
+    room.sums = {(float*)take(sizes.sums), sizes.rows * kColumns + 64};
+    room.branch = {(float*)take(sizes.branch), sizes.rows * kColumns + 64};
+    room.attention = Attention<Isa>::room_at(take(sizes.attention), sizes.keys, sizes.dim);
+    return room;
+  }
+
+  // A block: texts [first, last) of a call, and the buffers they are in.
+  struct Block {
+    const EncodeCall& call;
+    const Room& room;  // shared by the team, but for the attention's
+    const typename Attention<Isa>::Room& attention;
+    const Team& team;
+    int64_t first, last;
+    int64_t rows;       // tokens, or texts once only one row of each is left
+
+    int64_t start(int64_t text) const { return call.bounds[text] - call.bounds[first]; }
+  };
+
+  static void embed(const Block& block, const Step& step) {
+    const EncodeCall& call = block.call;
+    const State *words = (const State*)step.words, *positions = (const State*)step.positions;
+    const State* types = (const State*)step.types;
+    const Floats scale = broadcast(float(step.scale));
+    const int64_t from = block.team.first(block.rows), to = block.team.last(block.rows);
+    for (int64_t t = block.first; t < block.last; t++)
+      for (int64_t row = most_of(block.start(t), from); row < least_of(block.start(t + 1), to); row++) {
+        const int64_t token = call.bounds[block.first] + row;
+        const State* word = words + int64_t(call.ids[token]) * step.columns;
+        const State* position = positions ? positions + (call.offset + row - block.start(t)) * step.columns : nullptr;
+        const State* type = types ? types + (call.types ? int64_t(call.types[token]) : 0) * step.columns : nullptr;
+        for (int64_t c = 0; c < step.columns; c += kLanes) {
+          Floats x = scaled(Isa::load_state(word + c), scale);
+          if (type) x = sum_of(x, Isa::load_state(type + c));
+          if (position) x = sum_of(x, Isa::load_state(position + c));
+          store(block.room.sums.row(row, c), x);
+        }
+      }
+  }
+
+  static void norm(const Block& block, const Step& step) {
+    const int64_t from = block.team.first(block.rows), to = block.team.last(block.rows);
+    if (step.target == 3)
+      norm_to_sums(block.room.branch, block.room.sums, from, to, step.columns, step.norm);
+    else
+      norm_to_states<Isa>(block.room.sums, block.room.states, from, to, step.columns, step.residual, step.target == 1,
+                          step.norm);
+  }
+
+  // Adds a bias to units [first, last) of sums that a product is added to.
+  static void add_bias(const Sums& sums, int64_t rows, int64_t first, int64_t last, const float* bias) {
+    if (!bias) return;
+    for (int64_t c = first * kColumns; c < last * kColumns; c += kLanes)
+      for (int64_t r = 0; r < rows; r++) store(sums.row(r, c), sum_of(load(sums.row(r, c)), load(bias + c)));
+  }
+
+  // Panels [from, from + depth) of a weight, to the sums or the branch.
+  static void add_product(const Block& block, const States<Isa>& a, const Weight& weight, int64_t target, int64_t from,
+                          int64_t depth) {
+    const int64_t panels = weight.in / Isa::kPanel, units = weight.out / kColumns;
+    const int64_t first = block.team.first(units), last = block.team.last(units);
+    const Sums& to = target == 3 ? block.room.branch : block.room.sums;
+    const bool fresh = target != 2 && from == 0;
+    if (!fresh && from == 0) add_bias(to, block.rows, first, last, weight.bias);
+    alignas(64) static const float kNone[kMostColumns] = {};
+    product_to_sums<Isa>(a, block.rows, (const State*)weight.units + unit_size<Isa>(from), unit_size<Isa>(panels), depth,
+                         first, last, fresh ? (weight.bias ? weight.bias : kNone) : nullptr, to);
+  }
+
+  template <bool kGated, int64_t kActivation>
+  static void product_to_states(const Block& block, const States<Isa>& a, const Weight& weight, int64_t first,
+                                int64_t last, const States<Isa>& to, int64_t to_column) {
+    constexpr int64_t kOut = kGated ? kLanes : kColumns;
+    const int64_t panels = weight.in / Isa::kPanel;
+    product<Isa>(a, block.rows, (const State*)weight.units, unit_size<Isa>(panels), panels, first, last, weight.bias,
+                 [&](int64_t unit, int64_t row, int64_t count, const float* sums) __attribute__((always_inline)) {
+                   const int64_t column = unit * kOut - to_column;
+                   for (int64_t r = 0; r < count; r++, sums += kColumns) {
+                     const Floats low = activated<Isa>(load(sums), kActivation);
+                     if (kGated) {
+                       Isa::store_state(to.row(row + r, column), scaled(low, load(sums + kLanes)));
+                     } else {
+                       Isa::store_state(to.row(row + r, column), low);
+                       Isa::store_state(to.row(row + r, column + kLanes), activated<Isa>(load(sums + kLanes), kActivation));
+                     }
+                   }
+                 });
+  }
+
+  template <bool kGated>
+  static void activated_product(const Block& block, const States<Isa>& a, const Weight& weight, int64_t activation,
+                                int64_t first, int64_t last, const States<Isa>& to, int64_t to_column) {
+    switch (activation) {
+      case kGelu: return product_to_states<kGated, kGelu>(block, a, weight, first, last, to, to_column);
+      case kGeluTanh: return product_to_states<kGated, kGeluTanh>(block, a, weight, first, last, to, to_column);
+      case kSilu: return product_to_states<kGated, kSilu>(block, a, weight, first, last, to, to_column);
+      case kRelu: return product_to_states<kGated, kRelu>(block, a, weight, first, last, to, to_column);
+      default: return product_to_states<kGated, kIdentity>(block, a, weight, first, last, to, to_column);
+    }
+  }
+
+  static void multiply(const Block& block, const Step& step) {
+    const Weight& weight = step.weight;
+    if (step.target == 0) {
+      const int64_t units = weight.out / kColumns;
+      activated_product<false>(block, block.room.states, weight, step.activation, block.team.first(units),
+                               block.team.last(units), block.room.heads, 0);
+      return;
+    }
+    const States<Isa>& a = step.target == 4 ? block.room.states : block.room.heads;
+    add_product(block, a, weight, step.target == 4 ? 1 : step.target, 0, weight.in / Isa::kPanel);
+  }
+
+  static void feed(const Block& block, const Step& step) {
+    const Weight &up = step.weight, &down = step.down;
+    const int64_t inner = down.in, of_unit = step.gated ? kLanes : kColumns;
+    const int64_t chunk = block.rows <= kWholeFeed ? inner : least_of(kChunk, inner);
+    States<Isa> states = block.room.inner;
+    if (chunk == inner && inner > kChunk) states.stride = (block.rows + 31) / 32 * 32 * Isa::kPanel + 32 * Isa::kPanel;
+    for (int64_t column = 0; column < inner; column += chunk) {
+      const int64_t width = least_of(chunk, inner - column), units = width / of_unit, from = column / of_unit;
+      const int64_t first = from + block.team.first(units), last = from + block.team.last(units);
+      if (column > 0) block.team.wait();  // until all have read the states of the chunk before
+      if (step.gated)
+        activated_product<true>(block, block.room.states, up, step.activation, first, last, states, column);
+      else
+        activated_product<false>(block, block.room.states, up, step.activation, first, last, states, column);
+      block.team.wait();
+      add_product(block, states, down, step.target, column / Isa::kPanel, width / Isa::kPanel);
+    }
+  }
+
+  static void turn(const Block& block, const Step& step) {
+    const int64_t from = block.team.first(block.rows), to = block.team.last(block.rows);
+    for (int64_t t = block.first; t < block.last; t++)
+      for (int64_t row = most_of(block.start(t), from); row < least_of(block.start(t + 1), to); row++)
+        turn_heads<Isa>(block.room.heads, row, block.call.offset + row - block.start(t), step);
+  }
+
+  static void attend(const Block& block, const Step& step) {
+    const int64_t part = block.team.members > 1 ? Attention<Isa>::kTaskRows : INT64_MAX;
+    int64_t task = 0;
+    for (int64_t t = block.first; t < block.last; t++) {
+      const int64_t start = block.start(t), length = block.start(t + 1) - start;
+      const int64_t keys = block.call.keys ? block.call.keys[t] : length;
+      for (int64_t h = 0; h < step.kv_heads; h++)
+        for (int64_t row = 0; row < length; row += part, task++) {
+          if (task % block.team.members == block.team.member)
+            Attention<Isa>::run(step, block.room.heads, block.attention, start, keys, h, row,
+                                part > length - row ? length : row + part);
+          if (part > length) break;
+        }
+    }
+  }
+
+  // Keeps one row of each text, as the call reads no more.
+  static void drop_rows(Block& block, const Step& step) {
+    const Room& room = block.room;
+    const int64_t texts = block.last - block.first;
+    const auto source = [&](int64_t i) {
+      const int64_t text = block.first + i;
+      return block.call.reading == kFirstRow ? block.start(text) : block.start(text + 1) - 1;
+    };
+    const auto gather = [&](char* at, int64_t stride, int64_t panels, int64_t bytes) {
+      for (int64_t p = block.team.first(panels); p < block.team.last(panels); p++)
+        for (int64_t i = 0; i < texts; i++)
+          if (source(i) != i) std::memcpy(at + p * stride + i * bytes, at + p * stride + source(i) * bytes, bytes);
+    };
+    const int64_t hidden = block.call.model->hidden, size = sizeof(State);
+    gather((char*)room.states.at, room.states.stride * size, hidden / Isa::kPanel, Isa::kPanel * size);
+    gather((char*)room.heads.at, room.heads.stride * size, step.heads * step.dim / Isa::kPanel, Isa::kPanel * size);
+    gather((char*)room.sums.at, room.sums.stride * 4, hidden / kColumns, kColumns * 4);
+    block.rows = texts;
+  }
+
+  static void read(const Block& block) {
+    const EncodeCall& call = block.call;
+    const int64_t columns = call.model->output;
+    const States<Isa>& states = block.room.states;
+    if (call.reading == kMeanRow) {
+      for (int64_t t = block.first + block.team.member; t < block.last; t += block.team.members) {
+        const int64_t from = block.start(t) + (call.skip ? call.skip[t] : 0), to = block.start(t + 1);
+        const Floats count = broadcast(float(to - from));
+        for (int64_t c = 0; c < columns; c += kLanes) {
+          Floats sum = zeros();
+          for (int64_t r = from; r < to; r++) sum = sum_of(sum, Isa::load_state(states.row(r, c)));
+          store(call.out + t * columns + c, quotient(sum, count));
+        }
+      }
+      return;
+    }
+    const int64_t base = call.reading == kAllRows ? call.bounds[block.first] : block.first;
+    for (int64_t r = block.team.first(block.rows); r < block.team.last(block.rows); r++)
+      for (int64_t c = 0; c < columns; c += kLanes)
+        store(call.out + (base + r) * columns + c, Isa::load_state(states.row(r, c)));
+  }
+
+  static double now() {
+    timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return double(at.tv_sec) + 1e-9 * double(at.tv_nsec);
+  }
+
+  static void run_block(Block& block) {
+    const Model& model = *block.call.model;
+    double* timings = block.team.member == 0 ? block.call.timings : nullptr;
+    for (int64_t i = 0; i < model.count; i++) {
+      const Step& step = model.steps[i];
+      const double begun = timings ? now() : 0;
+      switch (step.kind) {
+        case kEmbed: embed(block, step); break;
+        case kNorm: norm(block, step); break;
+        case kProduct: multiply(block, step); break;
+        case kHeads: turn(block, step); break;
+        case kAttention:
+          attend(block, step);
+          if (step.last && (block.call.reading == kFirstRow || block.call.reading == kLastRow)) {
+            block.team.wait();
+            drop_rows(block, step);
+          }
+          break;
+        default: feed(block, step);
+      }
+      block.team.wait();
+      if (timings) timings[step.kind == kProduct && step.target != 0 ? 6 : step.kind] += now() - begun;
+    }
+    const double begun = timings ? now() : 0;
+    read(block);
+    if (timings) timings[7] += now() - begun;
+    block.team.wait();  // the next block overwrites the states
+  }
+
+  struct Job {
+    const EncodeCall* call;
+    Sizes sizes;
+    bool shared;          // whether the threads share each step
+    Barrier barrier;
+    int64_t next_text;    // first text that no thread has taken
+    int64_t next_member;
+    int64_t lock;
+  };
+
+  // Texts [from, result) are a block.
+  static int64_t block_end(const EncodeCall& call, int64_t from) {
+    int64_t to = from + 1;
+    while (to < call.texts && call.bounds[to + 1] - call.bounds[from] <= call.block) to++;
+    return to;
+  }
+
+  // The next block, under a lock, since blocks are cut one after another.
+  static bool take(Job& job, int64_t* from, int64_t* to) {
+    while (__atomic_exchange_n(&job.lock, 1, __ATOMIC_ACQUIRE)) _mm_pause();
+    *from = job.next_text;
+    *to = *from < job.call->texts ? block_end(*job.call, *from) : *from;
+    job.next_text = *to;
+    __atomic_store_n(&job.lock, 0, __ATOMIC_RELEASE);
+    return *from < *to;
+  }
+
+  static void work(void* argument) {
+    auto& job = *(Job*)argument;
+    const EncodeCall& call = *job.call;
+    const FlushDenormals flush;
+    Isa::begin();
+    Team team{&job.barrier, __atomic_fetch_add(&job.next_member, 1, __ATOMIC_RELAXED), job.shared ? team_size() : 1};
+    const Room own = room_at((char*)call.workspace + team.member * job.sizes.bytes, job.sizes);
+    if (job.shared) {
+      const Room room = room_at((char*)call.workspace, job.sizes);
+      for (int64_t from = 0, to; from < call.texts; from = to) {
+        to = block_end(call, from);
+        Block block{call, room, own.attention, team, from, to, call.bounds[to] - call.bounds[from]};
+        run_block(block);
+      }
+    } else {
+      team.member = 0;
+      for (int64_t from, to; take(job, &from, &to);) {
+        Block block{call, own, own.attention, team, from, to, call.bounds[to] - call.bounds[from]};
+        run_block(block);
+      }
+    }
+    Isa::end();
+  }
+
+  static int64_t workspace(const void* argument) { return sizes_of(*(const EncodeCall*)argument).bytes; }
+
+  static int64_t encode(const void* argument) {
+    const auto& call = *(const EncodeCall*)argument;
+    Job job{&call, sizes_of(call), false, {}, 0, 0, 0};
+    job.shared = call.threads > 1 && (call.bounds[call.texts] <= kShared || call.texts < call.threads);
+    run_torch_threads(work, &job, call.threads);
+    return 0;
+  }
+
+  static int64_t pack(const void* argument) {
+    const auto& call = *(const PackCall*)argument;
+    pack_units((const State*)call.weight, call.out, call.in, (State*)call.units);
+    return 0;
+  }
+};
+
+}  // namespace

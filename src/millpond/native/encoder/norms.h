@@ -1,0 +1,90 @@
+// Norms over the columns of rows, in float32.
+#pragma once
+
+#include "plan.h"
+#include "states.h"
+
+namespace {
+
+constexpr int64_t kMostColumns = 8192;  // of a row that is normalized: models/native/plan.py takes no wider models
+
+// Normalizes `columns` numbers in place.
+inline void normalize(float* row, int64_t columns, const NormWeights& norm) {
+  if (norm.kind == kCopy) return;
+  float mean = 0;
+  if (norm.kind == kLayerNorm) {
+    Floats sum = zeros();
+    for (int64_t c = 0; c < columns; c += kLanes) sum = sum_of(sum, load(row + c));
+    mean = sum_of(sum) / float(columns);
+  }
+  const Floats center = broadcast(mean);
+  Floats squares = zeros();
+  for (int64_t c = 0; c < columns; c += kLanes) {
+    const Floats off = difference(load(row + c), center);
+    squares = multiply_add(off, off, squares);
+  }
+  const float variance = sum_of(squares) / float(columns);
+  const Floats scale = broadcast(1.0f / __builtin_sqrtf(variance + float(norm.epsilon)));
+  for (int64_t c = 0; c < columns; c += kLanes) {
+    Floats x = scaled(difference(load(row + c), center), scale);
+    if (norm.weight) x = scaled(x, load(norm.weight + c));
+    if (norm.bias) x = sum_of(x, load(norm.bias + c));
+    store(row + c, x);
+  }
+}
+
+// Rows [first, last): states = norm(sums), or of sums + states; with `keep` the sums take the result too.
+template <class Isa>
+void norm_to_states(const Sums& sums, const States<Isa>& states, int64_t first, int64_t last, int64_t columns,
+                    bool residual, bool keep, const NormWeights& norm) {
+  alignas(64) float numbers[kMostColumns];
+  for (int64_t r = first; r < last; r++) {
+    for (int64_t c = 0; c < columns; c += kLanes) {
+      Floats x = load(sums.row(r, c));
+      if (residual) x = sum_of(x, Isa::load_state(states.row(r, c)));
+      store(numbers + c, x);
+    }
+    normalize(numbers, columns, norm);
+    for (int64_t c = 0; c < columns; c += kLanes) {
+      Isa::store_state(states.row(r, c), load(numbers + c));
+      if (keep) store(sums.row(r, c), load(numbers + c));
+    }
+  }
+}
+
+// Rows [first, last): sums += norm(branch).
+inline void norm_to_sums(const Sums& branch, const Sums& sums, int64_t first, int64_t last, int64_t columns,
+                         const NormWeights& norm) {
+  alignas(64) float numbers[kMostColumns];
+  for (int64_t r = first; r < last; r++) {
+    for (int64_t c = 0; c < columns; c += kLanes) store(numbers + c, load(branch.row(r, c)));
+    normalize(numbers, columns, norm);
+    for (int64_t c = 0; c < columns; c += kLanes)
+      store(sums.row(r, c), sum_of(load(sums.row(r, c)), load(numbers + c)));
+  }
+}
+
+// A row of queries and keys: each head normalized (RMS) and rotated by its position, in place.
+template <class Isa>
+void turn_heads(const States<Isa>& heads, int64_t row, int64_t position, const Step& step) {
+  alignas(64) float numbers[kMostColumns];
+  const int64_t half = step.dim / 2;
+  for (int64_t h = 0; h < step.heads + step.kv_heads; h++) {
+    const NormWeights& norm = h < step.heads ? step.norm : step.key_norm;
+    for (int64_t d = 0; d < step.dim; d += kLanes)
+      store(numbers + d, Isa::load_state(heads.row(row, h * step.dim + d)));
+    normalize(numbers, step.dim, norm);
+    if (step.cosines) {
+      const float *cosines = step.cosines + position * half, *sines = step.sines + position * half;
+      for (int64_t d = 0; d < half; d += kLanes) {
+        const Floats low = load(numbers + d), high = load(numbers + half + d), c = load(cosines + d), s = load(sines + d);
+        store(numbers + d, difference(scaled(low, c), scaled(high, s)));
+        store(numbers + half + d, multiply_add(high, c, scaled(low, s)));
+      }
+    }
+    for (int64_t d = 0; d < step.dim; d += kLanes)
+      Isa::store_state(heads.row(row, h * step.dim + d), load(numbers + d));
+  }
+}
+
+}  // namespace

@@ -1,0 +1,97 @@
+// The arguments of a forward pass, as models/native/plan.py lays them out.
+//
+// A model is a list of steps that run one after another on a block of tokens: whole texts, packed one behind another.
+// A block has these buffers (layouts in states.h):
+//   states  [hidden]                  the input of a product, in the precision of the model
+//   heads   [(heads + 2 kv_heads) dim]  queries, keys and values; attention writes its result over the queries
+//   sums    [hidden]                  float32: results of products; the residual stream of a pre-norm model
+//   branch  [hidden]                  float32: a result that is normalized before it is added to the sums
+// Every number of columns is a multiple of 32.
+#pragma once
+
+#include <cstdint>
+
+enum StepKind : std::int64_t { kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed };
+
+enum Activation : std::int64_t { kIdentity, kGelu, kGeluTanh, kSilu, kRelu };
+
+enum NormKind : std::int64_t { kCopy, kLayerNorm, kRmsNorm };
+
+// A weight [out, in] in units of a number of columns, packed by `pack_weight` (products.h).
+struct Weight {
+  const void* units;        // null: none
+  const float* bias;        // [out]; null: none
+  std::int64_t out, in;
+  const float* scales;      // of int8 weights, [out]; null: the model's own precision
+};
+
+struct NormWeights {
+  std::int64_t kind;
+  const float* weight;  // [columns]; null: ones
+  const float* bias;    // [columns]; null: zeros
+  double epsilon;
+};
+
+// What a step reads depends on its kind:
+//   kEmbed      sums = scale * word + position + type
+//   kNorm       states = norm(sums), or of sums + states (`residual`); sums = the same (`target` 1);
+//               sums += norm(branch) (3)
+//   kProduct    heads = states W (`target` 0); sums = heads W (1), sums += heads W (2), branch = heads W (3),
+//               sums = states W (4)
+//   kHeads      norms of query and key heads (norm, key_norm), then rotation by position
+//   kAttention  queries = attention; after it a call that reads one row of each text drops the others
+//   kFeed       sums = down(activation(up(states))) (`target` 1), sums += (2), branch = (3)
+struct Step {
+  std::int64_t kind;
+  std::int64_t target, activation, gated, residual;
+  std::int64_t columns;    // of the norm, or of the embeddings
+  Weight weight, down;     // of a gated feed, columns of gate and up alternate: see pack_weight
+  NormWeights norm, key_norm;
+  const void* words;       // [vocabulary, columns], in the precision of the model
+  const void* positions;   // [positions, columns]; null: none
+  const void* types;       // [types, columns]; null: none
+  const float* cosines;    // [positions, dim / 2]; null: no rotation
+  const float* sines;      // [positions, dim / 2]
+  const float* distances;  // [heads, 2 reach - 1], added to the scores of a query and a key by their distance
+  std::int64_t reach;      // distances are key - query + reach - 1
+  std::int64_t heads, kv_heads, dim;
+  std::int64_t before, after;  // how many positions back and ahead a query attends
+  double scale;                // of the scores, or of the words
+  double softcap;              // 0: none
+  std::int64_t last;           // of an attention: the last one of the model
+};
+
+struct Model {
+  const Step* steps;
+  std::int64_t count;
+  std::int64_t hidden;   // most columns of states, sums and branch
+  std::int64_t heads;    // most columns of heads
+  std::int64_t inner;    // most inner columns of a feed
+  std::int64_t branch;   // whether any step uses the branch
+  std::int64_t output;   // columns of the result
+};
+
+enum Reading : std::int64_t { kAllRows, kFirstRow, kLastRow, kMeanRow };
+
+struct EncodeCall {
+  const Model* model;
+  const std::int32_t* ids;     // [tokens]
+  const std::int32_t* bounds;  // [texts + 1]
+  const std::int32_t* types;   // [tokens]; null: all 0
+  const std::int32_t* keys;    // [texts], number of first tokens that are attended to; null: all
+  const std::int32_t* skip;    // [texts], first tokens that a mean leaves out; null: none
+  float* out;                  // [tokens, output], or [texts, output] unless all rows are read
+  void* workspace;             // threads * workspace_bytes(call)
+  std::int64_t texts;
+  std::int64_t offset;         // position of a text's first token
+  std::int64_t reading;
+  std::int64_t block;          // tokens of a block; a longer text is a block of its own
+  std::int64_t threads;
+  double* timings;             // [8] seconds of each kind of step, added up; null: not measured
+};
+
+struct PackCall {
+  const void* weight;   // [out, in], in the precision of the model
+  void* units;          // out * in numbers
+  std::int64_t out, in;
+};

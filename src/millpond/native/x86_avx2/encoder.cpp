@@ -1,0 +1,11 @@
+// Compiler flags: -mavx2 -mfma -mf16c -mbmi2
+// The encoder in float32, for processors with AVX2.
+
+#include "../encoder/forward.h"
+#include "../kernel_table.h"
+
+extern "C" void millpond_add_encoder_avx2(KernelTable* table) {
+  table->pack_weight_float32 = Forward<FmaIsa>::pack;
+  table->encode_float32 = Forward<FmaIsa>::encode;
+  table->encoder_workspace_float32 = Forward<FmaIsa>::workspace;
+}

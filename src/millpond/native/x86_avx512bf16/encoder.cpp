@@ -1,0 +1,11 @@
+// Compiler flags: -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16
+// The encoder in bfloat16, for processors with AVX512-BF16.
+
+#include "../encoder/forward.h"
+#include "../kernel_table.h"
+
+extern "C" void millpond_add_encoder_avx512bf16(KernelTable* table) {
+  table->pack_weight_bfloat16 = Forward<DotIsa>::pack;
+  table->encode_bfloat16 = Forward<DotIsa>::encode;
+  table->encoder_workspace_bfloat16 = Forward<DotIsa>::workspace;
+}
