@@ -68,7 +68,7 @@ def processor(cpuinfo: str | None = None) -> dict[str, Any]:
     if cpuinfo is None:
         cpuinfo = CPUINFO.read_text(encoding="utf-8") if CPUINFO.is_file() else ""
     fields: dict[str, str] = {}
-    for line in cpuinfo.split("\n\n", 1)[0].splitlines():
+    for line in cpuinfo.splitlines():  # the first core comes first
         key, _, value = line.partition(":")
         fields.setdefault(key.strip(), value.strip())
     vendor, models = _X86.get(fields.get("vendor_id", ""), (fields.get("vendor_id", ""), {}))
