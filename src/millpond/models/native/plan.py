@@ -10,14 +10,18 @@ import errno
 import mmap
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from millpond.models.native import structs
 from millpond.native import library
+
+if TYPE_CHECKING:
+    from millpond.models.native.rotation import Rotation
 
 # A product computes that many columns at a time, and a panel of states has as many, in all instruction sets.
 UNIT = 32
@@ -102,6 +106,7 @@ class Plan:
         vocabulary: Rows of the word table.
         types: Rows of the table of token types; 0: none.
         positions: Positions that the model has; 0: any number.
+        rotations: Tables of rotary positions, which have to cover a call's longest text.
         owned: What the struct points to.
     """
 
@@ -112,6 +117,7 @@ class Plan:
     vocabulary: int
     types: int
     positions: int
+    rotations: tuple[Rotation, ...]
     owned: tuple[Any, ...]
 
 
@@ -128,6 +134,7 @@ class PlanBuilder:
         self._steps: list[structs.Step] = []
         self._weights: list[tuple[structs.Weight, torch.Tensor]] = []
         self._owned: list[Any] = []
+        self._rotations: dict[int, Rotation] = {}  # by step
         self._hidden = 0
         self._heads = 0
         self._inner = 0
@@ -199,11 +206,14 @@ class PlanBuilder:
         key_norm: structs.NormWeights | None = None,
         cosines: torch.Tensor | None = None,  # [positions, dim / 2]
         sines: torch.Tensor | None = None,  # [positions, dim / 2]
+        rotation: Rotation | None = None,
     ) -> None:
-        """Norms of query and key heads, then their rotation."""
+        """Norms of query and key heads, then their rotation, by tables of a fixed size or by those that grow."""
         self._columns(dim)
         if cosines is not None:
             self._bound(len(cosines))
+        if rotation is not None:
+            self._rotations[len(self._steps)] = rotation
         self._add(
             kind=structs.HEADS,
             heads=heads,
@@ -245,7 +255,7 @@ class PlanBuilder:
             before=before,
             after=0 if causal else before,
             softcap=softcap or 0.0,
-            distances=self._floats(distances),
+            distances=None if distances is None else self._floats(nn.functional.pad(distances.flatten(), (0, UNIT))),
             reach=0 if distances is None else (distances.shape[1] + 1) // 2,
             last=last,
         )
@@ -253,7 +263,9 @@ class PlanBuilder:
     def out(self, part: Any, *, add: bool = False, branch: bool = False) -> None:
         """The product after attention: ``sums = heads W``, ``sums +=`` or ``branch =``."""
         self._branch |= branch
-        self._add(kind=structs.PRODUCT, target=3 if branch else 2 if add else 1, weight=self._weight(part))
+        weight = self._weight(part)
+        self._hidden = max(self._hidden, weight.out)
+        self._add(kind=structs.PRODUCT, target=3 if branch else 2 if add else 1, weight=weight)
 
     def feed(
         self,
@@ -275,13 +287,15 @@ class PlanBuilder:
         inner = self._columns(up.weight.shape[0])
         self._inner = max(self._inner, inner)
         weight = self._weight(up) if gate is None else self._gated(gate, up)
+        narrow = self._weight(down)
+        self._hidden = max(self._hidden, narrow.out)
         self._add(
             kind=structs.FEED,
             target=3 if branch else 2 if add else 1,
             activation=structs.ACTIVATIONS[activation],
             gated=gate is not None,
             weight=weight,
-            down=self._weight(down),
+            down=narrow,
         )
 
     def norm_weights(
@@ -290,6 +304,14 @@ class PlanBuilder:
         """A norm's weights; ``offset`` is added to the weight (1 for Gemma)."""
         whole = None if weight is None else weight.detach().float() + offset
         return structs.NormWeights(kind=kind, weight=self._floats(whole), bias=self._floats(bias), epsilon=epsilon)
+
+    def norm_of(self, norm: nn.Module) -> structs.NormWeights:
+        """The weights of torch's layer norm, with or without a bias; the identity copies."""
+        if isinstance(norm, nn.Identity):
+            return structs.NormWeights(kind=structs.COPY)
+        if type(norm) is not nn.LayerNorm:
+            raise Unfit(f"norm {type(norm).__name__}")
+        return self.norm_weights(structs.LAYER_NORM, norm.weight, norm.bias, norm.eps)
 
     def build(self) -> Plan:
         """Pack the weights into one piece of memory, in the order of their use."""
@@ -307,6 +329,8 @@ class PlanBuilder:
         assert count
         steps = (structs.Step * len(self._steps))(*self._steps)
         self._copy_units(steps)
+        for i, rotation in self._rotations.items():
+            rotation.serve(steps[i])
         model = structs.Model(
             steps=steps,
             count=len(steps),
@@ -324,6 +348,7 @@ class PlanBuilder:
             vocabulary=self._vocabulary,
             types=self._types,
             positions=self._positions,
+            rotations=tuple(dict.fromkeys(self._rotations.values())),
             owned=(memory, steps, *self._owned),
         )
 
@@ -348,8 +373,7 @@ class PlanBuilder:
 
     def _weight(self, *parts: Any) -> structs.Weight:
         weight = parts[0].weight if len(parts) == 1 else torch.cat([part.weight.detach() for part in parts])
-        biases = [part.bias for part in parts]
-        bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
+        bias = None if all(part.bias is None for part in parts) else torch.cat([_bias_of(part) for part in parts])
         return self._packed(weight, bias)
 
     def _gated(self, gate: Any, up: Any) -> structs.Weight:
@@ -360,7 +384,9 @@ class PlanBuilder:
             pieces = [part.detach().unflatten(0, (-1, lanes)) for part in (one, other)]
             return torch.stack(pieces, dim=1).flatten(0, 2)
 
-        bias = None if gate.bias is None else interleaved(gate.bias, up.bias)
+        bias = None
+        if gate.bias is not None or up.bias is not None:
+            bias = interleaved(_bias_of(gate), _bias_of(up))
         return self._packed(interleaved(gate.weight, up.weight), bias)
 
     def _packed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> structs.Weight:
@@ -379,3 +405,9 @@ class PlanBuilder:
     def _kept(self, tensor: torch.Tensor) -> int:
         self._owned.append(tensor)
         return tensor.data_ptr()
+
+
+def _bias_of(part: Any) -> torch.Tensor:
+    """Zeros if a linear layer has none."""
+    bias = part.bias
+    return part.weight.new_zeros(len(part.weight)) if bias is None else bias.detach()
