@@ -135,9 +135,7 @@ def encoder_of(
         builder.out(weights.linear(hidden, heads * dim, bias), add=prenorm)
         builder.norm(norm(), hidden, residual=not prenorm)
         up, down = weights.linear(inner, hidden, bias), weights.linear(hidden, inner, bias)
-        builder.feed(
-            up, down, activation, gate=weights.linear(inner, hidden, bias) if gated else None, add=prenorm
-        )
+        builder.feed(up, down, activation, gate=weights.linear(inner, hidden, bias) if gated else None, add=prenorm)
         builder.norm(norm(), hidden, residual=not prenorm)
     return NativeEncoder(builder.build())
 
