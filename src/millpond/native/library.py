@@ -47,6 +47,7 @@ class KernelTable(ctypes.Structure):
             *("measure_float32", "measure_bfloat16"),
             *("pack_weight_float32", "encode_float32", "encoder_workspace_float32"),
             *("pack_weight_bfloat16", "encode_bfloat16", "encoder_workspace_bfloat16"),
+            *("attention_bfloat16", "attention_workspace_bfloat16"),
         )
     ]
     pack_int8: Any
@@ -69,6 +70,8 @@ class KernelTable(ctypes.Structure):
     pack_weight_bfloat16: Any
     encode_bfloat16: Any
     encoder_workspace_bfloat16: Any
+    attention_bfloat16: Any
+    attention_workspace_bfloat16: Any
 
 
 def source_hash() -> int:
@@ -180,6 +183,8 @@ def _declare(loaded: ctypes.CDLL) -> None:
     loaded.millpond_kernel_table.argtypes = [_pointer, ctypes.c_int]
     loaded.millpond_kernel_table.restype = ctypes.c_int
     loaded.millpond_kernel_table_bytes.restype = _int
+    loaded.millpond_plan_bytes.argtypes = [_pointer]
+    loaded.millpond_plan_bytes.restype = None
     loaded.millpond_attention_call_bytes.restype = _int
     loaded.millpond_attention_workspace.argtypes = [_int, _int]
     loaded.millpond_attention_workspace.restype = _int
