@@ -46,6 +46,7 @@ class KernelTable(ctypes.Structure):
             *("score_residuals", "encode_residuals"),
             *("pack_weight_float32", "encode_float32", "encoder_workspace_float32"),
             *("pack_weight_bfloat16", "encode_bfloat16", "encoder_workspace_bfloat16"),
+            "pack_weight_int8",
         )
     ]
     pack_int8: Any
@@ -66,6 +67,7 @@ class KernelTable(ctypes.Structure):
     pack_weight_bfloat16: Any
     encode_bfloat16: Any
     encoder_workspace_bfloat16: Any
+    pack_weight_int8: Any
 
 
 def source_hash() -> int:

@@ -33,12 +33,14 @@ class Kernels:
 
     Attributes:
         pack: Packs a weight.
+        pack_int8: Packs an int8 weight; ``None`` if there are no integer products.
         encode: Runs a forward pass.
         workspace: Bytes of workspace for each thread of a call.
         lanes: Columns of gate and up that alternate in a gated feed.
     """
 
     pack: Any
+    pack_int8: Any | None
     encode: Any
     workspace: Any
     lanes: int
@@ -58,6 +60,7 @@ def kernels_of(dtype: torch.dtype, highest: str | None = None) -> Kernels | None
     isa = library.isa() if highest is None else highest
     return Kernels(
         pack=getattr(table, f"pack_weight_{name}"),
+        pack_int8=table.pack_weight_int8 or None,
         encode=getattr(table, f"encode_{name}"),
         workspace=getattr(table, f"encoder_workspace_{name}"),
         lanes=8 if isa == "avx2" else 16,
