@@ -10,7 +10,7 @@ import errno
 import mmap
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,11 @@ from millpond.native import library
 UNIT = 32
 _ALIGNMENT = 2 << 20  # huge pages
 _WIDEST = 8192  # kMostColumns of norms.h
+# Of int8 weights: inner numbers that one range of a row's codes spans, and those of a panel (int8.h).
+_CHUNK, _CODE_PANEL = 384, 64
+
+# The weights in eight bits: none, those of the feeds, or all.
+Int8 = Literal["none", "feeds", "all"]
 
 
 class Unfit(Exception):  # noqa: N818 - not an error: the backbone runs in torch's operators
@@ -35,37 +40,43 @@ class Kernels:
 
     Attributes:
         pack: Packs a weight.
-        pack_int8: Packs an int8 weight; ``None`` if there are no integer products.
         encode: Runs a forward pass.
         workspace: Bytes of workspace for each thread of a call.
         lanes: Columns of gate and up that alternate in a gated feed.
+        pack_int8: Packs a weight in eight bits.
+        int8: Which weights are in eight bits.
     """
 
     pack: Any
-    pack_int8: Any | None
     encode: Any
     workspace: Any
     lanes: int
+    pack_int8: Any = None
+    int8: Int8 = "none"
 
 
-def kernels_of(dtype: torch.dtype, highest: str | None = None) -> Kernels | None:
+def kernels_of(dtype: torch.dtype, highest: str | None = None, *, int8: Int8 = "none") -> Kernels | None:
     """The fastest kernels for a precision on this processor; ``None`` if it has none.
 
     Args:
-        dtype: float32 or bfloat16.
+        dtype: float32 or bfloat16, of the states and of the weights that are not in eight bits.
         highest: The highest instruction set; ``None``: that of ``MILLPOND_ISA``.
+        int8: Which weights are in eight bits.
     """
     table = library.kernel_table(highest)
     name = {torch.float32: "float32", torch.bfloat16: "bfloat16"}.get(dtype)
     if table is None or name is None or not getattr(table, f"encode_{name}"):
         return None
+    if int8 != "none" and not table.pack_weight_int8:
+        return None
     isa = library.isa() if highest is None else highest
     return Kernels(
         pack=getattr(table, f"pack_weight_{name}"),
-        pack_int8=table.pack_weight_int8 or None,
         encode=getattr(table, f"encode_{name}"),
         workspace=getattr(table, f"encoder_workspace_{name}"),
         lanes=8 if isa == "avx2" else 16,
+        pack_int8=table.pack_weight_int8,
+        int8=int8,
     )
 
 
@@ -130,6 +141,7 @@ class PlanBuilder:
         self._dtype = dtype
         self._steps: list[structs.Step] = []
         self._weights: list[tuple[structs.Weight, torch.Tensor]] = []
+        self._codes = 0
         self._owned: list[Any] = []
         self._hidden = 0
         self._heads = 0
@@ -182,13 +194,13 @@ class PlanBuilder:
 
     def heads(self, *parts: Any) -> None:
         """Queries, keys and values: the linear layers of all three side by side."""
-        weight = self._weight(*parts)
+        weight = self._product(*parts)
         self._heads = max(self._heads, weight.out)
         self._add(kind=structs.PRODUCT, target=0, weight=weight)
 
     def widen(self, part: Any) -> None:
         """Widen the embeddings: ``sums = states W``."""
-        weight = self._weight(part)
+        weight = self._product(part)
         self._hidden = max(self._hidden, weight.out)
         self._add(kind=structs.PRODUCT, target=4, weight=weight)
 
@@ -256,7 +268,7 @@ class PlanBuilder:
     def out(self, part: Any, *, add: bool = False, branch: bool = False) -> None:
         """The product after attention: ``sums = heads W``, ``sums +=`` or ``branch =``."""
         self._branch |= branch
-        self._add(kind=structs.PRODUCT, target=3 if branch else 2 if add else 1, weight=self._weight(part))
+        self._add(kind=structs.PRODUCT, target=3 if branch else 2 if add else 1, weight=self._product(part))
 
     def feed(
         self,
@@ -277,14 +289,17 @@ class PlanBuilder:
         self._branch |= branch
         inner = self._columns(up.weight.shape[0])
         self._inner = max(self._inner, inner)
-        weight = self._weight(up) if gate is None else self._gated(gate, up)
+        int8 = self._kernels.int8 != "none"
+        weight = self._weight(up, int8=int8) if gate is None else self._gated(gate, up, int8=int8)
+        if int8:
+            self._codes = max(self._codes, weight.in_)
         self._add(
             kind=structs.FEED,
             target=3 if branch else 2 if add else 1,
             activation=structs.ACTIVATIONS[activation],
             gated=gate is not None,
             weight=weight,
-            down=self._weight(down),
+            down=self._weight(down, int8=int8),
         )
 
     def norm_weights(
@@ -296,17 +311,17 @@ class PlanBuilder:
 
     def build(self) -> Plan:
         """Pack the weights into one piece of memory, in the order of their use."""
-        size = self._dtype.itemsize
         total = sum(weight.numel() for _, weight in self._weights)
-        memory = Memory(total * size + 4096)
+        memory = Memory(sum(self._bytes(weight) for _, weight in self._weights) + 4096)
         at, count = memory.address, len(self._weights)
         while self._weights:
             struct, weight = self._weights.pop(0)
-            whole = weight.detach().to(self._dtype).contiguous()
+            int8 = weight.dtype is torch.int8
+            whole = weight.detach().to(weight.dtype if int8 else self._dtype).contiguous()
             struct.units = at
             call = structs.PackCall(whole.data_ptr(), at, *whole.shape)
-            self._kernels.pack(ctypes.addressof(call))
-            at += whole.numel() * size
+            (self._kernels.pack_int8 if int8 else self._kernels.pack)(ctypes.addressof(call))
+            at += self._bytes(weight)
         assert count
         steps = (structs.Step * len(self._steps))(*self._steps)
         self._copy_units(steps)
@@ -317,6 +332,7 @@ class PlanBuilder:
             heads=self._heads,
             inner=self._inner,
             branch=self._branch,
+            codes=self._codes,
             output=self._hidden,
         )
         return Plan(
@@ -344,18 +360,31 @@ class PlanBuilder:
     def _bound(self, positions: int) -> None:
         self._positions = min(self._positions or positions, positions)
 
+    def _bytes(self, weight: torch.Tensor) -> int:
+        """Of a weight, packed."""
+        if weight.dtype is torch.int8:
+            return weight.shape[0] * -(-weight.shape[1] // _CODE_PANEL) * _CODE_PANEL
+        return weight.numel() * self._dtype.itemsize
+
     def _columns(self, columns: int) -> int:
         if columns % UNIT:
             raise Unfit(f"{columns} columns are no multiple of {UNIT}")
         return columns
 
-    def _weight(self, *parts: Any) -> structs.Weight:
+    def _product(self, *parts: Any) -> structs.Weight:
+        """The weight of a product that is no feed's."""
+        weight = self._weight(*parts, int8=self._kernels.int8 == "all")
+        if weight.scales:
+            self._codes = max(self._codes, weight.in_)
+        return weight
+
+    def _weight(self, *parts: Any, int8: bool) -> structs.Weight:
         weight = parts[0].weight if len(parts) == 1 else torch.cat([part.weight.detach() for part in parts])
         biases = [part.bias for part in parts]
         bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
-        return self._packed(weight, bias)
+        return self._packed(weight, bias, int8=int8)
 
-    def _gated(self, gate: Any, up: Any) -> structs.Weight:
+    def _gated(self, gate: Any, up: Any, *, int8: bool) -> structs.Weight:
         """The columns of gate and up in turn, a vector of each."""
 
         def interleaved(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -364,11 +393,14 @@ class PlanBuilder:
             return torch.stack(pieces, dim=1).flatten(0, 2)
 
         bias = None if gate.bias is None else interleaved(gate.bias, up.bias)
-        return self._packed(interleaved(gate.weight, up.weight), bias)
+        return self._packed(interleaved(gate.weight, up.weight), bias, int8=int8)
 
-    def _packed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> structs.Weight:
+    def _packed(self, weight: torch.Tensor, bias: torch.Tensor | None, *, int8: bool) -> structs.Weight:
         out, into = (self._columns(size) for size in weight.shape)
         struct = structs.Weight(bias=self._floats(bias), out=out, in_=into)
+        if int8:
+            weight, scales = _eight_bits(weight)
+            struct.scales = self._floats(scales)
         self._weights.append((struct, weight))
         return struct
 
@@ -382,3 +414,12 @@ class PlanBuilder:
     def _kept(self, tensor: torch.Tensor) -> int:
         self._owned.append(tensor)
         return tensor.data_ptr()
+
+
+def _eight_bits(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight as int8 ``[out, in]``, and float32 ``[1 + chunks, out]``: scales, and sums of each chunk's integers."""
+    whole = weight.detach().float()
+    scales = whole.abs().amax(1).clamp_(min=1e-12).div_(127)
+    codes = (whole / scales[:, None]).round_().to(torch.int8)
+    sums = [chunk.sum(1).float() for chunk in codes.split(_CHUNK, dim=1)]
+    return codes, torch.stack([scales, *sums])
