@@ -67,7 +67,7 @@ class NativeEncoder(nn.Module):
             offset: Position of a text's first token.
             types: Token types; ``None``: all 0.
             keys: Number of first tokens of each text that are attended to; ``None``: all.
-            skip: Number of first tokens of each text that a mean leaves out; ``None``: none.
+            skip: Number of first tokens of each text that a mean and the first row leave out; ``None``: none.
             rows: Which rows are read.
             threads: Threads to run on, this one included.
             timings: Seconds of each kind of step are added here.
@@ -138,10 +138,12 @@ class NativeEncoder(nn.Module):
             raise IndexError(f"token {ids.max()} is outside of the vocabulary of {plan.vocabulary}")
         if types is not None and plan.types and (types.max() >= plan.types or types.min() < 0):
             raise IndexError(f"token type {types.max()} is outside of the model's {plan.types}")
-        if plan.positions:
+        if plan.positions or plan.rotations:
             longest = offset + int((bounds[1:] - bounds[:-1]).max())
-            if longest > plan.positions:
+            if plan.positions and longest > plan.positions:
                 raise IndexError(f"position {longest - 1} is outside of the model's {plan.positions}")
+            for rotation in plan.rotations:
+                rotation.cover(longest)
 
     def _workspace(self, size: int) -> Memory:
         """One that no other call uses, at least so large."""

@@ -16,7 +16,11 @@ from millpond.models.native.plan import Int8, Plan, Unfit, kernels_of
 logger = logging.getLogger(__name__)
 
 # The packed forward's class and the module with its plan; imported when a backbone is of that class.
-_PLANS = {"PackedEncoder": "millpond.models.native.bert"}
+_PLANS = {
+    "PackedEncoder": "millpond.models.native.bert",
+    "PackedModernBert": "millpond.models.native.modernbert",
+    "PackedRotaryEncoder": "millpond.models.native.rotary_encoder",
+}
 
 
 def native_forward(backbone: nn.Module, int8: Int8 = "none") -> NativeEncoder | None:

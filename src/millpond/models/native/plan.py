@@ -10,14 +10,18 @@ import errno
 import mmap
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from millpond.models.native import structs
 from millpond.native import library
+
+if TYPE_CHECKING:
+    from millpond.models.native.rotation import Rotation
 
 # A product computes that many columns at a time, and a panel of states has as many, in all instruction sets.
 UNIT = 32
@@ -116,6 +120,7 @@ class Plan:
         vocabulary: Rows of the word table.
         types: Rows of the table of token types; 0: none.
         positions: Positions that the model has; 0: any number.
+        rotations: Tables of rotary positions, which have to cover a call's longest text.
         owned: What the struct points to.
     """
 
@@ -126,6 +131,7 @@ class Plan:
     vocabulary: int
     types: int
     positions: int
+    rotations: tuple[Rotation, ...]
     owned: tuple[Any, ...]
 
 
@@ -141,8 +147,8 @@ class PlanBuilder:
         self._dtype = dtype
         self._steps: list[structs.Step] = []
         self._weights: list[tuple[structs.Weight, torch.Tensor]] = []
-        self._codes = 0
         self._owned: list[Any] = []
+        self._rotations: dict[int, Rotation] = {}  # by step
         self._hidden = 0
         self._heads = 0
         self._inner = 0
@@ -194,13 +200,13 @@ class PlanBuilder:
 
     def heads(self, *parts: Any) -> None:
         """Queries, keys and values: the linear layers of all three side by side."""
-        weight = self._product(*parts)
+        weight = self._weight(*parts)
         self._heads = max(self._heads, weight.out)
         self._add(kind=structs.PRODUCT, target=0, weight=weight)
 
     def widen(self, part: Any) -> None:
         """Widen the embeddings: ``sums = states W``."""
-        weight = self._product(part)
+        weight = self._weight(part)
         self._hidden = max(self._hidden, weight.out)
         self._add(kind=structs.PRODUCT, target=4, weight=weight)
 
@@ -214,11 +220,14 @@ class PlanBuilder:
         key_norm: structs.NormWeights | None = None,
         cosines: torch.Tensor | None = None,  # [positions, dim / 2]
         sines: torch.Tensor | None = None,  # [positions, dim / 2]
+        rotation: Rotation | None = None,
     ) -> None:
-        """Norms of query and key heads, then their rotation."""
+        """Norms of query and key heads, then their rotation, by tables of a fixed size or by those that grow."""
         self._columns(dim)
         if cosines is not None:
             self._bound(len(cosines))
+        if rotation is not None:
+            self._rotations[len(self._steps)] = rotation
         self._add(
             kind=structs.HEADS,
             heads=heads,
@@ -260,7 +269,7 @@ class PlanBuilder:
             before=before,
             after=0 if causal else before,
             softcap=softcap or 0.0,
-            distances=self._floats(distances),
+            distances=None if distances is None else self._floats(nn.functional.pad(distances.flatten(), (0, UNIT))),
             reach=0 if distances is None else (distances.shape[1] + 1) // 2,
             last=last,
         )
@@ -268,7 +277,9 @@ class PlanBuilder:
     def out(self, part: Any, *, add: bool = False, branch: bool = False) -> None:
         """The product after attention: ``sums = heads W``, ``sums +=`` or ``branch =``."""
         self._branch |= branch
-        self._add(kind=structs.PRODUCT, target=3 if branch else 2 if add else 1, weight=self._product(part))
+        weight = self._weight(part)
+        self._hidden = max(self._hidden, weight.out)
+        self._add(kind=structs.PRODUCT, target=3 if branch else 2 if add else 1, weight=weight)
 
     def feed(
         self,
@@ -289,17 +300,16 @@ class PlanBuilder:
         self._branch |= branch
         inner = self._columns(up.weight.shape[0])
         self._inner = max(self._inner, inner)
-        int8 = self._kernels.int8 != "none"
-        weight = self._weight(up, int8=int8) if gate is None else self._gated(gate, up, int8=int8)
-        if int8:
-            self._codes = max(self._codes, weight.in_)
+        weight = self._weight(up, feed=True) if gate is None else self._gated(gate, up)
+        narrow = self._weight(down, feed=True)
+        self._hidden = max(self._hidden, narrow.out)
         self._add(
             kind=structs.FEED,
             target=3 if branch else 2 if add else 1,
             activation=structs.ACTIVATIONS[activation],
             gated=gate is not None,
             weight=weight,
-            down=self._weight(down, int8=int8),
+            down=narrow,
         )
 
     def norm_weights(
@@ -308,6 +318,14 @@ class PlanBuilder:
         """A norm's weights; ``offset`` is added to the weight (1 for Gemma)."""
         whole = None if weight is None else weight.detach().float() + offset
         return structs.NormWeights(kind=kind, weight=self._floats(whole), bias=self._floats(bias), epsilon=epsilon)
+
+    def norm_of(self, norm: nn.Module) -> structs.NormWeights:
+        """The weights of torch's layer norm, with or without a bias; the identity copies."""
+        if isinstance(norm, nn.Identity):
+            return structs.NormWeights(kind=structs.COPY)
+        if type(norm) is not nn.LayerNorm:
+            raise Unfit(f"norm {type(norm).__name__}")
+        return self.norm_weights(structs.LAYER_NORM, norm.weight, norm.bias, norm.eps)
 
     def build(self) -> Plan:
         """Pack the weights into one piece of memory, in the order of their use."""
@@ -325,6 +343,8 @@ class PlanBuilder:
         assert count
         steps = (structs.Step * len(self._steps))(*self._steps)
         self._copy_units(steps)
+        for i, rotation in self._rotations.items():
+            rotation.serve(steps[i])
         model = structs.Model(
             steps=steps,
             count=len(steps),
@@ -332,7 +352,7 @@ class PlanBuilder:
             heads=self._heads,
             inner=self._inner,
             branch=self._branch,
-            codes=self._codes,
+            codes=max((step.weight.in_ for step in self._steps if step.weight.scales), default=0),
             output=self._hidden,
         )
         return Plan(
@@ -343,6 +363,7 @@ class PlanBuilder:
             vocabulary=self._vocabulary,
             types=self._types,
             positions=self._positions,
+            rotations=tuple(dict.fromkeys(self._rotations.values())),
             owned=(memory, steps, *self._owned),
         )
 
@@ -371,20 +392,12 @@ class PlanBuilder:
             raise Unfit(f"{columns} columns are no multiple of {UNIT}")
         return columns
 
-    def _product(self, *parts: Any) -> structs.Weight:
-        """The weight of a product that is no feed's."""
-        weight = self._weight(*parts, int8=self._kernels.int8 == "all")
-        if weight.scales:
-            self._codes = max(self._codes, weight.in_)
-        return weight
-
-    def _weight(self, *parts: Any, int8: bool) -> structs.Weight:
+    def _weight(self, *parts: Any, feed: bool = False) -> structs.Weight:
         weight = parts[0].weight if len(parts) == 1 else torch.cat([part.weight.detach() for part in parts])
-        biases = [part.bias for part in parts]
-        bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
-        return self._packed(weight, bias, int8=int8)
+        bias = None if all(part.bias is None for part in parts) else torch.cat([_bias_of(part) for part in parts])
+        return self._packed(weight, bias, feed=feed)
 
-    def _gated(self, gate: Any, up: Any, *, int8: bool) -> structs.Weight:
+    def _gated(self, gate: Any, up: Any) -> structs.Weight:
         """The columns of gate and up in turn, a vector of each."""
 
         def interleaved(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -392,13 +405,15 @@ class PlanBuilder:
             pieces = [part.detach().unflatten(0, (-1, lanes)) for part in (one, other)]
             return torch.stack(pieces, dim=1).flatten(0, 2)
 
-        bias = None if gate.bias is None else interleaved(gate.bias, up.bias)
-        return self._packed(interleaved(gate.weight, up.weight), bias, int8=int8)
+        bias = None
+        if gate.bias is not None or up.bias is not None:
+            bias = interleaved(_bias_of(gate), _bias_of(up))
+        return self._packed(interleaved(gate.weight, up.weight), bias, feed=True)
 
-    def _packed(self, weight: torch.Tensor, bias: torch.Tensor | None, *, int8: bool) -> structs.Weight:
+    def _packed(self, weight: torch.Tensor, bias: torch.Tensor | None, *, feed: bool) -> structs.Weight:
         out, into = (self._columns(size) for size in weight.shape)
         struct = structs.Weight(bias=self._floats(bias), out=out, in_=into)
-        if int8:
+        if self._kernels.int8 == "all" or (feed and self._kernels.int8 == "feeds"):
             weight, scales = _eight_bits(weight)
             struct.scales = self._floats(scales)
         self._weights.append((struct, weight))
@@ -414,6 +429,12 @@ class PlanBuilder:
     def _kept(self, tensor: torch.Tensor) -> int:
         self._owned.append(tensor)
         return tensor.data_ptr()
+
+
+def _bias_of(part: Any) -> torch.Tensor:
+    """Zeros if a linear layer has none."""
+    bias = part.bias
+    return part.weight.new_zeros(len(part.weight)) if bias is None else bias.detach()
 
 
 def _eight_bits(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -104,7 +104,7 @@ struct Forward {
     const EncodeCall& call;
     const Room& room;  // shared by the team, but for the attention's
     const typename Attention<Isa>::Room& attention;
-    const Team& team;
+    Team& team;
     int64_t first, last;
     int64_t rows;       // tokens, or texts once only one row of each is left
 
@@ -148,12 +148,13 @@ struct Forward {
       for (int64_t r = 0; r < rows; r++) store(sums.row(r, c), sum_of(load(sums.row(r, c)), load(bias + c)));
   }
 
-  // The input of a product with an int8 weight in eight bits.
+  // The input of a product in eight bits, if its weight is int8: a step of its own.
   static void quantize(const Block& block, const States<Isa>& a, const Weight& weight, int64_t columns, const Codes& to) {
     if constexpr (Int8Of<Isa>::kOffered) {
       if (!weight.scales) return;
-      quantize_rows<Isa>(a, block.team.first(block.rows), block.team.last(block.rows), columns, to);
-      block.team.wait();
+      block.team.share([&] {
+        quantize_rows<Isa>(a, block.team.first(block.rows), block.team.last(block.rows), columns, to);
+      });
     }
   }
 
@@ -200,22 +201,25 @@ struct Forward {
       case kGeluTanh: return product_to_states<kGated, kGeluTanh>(block, a, weight, first, last, to, to_column);
       case kSilu: return product_to_states<kGated, kSilu>(block, a, weight, first, last, to, to_column);
       case kRelu: return product_to_states<kGated, kRelu>(block, a, weight, first, last, to, to_column);
+      case kSigmoid: return product_to_states<kGated, kSigmoid>(block, a, weight, first, last, to, to_column);
       default: return product_to_states<kGated, kIdentity>(block, a, weight, first, last, to, to_column);
     }
   }
 
+  static const States<Isa>& input_of(const Block& block, const Step& step) {
+    return step.target == 0 || step.target == 4 ? block.room.states : block.room.heads;
+  }
+
   static void multiply(const Block& block, const Step& step) {
     const Weight& weight = step.weight;
-    const bool widened = step.target == 4;
-    const States<Isa>& a = step.target == 0 || widened ? block.room.states : block.room.heads;
-    quantize(block, a, weight, weight.in, block.room.codes);
+    const States<Isa>& a = input_of(block, step);
     if (step.target == 0) {
       const int64_t units = weight.out / kColumns;
       activated_product<false>(block, a, weight, step.activation, block.team.first(units), block.team.last(units),
                                block.room.heads, 0);
       return;
     }
-    add_product(block, a, block.room.codes, weight, widened ? 1 : step.target, 0, weight.in);
+    add_product(block, a, block.room.codes, weight, step.target == 4 ? 1 : step.target, 0, weight.in);
   }
 
   static void feed(const Block& block, const Step& step) {
@@ -229,15 +233,15 @@ struct Forward {
     if (chunk == inner) codes.stride = (block.rows + 31) / 32 * 32 * kCodePanel + 32 * kCodePanel;
     for (int64_t column = 0; column < inner; column += chunk) {
       const int64_t width = least_of(chunk, inner - column), units = width / of_unit, from = column / of_unit;
-      const int64_t first = from + block.team.first(units), last = from + block.team.last(units);
-      if (column > 0) block.team.wait();  // until all have read the states of the chunk before
-      if (step.gated)
-        activated_product<true>(block, block.room.states, up, step.activation, first, last, states, column);
-      else
-        activated_product<false>(block, block.room.states, up, step.activation, first, last, states, column);
-      block.team.wait();
+      block.team.share([&] {
+        const int64_t first = from + block.team.first(units), last = from + block.team.last(units);
+        if (step.gated)
+          activated_product<true>(block, block.room.states, up, step.activation, first, last, states, column);
+        else
+          activated_product<false>(block, block.room.states, up, step.activation, first, last, states, column);
+      });
       quantize(block, states, down, width, codes);
-      add_product(block, states, codes, down, step.target, column, width);
+      block.team.share([&] { add_product(block, states, codes, down, step.target, column, width); });
     }
   }
 
@@ -255,22 +259,22 @@ struct Forward {
       const int64_t start = block.start(t), length = block.start(t + 1) - start;
       const int64_t keys = block.call.keys ? block.call.keys[t] : length;
       for (int64_t h = 0; h < step.kv_heads; h++)
-        for (int64_t row = 0; row < length; row += part, task++) {
-          if (task % block.team.members == block.team.member)
-            Attention<Isa>::run(step, block.room.heads, block.attention, start, keys, h, row,
-                                part > length - row ? length : row + part);
-          if (part > length) break;
+        for (int64_t row = 0, end; row < length; row = end, task++) {
+          end = part < length - row ? row + part : length;
+          if (task % block.team.pieces == block.team.piece)
+            Attention<Isa>::run(step, block.room.heads, block.attention, start, keys, h, row, end);
         }
     }
   }
 
   // Keeps one row of each text, as the call reads no more.
-  static void drop_rows(Block& block, const Step& step) {
+  static void drop_rows(const Block& block, const Step& step) {
     const Room& room = block.room;
     const int64_t texts = block.last - block.first;
     const auto source = [&](int64_t i) {
       const int64_t text = block.first + i;
-      return block.call.reading == kFirstRow ? block.start(text) : block.start(text + 1) - 1;
+      if (block.call.reading == kLastRow) return block.start(text + 1) - 1;
+      return block.start(text) + (block.call.skip ? block.call.skip[text] : 0);
     };
     const auto gather = [&](char* at, int64_t stride, int64_t panels, int64_t bytes) {
       for (int64_t p = block.team.first(panels); p < block.team.last(panels); p++)
@@ -281,7 +285,6 @@ struct Forward {
     gather((char*)room.states.at, room.states.stride * size, hidden / Isa::kPanel, Isa::kPanel * size);
     gather((char*)room.heads.at, room.heads.stride * size, step.heads * step.dim / Isa::kPanel, Isa::kPanel * size);
     gather((char*)room.sums.at, room.sums.stride * 4, hidden / kColumns, kColumns * 4);
-    block.rows = texts;
   }
 
   static void read(const Block& block) {
@@ -289,7 +292,7 @@ struct Forward {
     const int64_t columns = call.model->output;
     const States<Isa>& states = block.room.states;
     if (call.reading == kMeanRow) {
-      for (int64_t t = block.first + block.team.member; t < block.last; t += block.team.members) {
+      for (int64_t t = block.first + block.team.piece; t < block.last; t += block.team.pieces) {
         const int64_t from = block.start(t) + (call.skip ? call.skip[t] : 0), to = block.start(t + 1);
         const Floats count = broadcast(float(to - from));
         for (int64_t c = 0; c < columns; c += kLanes) {
@@ -312,82 +315,85 @@ struct Forward {
     return double(at.tv_sec) + 1e-9 * double(at.tv_nsec);
   }
 
-  static void run_block(Block& block) {
+  static void run_block(Block& block, double* timings) {
     const Model& model = *block.call.model;
-    double* timings = block.team.member == 0 ? block.call.timings : nullptr;
+    Team& team = block.team;
     for (int64_t i = 0; i < model.count; i++) {
       const Step& step = model.steps[i];
       const double begun = timings ? now() : 0;
       switch (step.kind) {
-        case kEmbed: embed(block, step); break;
-        case kNorm: norm(block, step); break;
-        case kProduct: multiply(block, step); break;
-        case kHeads: turn(block, step); break;
+        case kEmbed: team.share([&] { embed(block, step); }); break;
+        case kNorm: team.share([&] { norm(block, step); }); break;
+        case kProduct:
+          quantize(block, input_of(block, step), step.weight, step.weight.in, block.room.codes);
+          team.share([&] { multiply(block, step); });
+          break;
+        case kHeads: team.share([&] { turn(block, step); }); break;
         case kAttention:
-          attend(block, step);
+          team.share([&] { attend(block, step); });
           if (step.last && (block.call.reading == kFirstRow || block.call.reading == kLastRow)) {
-            block.team.wait();
-            drop_rows(block, step);
+            team.share([&] { drop_rows(block, step); });
+            block.rows = block.last - block.first;
           }
           break;
         default: feed(block, step);
       }
-      block.team.wait();
       if (timings) timings[step.kind == kProduct && step.target != 0 ? 6 : step.kind] += now() - begun;
     }
     const double begun = timings ? now() : 0;
-    read(block);
+    team.share([&] { read(block); });
     if (timings) timings[7] += now() - begun;
-    block.team.wait();  // the next block overwrites the states
   }
 
   struct Job {
     const EncodeCall* call;
     Sizes sizes;
-    bool shared;          // whether the threads share each step
-    Barrier barrier;
-    int64_t next_text;    // first text that no thread has taken
-    int64_t next_member;
-    int64_t lock;
+    bool shared;        // whether the threads share each step
+    Progress progress;
+    int64_t next_text;  // first text that no thread has taken
   };
 
-  // Texts [from, result) are a block.
-  static int64_t block_end(const EncodeCall& call, int64_t from) {
+  // Texts [from, result) are a block: about as many tokens as leave each thread the same work.
+  static int64_t block_end(const EncodeCall& call, int64_t from, int64_t threads) {
+    const int32_t* bounds = call.bounds;
+    const int64_t left = bounds[call.texts] - bounds[from], rounds = quotient_up(left, threads * call.block);
+    const int64_t part = quotient_up(left, threads * rounds);
     int64_t to = from + 1;
-    while (to < call.texts && call.bounds[to + 1] - call.bounds[from] <= call.block) to++;
+    for (; to < call.texts; to++) {
+      const int64_t without = bounds[to] - bounds[from], with = bounds[to + 1] - bounds[from];
+      if (with > call.block || with - part > part - without) break;
+    }
     return to;
   }
 
-  // The next block, under a lock, since blocks are cut one after another.
-  static bool take(Job& job, int64_t* from, int64_t* to) {
-    while (__atomic_exchange_n(&job.lock, 1, __ATOMIC_ACQUIRE)) _mm_pause();
-    *from = job.next_text;
-    *to = *from < job.call->texts ? block_end(*job.call, *from) : *from;
-    job.next_text = *to;
-    __atomic_store_n(&job.lock, 0, __ATOMIC_RELEASE);
-    return *from < *to;
+  // The next block: none if from is to.
+  static void take(Job& job, int64_t* from, int64_t* to) {
+    *from = __atomic_load_n(&job.next_text, __ATOMIC_RELAXED);
+    do {
+      *to = *from < job.call->texts ? block_end(*job.call, *from, job.call->threads) : *from;
+    } while (!__atomic_compare_exchange_n(&job.next_text, from, *to, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
   }
 
-  static void work(void* argument) {
+  static void work(void* argument, int64_t member) {
     auto& job = *(Job*)argument;
     const EncodeCall& call = *job.call;
     const FlushDenormals flush;
     Isa::begin();
-    Team team{&job.barrier, __atomic_fetch_add(&job.next_member, 1, __ATOMIC_RELAXED), job.shared ? team_size() : 1};
-    const Room own = room_at((char*)call.workspace + team.member * job.sizes.bytes, job.sizes);
-    if (job.shared) {
-      const Room room = room_at((char*)call.workspace, job.sizes);
-      for (int64_t from = 0, to; from < call.texts; from = to) {
-        to = block_end(call, from);
-        Block block{call, room, own.attention, team, from, to, call.bounds[to] - call.bounds[from]};
-        run_block(block);
+    const Room own = room_at((char*)call.workspace + member * job.sizes.bytes, job.sizes);
+    const Room room = room_at((char*)call.workspace, job.sizes);
+    Team team{&job.progress, job.shared ? call.threads : 1, 0, 0, 1};
+    double* timings = member == 0 ? call.timings : nullptr;
+    int64_t from = 0, to = 0;
+    for (;;) {
+      if (job.shared) {
+        from = to;
+        to = from < call.texts ? block_end(call, from, 1) : from;
+      } else {
+        take(job, &from, &to);
       }
-    } else {
-      team.member = 0;
-      for (int64_t from, to; take(job, &from, &to);) {
-        Block block{call, own, own.attention, team, from, to, call.bounds[to] - call.bounds[from]};
-        run_block(block);
-      }
+      if (from == to) break;
+      Block block{call, job.shared ? room : own, own.attention, team, from, to, call.bounds[to] - call.bounds[from]};
+      run_block(block, timings);
     }
     Isa::end();
   }
@@ -396,9 +402,9 @@ struct Forward {
 
   static int64_t encode(const void* argument) {
     const auto& call = *(const EncodeCall*)argument;
-    Job job{&call, sizes_of(call), false, {}, 0, 0, 0};
+    Job job{&call, sizes_of(call), false, {0, 0, 0}, 0};
     job.shared = call.threads > 1 && (call.bounds[call.texts] <= kShared || call.texts < call.threads);
-    run_torch_threads(work, &job, call.threads);
+    run_team(work, &job, call.threads);
     return 0;
   }
 
