@@ -106,14 +106,16 @@ class Runner:
         kind = wanted.pop() if len(wanted) == 1 else None
         if kind == "cls" and packed.skip is not None:
             kind = None  # the first token after the prompt is not the first row
+        bounds = bounds_of(packed.lengths)
         hidden = encoder.encode(
             packed.ids,
-            bounds_of(packed.lengths),
+            bounds,
             offset=self._offset,
             types=packed.types,
             keys=None if packed.keys is None else np.array(packed.keys, dtype=np.int32),
             skip=packed.skip if kind == "mean" else None,
             rows=_ROWS[kind],
+            adapters=None if packed.adapters is None else packed.adapters[bounds[:-1]],
             threads=torch.get_num_threads(),
         )
         if kind is None:

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "../parallel.h"
+#include "adapters.h"
 #include "attention.h"
 #include "norms.h"
 #include "team.h"
@@ -31,13 +32,13 @@ struct Forward {
   // The buffers of a block, and what each thread has of its own.
   struct Room {
     States<Isa> states, heads, inner;
-    Sums sums, branch;
+    Sums sums, branch, low;
     typename Attention<Isa>::Room attention;
   };
 
   struct Sizes {
     int64_t rows, keys, dim;
-    int64_t states, heads, sums, branch, attention, bytes;
+    int64_t states, heads, sums, branch, low, attention, bytes;
   };
 
   static int64_t most_dim(const Model& model) {
@@ -60,12 +61,13 @@ struct Forward {
     const int64_t whole = (sizes.rows < kWholeFeed + 96 ? sizes.rows : kWholeFeed + 96) * model.inner;
     const int64_t inner = most_of(whole, sizes.rows * least_of(model.inner, kChunk));
     const auto bytes = [](int64_t numbers, int64_t size) { return (numbers * size + 4096 + 64) / 64 * 64; };
-    sizes.states = bytes(sizes.rows * model.hidden, sizeof(State));
+    sizes.states = bytes(sizes.rows * (model.hidden + model.low), sizeof(State));
     sizes.heads = bytes(most_of(sizes.rows * model.heads, inner), sizeof(State));
     sizes.sums = bytes(sizes.rows * model.hidden + 64 * model.hidden / kColumns, 4);
     sizes.branch = model.branch ? sizes.sums : 0;
+    sizes.low = model.low ? bytes(sizes.rows * model.low + 64 * model.low / kColumns, 4) : 0;
     sizes.attention = bytes(Attention<Isa>::room_bytes(sizes.keys, sizes.dim), 1);
-    sizes.bytes = sizes.states + sizes.heads + sizes.sums + sizes.branch + sizes.attention;
+    sizes.bytes = sizes.states + sizes.heads + sizes.sums + sizes.branch + sizes.low + sizes.attention;
     return sizes;
   }
 
@@ -81,6 +83,7 @@ struct Forward {
     room.inner = room.heads;  // queries are done with by then
     room.sums = {(float*)take(sizes.sums), sizes.rows * kColumns + 64};
     room.branch = {(float*)take(sizes.branch), sizes.rows * kColumns + 64};
+    room.low = {(float*)take(sizes.low), sizes.rows * kColumns + 64};
     room.attention = Attention<Isa>::room_at(take(sizes.attention), sizes.keys, sizes.dim);
     return room;
   }
@@ -95,6 +98,7 @@ struct Forward {
     int64_t rows;       // tokens, or texts once only one row of each is left
 
     int64_t start(int64_t text) const { return call.bounds[text] - call.bounds[first]; }
+    int64_t adapter(int64_t text) const { return call.adapters ? call.adapters[text] : -1; }
   };
 
   static void embed(const Block& block, const Step& step) {
@@ -103,19 +107,23 @@ struct Forward {
     const State* types = (const State*)step.types;
     const Floats scale = broadcast(float(step.scale));
     const int64_t from = block.team.first(block.rows), to = block.team.last(block.rows);
-    for (int64_t t = block.first; t < block.last; t++)
+    for (int64_t t = block.first; t < block.last; t++) {
+      const int64_t adapter = block.adapter(t), kinds = step.low_words ? (adapter + 1) * step.kinds : 0;
       for (int64_t row = most_of(block.start(t), from); row < least_of(block.start(t + 1), to); row++) {
         const int64_t token = call.bounds[block.first] + row;
-        const State* word = words + int64_t(call.ids[token]) * step.columns;
+        const int64_t id = call.ids[token], kind = kinds + (call.types ? call.types[token] : 0);
+        const State* word = words + id * step.columns;
         const State* position = positions ? positions + (call.offset + row - block.start(t)) * step.columns : nullptr;
-        const State* type = types ? types + (call.types ? int64_t(call.types[token]) : 0) * step.columns : nullptr;
+        const State* type = types ? types + kind * step.columns : nullptr;
         for (int64_t c = 0; c < step.columns; c += kLanes) {
           Floats x = scaled(Isa::load_state(word + c), scale);
+          if (step.low_words && adapter >= 0) x = adapted_word(x, step, id, c, adapter, call.model->rank);
           if (type) x = sum_of(x, Isa::load_state(type + c));
           if (position) x = sum_of(x, Isa::load_state(position + c));
           store(block.room.sums.row(row, c), x);
         }
       }
+    }
   }
 
   static void norm(const Block& block, const Step& step) {
@@ -134,6 +142,32 @@ struct Forward {
       for (int64_t r = 0; r < rows; r++) store(sums.row(r, c), sum_of(load(sums.row(r, c)), load(bias + c)));
   }
 
+  alignas(64) static constexpr float kNone[kMostColumns] = {};
+
+  // Panels [from, from + depth) of the first factors of adapters.
+  static void add_low(const Block& block, const States<Isa>& a, const Weight& weight, int64_t from, int64_t depth) {
+    const int64_t panels = weight.in / Isa::kPanel, units = weight.out / kColumns;
+    product_to_sums<Isa>(a, block.rows, (const State*)weight.units + unit_size<Isa>(from), unit_size<Isa>(panels), depth,
+                         block.team.first(units), block.team.last(units), from == 0 ? kNone : nullptr, block.room.low);
+  }
+
+  // Behind `column` of each row, the columns of its text's adapter.
+  static void place_low(const Block& block, const States<Isa>& to, int64_t column) {
+    const int64_t from = block.team.first(block.rows), end = block.team.last(block.rows);
+    const bool dropped = block.rows == block.last - block.first;  // a row for each text
+    for (int64_t t = block.first; t < block.last; t++) {
+      const int64_t first = dropped ? t - block.first : block.start(t), last = dropped ? first + 1 : block.start(t + 1);
+      place_adapter<Isa>(block.room.low, to, column, most_of(first, from), least_of(last, end), block.adapter(t),
+                         *block.call.model);
+    }
+  }
+
+  static void adapt(const Block& block, const Step& step) {
+    const States<Isa>& a = step.target == 1 ? block.room.heads : block.room.states;
+    if (block.call.adapters) block.team.share([&] { add_low(block, a, step.weight, 0, step.weight.in / Isa::kPanel); });
+    block.team.share([&] { place_low(block, a, step.weight.in); });
+  }
+
   // Panels [from, from + depth) of a weight, to the sums or the branch.
   static void add_product(const Block& block, const States<Isa>& a, const Weight& weight, int64_t target, int64_t from,
                           int64_t depth) {
@@ -142,7 +176,6 @@ struct Forward {
     const Sums& to = target == 3 ? block.room.branch : block.room.sums;
     const bool fresh = target != 2 && from == 0;
     if (!fresh && from == 0) add_bias(to, block.rows, first, last, weight.bias);
-    alignas(64) static const float kNone[kMostColumns] = {};
     product_to_sums<Isa>(a, block.rows, (const State*)weight.units + unit_size<Isa>(from), unit_size<Isa>(panels), depth,
                          first, last, fresh ? (weight.bias ? weight.bias : kNone) : nullptr, to);
   }
@@ -194,7 +227,7 @@ struct Forward {
 
   static void feed(const Block& block, const Step& step) {
     const Weight &up = step.weight, &down = step.down;
-    const int64_t inner = down.in, of_unit = step.gated ? kLanes : kColumns;
+    const int64_t inner = step.low.units ? step.low.in : down.in, of_unit = step.gated ? kLanes : kColumns;
     const int64_t chunk = block.rows <= kWholeFeed ? inner : least_of(kChunk, inner);
     States<Isa> states = block.room.inner;
     if (chunk == inner && inner > kChunk) states.stride = (block.rows + 31) / 32 * 32 * Isa::kPanel + 32 * Isa::kPanel;
@@ -207,9 +240,16 @@ struct Forward {
         else
           activated_product<false>(block, block.room.states, up, step.activation, first, last, states, column);
       });
-      block.team.share(
-          [&] { add_product(block, states, down, step.target, column / Isa::kPanel, width / Isa::kPanel); });
+      block.team.share([&] {
+        add_product(block, states, down, step.target, column / Isa::kPanel, width / Isa::kPanel);
+        if (step.low.units && block.call.adapters)
+          add_low(block, states, step.low, column / Isa::kPanel, width / Isa::kPanel);
+      });
     }
+    if (!step.low.units || !block.call.adapters) return;
+    block.team.share([&] { place_low(block, states, 0); });
+    block.team.share(
+        [&] { add_product(block, states, down, step.target, inner / Isa::kPanel, (down.in - inner) / Isa::kPanel); });
   }
 
   static void turn(const Block& block, const Step& step) {
@@ -300,6 +340,7 @@ struct Forward {
             block.rows = block.last - block.first;
           }
           break;
+        case kAdapt: adapt(block, step); break;
         default: feed(block, step);
       }
       if (timings) timings[step.kind == kProduct && step.target != 0 ? 6 : step.kind] += now() - begun;
