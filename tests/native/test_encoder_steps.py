@@ -161,9 +161,7 @@ def test_products_of_whole_numbers_are_exact(isa, with_bias, into, out):
         "branch": ((lambda b: b.out(second, branch=True), lambda b: b.norm(copy, into, branch=True)), rows + back),
     }
     for name, (steps, expected) in ways.items():
-        encoder = encoder_of(
-            isa, given(rows), lambda b: b.heads(first), *steps, lambda b: b.norm(copied(), into)
-        )
+        encoder = encoder_of(isa, given(rows), lambda b: b.heads(first), *steps, lambda b: b.norm(copied(), into))
         for count in ROWS:
             assert torch.equal(encoded(encoder, count)[:, :into], expected[:count].double()), (name, count)
 
