@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-
-from millpond.models.native.encoder import bounds_of
 from tests.native.reference import MODELS, VOCABULARY, Reference
 from tests.native.steps import PRECISIONS, encoder_of, every_isa
+
+from millpond.models.native.encoder import bounds_of
 
 LENGTHS = (1, 2, 17, 33, 50, 64, 7, 120, 1, 90)
 every_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)

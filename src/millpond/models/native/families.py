@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 _PLANS = {
     "PackedEncoder": "millpond.models.native.bert",
     "PackedModernBert": "millpond.models.native.modernbert",
+    "JinaEncoder": "millpond.models.native.jina",
     "PackedRotaryEncoder": "millpond.models.native.rotary_encoder",
 }
 

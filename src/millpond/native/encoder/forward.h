@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "../parallel.h"
+#include "adapters.h"
 #include "attention.h"
 #include "int8.h"
 #include "norms.h"
@@ -31,14 +32,14 @@ struct Forward {
   // The buffers of a block, and what each thread has of its own.
   struct Room {
     States<Isa> states, heads, inner;
-    Sums sums, branch;
+    Sums sums, branch, low;
     Codes codes, inner_codes;  // of the states or heads, and of a feed's inner states
     typename Attention<Isa>::Room attention;
   };
 
   struct Sizes {
     int64_t rows, keys, dim;
-    int64_t states, heads, sums, branch, codes, ranges, inner_codes, inner_ranges, attention, bytes;
+    int64_t states, heads, sums, branch, low, codes, ranges, inner_codes, inner_ranges, attention, bytes;
   };
 
   static int64_t most_dim(const Model& model) {
@@ -62,17 +63,18 @@ struct Forward {
       return most_of(least_of(sizes.rows, kWholeFeed + 96) * columns, sizes.rows * least_of(columns, kChunk));
     };
     const auto bytes = [](int64_t numbers, int64_t size) { return (numbers * size + 4096 + 64) / 64 * 64; };
-    sizes.states = bytes(sizes.rows * model.hidden, sizeof(State));
+    sizes.states = bytes(sizes.rows * (model.hidden + model.low), sizeof(State));
     sizes.heads = bytes(most_of(sizes.rows * model.heads, inner_of(model.inner)), sizeof(State));
     sizes.sums = bytes(sizes.rows * model.hidden + 64 * model.hidden / kColumns, 4);
     sizes.branch = model.branch ? sizes.sums : 0;
+    sizes.low = model.low ? bytes(sizes.rows * model.low + 64 * model.low / kColumns, 4) : 0;
     const int64_t inner = model.codes ? model.inner : 0, ranges = sizes.rows * int64_t(sizeof(Range));
     sizes.codes = bytes(sizes.rows * code_panels(model.codes) * kCodePanel, 1);
     sizes.ranges = bytes(quotient_up(model.codes, kChunk) * ranges, 1);
     sizes.inner_codes = bytes(inner_of(code_panels(inner) * kCodePanel), 1);
     sizes.inner_ranges = bytes(quotient_up(inner, kChunk) * ranges, 1);
     sizes.attention = bytes(Attention<Isa>::room_bytes(sizes.keys, sizes.dim), 1);
-    sizes.bytes = sizes.states + sizes.heads + sizes.sums + sizes.branch + sizes.codes + sizes.ranges +
+    sizes.bytes = sizes.states + sizes.heads + sizes.sums + sizes.branch + sizes.low + sizes.codes + sizes.ranges +
                   sizes.inner_codes + sizes.inner_ranges + sizes.attention;
     return sizes;
   }
@@ -89,6 +91,7 @@ struct Forward {
     room.inner = room.heads;  // queries are done with by then
     room.sums = {(float*)take(sizes.sums), sizes.rows * kColumns + 64};
     room.branch = {(float*)take(sizes.branch), sizes.rows * kColumns + 64};
+    room.low = {(float*)take(sizes.low), sizes.rows * kColumns + 64};
     const auto codes_at = [&](int64_t codes, int64_t ranges) {
       auto* at = (uint8_t*)take(codes);
       return Codes{at, sizes.rows * kCodePanel, (Range*)take(ranges), sizes.rows};
@@ -109,6 +112,7 @@ struct Forward {
     int64_t rows;       // tokens, or texts once only one row of each is left
 
     int64_t start(int64_t text) const { return call.bounds[text] - call.bounds[first]; }
+    int64_t adapter(int64_t text) const { return call.adapters ? call.adapters[text] : -1; }
   };
 
   static void embed(const Block& block, const Step& step) {
@@ -117,19 +121,23 @@ struct Forward {
     const State* types = (const State*)step.types;
     const Floats scale = broadcast(float(step.scale));
     const int64_t from = block.team.first(block.rows), to = block.team.last(block.rows);
-    for (int64_t t = block.first; t < block.last; t++)
+    for (int64_t t = block.first; t < block.last; t++) {
+      const int64_t adapter = block.adapter(t), kinds = step.low_words ? (adapter + 1) * step.kinds : 0;
       for (int64_t row = most_of(block.start(t), from); row < least_of(block.start(t + 1), to); row++) {
         const int64_t token = call.bounds[block.first] + row;
-        const State* word = words + int64_t(call.ids[token]) * step.columns;
+        const int64_t id = call.ids[token], kind = kinds + (call.types ? call.types[token] : 0);
+        const State* word = words + id * step.columns;
         const State* position = positions ? positions + (call.offset + row - block.start(t)) * step.columns : nullptr;
-        const State* type = types ? types + (call.types ? int64_t(call.types[token]) : 0) * step.columns : nullptr;
+        const State* type = types ? types + kind * step.columns : nullptr;
         for (int64_t c = 0; c < step.columns; c += kLanes) {
           Floats x = scaled(Isa::load_state(word + c), scale);
+          if (step.low_words && adapter >= 0) x = adapted_word(x, step, id, c, adapter, call.model->rank);
           if (type) x = sum_of(x, Isa::load_state(type + c));
           if (position) x = sum_of(x, Isa::load_state(position + c));
           store(block.room.sums.row(row, c), x);
         }
       }
+    }
   }
 
   static void norm(const Block& block, const Step& step) {
@@ -146,6 +154,32 @@ struct Forward {
     if (!bias) return;
     for (int64_t c = first * kColumns; c < last * kColumns; c += kLanes)
       for (int64_t r = 0; r < rows; r++) store(sums.row(r, c), sum_of(load(sums.row(r, c)), load(bias + c)));
+  }
+
+  alignas(64) static constexpr float kNone[kMostColumns] = {};
+
+  // Panels [from, from + depth) of the first factors of adapters.
+  static void add_low(const Block& block, const States<Isa>& a, const Weight& weight, int64_t from, int64_t depth) {
+    const int64_t panels = weight.in / Isa::kPanel, units = weight.out / kColumns;
+    product_to_sums<Isa>(a, block.rows, (const State*)weight.units + unit_size<Isa>(from), unit_size<Isa>(panels), depth,
+                         block.team.first(units), block.team.last(units), from == 0 ? kNone : nullptr, block.room.low);
+  }
+
+  // Behind `column` of each row, the columns of its text's adapter.
+  static void place_low(const Block& block, const States<Isa>& to, int64_t column) {
+    const int64_t from = block.team.first(block.rows), end = block.team.last(block.rows);
+    const bool dropped = block.rows == block.last - block.first;  // a row for each text
+    for (int64_t t = block.first; t < block.last; t++) {
+      const int64_t first = dropped ? t - block.first : block.start(t), last = dropped ? first + 1 : block.start(t + 1);
+      place_adapter<Isa>(block.room.low, to, column, most_of(first, from), least_of(last, end), block.adapter(t),
+                         *block.call.model);
+    }
+  }
+
+  static void adapt(const Block& block, const Step& step) {
+    const States<Isa>& a = step.target == 1 ? block.room.heads : block.room.states;
+    if (block.call.adapters) block.team.share([&] { add_low(block, a, step.weight, 0, step.weight.in / Isa::kPanel); });
+    block.team.share([&] { place_low(block, a, step.weight.in); });
   }
 
   // The input of a product in eight bits, if its weight is int8: a step of its own.
@@ -173,7 +207,6 @@ struct Forward {
         return;
       }
     }
-    alignas(64) static const float kNone[kMostColumns] = {};
     product_to_sums<Isa>(a, block.rows, (const State*)weight.units + unit_size<Isa>(from), unit_size<Isa>(panels), depth,
                          first, last, fresh ? (weight.bias ? weight.bias : kNone) : nullptr, to);
   }
@@ -224,7 +257,7 @@ struct Forward {
 
   static void feed(const Block& block, const Step& step) {
     const Weight &up = step.weight, &down = step.down;
-    const int64_t inner = down.in, of_unit = step.gated ? kLanes : kColumns;
+    const int64_t inner = step.low.units ? step.low.in : down.in, of_unit = step.gated ? kLanes : kColumns;
     const int64_t chunk = block.rows <= kWholeFeed ? inner : least_of(kChunk, inner);
     States<Isa> states = block.room.inner;
     if (chunk == inner && inner > kChunk) states.stride = (block.rows + 31) / 32 * 32 * Isa::kPanel + 32 * Isa::kPanel;
@@ -241,8 +274,16 @@ struct Forward {
           activated_product<false>(block, block.room.states, up, step.activation, first, last, states, column);
       });
       quantize(block, states, down, width, codes);
-      block.team.share([&] { add_product(block, states, codes, down, step.target, column, width); });
+      block.team.share([&] {
+        add_product(block, states, codes, down, step.target, column, width);
+        if (step.low.units && block.call.adapters)
+          add_low(block, states, step.low, column / Isa::kPanel, width / Isa::kPanel);
+      });
     }
+    if (!step.low.units || !block.call.adapters) return;
+    block.team.share([&] { place_low(block, states, 0); });
+    block.team.share(
+        [&] { add_product(block, states, codes, down, step.target, inner, down.in - inner); });
   }
 
   static void turn(const Block& block, const Step& step) {
@@ -336,6 +377,7 @@ struct Forward {
             block.rows = block.last - block.first;
           }
           break;
+        case kAdapt: adapt(block, step); break;
         default: feed(block, step);
       }
       if (timings) timings[step.kind == kProduct && step.target != 0 ? 6 : step.kind] += now() - begun;
