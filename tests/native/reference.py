@@ -1,9 +1,9 @@
 """The steps of a plan in float64, one text at a time: what the native encoder has to compute."""
 
 import torch
+from tests.native.steps import activated, attended, linear, normalized, numbers, rotated
 
 from millpond.models.native import structs
-from tests.native.steps import activated, attended, linear, normalized, numbers, rotated
 
 
 class Reference:

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-
-from millpond.models.native.encoder import NativeEncoder, bounds_of
 from tests.native.reference import MODELS, VOCABULARY
 from tests.native.steps import PRECISIONS, encoder_of, every_isa
+
+from millpond.models.native.encoder import NativeEncoder, bounds_of
 
 every_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 ROWS = ("all", "first", "last", "mean")

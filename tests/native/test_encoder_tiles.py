@@ -1,7 +1,6 @@
 """The encoder in tiles, with the tile instructions of AMX emulated, against the kernel that multiplies pairs of bfloat16."""
 
 import ctypes
-import os
 import shutil
 import subprocess
 from pathlib import Path
