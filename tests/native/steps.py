@@ -154,7 +154,7 @@ def attended(
     softcap=None,
     distances=None,  # [heads, 2 reach - 1]
 ):
-    """Attention within one text in float64, and the same weights of the values' magnitudes; 0 for rows without a key."""
+    """Attention within one text in float64, and of the magnitudes of the values; 0 for rows without a key."""
     length, heads, _ = queries.shape
     group = heads // keys.shape[1]
     keys, values = (part.double().repeat_interleave(group, dim=1) for part in (keys, values))
