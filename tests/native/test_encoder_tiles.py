@@ -1,27 +1,21 @@
-"""The encoder in tiles, with the tile instructions of AMX emulated, against the kernel that multiplies pairs of bfloat16."""
+"""The encoder in tiles of AMX, emulated, against the kernels that multiply pairs of bfloat16."""
 
 import ctypes
-import os
-import shutil
-import subprocess
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from tests.tiles import emulated_table, emulates
 
 from millpond.models.native import structs
 from millpond.models.native.encoder import NativeEncoder, bounds_of
 from millpond.models.native.plan import Kernels, PlanBuilder, kernels_of
-from millpond.native.library import ISAS, KernelTable, isa
+from millpond.native.library import kernel_table
 
-ROOT = Path(__file__).parents[2]
-NATIVE = ROOT / "src/millpond/native"
-EMULATION = ROOT / "tests/native/amx_emulation.h"
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or isa() not in ISAS[2:], reason="needs g++ and a processor with AVX512-BF16"
-)
+pytestmark = emulates
 # Odd and even numbers of rows around tiles and blocks of tiles.
 LENGTHS = {
     "one": [1],
@@ -31,36 +25,9 @@ LENGTHS = {
 }
 
 
-def flags(hook):
-    """The flags of the kernels for AMX, with the tile instructions emulated."""
-    source = NATIVE / "x86_amx/encoder.cpp"
-    return [*hook._OPTIONS, *hook.compiler_flags(source), "-include", str(EMULATION)]
-
-
 @pytest.fixture(scope="module")
-def hook():
-    pytest.importorskip("hatchling")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        import hatch_build
-
-        yield hatch_build
-
-
-@pytest.fixture(scope="module")
-def table(hook, tmp_path_factory):
-    """The entries of the table that the kernels for AMX set, emulated."""
-    folder = tmp_path_factory.mktemp("tiles")
-    source = folder / "fill.cpp"
-    source.write_text(
-        f'#include "{NATIVE}/x86_amx/encoder.cpp"\n#include "{NATIVE}/parallel.cpp"\n'
-        'extern "C" void fill(KernelTable* table) { millpond_add_encoder_amx(table); }\n'
-    )
-    library = folder / "emulated.so"
-    subprocess.run(["g++", *flags(hook), "-shared", "-o", library, source], check=True)
-    table = KernelTable()
-    ctypes.CDLL(str(library)).fill(ctypes.byref(table))
-    return table
+def table(tmp_path_factory):
+    return emulated_table(tmp_path_factory.mktemp("tiles"))
 
 
 @pytest.fixture(scope="module")
@@ -176,3 +143,93 @@ def assert_both_agree(tiles, pairs, lengths, *, block=None, call=None, **model):
 )
 def test_it_equals_the_kernel_of_pairs(tiles, pairs, model, lengths):
     assert_both_agree(tiles, pairs, lengths, **model)
+
+
+FAMILIES = [
+    pytest.param({"prenorm": True, "rotary": True, "gated": True, "activation": "silu", "causal": True}, id="decoder"),
+    pytest.param({"heads": 4, "kv_heads": 2, "causal": True, "window": 5, "prenorm": True}, id="causal window"),
+    pytest.param({"window": 1, "activation": "relu"}, id="window of one"),
+    pytest.param({"window": 20, "gated": True, "activation": "gelu_new"}, id="window"),
+    pytest.param({"softcap": 1.5, "window": 40, "activation": None}, id="softcap"),
+    pytest.param({"distances": True}, id="distances"),
+    pytest.param({"distances": True, "softcap": 5.0, "dim": 64, "heads": 2, "positions": 300}, id="distances, softcap"),
+]
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS["small"], LENGTHS["long"]], ids=["small", "long"])
+@pytest.mark.parametrize("model", FAMILIES)
+def test_families(tiles, pairs, model, lengths):
+    assert_both_agree(tiles, pairs, lengths, **model)
+
+
+@pytest.mark.parametrize("rows", ["first", "last", "mean"])
+@pytest.mark.parametrize("lengths", [LENGTHS["small"], LENGTHS["long"]], ids=["small", "long"])
+def test_readings(tiles, pairs, rows, lengths):
+    assert_both_agree(tiles, pairs, lengths, call={"rows": rows})
+
+
+def test_keys_that_are_not_attended_to(tiles, pairs):
+    lengths = [33, 5, 40, 16, 31, 1]
+    keys = np.array([7, 5, 33, 16, 16, 1], dtype=np.int32)
+    for window in (None, 4):
+        assert_both_agree(tiles, pairs, lengths, call={"keys": keys}, window=window)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param({"hidden": 96}, id="post-norm"),
+        pytest.param({"hidden": 416, "heads": 13, "inner": 800, "layers": 1}, id="two parts"),
+        pytest.param({"distances": True, "window": 30}, id="distances"),
+        *FAMILIES[:1],
+    ],
+)
+def test_a_row_does_not_depend_on_the_batch(tiles, model):
+    lengths = [1, 15, 33, 300, 16, 64, 2, 31]
+    ids, bounds = ids_of(lengths), bounds_of(lengths)
+    encoder = encoder_of(tiles, **model)
+    alone = torch.cat(
+        [encoder.encode(ids[start:end].copy(), bounds_of([end - start])) for start, end in pairwise(bounds)]
+    )
+    for encoder.block in (32, 64, 512):
+        for threads in (1, 2, 3):
+            assert torch.equal(encoder.encode(ids, bounds, threads=threads), alone)
+    order = np.random.default_rng(3).permutation(len(lengths))
+    mixed = encoder.encode(
+        np.concatenate([ids[bounds[i] : bounds[i + 1]] for i in order]), bounds_of([lengths[i] for i in order])
+    )
+    assert torch.equal(mixed, torch.cat([alone[bounds[i] : bounds[i + 1]] for i in order]))
+
+
+def test_rows_behind_the_last_one_change_nothing(tiles):
+    """Whole tiles are computed, of whatever an earlier call has left there."""
+    encoder = encoder_of(tiles)
+    ids = ids_of([17])
+    fresh = encoder.encode(ids, bounds_of([17]))
+    for workspace in encoder._workspaces:
+        workspace.bytes[:] = 0xFF  # NaN
+    assert torch.equal(encoder.encode(ids, bounds_of([17])), fresh)
+
+
+def test_a_token_that_is_not_a_number_stays_in_its_text(tiles):
+    encoder = encoder_of(tiles)
+    lengths, ids = [17, 30, 3], np.arange(50, dtype=np.int32)
+    expected = encoder.encode(ids, bounds_of(lengths))
+    words = ctypes.cast(encoder.plan.model.steps[0].words, ctypes.POINTER(ctypes.c_uint16))
+    words[20 * 96] = 0x7FC0  # token 20, of the second text
+    out = encoder.encode(ids, bounds_of(lengths))
+    assert out[17:47].isnan().all()
+    assert torch.equal(out[:17], expected[:17]) and torch.equal(out[47:], expected[47:])
+
+
+def test_calls_at_the_same_time(tiles):
+    encoder = encoder_of(tiles)
+    calls = [[5, 40], [100], [16, 1, 1], [64, 64]]
+    expected = [encoder.encode(ids_of(lengths), bounds_of(lengths)) for lengths in calls]
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda lengths: encoder.encode(ids_of(lengths), bounds_of(lengths), threads=2), calls * 4))
+    assert all(torch.equal(out, reference) for out, reference in zip(done, expected * 4, strict=True))
+
+
+def test_an_instruction_set_below_has_no_tiles():
+    assert not kernel_table("avx512bf16").attention_bfloat16

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from millpond.models.modernbert import PackedLayer, PackedModernBert
+from millpond.models.modernbert import PackedModernBert
 from millpond.models.native.plan import Kernels, Plan, PlanBuilder
 from millpond.models.native.rotation import Rotation
 
@@ -24,19 +24,19 @@ def plan(backbone: PackedModernBert, kernels: Kernels, dtype: torch.dtype) -> Pl
     builder.embed(words)
     builder.norm(builder.norm_of(embeddings.norm), words.shape[1], keep=True)
     rotations: dict[str, Rotation] = {}
-    for i, layer in enumerate(backbone.layers):
-        assert isinstance(layer, PackedLayer)
+    layers: Any = backbone.layers
+    for i, layer in enumerate(layers):
         if layer.kind not in rotations:
             rotations[layer.kind] = Rotation(backbone.rotary, layer.kind)
         # The first layer has no norm before its attention: the states are those of the embeddings already.
         if i or not isinstance(layer.attention_norm, nn.Identity):
             builder.norm(builder.norm_of(layer.attention_norm), words.shape[1])
-        _add_layer(builder, layer, rotations[layer.kind], last=i == len(backbone.layers) - 1)
+        _add_layer(builder, layer, rotations[layer.kind], last=i == len(layers) - 1)
     builder.norm(builder.norm_of(backbone.norm), words.shape[1])
     return builder.build()
 
 
-def _add_layer(builder: PlanBuilder, layer: PackedLayer, rotation: Rotation, *, last: bool) -> None:
+def _add_layer(builder: PlanBuilder, layer: Any, rotation: Rotation, *, last: bool) -> None:
     qkv = layer.qkv
     hidden = qkv.weight.shape[1]
     heads, dim = layer.heads, qkv.weight.shape[0] // (3 * layer.heads)

@@ -8,7 +8,7 @@ import torch
 
 from millpond.models.native.plan import Kernels, Plan, PlanBuilder
 from millpond.models.native.rotation import Rotation
-from millpond.models.rotary_encoder import PackedLayer, PackedRotaryEncoder
+from millpond.models.rotary_encoder import PackedRotaryEncoder
 
 
 def plan(backbone: PackedRotaryEncoder, kernels: Kernels, dtype: torch.dtype) -> Plan:
@@ -23,13 +23,13 @@ def plan(backbone: PackedRotaryEncoder, kernels: Kernels, dtype: torch.dtype) ->
     builder.embed(words, types=getattr(embeddings.token_type_embeddings, "weight", None))  # GTE may have no types
     builder.norm(builder.norm_of(embeddings.LayerNorm), words.shape[1])
     rotation = Rotation(backbone.rotary)
-    for i, layer in enumerate(backbone.layers):
-        assert isinstance(layer, PackedLayer)
-        _add_layer(builder, layer, rotation, last=i == len(backbone.layers) - 1)
+    layers: Any = backbone.layers
+    for i, layer in enumerate(layers):
+        _add_layer(builder, layer, rotation, last=i == len(layers) - 1)
     return builder.build()
 
 
-def _add_layer(builder: PlanBuilder, layer: PackedLayer, rotation: Rotation, *, last: bool) -> None:
+def _add_layer(builder: PlanBuilder, layer: Any, rotation: Rotation, *, last: bool) -> None:
     qkv = layer.qkv
     hidden = qkv.weight.shape[1]
     heads, dim = layer.heads, qkv.weight.shape[0] // (3 * layer.heads)
