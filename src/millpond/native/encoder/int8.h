@@ -9,7 +9,8 @@
 //   weights  units of kColumns columns: [panels of 64 inner numbers][2 halves][16 groups of 4][16 columns][4]
 // Inner numbers beyond the last one are 0 in both.
 //
-// An instruction set is a class with kRows, begin(), end() and block(), as in products.h.
+// An instruction set is a class with kRows, block() and kTiles, as in products.h; Int8Of says which one goes with which
+// of those.
 #pragma once
 
 #include "plan.h"
@@ -62,8 +63,7 @@ struct Int8Of {
 
 struct VnniIsa {
   static constexpr int kRows = 12;
-  static void begin() {}
-  static void end() {}
+  static constexpr bool kTiles = false;
 
   template <int R>
   static void rows_of(const CodeProduct& p) {
@@ -104,7 +104,10 @@ struct VnniIsa {
     }
   }
 
-  static void block(const CodeProduct& p, int64_t rows) { some_rows<kRows>(p, rows); }
+  template <class Side>
+  static void block(const CodeProduct& p, int64_t rows, const Side&) {
+    some_rows<kRows>(p, rows);
+  }
 };
 
 template <>
@@ -172,16 +175,33 @@ MILLPOND_INLINE void add_integers(const int32_t* integers, const Range& range, c
 
 // Units [first, last) of chunks [chunk, end) of a weight. `sums_at(unit, row)` is where the sums [count, kColumns] of a
 // block are: they start from the bias if `fresh`, else from what is there. `done(unit, row, count, sums)` gets each block.
+// Tiles multiply a block while the vectors finish the one before.
 template <class Isa, class SumsAt, class Done>
 MILLPOND_INLINE void code_products(const Codes& codes, int64_t rows, const Weight& weight, int64_t chunk, int64_t end,
                                    int64_t first, int64_t last, bool fresh, const SumsAt& sums_at, const Done& done) {
   using Int8 = typename Int8Of<Isa>::Type;
   constexpr int64_t kPanels = kChunk / kCodePanel, kSize = kCodePanel * kColumns;
-  alignas(64) int32_t integers[Int8::kRows * kColumns];
+  alignas(64) int32_t integers[Int8::kTiles ? 2 : 1][Int8::kRows * kColumns];
   const int64_t panels = code_panels(weight.in), begin = chunk * kPanels, depth = least_of(end * kPanels, panels) - begin;
   CodeProduct p;
   p.panel = codes.stride;
-  p.to = integers;
+  struct {
+    int64_t unit, row, count;
+    const int32_t* integers;
+    const Range* ranges;
+    const float *scales, *column_sums, *bias;  // bias null: the sums start from what is there
+    float* sums;
+    bool whole;  // nothing is added to the sums after this
+  } block{};
+  const auto finish = [&](int64_t from, int64_t to) __attribute__((always_inline)) {
+    for (int64_t r = from; r < to; r++) {
+      float* sums = block.sums + r * kColumns;
+      add_integers(block.integers + r * kColumns, block.ranges[r], block.scales, block.column_sums,
+                   block.bias ? block.bias : sums, sums);
+    }
+    if (block.whole) done(block.unit, block.row + from, to - from, block.sums + from * kColumns);
+  };
+  int turn = 0;
   p.ahead_lines = quotient_up(kSize / 64, quotient_up(rows, Int8::kRows));
   for (int64_t u = first; u < last; u++) {
     const auto* unit = (const int8_t*)weight.units + (u * panels + begin) * kSize;
@@ -194,18 +214,24 @@ MILLPOND_INLINE void code_products(const Codes& codes, int64_t rows, const Weigh
         p.rows = codes.row(row, panel * kCodePanel);
         p.unit = unit + panel * kSize;
         p.depth = least_of(kPanels, depth - panel);
-        Int8::block(p, count);
+        p.to = integers[turn];
+        const int64_t pace = quotient_up(Int8::kRows, p.depth);  // rows of the block before for each panel
+        Int8::block(p, count, [&](int64_t k) __attribute__((always_inline)) {
+          const int64_t from = k * pace, to = least_of(from + pace, block.count);
+          if (from < to) finish(from, to);
+        });
         p.ahead += p.depth * p.ahead_lines * 64;
-        const Range* ranges = codes.ranges + panel / kPanels * codes.capacity + row;
-        const float* column_sums = scales + (1 + chunk + panel / kPanels) * weight.out;
-        for (int64_t r = 0; r < count; r++) {
-          float* to = sums + r * kColumns;
-          add_integers(integers + r * kColumns, ranges[r], scales, column_sums, fresh && panel == 0 ? bias : to, to);
-        }
+        block = {u, row, count, integers[turn], codes.ranges + panel / kPanels * codes.capacity + row, scales,
+                 scales + (1 + chunk + panel / kPanels) * weight.out, fresh && panel == 0 ? bias : nullptr, sums,
+                 panel + kPanels >= depth};
+        if (Int8::kTiles)
+          turn ^= 1;
+        else
+          finish(0, count);
       }
-      done(u, row, count, sums);
     }
   }
+  if (Int8::kTiles) finish(0, block.count);
 }
 
 // As `product` of products.h.
