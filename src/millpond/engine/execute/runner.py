@@ -17,6 +17,7 @@ from millpond.engine.execute.cuda.graphs import Graphs
 from millpond.engine.execute.cuda.pipeline import PendingBatch, Pipeline
 from millpond.engine.execute.cuda.streams import Backend
 from millpond.engine.execute.results import ReadRows, RequestResult, split_results
+from millpond.engine.execute.threads import native_threads
 from millpond.engine.schedule.request import Request
 from millpond.models.int8 import Int8Linear
 from millpond.models.linear import ReorderedLinear
@@ -119,7 +120,7 @@ class Runner:
             keys=None if packed.keys is None else np.array(packed.keys, dtype=np.int32),
             skip=packed.skip if kind == "mean" else None,
             rows=_ROWS[kind],
-            threads=torch.get_num_threads(),
+            threads=native_threads(),
         )
         if kind is not None and all(map(self.pooler.is_plain, readouts)):
             rows = list(hidden.numpy())  # without an operator of torch, which a single short text would notice
