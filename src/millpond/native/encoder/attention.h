@@ -159,9 +159,16 @@ template <class Isa>
 void Attention<Isa>::pack_keys(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim,
                                float* to) {
   for (int64_t k = 0; k < padded(count); k += kColumns)
-    for (int64_t d = 0; d < dim; d++)
-      for (int64_t c = 0; c < kColumns; c++)
-        *to++ = k + c < count ? *(const float*)heads.row(first + k + c, column + d) : 0.0f;
+    for (int64_t d = 0; d < dim; d += kLanes, to += kLanes * kColumns)
+      for (int64_t c = 0; c < kColumns; c += kLanes) {
+        Floats rows[kLanes];
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < kLanes; i++)
+          rows[i] = k + c + i < count ? load((const float*)heads.row(first + k + c + i, column + d)) : zeros();
+        transpose(rows);
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < kLanes; i++) store(to + i * kColumns + c, rows[i]);
+      }
 }
 
 template <class Isa>

@@ -395,16 +395,15 @@ struct Forward {
     int64_t next_text;  // first text that no thread has taken
   };
 
-  // Texts [from, result) are a block: about as many tokens as leave each thread the same work.
+  // Texts [from, result) are a block. Blocks end near equal parts of the call, of which each thread has the same number.
   static int64_t block_end(const EncodeCall& call, int64_t from, int64_t threads) {
-    const int32_t* bounds = call.bounds;
-    const int64_t left = bounds[call.texts] - bounds[from], rounds = quotient_up(left, threads * call.block);
-    const int64_t part = quotient_up(left, threads * rounds);
+    const int64_t total = call.bounds[call.texts], begin = call.bounds[from];
+    const int64_t parts = threads * quotient_up(total, threads * call.block);
+    const int64_t part = (2 * begin * parts + total) / (2 * total);  // the one that begins next to here
+    const int64_t end = total * (part + 1) / parts;
     int64_t to = from + 1;
-    for (; to < call.texts; to++) {
-      const int64_t without = bounds[to] - bounds[from], with = bounds[to + 1] - bounds[from];
-      if (with > call.block || with - part > part - without) break;
-    }
+    for (; to < call.texts && call.bounds[to + 1] - begin <= call.block; to++)
+      if (call.bounds[to + 1] - end > end - call.bounds[to]) break;
     return to;
   }
 
