@@ -42,12 +42,14 @@ class Kernels:
         encode: Runs a forward pass.
         workspace: Bytes of workspace for each thread of a call.
         lanes: Columns of gate and up that alternate in a gated feed.
+        tiles: Whether they multiply tiles (AMX).
     """
 
     pack: Any
     encode: Any
     workspace: Any
     lanes: int
+    tiles: bool = False
 
 
 def kernels_of(dtype: torch.dtype, highest: str | None = None) -> Kernels | None:
@@ -67,6 +69,7 @@ def kernels_of(dtype: torch.dtype, highest: str | None = None) -> Kernels | None
         encode=getattr(table, f"encode_{name}"),
         workspace=getattr(table, f"encoder_workspace_{name}"),
         lanes=8 if isa == "avx2" else 16,
+        tiles=dtype is torch.bfloat16 and bool(table.attention_bfloat16),
     )
 
 
