@@ -40,6 +40,7 @@ def kernels_in(table):
         encode=table.encode_bfloat16,
         workspace=table.encoder_workspace_bfloat16,
         lanes=16,
+        tiles=True,
     )
 
 
@@ -239,8 +240,17 @@ def test_calls_at_the_same_time(tiles):
     assert all(torch.equal(out, reference) for out, reference in zip(done, expected * 4, strict=True))
 
 
+@pytest.mark.parametrize("hidden", [32, 384, 768])
+def test_blocks_in_tiles_are_long(tiles, pairs, hidden):
+    of_tiles, of_pairs = (
+        encoder_of(kernels, hidden=hidden, heads=hidden // 32, layers=1).block for kernels in (tiles, pairs)
+    )
+    assert 384 <= of_tiles <= 512 and of_pairs <= of_tiles
+
+
 def test_an_instruction_set_below_has_no_tiles():
     assert not kernel_table("avx512bf16").attention_bfloat16
+    assert not kernels_of(torch.bfloat16, "avx512bf16").tiles
 
 
 EXACT_MODELS = [

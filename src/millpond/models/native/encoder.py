@@ -19,6 +19,9 @@ from millpond.models.native.plan import Memory, Plan
 # Bytes of a block's buffers: a thread's part of the second cache.
 _BLOCK_BYTES = 768 << 10
 _LEAST_BLOCK, _LARGEST_BLOCK = 64, 512
+# Tiles are so fast that the weights, read anew for each block, are what a short block waits for. The processors with AMX
+# have 2 MiB of second cache, and a third cache that takes what exceeds it.
+_TILES_BYTES, _LEAST_TILES_BLOCK = 1792 << 10, 384
 
 Rows = Literal["all", "first", "last", "mean"]
 _READINGS: dict[Rows, int] = {
@@ -166,7 +169,8 @@ class NativeEncoder(nn.Module):
 def _block_of(plan: Plan) -> int:
     model = plan.model
     of_token = (model.hidden + max(model.heads, 384)) * 2 + (1 + model.branch) * model.hidden * 4
-    return max(_LEAST_BLOCK, min(_LARGEST_BLOCK, int(_BLOCK_BYTES // of_token // 32 * 32)))
+    size, least = (_TILES_BYTES, _LEAST_TILES_BLOCK) if plan.kernels.tiles else (_BLOCK_BYTES, _LEAST_BLOCK)
+    return max(least, min(_LARGEST_BLOCK, int(size // of_token // 32 * 32)))
 
 
 def bounds_of(lengths: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:

@@ -51,6 +51,7 @@ class Kernels:
         lanes: Columns of gate and up that alternate in a gated feed.
         pack_int8: Packs a weight in eight bits.
         int8: Which weights are in eight bits.
+        tiles: Whether they multiply tiles (AMX).
     """
 
     pack: Any
@@ -59,6 +60,7 @@ class Kernels:
     lanes: int
     pack_int8: Any = None
     int8: Int8 = "none"
+    tiles: bool = False
 
 
 def kernels_of(dtype: torch.dtype, highest: str | None = None, *, int8: Int8 = "none") -> Kernels | None:
@@ -83,6 +85,7 @@ def kernels_of(dtype: torch.dtype, highest: str | None = None, *, int8: Int8 = "
         lanes=8 if isa == "avx2" else 16,
         pack_int8=table.pack_weight_int8,
         int8=int8,
+        tiles=dtype is torch.bfloat16 and bool(table.attention_bfloat16),
     )
 
 
