@@ -398,7 +398,7 @@ def test_the_engine_gives_each_text_its_adapter(folder_of):
     folder = folder_of("jina")
     texts = ["The pond is deep.", "a", " ".join(["How deep is it?"] * 20)]
     with Engine(str(folder), dtype="float32") as engine, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "native_forward", lambda backbone: None)
+        patch.setattr(loading, "native_forward", lambda backbone, int8="none": None)
         with Engine(str(folder), dtype="float32") as reference:
             for adapter in (None, *JINA_TASKS):
                 own, theirs = (one.embed(texts, adapter=adapter).embeddings for one in (engine, reference))

@@ -19,8 +19,8 @@ from millpond.models.native.plan import Memory, Plan
 # Bytes of a block's buffers: a thread's part of the second cache.
 _BLOCK_BYTES = 768 << 10
 _LEAST_BLOCK, _LARGEST_BLOCK = 64, 512
-# Tiles are so fast that the weights, read anew for each block, are what a short block waits for. The processors with AMX
-# have 2 MiB of second cache, and a third cache that takes what exceeds it.
+# Tiles are so fast that the weights, read anew for each block, are what a short block waits for. The processors with
+# AMX have 2 MiB of second cache, and a third cache that takes what exceeds it.
 _TILES_BYTES, _LEAST_TILES_BLOCK = 1792 << 10, 384
 
 Rows = Literal["all", "first", "last", "mean"]

@@ -229,7 +229,7 @@ class PlanBuilder:
         keep: bool = False,
         branch: bool = False,
     ) -> None:
-        """A norm, ``states = norm(sums)``, or of sums + states (``residual``).
+        """A norm of the sums, or of sums + states (``residual``), whose result are the states.
 
         With ``keep`` the sums take the result too. With ``branch`` instead: ``sums += norm(branch)``.
         """
@@ -506,8 +506,8 @@ class PlanBuilder:
 
 def _bias_of(part: Any) -> torch.Tensor:
     """Zeros if a linear layer has none."""
-    bias = part.bias
-    return part.weight.new_zeros(len(part.weight)) if bias is None else bias.detach()
+    bias: torch.Tensor = part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias.detach()
+    return bias
 
 
 def _eight_bits(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
