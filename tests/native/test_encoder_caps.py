@@ -7,9 +7,9 @@ import sys
 
 import numpy as np
 import pytest
+from tests.tiny import TEXTS, write_checkpoint
 
 from millpond.native.library import ISAS, isa
-from tests.tiny import TEXTS, write_checkpoint
 
 pytestmark = pytest.mark.skipif(isa() is None, reason="no compiled kernels: no C++ compiler, or no AVX2")
 

@@ -120,6 +120,7 @@ class Runner:
             keys=None if packed.keys is None else np.array(packed.keys, dtype=np.int32),
             skip=packed.skip if kind == "mean" else None,
             rows=_ROWS[kind],
+            adapters=None if packed.adapters is None else packed.adapters[packed.bounds[:-1]],
             threads=native_threads(),
         )
         if kind is not None and all(map(self.pooler.is_plain, readouts)):

@@ -56,6 +56,7 @@ class NativeEncoder(nn.Module):
         keys: npt.NDArray[np.int32] | None = None,  # [texts]
         skip: npt.NDArray[np.int32] | None = None,  # [texts]
         rows: Rows = "all",
+        adapters: npt.NDArray[np.int32] | None = None,  # [texts]
         threads: int = 1,
         timings: npt.NDArray[np.float64] | None = None,  # [8]
     ) -> torch.Tensor:
@@ -69,15 +70,16 @@ class NativeEncoder(nn.Module):
             keys: Number of first tokens of each text that are attended to; ``None``: all.
             skip: Number of first tokens of each text that a mean and the first row leave out; ``None``: none.
             rows: Which rows are read.
+            adapters: The adapter of each text, -1 for none; ``None``: none at all.
             threads: Threads to run on, this one included.
             timings: Seconds of each kind of step are added here.
 
         Raises:
-            IndexError: A token, a type or a position has no row in its table.
+            IndexError: A token, a type or a position has no row in its table, or there is no such adapter.
             MemoryError: There is none for the workspace.
         """
         texts = len(bounds) - 1
-        self._check(ids, bounds, offset=offset, types=types)
+        self._check(ids, bounds, offset=offset, types=types, adapters=adapters)
         count = int(bounds[-1]) if rows == "all" else texts
         out = torch.empty((count, self.plan.hidden), dtype=torch.float32)
         call = structs.EncodeCall(
@@ -94,6 +96,7 @@ class NativeEncoder(nn.Module):
             _READINGS[rows],
             self.block,
             threads,
+            None if adapters is None else adapters.ctypes.data,
             None if timings is None else timings.ctypes.data,
         )
         address = ctypes.addressof(call)
@@ -110,16 +113,19 @@ class NativeEncoder(nn.Module):
         position_ids: torch.Tensor,  # [1, tokens]
         segments: Segments,
         token_type_ids: torch.Tensor | None = None,  # [1, tokens]
+        adapter_ids: torch.Tensor | None = None,  # [1, tokens], -1: none
         rows: torch.Tensor | None = None,  # [n]
         use_cache: bool = False,
     ) -> Output:
         """Hidden states of every token, or only of the tokens ``rows``: as the packed forwards in torch's operators."""
+        bounds = segments.cu_seqlens
         hidden = self.encode(
             input_ids[0].int().numpy(),
-            segments.cu_seqlens.numpy(),
+            bounds.numpy(),
             offset=int(position_ids[0, 0]),
             types=None if token_type_ids is None else token_type_ids[0].int().numpy(),
             keys=None if segments.seqused_k is None else segments.seqused_k.numpy(),
+            adapters=None if adapter_ids is None else adapter_ids[0][bounds[:-1].long()].int().numpy(),
             threads=torch.get_num_threads(),
         )
         return Output(last_hidden_state=(hidden if rows is None else hidden[rows])[None])
@@ -131,6 +137,7 @@ class NativeEncoder(nn.Module):
         *,
         offset: int,
         types: npt.NDArray[np.int32] | None,
+        adapters: npt.NDArray[np.int32] | None,
     ) -> None:
         """The kernels check nothing: no address outside of a table may be reached."""
         plan = self.plan
@@ -138,6 +145,8 @@ class NativeEncoder(nn.Module):
             raise IndexError(f"token {ids.max()} is outside of the vocabulary of {plan.vocabulary}")
         if types is not None and plan.types and (types.max() >= plan.types or types.min() < 0):
             raise IndexError(f"token type {types.max()} is outside of the model's {plan.types}")
+        if adapters is not None and (adapters.max() >= plan.adapters or adapters.min() < -1):
+            raise IndexError(f"adapter {adapters.max()} is outside of the model's {plan.adapters}")
         if plan.positions or plan.rotations:
             longest = offset + int((bounds[1:] - bounds[:-1]).max())
             if plan.positions and longest > plan.positions:
