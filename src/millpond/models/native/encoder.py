@@ -69,6 +69,8 @@ class NativeEncoder(nn.Module):
             timings: Seconds of each kind of step are added here.
         """
         texts = len(bounds) - 1
+        for table in self.plan.tables:
+            table.cover(offset + int(bounds[-1]))  # no text is longer than all together
         count = int(bounds[-1]) if rows == "all" else texts
         out = torch.empty((count, self.plan.hidden), dtype=torch.float32)
         call = structs.EncodeCall(

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from millpond.models.native import structs
+from millpond.models.native.rotary_table import RotaryTable
 from millpond.native import library
 
 # A product computes that many columns at a time, and a panel of states has as many, in all instruction sets.
@@ -90,6 +93,7 @@ class Plan:
         kernels: What runs it.
         hidden: Columns of the result.
         weights: Numbers of all weights that every token is multiplied with.
+        tables: Rotary angles, which must cover the positions of a call before it begins.
         owned: What the struct points to.
     """
 
@@ -97,6 +101,7 @@ class Plan:
     kernels: Kernels
     hidden: int
     weights: int
+    tables: tuple[RotaryTable, ...]
     owned: tuple[Any, ...]
 
 
@@ -111,7 +116,8 @@ class PlanBuilder:
         self._kernels = kernels
         self._dtype = dtype
         self._steps: list[structs.Step] = []
-        self._weights: list[tuple[structs.Weight, torch.Tensor]] = []
+        self._weights: list[tuple[structs.Weight, Callable[[], torch.Tensor]]] = []
+        self._tables: list[tuple[int, RotaryTable]] = []  # with the index of the step that reads it
         self._owned: list[Any] = []
         self._hidden = 0
         self._heads = 0
@@ -177,9 +183,12 @@ class PlanBuilder:
         key_norm: structs.NormWeights | None = None,
         cosines: torch.Tensor | None = None,  # [positions, dim / 2]
         sines: torch.Tensor | None = None,  # [positions, dim / 2]
+        table: RotaryTable | None = None,
     ) -> None:
-        """Norms of query and key heads, then their rotation."""
+        """Norms of query and key heads, then their rotation by ``cosines`` and ``sines``, or by a table that grows."""
         self._columns(dim)
+        if table is not None:
+            self._tables.append((len(self._steps), table))
         self._add(
             kind=structs.HEADS,
             heads=heads,
@@ -265,19 +274,22 @@ class PlanBuilder:
     def build(self) -> Plan:
         """Pack the weights into one piece of memory, in the order of their use."""
         size = self._dtype.itemsize
-        total = sum(weight.numel() for _, weight in self._weights)
+        total = sum(struct.out * struct.in_ for struct, _ in self._weights)
         memory = Memory(total * size + 4096)
         at, count = memory.address, len(self._weights)
         while self._weights:
-            struct, weight = self._weights.pop(0)
-            whole = weight.detach().to(self._dtype).contiguous()
+            struct, weight = self._weights.pop(0)  # the last reference to it, if its module is gone
+            whole = weight().detach().to(self._dtype).contiguous()
             struct.units = at
             call = structs.PackCall(whole.data_ptr(), at, *whole.shape)
             self._kernels.pack(ctypes.addressof(call))
             at += whole.numel() * size
+            del whole, weight
         assert count
         steps = (structs.Step * len(self._steps))(*self._steps)
         self._copy_units(steps)
+        for index, table in self._tables:
+            table.attach(steps[index])
         model = structs.Model(
             steps=steps,
             count=len(steps),
@@ -292,6 +304,7 @@ class PlanBuilder:
             kernels=self._kernels,
             hidden=self._hidden,
             weights=total,
+            tables=tuple({id(table): table for _, table in self._tables}.values()),
             owned=(memory, steps, *self._owned),
         )
 
@@ -312,13 +325,16 @@ class PlanBuilder:
         return columns
 
     def _weight(self, *parts: Any) -> structs.Weight:
-        weight = parts[0].weight if len(parts) == 1 else torch.cat([part.weight.detach() for part in parts])
+        """Linear layers side by side."""
+        weights = [part.weight.detach() for part in parts]
         biases = [part.bias for part in parts]
         bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
-        return self._packed(weight, bias)
+        return self._packed(partial(torch.cat, weights) if len(weights) > 1 else lambda: weights[0], weights, bias)
 
     def _gated(self, gate: Any, up: Any) -> structs.Weight:
         """The columns of gate and up in turn, a vector of each."""
+        if (gate.bias is None) != (up.bias is None):
+            raise Unfit("a bias of gate or up alone")
 
         def interleaved(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
             lanes = self._kernels.lanes
@@ -326,12 +342,16 @@ class PlanBuilder:
             return torch.stack(pieces, dim=1).flatten(0, 2)
 
         bias = None if gate.bias is None else interleaved(gate.bias, up.bias)
-        return self._packed(interleaved(gate.weight, up.weight), bias)
+        weights = [gate.weight.detach(), up.weight.detach()]
+        return self._packed(partial(interleaved, *weights), weights, bias)
 
-    def _packed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> structs.Weight:
-        out, into = (self._columns(size) for size in weight.shape)
+    def _packed(
+        self, whole: Callable[[], torch.Tensor], parts: list[torch.Tensor], bias: torch.Tensor | None
+    ) -> structs.Weight:
+        """A weight that ``whole`` arranges when it is packed, so that only one is in memory twice."""
+        out, into = self._columns(sum(part.shape[0] for part in parts)), self._columns(parts[0].shape[1])
         struct = structs.Weight(bias=self._floats(bias), out=out, in_=into)
-        self._weights.append((struct, weight))
+        self._weights.append((struct, whole))
         return struct
 
     def _table(self, table: torch.Tensor | None) -> int | None:

@@ -1,0 +1,98 @@
+"""The plan of a decoder's forward: pre-norm layers of RMS norms, rotary positions and a gated feed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from millpond.models.decoder import PackedDecoder, PackedLayer
+from millpond.models.native import structs
+from millpond.models.native.plan import Kernels, Plan, PlanBuilder, Unfit
+from millpond.models.native.rotary_table import RotaryTable
+from millpond.models.rms_norm import RMSNorm
+
+
+def decoder_plan(decoder: PackedDecoder, kernels: Kernels) -> Plan:
+    """The plan of ``decoder``, whose layers are released as their weights are packed.
+
+    Raises:
+        Unfit: The native encoder does not compute it; ``decoder`` is as before.
+    """
+    parts: Any = decoder
+    words: torch.Tensor = parts.embeddings.weight
+    builder = PlanBuilder(kernels, words.dtype)
+    builder.embed(words, scale=_embedding_scale(decoder.embeddings, words.dtype))
+    tables: dict[str | None, RotaryTable] = {}
+    last = len(decoder.layers) - 1
+    for i, layer in enumerate(decoder.layers):
+        assert isinstance(layer, PackedLayer)
+        if layer.kind not in tables:
+            tables[layer.kind] = rotary_table(decoder.rotary, layer.kind)
+        _add_layer(builder, layer, tables[layer.kind], words.shape[1], last=i == last)
+    builder.norm(_norm_weights(builder, decoder.norm), words.shape[1])
+    decoder.layers = nn.ModuleList()
+    return builder.build()
+
+
+def rotary_table(rotary: Any, kind: str | None) -> RotaryTable:
+    """The angles that one of transformers' rotary modules computes for a kind of layers.
+
+    Raises:
+        Unfit: They depend on the longest text of a batch.
+    """
+    name = rotary.rope_type if kind is None else rotary.rope_type[kind]
+    if "dynamic" in name or name == "longrope":
+        raise Unfit(f"rotary angles of type {name}")
+    prefix = "" if kind is None else f"{kind}_"
+    frequencies: torch.Tensor = getattr(rotary, f"{prefix}inv_freq")
+    return RotaryTable(frequencies, float(getattr(rotary, f"{prefix}attention_scaling")))
+
+
+def _add_layer(builder: PlanBuilder, layer: PackedLayer, table: RotaryTable, columns: int, *, last: bool) -> None:
+    sizes = {"heads": layer.heads, "kv_heads": layer.kv_heads, "dim": layer.dim}
+    masking = layer.masking
+    builder.norm(_norm_weights(builder, layer.attention_norm), columns)
+    builder.heads(layer.qkv_proj)
+    norms: dict[str, structs.NormWeights] = {}
+    if layer.qk_norm is not None:  # a row for each query head, then for each key head; those of a kind are equal
+        norms["norm"] = _norm_weights(builder, layer.qk_norm, 0)
+        norms["key_norm"] = _norm_weights(builder, layer.qk_norm, layer.heads)
+    builder.turn(**sizes, **norms, table=table)
+    builder.attention(
+        **sizes,
+        scale=masking.scale,
+        causal=masking.causal,
+        window=masking.window,
+        softcap=masking.softcap,
+        last=last,
+    )
+    sandwich = layer.attention_post is not None
+    builder.out(layer.o_proj, add=not sandwich, branch=sandwich)
+    if layer.attention_post is not None:
+        builder.norm(_norm_weights(builder, layer.attention_post), columns, branch=True)
+    builder.norm(_norm_weights(builder, layer.norm), columns)
+    builder.feed(
+        layer.up_proj,
+        layer.down_proj,
+        getattr(layer.gate_proj, "activation", None),
+        gate=layer.gate_proj,
+        add=not sandwich,
+        branch=sandwich,
+    )
+    if layer.post is not None:
+        builder.norm(_norm_weights(builder, layer.post), columns, branch=True)
+
+
+def _norm_weights(builder: PlanBuilder, norm: nn.Module, row: int | None = None) -> structs.NormWeights:
+    """A norm's weights, or one row of those of heads."""
+    assert isinstance(norm, RMSNorm)
+    weight = norm.weight if row is None else norm.weight[row]
+    return builder.norm_weights(structs.RMS_NORM, weight, None, norm.eps, offset=1.0 if norm.centred else 0.0)
+
+
+def _embedding_scale(embeddings: Any, dtype: torch.dtype) -> float:
+    """Gemma's, rounded to the precision of the weights as transformers does."""
+    scale = getattr(embeddings, "embed_scale", None)
+    return 1.0 if scale is None else float(scale.to(dtype))
