@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.tiny import write_checkpoint
 from millpond.attention.segments import Segments
 from millpond.checkpoints import architectures
 from millpond.checkpoints.checkpoint import read_checkpoint
+from millpond.checkpoints.native_config import translate
 from millpond.models import decoder as decoders
 from millpond.models.decoder import PackedDecoder
 from millpond.models.linear import PlainLinear
@@ -111,6 +113,7 @@ def expected(checkpoint: Folder) -> Callable[[str], torch.Tensor]:
 def loaded(folder: Path, dtype: torch.dtype = torch.float32, *, packed: bool = False) -> Any:
     description = read_checkpoint(folder)
     row = architectures.find(description.config, folder.name)
+    description = replace(description, config=translate(row, description.config, folder.name))
     backbone = load_backbone(description, row, device=CPU, dtype=dtype, packed=False)
     if not packed:
         return backbone
@@ -180,3 +183,99 @@ def test_a_text_has_the_same_states_in_every_batch(name, isa, dtype, checkpoint)
         assert torch.equal(encoded(encoder, texts(), threads=threads), together)
     last = encoded(encoder, texts(), rows="last")
     assert torch.equal(last, together[np.cumsum(LENGTHS) - 1])
+
+
+# --- Texts that continue another one. ---------------------------------------------------------------------------------
+
+
+LEADS = (-1, 0, 0, -1, -1, 4, 0, 4, 4)
+SHARED = (70, 1, 9, 40, 17, 33, 130, 2, 64)  # tokens of each, those of its lead left out
+
+
+def shared() -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Texts as a call with leads takes them, and whole."""
+    pieces = texts(SHARED)
+    whole = [
+        piece if lead < 0 else np.concatenate((pieces[lead], piece)) for piece, lead in zip(pieces, LEADS, strict=True)
+    ]
+    return pieces, whole
+
+
+@pytest.mark.parametrize(("isa", "dtype"), PRECISIONS)
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-windows", "gemma2", "gemma3", "llama-one-key-head"])
+def test_a_text_continues_another_one(name, isa, dtype, checkpoint):
+    encoder = native(checkpoint(name), isa, dtype)
+    pieces, whole = shared()
+    rows = [encoded(encoder, [text])[-len(piece) :] for piece, text in zip(pieces, whole, strict=True)]
+    leads = np.array(LEADS, dtype=np.int32)
+    for block in (64, 100, 512):
+        encoder.block = block
+        for threads in (1, 2):
+            assert torch.equal(encoded(encoder, pieces, leads=leads, threads=threads), torch.cat(rows))
+            last = encoded(encoder, pieces, leads=leads, threads=threads, rows="last")
+            assert torch.equal(last, torch.stack([own[-1] for own in rows]))
+
+
+@pytest.mark.parametrize("block", [64, 96, 128])
+@pytest.mark.parametrize(("isa", "dtype"), PRECISIONS)
+@pytest.mark.parametrize("name", ["llama-biases", "gemma2", "eurobert"])
+def test_slices_of_a_long_text_change_nothing(name, isa, dtype, block, checkpoint):
+    encoder = native(checkpoint(name), isa, dtype)
+    text = texts([block * 3 + 1])
+    for threads in (1, 2):
+        for rows in ("all", "mean", "last"):
+            encoder.block = 512
+            whole = encoded(encoder, text, rows=rows)
+            encoder.block = block
+            assert torch.equal(encoded(encoder, text, rows=rows, threads=threads), whole)
+
+
+# --- Rotary angles. ---------------------------------------------------------------------------------------------------
+
+
+def test_tables_grow_to_the_longest_text(checkpoint, monkeypatch):
+    folder = checkpoint("llama-llama3")
+    expected = encoded(native(folder, "avx2", torch.float32), texts())
+    monkeypatch.setattr(rotary_table, "_LEAST", 2)
+    encoder = native(folder, "avx2", torch.float32)
+    (table,) = encoder.plan.tables
+    sizes = []
+    for text, rows in sorted(zip(texts(), expected.split(LENGTHS), strict=True), key=lambda pair: len(pair[0])):
+        assert torch.equal(encoded(encoder, [text]), rows)
+        sizes.append(table._positions)
+    assert sizes == [2, 2, 32, 32, 64, 64, 512]
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_angles_that_depend_on_the_batch_are_unfit(kind, checkpoint):
+    kernels = kernels_of(torch.float32)
+    if kernels is None:
+        pytest.skip("this processor has no kernels")
+    packed = loaded(checkpoint("llama"), packed=True)
+    packed.rotary.rope_type = kind
+    with pytest.raises(Unfit, match=kind):
+        decoder_plan(packed, kernels)
+    assert len(packed.layers) == 2  # it runs in torch
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ({"head_dim": 20}, "20 columns"),
+        ({"hidden_size": 80}, "80 columns"),
+        ({"intermediate_size": 100}, "100 columns"),
+        ({"hidden_act": "gelu_fast"}, "gelu_fast"),
+    ],
+)
+def test_sizes_without_kernels_are_unfit(sizes, reason, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", "llama", config={**SIZES, **sizes})
+    kernels = kernels_of(torch.float32)
+    if kernels is None:
+        pytest.skip("this processor has no kernels")
+    packed = loaded(folder, packed=True)
+    text = texts([9])[0]
+    with torch.inference_mode():
+        before = states_of(packed, text)
+        with pytest.raises(Unfit, match=reason):
+            decoder_plan(packed, kernels)
+        assert torch.equal(states_of(packed, text), before)

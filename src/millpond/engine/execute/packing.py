@@ -162,4 +162,3 @@ def _types(requests: Sequence[Request]) -> Ints:
     return np.concatenate(
         [np.zeros(r.length, dtype=np.int32) if r.types is None else r.types.astype(np.int32) for r in requests]
     )
-

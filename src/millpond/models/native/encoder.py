@@ -51,6 +51,7 @@ class NativeEncoder(nn.Module):
         types: npt.NDArray[np.int32] | None = None,  # [tokens]
         keys: npt.NDArray[np.int32] | None = None,  # [texts]
         skip: npt.NDArray[np.int32] | None = None,  # [texts]
+        leads: npt.NDArray[np.int32] | None = None,  # [texts]
         rows: Rows = "all",
         threads: int = 1,
         timings: npt.NDArray[np.float64] | None = None,  # [8]
@@ -64,6 +65,8 @@ class NativeEncoder(nn.Module):
             types: Token types; ``None``: all 0.
             keys: Number of first tokens of each text that are attended to; ``None``: all.
             skip: Number of first tokens of each text that a mean leaves out; ``None``: none.
+            leads: Index of the text that each text continues, -1 for none: its positions go on from there, and it
+                attends to that text, too. A lead continues no other text. ``None``: no text continues another.
             rows: Which rows are read.
             threads: Threads to run on, this one included.
             timings: Seconds of each kind of step are added here.
@@ -80,6 +83,7 @@ class NativeEncoder(nn.Module):
             None if types is None else types.ctypes.data,
             None if keys is None else keys.ctypes.data,
             None if skip is None else skip.ctypes.data,
+            None if leads is None else leads.ctypes.data,
             out.data_ptr(),
             None,
             texts,

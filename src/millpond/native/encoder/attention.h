@@ -7,6 +7,14 @@
 
 namespace {
 
+// The rows of a block with the keys that a text attends to: those of the text that it continues, then its own.
+struct KeyRows {
+  int64_t lead_start, lead;  // lead: number of keys of the other text; 0: it continues none
+  int64_t start;             // of its own rows
+
+  MILLPOND_INLINE int64_t row(int64_t key) const { return key < lead ? lead_start + key : start + key - lead; }
+};
+
 template <class Isa>
 struct Attention {
   using State = typename Isa::State;
@@ -37,11 +45,14 @@ struct Attention {
     return room;
   }
 
-  // Keys [count, dim] from `first` on as units of kColumns keys; keys that a unit lacks are 0.
-  static void pack_keys(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim, float* to);
-  static void pack_values(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim, float* to);
-  static void pack_keys(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim, uint16_t* to);
-  static void pack_values(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim,
+  // Keys [count, dim] as units of kColumns keys; keys that a unit lacks are 0.
+  static void pack_keys(const States<Isa>& heads, const KeyRows& rows, int64_t column, int64_t count, int64_t dim,
+                        float* to);
+  static void pack_values(const States<Isa>& heads, const KeyRows& rows, int64_t column, int64_t count, int64_t dim,
+                          float* to);
+  static void pack_keys(const States<Isa>& heads, const KeyRows& rows, int64_t column, int64_t count, int64_t dim,
+                        uint16_t* to);
+  static void pack_values(const States<Isa>& heads, const KeyRows& rows, int64_t column, int64_t count, int64_t dim,
                           uint16_t* to);
 
   // Turns a row's scores into weights; returns 1 / their sum.
@@ -85,22 +96,23 @@ struct Attention {
     return key / Isa::kPanel * Isa::kPanel * Isa::kRows + key % Isa::kPanel;
   }
 
-  // Rows [first_row, last_row) of a text for the query heads of one key head. `start`: the text's first row in the block.
-  static void run(const Step& step, const States<Isa>& heads, const Room& room, int64_t start, int64_t count,
+  // Rows [first_row, last_row) of a text for the query heads of one key head; `count`: keys, the lead's included.
+  static void run(const Step& step, const States<Isa>& heads, const Room& room, const KeyRows& key_rows, int64_t count,
                   int64_t kv_head, int64_t first_row, int64_t last_row) {
     const int64_t dim = step.dim, panels = dim / Isa::kPanel, group = step.heads / step.kv_heads, keys = padded(count);
-    pack_keys(heads, start, (step.heads + kv_head) * dim, count, dim, room.keys);
-    pack_values(heads, start, (step.heads + step.kv_heads + kv_head) * dim, count, dim, room.values);
+    pack_keys(heads, key_rows, (step.heads + kv_head) * dim, count, dim, room.keys);
+    pack_values(heads, key_rows, (step.heads + step.kv_heads + kv_head) * dim, count, dim, room.values);
     for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++) {
       const float* distances = step.distances ? step.distances + h * (2 * step.reach - 1) : nullptr;
       for (int64_t row = first_row; row < last_row; row += Isa::kRows) {
         const int64_t rows = least_of(last_row - row, Isa::kRows);
-        int64_t from = row - step.before, to = least_of(row + rows - 1 + step.after + 1, count);
+        const int64_t position = key_rows.lead + row;
+        int64_t from = position - step.before, to = least_of(position + rows - 1 + step.after + 1, count);
         if (from > to - 1) from = to - 1;  // no row attends to anything: one step of masked scores
         from = from < 0 ? 0 : from / kStep * kStep;
         to = padded(to);
         BlockProduct<State> p;
-        p.rows = heads.row(start + row, h * dim);
+        p.rows = heads.row(key_rows.start + row, h * dim);
         p.panel = heads.stride;
         p.depth = panels;
         p.from = kNoSums;
@@ -116,7 +128,7 @@ struct Attention {
         float shares[Isa::kRows];
         for (int64_t r = 0; r < rows; r++)
           shares[r] = weigh(step, distances, room.scores + r * kColumns, room.weights + r * Isa::kPanel, from, to, count,
-                            row + r);
+                            position + r);
         alignas(64) float sums[Isa::kRows * kColumns];
         p.rows = room.weights;
         p.panel = Isa::kPanel * Isa::kRows;
@@ -127,7 +139,7 @@ struct Attention {
           Isa::block(p, rows);
           for (int64_t r = 0; r < rows; r++)
             for (int64_t c = 0; c < kColumns; c += kLanes)
-              Isa::store_state(heads.row(start + row + r, h * dim + d + c),
+              Isa::store_state(heads.row(key_rows.start + row + r, h * dim + d + c),
                                scaled(load(sums + r * kColumns + c), broadcast(shares[r])));
         }
       }
@@ -136,25 +148,25 @@ struct Attention {
 };
 
 template <class Isa>
-void Attention<Isa>::pack_keys(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim,
+void Attention<Isa>::pack_keys(const States<Isa>& heads, const KeyRows& rows, int64_t column, int64_t count, int64_t dim,
                                float* to) {
   for (int64_t k = 0; k < padded(count); k += kColumns)
     for (int64_t d = 0; d < dim; d++)
       for (int64_t c = 0; c < kColumns; c++)
-        *to++ = k + c < count ? *(const float*)heads.row(first + k + c, column + d) : 0.0f;
+        *to++ = k + c < count ? *(const float*)heads.row(rows.row(k + c), column + d) : 0.0f;
 }
 
 template <class Isa>
-void Attention<Isa>::pack_values(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim,
+void Attention<Isa>::pack_values(const States<Isa>& heads, const KeyRows& rows, int64_t column, int64_t count, int64_t dim,
                                  float* to) {
   for (int64_t d = 0; d < dim; d += kColumns)
     for (int64_t k = 0; k < padded(count); k++)
       for (int64_t c = 0; c < kColumns; c += kLanes, to += kLanes)
-        store(to, k < count ? load((const float*)heads.row(first + k, column + d + c)) : zeros());
+        store(to, k < count ? load((const float*)heads.row(rows.row(k), column + d + c)) : zeros());
 }
 
 template <class Isa>
-void Attention<Isa>::pack_keys(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim,
+void Attention<Isa>::pack_keys(const States<Isa>& heads, const KeyRows& rows, int64_t column, int64_t count, int64_t dim,
                                uint16_t* to) {
   for (int64_t k = 0; k < padded(count); k += 32)
     for (int64_t d = 0; d < dim; d += 32)
@@ -162,14 +174,14 @@ void Attention<Isa>::pack_keys(const States<Isa>& heads, int64_t first, int64_t 
         for (int64_t pair = 0; pair < 32; pair += 2)
           for (int64_t c = 0; c < 16; c++, to += 2) {
             const int64_t key = k + half + c;
-            const uint16_t* from = (const uint16_t*)heads.row(first + key, column + d + pair);
+            const uint16_t* from = (const uint16_t*)heads.row(rows.row(key), column + d + pair);
             to[0] = key < count ? from[0] : uint16_t(0);
             to[1] = key < count ? from[1] : uint16_t(0);
           }
 }
 
 template <class Isa>
-void Attention<Isa>::pack_values(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim,
+void Attention<Isa>::pack_values(const States<Isa>& heads, const KeyRows& rows, int64_t column, int64_t count, int64_t dim,
                                  uint16_t* to) {
   for (int64_t d = 0; d < dim; d += 32)
     for (int64_t k = 0; k < padded(count); k += 32)
@@ -177,8 +189,8 @@ void Attention<Isa>::pack_values(const States<Isa>& heads, int64_t first, int64_
         for (int64_t pair = 0; pair < 32; pair += 2)
           for (int64_t c = 0; c < 16; c++, to += 2) {
             const int64_t key = k + pair;
-            to[0] = key < count ? *(const uint16_t*)heads.row(first + key, column + d + half + c) : uint16_t(0);
-            to[1] = key + 1 < count ? *(const uint16_t*)heads.row(first + key + 1, column + d + half + c) : uint16_t(0);
+            to[0] = key < count ? *(const uint16_t*)heads.row(rows.row(key), column + d + half + c) : uint16_t(0);
+            to[1] = key + 1 < count ? *(const uint16_t*)heads.row(rows.row(key + 1), column + d + half + c) : uint16_t(0);
           }
 }
 

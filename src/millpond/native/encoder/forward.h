@@ -46,11 +46,18 @@ struct Forward {
     return dim;
   }
 
+  static int64_t length_of(const EncodeCall& call, int64_t text) { return call.bounds[text + 1] - call.bounds[text]; }
+  // Tokens of the text that a text continues: the position of its first token.
+  static int64_t lead_of(const EncodeCall& call, int64_t text) {
+    return call.leads && call.leads[text] >= 0 ? length_of(call, call.leads[text]) : 0;
+  }
+
   static Sizes sizes_of(const EncodeCall& call) {
     const Model& model = *call.model;
     int64_t longest = 1;
-    for (int64_t t = 0; t < call.texts; t++) longest = most_of(longest, call.bounds[t + 1] - call.bounds[t]);
-    const int64_t block = most_of(least_of(call.block, call.bounds[call.texts]), longest);
+    for (int64_t t = 0; t < call.texts; t++) longest = most_of(longest, lead_of(call, t) + length_of(call, t));
+    const int64_t tokens = call.bounds[call.texts];
+    const int64_t block = call.leads ? tokens : most_of(least_of(call.block, tokens), longest);
     Sizes sizes;
     // Panels an odd number of 32 rows apart: else their rows meet in the same sets of the cache.
     sizes.rows = (block + 31) / 32 * 32 + 32;
@@ -85,7 +92,7 @@ struct Forward {
     return room;
   }
 
-  // A block: texts [first, last) of a call, and the buffers they are in.
+  // A block: texts [first, last) of a call, and the buffers they are in. A slice of it: some of its rows.
   struct Block {
     const EncodeCall& call;
     const Room& room;  // shared by the team, but for the attention's
@@ -93,29 +100,48 @@ struct Forward {
     const Team& team;
     int64_t first, last;
     int64_t rows;       // tokens, or texts once only one row of each is left
+    int64_t row = 0;    // of a slice: its first row in the block
+    bool whole = true;  // no slice
 
     int64_t start(int64_t text) const { return call.bounds[text] - call.bounds[first]; }
+
+    // Calls `done(row, position, token)` for this member's rows; the position is that within the text.
+    template <class Done>
+    MILLPOND_INLINE void each_token(const Done& done) const {
+      const int64_t from = row + team.first(rows), to = row + team.last(rows);
+      for (int64_t t = first; t < last; t++) {
+        const int64_t begin = start(t), offset = lead_of(call, t) - begin;
+        for (int64_t r = most_of(begin, from); r < least_of(start(t + 1), to); r++)
+          done(r - row, r + offset, call.bounds[first] + r);
+      }
+    }
   };
+
+  static Room slice_of(const Room& room, int64_t row) {
+    Room slice = room;
+    slice.states.at = room.states.row(row, 0);
+    slice.heads.at = slice.inner.at = room.heads.row(row, 0);
+    slice.sums.at = room.sums.row(row, 0);
+    slice.branch.at = room.branch.row(row, 0);
+    return slice;
+  }
 
   static void embed(const Block& block, const Step& step) {
     const EncodeCall& call = block.call;
     const State *words = (const State*)step.words, *positions = (const State*)step.positions;
     const State* types = (const State*)step.types;
     const Floats scale = broadcast(float(step.scale));
-    const int64_t from = block.team.first(block.rows), to = block.team.last(block.rows);
-    for (int64_t t = block.first; t < block.last; t++)
-      for (int64_t row = most_of(block.start(t), from); row < least_of(block.start(t + 1), to); row++) {
-        const int64_t token = call.bounds[block.first] + row;
-        const State* word = words + int64_t(call.ids[token]) * step.columns;
-        const State* position = positions ? positions + (call.offset + row - block.start(t)) * step.columns : nullptr;
-        const State* type = types ? types + (call.types ? int64_t(call.types[token]) : 0) * step.columns : nullptr;
-        for (int64_t c = 0; c < step.columns; c += kLanes) {
-          Floats x = scaled(Isa::load_state(word + c), scale);
-          if (type) x = sum_of(x, Isa::load_state(type + c));
-          if (position) x = sum_of(x, Isa::load_state(position + c));
-          store(block.room.sums.row(row, c), x);
-        }
+    block.each_token([&](int64_t row, int64_t at, int64_t token) {
+      const State* word = words + int64_t(call.ids[token]) * step.columns;
+      const State* position = positions ? positions + (call.offset + at) * step.columns : nullptr;
+      const State* type = types ? types + (call.types ? int64_t(call.types[token]) : 0) * step.columns : nullptr;
+      for (int64_t c = 0; c < step.columns; c += kLanes) {
+        Floats x = scaled(Isa::load_state(word + c), scale);
+        if (type) x = sum_of(x, Isa::load_state(type + c));
+        if (position) x = sum_of(x, Isa::load_state(position + c));
+        store(block.room.sums.row(row, c), x);
       }
+    });
   }
 
   static void norm(const Block& block, const Step& step) {
@@ -194,7 +220,8 @@ struct Forward {
   static void feed(const Block& block, const Step& step) {
     const Weight &up = step.weight, &down = step.down;
     const int64_t inner = down.in, of_unit = step.gated ? kLanes : kColumns;
-    const int64_t chunk = block.rows <= kWholeFeed ? inner : least_of(kChunk, inner);
+    // All inner columns of a slice would overwrite the heads of the next one.
+    const int64_t chunk = block.rows <= kWholeFeed && block.whole ? inner : least_of(kChunk, inner);
     States<Isa> states = block.room.inner;
     if (chunk == inner && inner > kChunk) states.stride = (block.rows + 31) / 32 * 32 * Isa::kPanel + 32 * Isa::kPanel;
     for (int64_t column = 0; column < inner; column += chunk) {
@@ -211,22 +238,22 @@ struct Forward {
   }
 
   static void turn(const Block& block, const Step& step) {
-    const int64_t from = block.team.first(block.rows), to = block.team.last(block.rows);
-    for (int64_t t = block.first; t < block.last; t++)
-      for (int64_t row = most_of(block.start(t), from); row < least_of(block.start(t + 1), to); row++)
-        turn_heads<Isa>(block.room.heads, row, block.call.offset + row - block.start(t), step);
+    block.each_token([&](int64_t row, int64_t at, int64_t) {
+      turn_heads<Isa>(block.room.heads, row, block.call.offset + at, step);
+    });
   }
 
   static void attend(const Block& block, const Step& step) {
     const int64_t part = block.team.members > 1 ? Attention<Isa>::kTaskRows : INT64_MAX;
     int64_t task = 0;
     for (int64_t t = block.first; t < block.last; t++) {
-      const int64_t start = block.start(t), length = block.start(t + 1) - start;
-      const int64_t keys = block.call.keys ? block.call.keys[t] : length;
+      const int64_t length = length_of(block.call, t), lead = lead_of(block.call, t);
+      const KeyRows rows{lead > 0 ? block.start(block.call.leads[t]) : 0, lead, block.start(t)};
+      const int64_t keys = lead + (block.call.keys ? block.call.keys[t] : length);
       for (int64_t h = 0; h < step.kv_heads; h++)
         for (int64_t row = 0; row < length; row += part, task++) {
           if (task % block.team.members == block.team.member)
-            Attention<Isa>::run(step, block.room.heads, block.attention, start, keys, h, row,
+            Attention<Isa>::run(step, block.room.heads, block.attention, rows, keys, h, row,
                                 part > length - row ? length : row + part);
           if (part > length) break;
         }
@@ -281,28 +308,45 @@ struct Forward {
     return double(at.tv_sec) + 1e-9 * double(at.tv_nsec);
   }
 
+  static void run_step(Block& block, const Step& step, double* timings) {
+    const double begun = timings ? now() : 0;
+    switch (step.kind) {
+      case kEmbed: embed(block, step); break;
+      case kNorm: norm(block, step); break;
+      case kProduct: multiply(block, step); break;
+      case kHeads: turn(block, step); break;
+      case kAttention:
+        attend(block, step);
+        if (step.last && (block.call.reading == kFirstRow || block.call.reading == kLastRow)) {
+          block.team.wait();
+          drop_rows(block, step);
+        }
+        break;
+      default: feed(block, step);
+    }
+    block.team.wait();
+    if (timings) timings[step.kind == kProduct && step.target != 0 ? 6 : step.kind] += now() - begun;
+  }
+
   static void run_block(Block& block) {
     const Model& model = *block.call.model;
     double* timings = block.team.member == 0 ? block.call.timings : nullptr;
-    for (int64_t i = 0; i < model.count; i++) {
-      const Step& step = model.steps[i];
-      const double begun = timings ? now() : 0;
-      switch (step.kind) {
-        case kEmbed: embed(block, step); break;
-        case kNorm: norm(block, step); break;
-        case kProduct: multiply(block, step); break;
-        case kHeads: turn(block, step); break;
-        case kAttention:
-          attend(block, step);
-          if (step.last && (block.call.reading == kFirstRow || block.call.reading == kLastRow)) {
-            block.team.wait();
-            drop_rows(block, step);
-          }
-          break;
-        default: feed(block, step);
+    for (int64_t i = 0, end; i < model.count; i = end) {
+      end = i + 1;
+      if (model.steps[i].kind == kAttention) {
+        run_step(block, model.steps[i], timings);
+        continue;
       }
-      block.team.wait();
-      if (timings) timings[step.kind == kProduct && step.target != 0 ? 6 : step.kind] += now() - begun;
+      // Attention reads the whole block. The steps from one attention to the next are run on one slice after the other.
+      while (end < model.count && model.steps[end].kind != kAttention) end++;
+      const int64_t slices = block.rows > block.call.block ? quotient_up(block.rows, block.call.block) : 1;
+      const int64_t several = quotient_up(quotient_up(block.rows, slices), 32) * 32;
+      for (int64_t row = 0; row < block.rows; row += several) {
+        const Room room = slice_of(block.room, row);
+        Block slice{block.call, room, block.attention, block.team, block.first, block.last,
+                    least_of(several, block.rows - row), row, slices == 1};
+        for (int64_t step = i; step < end; step++) run_step(slice, model.steps[step], timings);
+      }
     }
     const double begun = timings ? now() : 0;
     read(block);
@@ -320,8 +364,9 @@ struct Forward {
     int64_t lock;
   };
 
-  // Texts [from, result) are a block.
+  // Texts [from, result) are a block. With leads all texts are one: each layer reads the lead's keys of this layer.
   static int64_t block_end(const EncodeCall& call, int64_t from) {
+    if (call.leads) return call.texts;
     int64_t to = from + 1;
     while (to < call.texts && call.bounds[to + 1] - call.bounds[from] <= call.block) to++;
     return to;
@@ -366,7 +411,7 @@ struct Forward {
   static int64_t encode(const void* argument) {
     const auto& call = *(const EncodeCall*)argument;
     Job job{&call, sizes_of(call), false, {}, 0, 0, 0};
-    job.shared = call.threads > 1 && (call.bounds[call.texts] <= kShared || call.texts < call.threads);
+    job.shared = call.threads > 1 && (call.bounds[call.texts] <= kShared || call.texts < call.threads || call.leads);
     run_torch_threads(work, &job, call.threads);
     return 0;
   }
