@@ -16,12 +16,11 @@ from millpond.attention.segments import Segments
 from millpond.checkpoints import architectures
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.native_config import translate
-from millpond.models import decoder as decoders
 from millpond.models.decoder import PackedDecoder
-from millpond.models.linear import PlainLinear
+from millpond.models.linear import plain_linears
 from millpond.models.load import load_backbone
 from millpond.models.native import rotary_table
-from millpond.models.native.decoder import decoder_plan
+from millpond.models.native.decoder import plan
 from millpond.models.native.encoder import NativeEncoder, bounds_of
 from millpond.models.native.plan import Unfit, kernels_of
 from millpond.native import library
@@ -117,8 +116,7 @@ def loaded(folder: Path, dtype: torch.dtype = torch.float32, *, packed: bool = F
     backbone = load_backbone(description, row, device=CPU, dtype=dtype, packed=False)
     if not packed:
         return backbone
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoders, "linear", PlainLinear)
+    with plain_linears():
         return PackedDecoder(backbone, row)
 
 
@@ -127,7 +125,7 @@ def native(folder: Path, isa: str, dtype: torch.dtype) -> NativeEncoder:
         pytest.skip(f"this processor has no {isa}")
     kernels = kernels_of(dtype, isa)
     assert kernels is not None
-    return NativeEncoder(decoder_plan(loaded(folder, dtype, packed=True), kernels))
+    return NativeEncoder(plan(loaded(folder, dtype, packed=True), kernels, dtype))
 
 
 def texts(lengths: Sequence[int] = LENGTHS) -> list[np.ndarray]:
@@ -254,7 +252,7 @@ def test_angles_that_depend_on_the_batch_are_unfit(kind, checkpoint):
     packed = loaded(checkpoint("llama"), packed=True)
     packed.rotary.rope_type = kind
     with pytest.raises(Unfit, match=kind):
-        decoder_plan(packed, kernels)
+        plan(packed, kernels, torch.float32)
     assert len(packed.layers) == 2  # it runs in torch
 
 
@@ -277,5 +275,5 @@ def test_sizes_without_kernels_are_unfit(sizes, reason, tmp_path):
     with torch.inference_mode():
         before = states_of(packed, text)
         with pytest.raises(Unfit, match=reason):
-            decoder_plan(packed, kernels)
+            plan(packed, kernels, torch.float32)
         assert torch.equal(states_of(packed, text), before)

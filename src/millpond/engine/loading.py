@@ -161,7 +161,12 @@ def _runner(
         language_head=layout.transformer if _has_language_head(description) else None,
     )
     backbone = load_backbone(
-        description.checkpoint, architecture, device=device, dtype=dtype, quantization=quantization
+        description.checkpoint,
+        architecture,
+        device=device,
+        dtype=dtype,
+        quantization=quantization,
+        native=not compiled,
     )
     offset = architecture.position_offset(config)
     if compiled:

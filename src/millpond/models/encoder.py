@@ -120,10 +120,14 @@ class RelativeBias(nn.Module):
 
     def forward(self, length: int) -> torch.Tensor:
         """``[heads, length, length]``: added to the score of a query (row) and a key (column)."""
+        positions = torch.arange(length, device=self.weight.device)  # type: ignore[arg-type]
+        return self.by_distance(positions[None, :] - positions[:, None]).permute(2, 0, 1)
+
+    def by_distance(self, distance: torch.Tensor) -> torch.Tensor:
+        """The bias ``[..., heads]`` of a key that is so many positions behind its query."""
         weight = self.weight
         assert isinstance(weight, torch.Tensor)
-        positions = torch.arange(length, device=weight.device)
-        return weight[self._bucket(positions[None, :] - positions[:, None])].permute(2, 0, 1)
+        return weight[self._bucket(distance)]
 
     def _bucket(self, distance: torch.Tensor) -> torch.Tensor:
         """Half of the buckets for each direction; half of those exact, half logarithmic up to ``max_distance``."""

@@ -21,6 +21,8 @@ from millpond.checkpoints.quiet import quiet_transformers
 from millpond.checkpoints.weights import read_tensors
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models.encoder_file import read_encoder
+from millpond.models.linear import plain_linears, reorder
+from millpond.models.native.families import native_forward
 from millpond.models.quantize import quantize
 from millpond.tasks import Quantization
 
@@ -43,10 +45,12 @@ def load_backbone(
     dtype: torch.dtype,
     quantization: Quantization | None = None,
     packed: bool = True,
+    native: bool = False,
 ) -> nn.Module:
     """The backbone in evaluation mode, on its device.
 
-    ``packed=False`` keeps transformers' own class where millpond has a packed forward: the tests compare them.
+    ``packed=False`` keeps transformers' own class where millpond has a packed forward: the tests compare them. With
+    ``native`` a packed forward on a CPU is replaced by one call of the compiled kernels, if they compute all of it.
 
     Raises:
         ModelLoadError: The files cannot be read, or the config describes no valid model.
@@ -67,6 +71,8 @@ def load_backbone(
     if backbone is None:
         backbone = _load_by_transformers(checkpoint, architecture, device=device, dtype=dtype)
     backbone = backbone.eval().to(device)
+    if packed and native and quantization is None and device.type == "cpu":
+        return _native_forward(backbone, architecture)
     if packed:
         backbone = packed_forward(backbone, architecture)
     return backbone if quantization is None else quantize(backbone, quantization, device)
@@ -79,6 +85,14 @@ def packed_forward(backbone: nn.Module, architecture: Architecture) -> nn.Module
         return backbone
     module: nn.Module = forward(backbone, architecture)
     return module.eval()
+
+
+def _native_forward(backbone: nn.Module, architecture: Architecture) -> nn.Module:
+    """The native forward of ``backbone``, else its packed one."""
+    with plain_linears():
+        backbone = packed_forward(backbone, architecture)
+    forward = native_forward(backbone)
+    return reorder(backbone) if forward is None else forward
 
 
 def is_head_tensor(name: str, architecture: Architecture) -> bool:

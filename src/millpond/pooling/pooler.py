@@ -86,6 +86,10 @@ class Pooler(nn.Module):
         self._reading = threading.Lock()
         self._rows: dict[tuple[int, ...], VocabularyRows] = {}
 
+    def reads_mean(self, readout: Readout) -> bool:
+        """Whether a readout reads only the mean of each text's rows."""
+        return readout.kind == "pooled" and self.modes == ("mean",) and len(self.token_heads) == 0
+
     def row_of(self, readout: Readout) -> Literal["cls", "lasttoken"] | None:
         """The one token of each text that a readout reads, first or last; ``None`` if it reads more."""
         modes: tuple[str | None, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,8 +20,11 @@ from millpond.engine.execute.results import RequestResult, split_results
 from millpond.engine.schedule.request import Request
 from millpond.models.int8 import Int8Linear
 from millpond.models.linear import ReorderedLinear
+from millpond.models.native.encoder import NativeEncoder, Rows, bounds_of
 from millpond.pooling.pooler import Pooler, Reading, Readout
 
+# The rows that a native forward returns, by the rows that all readouts of a batch read.
+_ROWS: dict[str | None, Rows] = {None: "all", "cls": "first", "lasttoken": "last", "mean": "mean"}
 # The number of rows for a last layer that computes only these is rounded up to this; see ``rounded_up``.
 _ROW_STEP = 16
 
@@ -89,8 +93,41 @@ class Runner:
             return self._pipeline.start(requests).result()
         batch = DeviceBatch.pack(requests, position_offset=self._offset, device=self.device, rounded=self._rounded)
         readouts = {request.call.plan.readout for request in batch.requests}
-        reading = self._reading_of_rows(batch, readouts) or self.reading(batch, self.states(batch))
+        if isinstance(self.backbone, NativeEncoder):
+            reading = self._native_reading(self.backbone, batch, readouts)
+        else:
+            reading = self._reading_of_rows(batch, readouts) or self.reading(batch, self.states(batch))
         return split_results(batch.requests, batch.lead, {readout: reading.read(readout) for readout in readouts})
+
+    def _native_reading(self, encoder: NativeEncoder, batch: DeviceBatch, readouts: set[Readout]) -> Reading:
+        """A reading of a native forward, which returns one row of each text if no call reads more."""
+        packed = batch.packed
+        wanted = {"mean" if self.pooler.reads_mean(readout) else self.pooler.row_of(readout) for readout in readouts}
+        kind = wanted.pop() if len(wanted) == 1 else None
+        if kind == "cls" and packed.skip is not None:
+            kind = None  # the first token after the prompt is not the first row
+        hidden = encoder.encode(
+            packed.ids,
+            bounds_of(packed.lengths),
+            offset=self._offset,
+            types=packed.types,
+            keys=None if packed.keys is None else np.array(packed.keys, dtype=np.int32),
+            skip=packed.skip if kind == "mean" else None,
+            leads=None if packed.prefixes is None else np.array(packed.prefixes, dtype=np.int32),
+            rows=_ROWS[kind],
+            threads=torch.get_num_threads(),
+        )
+        if kind is None:
+            return self.reading(batch, hidden)
+        ends = np.cumsum(packed.lengths)
+        rows = ends - 1 if kind == "lasttoken" else ends - packed.lengths
+        return Reading(
+            self.pooler,
+            hidden,
+            segments=Segments.of([1] * len(rows)),
+            skip=None,
+            input_ids=torch.from_numpy(packed.ids[rows]),
+        )
 
     def _reading_of_rows(self, batch: DeviceBatch, readouts: set[Readout]) -> Reading | None:
         """A reading of one row per text, if no call reads more: the last layer is computed for these rows only.

@@ -9,6 +9,7 @@ from torch import nn
 
 from millpond.models.int8 import Int8Linear
 from millpond.models.linear import ReorderedLinear
+from millpond.models.native.encoder import NativeEncoder
 
 # Floating-point operations of a batch for which one more thread pays. Every operator of a layer ends in a barrier,
 # which costs tens of microseconds when threads have to be woken: on two cores a 6-layer, 384-wide encoder breaks even
@@ -72,6 +73,8 @@ def _multiplied_weights(backbone: nn.Module) -> int:
     for _, module in backbone.named_modules(remove_duplicate=False):
         if isinstance(module, ReorderedLinear | Int8Linear):
             total += module.weights
+        elif isinstance(module, NativeEncoder):
+            total += module.plan.weights
         elif not isinstance(module, nn.Embedding):
             total += sum(weight.numel() for weight in module.parameters(recurse=False) if weight.dim() == 2)
     return total

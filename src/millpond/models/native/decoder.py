@@ -14,15 +14,17 @@ from millpond.models.native.rotary_table import RotaryTable
 from millpond.models.rms_norm import RMSNorm
 
 
-def decoder_plan(decoder: PackedDecoder, kernels: Kernels) -> Plan:
-    """The plan of ``decoder``, whose layers are released as their weights are packed.
+def plan(decoder: PackedDecoder, kernels: Kernels, dtype: torch.dtype) -> Plan:
+    """The plan of a packed decoder whose linear layers are in torch's own form; it loses its layers.
+
+    Each weight is released as soon as it is packed, so that no more than one is in memory twice.
 
     Raises:
-        Unfit: The native encoder does not compute it; ``decoder`` is as before.
+        Unfit: A size or a part has no kernel; ``decoder`` is as before.
     """
     parts: Any = decoder
     words: torch.Tensor = parts.embeddings.weight
-    builder = PlanBuilder(kernels, words.dtype)
+    builder = PlanBuilder(kernels, dtype)
     builder.embed(words, scale=_embedding_scale(decoder.embeddings, words.dtype))
     tables: dict[str | None, RotaryTable] = {}
     last = len(decoder.layers) - 1
@@ -55,11 +57,11 @@ def _add_layer(builder: PlanBuilder, layer: PackedLayer, table: RotaryTable, col
     masking = layer.masking
     builder.norm(_norm_weights(builder, layer.attention_norm), columns)
     builder.heads(layer.qkv_proj)
-    norms: dict[str, structs.NormWeights] = {}
+    norm = key_norm = None
     if layer.qk_norm is not None:  # a row for each query head, then for each key head; those of a kind are equal
-        norms["norm"] = _norm_weights(builder, layer.qk_norm, 0)
-        norms["key_norm"] = _norm_weights(builder, layer.qk_norm, layer.heads)
-    builder.turn(**sizes, **norms, table=table)
+        norm = _norm_weights(builder, layer.qk_norm, 0)
+        key_norm = _norm_weights(builder, layer.qk_norm, layer.heads)
+    builder.turn(**sizes, norm=norm, key_norm=key_norm, table=table)
     builder.attention(
         **sizes,
         scale=masking.scale,

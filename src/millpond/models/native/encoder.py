@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
+from millpond.attention.segments import Segments
+from millpond.models.encoder import Output
 from millpond.models.native import structs
 from millpond.models.native.plan import Memory, Plan
 
@@ -34,6 +36,8 @@ class NativeEncoder(nn.Module):
         plan: What it runs.
         block: Tokens of a block, which stay in the cache through all layers.
     """
+
+    takes_rows = True
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
@@ -70,10 +74,15 @@ class NativeEncoder(nn.Module):
             rows: Which rows are read.
             threads: Threads to run on, this one included.
             timings: Seconds of each kind of step are added here.
+
+        Raises:
+            IndexError: A token, a type or a position has no row in its table.
+            MemoryError: There is none for the workspace.
         """
         texts = len(bounds) - 1
         for table in self.plan.tables:
             table.cover(offset + int(bounds[-1]))  # no text is longer than all together
+        self._check(ids, bounds, offset=offset, types=types, leads=leads)
         count = int(bounds[-1]) if rows == "all" else texts
         out = torch.empty((count, self.plan.hidden), dtype=torch.float32)
         call = structs.EncodeCall(
@@ -94,11 +103,53 @@ class NativeEncoder(nn.Module):
             None if timings is None else timings.ctypes.data,
         )
         address = ctypes.addressof(call)
-        workspace = self._workspace(threads * self.plan.kernels.workspace(address))
+        workspace = self._workspace(threads * int(self.plan.kernels.workspace(address)))
         call.workspace = workspace.address
         self.plan.kernels.encode(address)
         self._workspaces.append(workspace)
         return out
+
+    def forward(
+        self,
+        *,
+        input_ids: torch.Tensor,  # [1, tokens]
+        position_ids: torch.Tensor,  # [1, tokens]
+        segments: Segments,
+        token_type_ids: torch.Tensor | None = None,  # [1, tokens]
+        rows: torch.Tensor | None = None,  # [n]
+        use_cache: bool = False,
+    ) -> Output:
+        """Hidden states of every token, or only of the tokens ``rows``: as the packed forwards in torch's operators."""
+        hidden = self.encode(
+            input_ids[0].int().numpy(),
+            segments.cu_seqlens.numpy(),
+            offset=int(position_ids[0, 0]),
+            types=None if token_type_ids is None else token_type_ids[0].int().numpy(),
+            keys=None if segments.seqused_k is None else segments.seqused_k.numpy(),
+            leads=None if segments.prefixes is None else _leads(segments.prefixes, segments.cu_seqlens),
+            threads=torch.get_num_threads(),
+        )
+        return Output(last_hidden_state=(hidden if rows is None else hidden[rows])[None])
+
+    def _check(
+        self,
+        ids: npt.NDArray[np.int32],
+        bounds: npt.NDArray[np.int32],
+        *,
+        offset: int,
+        types: npt.NDArray[np.int32] | None,
+        leads: npt.NDArray[np.int32] | None,
+    ) -> None:
+        """The kernels check nothing: no address outside of a table may be reached."""
+        plan = self.plan
+        if ids.max() >= plan.vocabulary or ids.min() < 0:
+            raise IndexError(f"token {ids.max()} is outside of the vocabulary of {plan.vocabulary}")
+        if types is not None and plan.types and (types.max() >= plan.types or types.min() < 0):
+            raise IndexError(f"token type {types.max()} is outside of the model's {plan.types}")
+        if plan.positions:
+            longest = offset + (int((bounds[1:] - bounds[:-1]).max()) if leads is None else int(bounds[-1]))
+            if longest > plan.positions:
+                raise IndexError(f"position {longest - 1} is outside of the model's {plan.positions}")
 
     def _workspace(self, size: int) -> Memory:
         """One that no other call uses, at least so large."""
@@ -109,13 +160,19 @@ class NativeEncoder(nn.Module):
         return kept if kept.size >= size else Memory(size)
 
 
+def _leads(prefixes: torch.Tensor, bounds: torch.Tensor) -> npt.NDArray[np.int32]:
+    """int32 ``[texts]``: index of the text whose tokens are those of each prefix, -1 for an empty one."""
+    leads = torch.searchsorted(bounds, prefixes[:, 0].contiguous(), right=True).int() - 1
+    return leads.masked_fill_(prefixes[:, 0] == prefixes[:, 1], -1).numpy()
+
+
 def _block_of(plan: Plan) -> int:
     model = plan.model
     of_token = (model.hidden + max(model.heads, 384)) * 2 + (1 + model.branch) * model.hidden * 4
-    return max(_LEAST_BLOCK, min(_LARGEST_BLOCK, _BLOCK_BYTES // of_token // 32 * 32))
+    return max(_LEAST_BLOCK, min(_LARGEST_BLOCK, int(_BLOCK_BYTES // of_token // 32 * 32)))
 
 
-def bounds_of(lengths: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+def bounds_of(lengths: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:
     """int32 ``[texts + 1]`` where texts of these lengths begin and end."""
     bounds = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=bounds[1:])

@@ -6,8 +6,10 @@ A family says what it computes in methods of :class:`PlanBuilder`; the steps the
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +28,7 @@ _ALIGNMENT = 2 << 20  # huge pages
 _WIDEST = 8192  # kMostColumns of norms.h
 
 
-class Unfit(Exception):
+class Unfit(Exception):  # noqa: N818 - not an error: the backbone runs in torch's operators
     """The native encoder does not compute this model."""
 
 
@@ -68,15 +70,22 @@ def kernels_of(dtype: torch.dtype, highest: str | None = None) -> Kernels | None
 
 
 class Memory:
-    """Zeroed memory outside of Python's heap, on a boundary of 2 MiB and in huge pages where the system has them."""
+    """Zeroed memory outside of Python's heap, on a boundary of 2 MiB and in huge pages where the system has them.
+
+    Raises:
+        MemoryError: There is none.
+    """
 
     def __init__(self, size: int) -> None:
-        self._map = mmap.mmap(-1, size + _ALIGNMENT)
+        try:
+            self._map = mmap.mmap(-1, size + _ALIGNMENT)
+        except OSError as error:
+            if error.errno == errno.ENOMEM:
+                raise MemoryError(f"no memory for {size} bytes") from error
+            raise
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
+            with suppress(OSError):  # a kernel without huge pages
                 self._map.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:  # a kernel without huge pages
-                pass
         whole = np.frombuffer(self._map, dtype=np.uint8)
         start = -whole.ctypes.data % _ALIGNMENT
         self.size = size
@@ -94,6 +103,9 @@ class Plan:
         hidden: Columns of the result.
         weights: Numbers of all weights that every token is multiplied with.
         tables: Rotary angles, which must cover the positions of a call before it begins.
+        vocabulary: Rows of the word table.
+        types: Rows of the table of token types; 0: none.
+        positions: Positions that the model has; 0: any number.
         owned: What the struct points to.
     """
 
@@ -102,6 +114,9 @@ class Plan:
     hidden: int
     weights: int
     tables: tuple[RotaryTable, ...]
+    vocabulary: int
+    types: int
+    positions: int
     owned: tuple[Any, ...]
 
 
@@ -123,6 +138,9 @@ class PlanBuilder:
         self._heads = 0
         self._inner = 0
         self._branch = False
+        self._vocabulary = 0
+        self._types = 0
+        self._positions = 0
 
     def embed(
         self,
@@ -131,9 +149,13 @@ class PlanBuilder:
         types: torch.Tensor | None = None,  # [types, columns]
         scale: float = 1.0,
     ) -> None:
-        """``sums = scale * word + type + position``."""
+        """Embeddings: the sum of a word (scaled), its type and its position."""
         columns = self._columns(words.shape[1])
         self._hidden = max(self._hidden, columns)
+        self._vocabulary = len(words)
+        self._types = 0 if types is None else len(types)
+        if positions is not None:
+            self._bound(len(positions))
         self._add(
             kind=structs.EMBED,
             columns=columns,
@@ -152,7 +174,7 @@ class PlanBuilder:
         keep: bool = False,
         branch: bool = False,
     ) -> None:
-        """``states = norm(sums)``, or of sums + states (``residual``).
+        """A norm, ``states = norm(sums)``, or of sums + states (``residual``).
 
         With ``keep`` the sums take the result too. With ``branch`` instead: ``sums += norm(branch)``.
         """
@@ -162,13 +184,13 @@ class PlanBuilder:
         self._add(kind=structs.NORM, columns=columns, norm=norm, residual=residual, target=3 if branch else int(keep))
 
     def heads(self, *parts: Any) -> None:
-        """``heads = states W``: the linear layers of queries, keys and values side by side."""
+        """Queries, keys and values: the linear layers of all three side by side."""
         weight = self._weight(*parts)
         self._heads = max(self._heads, weight.out)
         self._add(kind=structs.PRODUCT, target=0, weight=weight)
 
     def widen(self, part: Any) -> None:
-        """``sums = states W``."""
+        """Widen the embeddings: ``sums = states W``."""
         weight = self._weight(part)
         self._hidden = max(self._hidden, weight.out)
         self._add(kind=structs.PRODUCT, target=4, weight=weight)
@@ -185,10 +207,12 @@ class PlanBuilder:
         sines: torch.Tensor | None = None,  # [positions, dim / 2]
         table: RotaryTable | None = None,
     ) -> None:
-        """Norms of query and key heads, then their rotation by ``cosines`` and ``sines``, or by a table that grows."""
+        """Norms of query and key heads, then their rotation by given angles or by a table that grows."""
         self._columns(dim)
         if table is not None:
             self._tables.append((len(self._steps), table))
+        if cosines is not None:
+            self._bound(len(cosines))
         self._add(
             kind=structs.HEADS,
             heads=heads,
@@ -213,11 +237,13 @@ class PlanBuilder:
         distances: torch.Tensor | None = None,  # [heads, 2 reach - 1]
         last: bool,
     ) -> None:
-        """``queries = attention``; ``last``: of the model's last layer.
+        """Attention, ``queries = attention``; ``last``: of the model's last layer.
 
         ``window`` counts positions in each direction, the own one included.
         """
         self._columns(dim)
+        if distances is not None:
+            self._bound((distances.shape[1] + 1) // 2)
         before = (1 << 40) if window is None else window - 1
         self._add(
             kind=structs.ATTENTION,
@@ -234,7 +260,7 @@ class PlanBuilder:
         )
 
     def out(self, part: Any, *, add: bool = False, branch: bool = False) -> None:
-        """``sums = heads W``, ``sums +=`` or ``branch =``."""
+        """The product after attention: ``sums = heads W``, ``sums +=`` or ``branch =``."""
         self._branch |= branch
         self._add(kind=structs.PRODUCT, target=3 if branch else 2 if add else 1, weight=self._weight(part))
 
@@ -248,7 +274,10 @@ class PlanBuilder:
         add: bool = False,
         branch: bool = False,
     ) -> None:
-        """``sums = down(activation(up))``, ``sums +=`` or ``branch =``; with a gate ``down(activation(gate) * up)``."""
+        """The feed forward, ``down(activation(up))``, or with a gate ``down(activation(gate) * up)``.
+
+        It goes to the sums, is added to them, or goes to the branch.
+        """
         if activation not in structs.ACTIVATIONS:
             raise Unfit(f"activation {activation}")
         self._branch |= branch
@@ -305,6 +334,9 @@ class PlanBuilder:
             hidden=self._hidden,
             weights=total,
             tables=tuple({id(table): table for _, table in self._tables}.values()),
+            vocabulary=self._vocabulary,
+            types=self._types,
+            positions=self._positions,
             owned=(memory, steps, *self._owned),
         )
 
@@ -318,6 +350,9 @@ class PlanBuilder:
             for name, source in zip(("weight", "down"), struct.sources, strict=True):
                 if source is not None:
                     getattr(step, name).units = source.units
+
+    def _bound(self, positions: int) -> None:
+        self._positions = min(self._positions or positions, positions)
 
     def _columns(self, columns: int) -> int:
         if columns % UNIT:

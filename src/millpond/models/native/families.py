@@ -1,0 +1,40 @@
+"""Families: the packed forwards that have a plan, and a backbone's native forward if it is one of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+from millpond.models.native.encoder import NativeEncoder
+from millpond.models.native.plan import Plan, Unfit, kernels_of
+
+logger = logging.getLogger(__name__)
+
+# The packed forward's class and the module with its plan; imported when a backbone is of that class.
+_PLANS = {
+    "PackedEncoder": "millpond.models.native.bert",
+    "PackedDecoder": "millpond.models.native.decoder",
+}
+
+
+def native_forward(backbone: nn.Module) -> NativeEncoder | None:
+    """The native forward of a packed backbone on a CPU, whose linear layers are in torch's own form.
+
+    ``None`` if this processor has no kernels for its precision, or the backbone has something that they lack. The
+    weights are copied: ``backbone`` is not needed any more.
+    """
+    module = _PLANS.get(type(backbone).__name__)
+    weight = next(backbone.parameters(), None)
+    if module is None or weight is None or (kernels := kernels_of(weight.dtype)) is None:
+        return None
+    build: Callable[[Any, Any, torch.dtype], Plan] = import_module(module).plan
+    try:
+        return NativeEncoder(build(backbone, kernels, weight.dtype))
+    except Unfit as reason:
+        logger.debug("%s runs in torch's operators: %s", type(backbone).__name__, reason)
+        return None
