@@ -207,7 +207,7 @@ class PlanBuilder:
         sines: torch.Tensor | None = None,  # [positions, dim / 2]
         table: RotaryTable | None = None,
     ) -> None:
-        """Norms of query and key heads, then their rotation by given angles or by a table that grows."""
+        """Rotate query and key heads, normalized before: by given angles, or by a table that grows."""
         self._columns(dim)
         if table is not None:
             self._tables.append((len(self._steps), table))
