@@ -1,12 +1,14 @@
 """millpond compared with other engines in one run: throughput, latency, start-up, memory, reranking, token vectors.
 
     python benchmarks/compare.py [--smoke] [--only embed,calls,latency,rerank,tokens,startup,shapes] [--rounds 5]
-                                 [--engines millpond,st-openvino,...] [--environments FOLDER] [--python openvino=PATH]
+                                 [--engines millpond,st-openvino,...] [--isa avx2]
+                                 [--environments FOLDER] [--python openvino=PATH]
 
 Engines are processes that take turns, so that a change in the machine's speed affects all of them; compare ratios only.
-Each section is a file of benchmarks/results/ with hardware, versions and commit; the tables and plots of
-docs/performance.md are made from these files. A peer that needs a separate environment gets one, which is kept; if it
-cannot be made, the peer is left out and the table says so.
+Each section is a file of benchmarks/results/PROCESSOR/ with hardware, versions and commit; the tables and plots of
+docs/performance.md are made from these files. A run on one kind of processor leaves the files of others unchanged, and
+so does a run with `--isa`, which caps the instruction set of every engine alike. A peer that needs a separate
+environment gets one, which is kept; if it cannot be made, the peer is left out and the table says so.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from peers import measure, page, plots
-from peers.engines import COMPETITORS, REFERENCE
+from peers.caps import CAPS, NOT_CAPPED
+from peers.engines import COMPETITORS, REFERENCE, default_engines
 from peers.environments import RECIPES, ROOT, Environments, cache_folder
 from peers.fleet import BATCH_SIZES, Fleet
 from peers.shapes import Shapes
 from peers.texts import Texts
+from processor import ISAS, processor
 from record import RESULTS, record
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -49,6 +53,8 @@ def main() -> None:
         for name, results in sections(bench, options):
             results["environments"] = bench.environments.versions()
             results["rounds"] = bench.rounds
+            if options.isa:
+                results["not_capped"] = [name for name in NOT_CAPPED if name in bench.engines]
             record(name, results, folder=target)
             if options.smoke and (unequal := sorted(set(measure.unequal(results)))):
                 raise SystemExit(f"{name}: not equal to {REFERENCE}: {', '.join(unequal)}")
@@ -70,7 +76,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the texts of a full run")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder; another one leaves the page unchanged")
-    parser.add_argument("--engines", default=None, help=f"some of {', '.join(COMPETITORS)}; {REFERENCE} always runs")
+    parser.add_argument(
+        "--engines",
+        default=None,
+        help=f"some of {', '.join(COMPETITORS)}; {REFERENCE} always runs; without it: those that suit the processor",
+    )
+    parser.add_argument("--isa", choices=list(CAPS), default=None, help="the highest instruction set of every engine")
     parser.add_argument("--environments", type=Path, default=None, help=f"folder (default: {cache_folder()})")
     parser.add_argument(
         "--python", action="append", default=[], metavar="NAME=PATH", help=f"an interpreter for {' or '.join(RECIPES)}"
@@ -84,7 +95,11 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--only has no {', '.join(sorted(unknown))}; choose of {', '.join(SECTIONS)}")
     if unknown := set(options.shapes) - set(measure.SHAPES):
         parser.error(f"--shapes has no {', '.join(sorted(unknown))}; choose of {', '.join(measure.SHAPES)}")
-    selected = options.engines.split(",") if options.engines else list(COMPETITORS)
+    flag_sets = processor()["instruction_sets"]
+    if options.isa and ISAS[options.isa] not in flag_sets:
+        parser.error(f"--isa {options.isa}: this processor has no {ISAS[options.isa]}; it has {', '.join(flag_sets)}")
+    os.environ |= CAPS[options.isa] if options.isa else {}  # for the engines' processes, and for the record
+    selected = options.engines.split(",") if options.engines else default_engines(flag_sets, options.isa)
     if unknown := set(selected) - set(COMPETITORS):
         parser.error(f"--engines has no {', '.join(sorted(unknown))}; choose of {', '.join(COMPETITORS)}")
     options.engines = [name for name in COMPETITORS if name in selected or name == REFERENCE]

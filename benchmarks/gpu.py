@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from peers.equality import judge
 from peers.texts import Texts, Workload, docstrings
-from record import RESULTS, record
+from record import RESULTS, record_file
 
 VOCABULARY = 30_522
 SPECIAL = {
@@ -297,7 +297,7 @@ def main() -> int:
         print(f"not equal: {', '.join(unequal)}", file=sys.stderr)
         return 1
     if not options.smoke:
-        print(record(options.out.stem, results, folder=options.out.parent))
+        print(record_file(options.out, results))
     return 0
 
 

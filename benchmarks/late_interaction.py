@@ -33,7 +33,8 @@ from peers.ranking import exact_ranking, ndcg, recall
 from peers.token_indexes import INDEXES
 from peers.token_peers import PEERS
 from peers.token_states import SETS, TokenStates, load, random_states, write
-from record import RESULTS, commit, hardware, record, versions
+from processor import model_name
+from record import RESULTS, commit, hardware, record_file, versions
 
 NAME = "late_interaction"
 SECTIONS = ("search", "quality", "muvera")
@@ -223,7 +224,7 @@ def keep(folder: Path, states: str, section: str, found: dict[str, Any], bandwid
     path = folder / f"{NAME}.json"
     processors = json.loads(path.read_text(encoding="utf-8"))["results"]["processors"] if path.is_file() else {}
     machine = hardware()
-    figures = processors.setdefault(machine["processor"], {"sets": {}, "bandwidth": 0.0})
+    figures = processors.setdefault(model_name(machine), {"sets": {}, "bandwidth": 0.0})
     # Other work on the machine only lowers it.
     figures["bandwidth"] = max(figures["bandwidth"], bandwidth)
     sets = figures["sets"]
@@ -240,7 +241,7 @@ def keep(folder: Path, states: str, section: str, found: dict[str, Any], bandwid
         }
         found["environments"] = before.get("environments", {}) | found["environments"]
     sets[states][section] = found | {"origin": origin | {"versions": versions()}}
-    print(record(NAME, {"processors": processors}, folder=folder))
+    print(record_file(path, {"processors": processors}))
 
 
 def show(results: Path) -> None:

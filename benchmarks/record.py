@@ -1,4 +1,7 @@
-"""Results of a benchmark as JSON: the figures with the hardware, versions and commit that they were measured with."""
+"""Results of a benchmark as JSON: the figures with the hardware, versions and commit that they were measured with.
+
+Each kind of processor has its own folder in ``results/``, so that a run on one does not replace the figures of another.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from processor import cores, effective_cap, kind, processor
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = (
@@ -29,13 +34,22 @@ PACKAGES = (
 
 
 def record(name: str, results: dict[str, Any], *, folder: Path = RESULTS) -> Path:
-    """Write ``results`` to ``{name}.json`` in ``folder`` with hardware, versions and commit, and return the path.
+    """Write ``results`` to ``{name}.json`` in the folder of this kind of machine in ``folder``, and return the path.
 
-    An existing file is replaced; the repository keeps the history.
+    An existing file of the same kind is replaced; the repository keeps the history.
     """
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{name}.json"
-    content = {
+    content = described(name, results)
+    return write(folder / kind(content["hardware"]) / f"{name}.json", content)
+
+
+def record_file(path: Path, results: dict[str, Any]) -> Path:
+    """Write ``results`` to exactly ``path``: for results that hold several kinds of machines, and for chosen names."""
+    return write(path, described(path.stem, results))
+
+
+def described(name: str, results: dict[str, Any]) -> dict[str, Any]:
+    """The content of a file: ``results`` with hardware, versions and commit."""
+    return {
         "benchmark": name,
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
@@ -43,19 +57,45 @@ def record(name: str, results: dict[str, Any], *, folder: Path = RESULTS) -> Pat
         "versions": versions(),
         "results": results,
     }
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def write(path: Path, content: dict[str, Any]) -> Path:
+    """Write a file completely or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
     return path
 
 
+def recorded(folder: Path = RESULTS) -> dict[str, list[dict[str, Any]]]:
+    """All results in ``folder`` by name, one for each kind of machine; ``file`` is the path in ``folder``.
+
+    Files directly in ``folder`` are from before there were folders of kinds; a file of the same kind replaces them.
+    """
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for path in [*folder.glob("*.json"), *folder.glob("*/*.json")]:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content["file"] = path.relative_to(folder).as_posix()
+        found.setdefault(path.stem, {})[kind(content["hardware"])] = content
+    return {name: [contents[key] for key in sorted(contents)] for name, contents in sorted(found.items())}
+
+
 def hardware() -> dict[str, Any]:
-    """Processor, cores this process may use, memory in bytes, and the accelerator if torch is loaded and sees one."""
+    """Processor, the instruction set that millpond's kernels use, cores, memory in bytes, and an accelerator.
+
+    The accelerator is only named if torch is loaded and sees one.
+    """
     found: dict[str, Any] = {
-        "processor": _processor(),
+        **processor(),
+        "isa": _isa(),
         "architecture": platform.machine(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None,
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # if others ran, distrust the figures
     }
+    if cap := effective_cap(os.environ.get("MILLPOND_ISA", ""), found["instruction_sets"]):
+        found["cap"] = cap
     torch = sys.modules.get("torch")  # not imported for this alone
     if torch is not None and torch.cuda.is_available():
         found["accelerator"] = torch.cuda.get_device_name()
@@ -90,10 +130,10 @@ def commit() -> str | None:
     return name.stdout.strip() + ("+changes" if changes.stdout.strip() else "")
 
 
-def _processor() -> str:
+def _isa() -> str | None:
+    """The highest instruction set of millpond's compiled kernels under ``MILLPOND_ISA``; None without kernels."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    fields = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return fields[0] if fields else platform.processor()
+        from millpond.native.library import isa
+    except ImportError:
+        return None
+    return isa()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from peers.caps import WITHOUT_BFLOAT16
 from peers.environments import HERE
 
 # vLLM's own thread binding would leave one core unused. Its engine core runs in the same process, which is faster.
@@ -112,6 +113,16 @@ COMPETITORS = {
             environ=_VLLM,
         ),
         Competitor(
+            name="vllm-fp32",
+            title="vLLM fp32",
+            family="vllm",
+            environment="vllm",
+            options={"dtype": "float32", "enable_prefix_caching": False},
+            precision="float32",
+            tasks=_TWO,
+            environ=_VLLM,
+        ),
+        Competitor(
             name="transformers",
             title="transformers bf16",
             family="transformers",
@@ -121,3 +132,21 @@ COMPETITORS = {
         ),
     )
 }
+
+
+def default_engines(instruction_sets: Sequence[str], cap: str | None) -> list[str]:
+    """The engines of a run that names none.
+
+    With bfloat16 in the processor vLLM runs in bfloat16. Without, a peer in bfloat16 would run in reference code, so
+    its float32 row is the one to compare with.
+
+    Args:
+        instruction_sets: Flags of the processor.
+        cap: A key of ``peers.caps.CAPS``.
+    """
+    flags = {"avx512_bf16", "amx_bf16", "bf16"}
+    fast = cap not in WITHOUT_BFLOAT16 and not flags.isdisjoint(instruction_sets)
+    without = (
+        {"vllm-fp32"} if fast else {row.name for row in COMPETITORS.values() if row.options.get("dtype") == "bfloat16"}
+    )
+    return [name for name in COMPETITORS if name not in without]

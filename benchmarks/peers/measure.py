@@ -23,6 +23,7 @@ CALL_SIZES = (1, 4, 16, 64, 256)
 CALLED = 512  # texts, and the largest call
 SEARCHED = 128  # texts in the search for a batch size
 DOCUMENTS = 100
+DOCSTRING = (45, 55)  # tokens of a docstring that is embedded alone
 BLOCK = 25  # single texts per turn of an engine
 SHAPES = {"bert-base": 128, "modernbert-base": 128, "qwen3-0.6b": 64}  # texts of the workload `docs`
 LONG = {"modernbert-base": 8, "qwen3-0.6b": 4}  # texts of 2,048 tokens
@@ -120,10 +121,14 @@ def calls(bench: Bench, fleet: Fleet, left_out: dict[str, str]) -> dict[str, Any
 
 
 def latency(bench: Bench, fleet: Fleet, left_out: dict[str, str]) -> dict[str, Any]:
-    """Percentiles of the time of a call with one short text, in milliseconds."""
+    """Percentiles of the time of a call with one text, in milliseconds: a short one, and a docstring of 50 tokens."""
     load = bench.texts.workload("short", limit=LIMITS["minilm"], count=bench.scaled(1000))
-    print("latency", flush=True)
-    return singles(bench, fleet, load, blocks=4 * bench.rounds) | {"left_out": left_out}
+    print("latency of short texts", flush=True)
+    short = singles(bench, fleet, load, blocks=4 * bench.rounds)
+    print("latency of docstrings", flush=True)
+    docs = bench.texts.workload("docs", limit=LIMITS["minilm"], count=max(bench.scaled(1000), SEARCHED))
+    docstring = singles(bench, fleet, docs.between(*DOCSTRING), blocks=2 * bench.rounds)
+    return short | {"docstring": docstring, "left_out": left_out}
 
 
 def startup(bench: Bench, left_out: dict[str, str], names: Iterable[str] | None = None) -> dict[str, Any]:
@@ -253,7 +258,7 @@ def search(fleet: Fleet, name: str, texts: Any, *, sizes: tuple[int, ...]) -> No
 
 def singles(bench: Bench, fleet: Fleet, load: Workload, *, blocks: int, block: int = BLOCK) -> dict[str, Any]:
     """Percentiles of calls with one text, in milliseconds, measured in turns of ``block`` texts."""
-    inputs = fleet.write("singles", load.texts)
+    inputs = fleet.write(f"singles-{load.name}", load.texts)  # a process reads a path once
     verdicts = verdicts_of(fleet.results(inputs))
 
     def ask(peer: Peer, number: int) -> list[float]:

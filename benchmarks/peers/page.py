@@ -1,16 +1,21 @@
-"""docs/performance.md: fills in the tables between its markers from the files of benchmarks/results/."""
+"""docs/performance.md: fills in the tables between its markers from the files of benchmarks/results/.
+
+A section has one table for each kind of processor that it was measured on, under the processor's name.
+"""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from peers import curves, retrieval_page, serving, soaking
+import processor
+from record import recorded
+
+from peers import curves, retrieval_page, roofline_page, serving, soaking
 from peers.engines import COMPETITORS
-from peers.targets import verdicts
+from peers.targets import Target, verdicts
 
 Record = Mapping[str, Any]
 # Alternative texts of the plots of peers.plots.
@@ -27,12 +32,27 @@ MISSING, UNEQUAL, TIMES = "-", "not equal", "\u00d7"
 
 def fill(page: str, results: Path) -> str:
     """The page with new sections for the existing results; other sections stay unchanged."""
-    contents = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))}
+    contents = recorded(results)
     for name, table in (TABLES | OTHERS).items():
-        if content := contents.get(name):
-            image = f"![{ALT[name]}](images/bench-{name}.svg)\n\n" if name in ALT else ""
-            page = replaced(page, name, f"{image}{table(content['results'])}\n\n{origin(content)}")
-    return replaced(page, "targets", targets_table({name: content["results"] for name, content in contents.items()}))
+        if name in contents:
+            page = replaced(page, name, "\n\n".join(block(name, content, table) for content in contents[name]))
+    return replaced(page, "targets", targets_tables(contents))
+
+
+def block(name: str, content: Record, table: Callable[[Record], str]) -> str:
+    """The part of a section for one kind of processor: its name, the plot, the table and a line of origin."""
+    parts = []
+    if "processors" not in content["results"]:  # otherwise its table has a heading for each
+        parts.append(f"**{processor.title(content['hardware'])}**")
+    if name in ALT:
+        parts.append(f"![{ALT[name]}](images/{image(content, 'svg')})")
+    return "\n\n".join([*parts, table(content["results"]), origin(content)])
+
+
+def image(content: Record, suffix: str) -> str:
+    """File name of a result's plot: that of the result, and the kind of processor if it has its own folder."""
+    path = Path(content["file"])
+    return f"bench-{path.stem}{''.join(f'-{part}' for part in path.parts[:-1])}.{suffix}"
 
 
 def replaced(page: str, name: str, text: str) -> str:
@@ -53,9 +73,29 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def targets_table(results: Mapping[str, Record]) -> str:
-    """Every target with its measured value."""
-    rows = [
+def targets_tables(contents: Mapping[str, Iterable[Record]]) -> str:
+    """A table of the targets for each kind of processor; targets measured on none are in all of them."""
+    machines: dict[str, dict[str, Any]] = {}
+    hardware: dict[str, Record] = {}
+    for name, records in contents.items():
+        for content in records:
+            kind = processor.kind(content["hardware"])
+            machines.setdefault(kind, {})[name] = content["results"]
+            # Of several files the one that says most about the machine.
+            hardware[kind] = max(hardware.get(kind, {}), content["hardware"], key=len)
+    judged = {kind: verdicts(results, isa=hardware[kind].get("isa")) for kind, results in machines.items()}
+    measured = {target.what for rows in judged.values() for target, value in rows if value is not None}
+    blocks = []
+    for kind, rows in sorted(judged.items()):
+        if any(value is not None for _, value in rows):
+            shown = [(target, value) for target, value in rows if value is not None or target.what not in measured]
+            blocks.append(f"**{processor.title(hardware[kind])}**\n\n{targets_table(shown)}")
+    return "\n\n".join(blocks) if blocks else targets_table(verdicts({}))
+
+
+def targets_table(rows: Iterable[tuple[Target, float | None]]) -> str:
+    """Targets with their measured values."""
+    cells = [
         [
             target.what,
             f"{'at most ' if target.at_most else ''}{target.least:g}{target.unit}",
@@ -63,9 +103,9 @@ def targets_table(results: Mapping[str, Record]) -> str:
             MISSING if value is None else "reached" if target.reached(value) else "missed",
             f"`{target.result}`",
         ]
-        for target, value in verdicts(results)
+        for target, value in rows
     ]
-    return markdown(["target", "aim", "measured", "", "section or file"], rows)
+    return markdown(["target", "aim", "measured", "", "section or file"], cells)
 
 
 def embed_table(results: Record) -> str:
@@ -95,15 +135,22 @@ def calls_table(results: Record) -> str:
 
 
 def latency_table(results: Record) -> str:
-    """Percentiles in milliseconds."""
+    """Percentiles in milliseconds, of a short text and of a docstring."""
+    parts = [results, *([results["docstring"]] if "docstring" in results else [])]
     shares = ("p50_ms", "p95_ms", "p99_ms")
-    rows = [
-        [title(name), *(bold(name, f"{row[share]:.2f}" if share in row else UNEQUAL) for share in shares)]
-        for name, row in sorted(results["rows"].items(), key=lambda item: item[1].get("p50_ms", 1e9))
-    ]
-    return with_left_out(
-        markdown([f"one text of {results['tokens']:.0f} tokens, ms", "p50", "p95", "p99"], rows), results
-    )
+    head = [f"one text of {results['tokens']:.0f} tokens, ms", "p50", "p95", "p99"]
+    for part in parts[1:]:
+        head += [f"one of {part['tokens']:.0f} tokens, p50", "p95", "p99"]
+    rows = []
+    for name, _ in sorted(results["rows"].items(), key=lambda item: item[1].get("p50_ms", 1e9)):
+        cells = []
+        for part in parts:
+            row = part["rows"].get(name)
+            for share in shares:
+                text = MISSING if row is None else f"{row[share]:.2f}" if share in row else UNEQUAL
+                cells.append(bold(name, text))
+        rows.append([title(name), *cells])
+    return with_left_out(markdown(head, rows), results)
 
 
 def startup_table(results: Record) -> str:
@@ -180,6 +227,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
 
 # Results of scripts other than compare.py.
 OTHERS: dict[str, Callable[[Record], str]] = {
+    "encoder_roofline": roofline_page.table,
     "ingest_memory": curves.ingest_memory_table,
     "late_interaction": retrieval_page.table,
     "load": curves.load_table,
@@ -201,10 +249,12 @@ def origin(content: Record) -> str:
     }
     commit = (content["commit"] or "no commit")[:10] + ("+changes" if "+" in (content["commit"] or "") else "")
     memory = f", {hardware['memory'] / 1e9:.0f} GB" if hardware.get("memory") else ""
+    sets = hardware.get("instruction_sets")
+    flags = f"; {', '.join(sets)}" if sets else ""
     listed = f"; {', '.join(sorted(packages))}" if packages else ""
     return (
         f"*{content['when'][:10]}, commit {commit}; {hardware['processor']}, {hardware['cores']} cores{memory}"
-        f"{listed}. Results: `benchmarks/results/{content['benchmark']}.json`.*"
+        f"{flags}{listed}. Results: `benchmarks/results/{content['file']}`.*"
     )
 
 
@@ -233,7 +283,15 @@ def bold(name: str, text: str) -> str:
     return f"**{text}**" if COMPETITORS[name].ours else text
 
 
+def uncapped(results: Record) -> list[str]:
+    """The engines of a capped run that cannot be capped."""
+    return list(results.get("not_capped", ()))
+
+
 def with_left_out(table: str, results: Record) -> str:
-    """The table, and below it a line for each engine that was left out."""
+    """The table, and below it a line for each engine that was left out or runs without the run's cap."""
     lines = [f"- Without {name}: {reason}" for name, reason in results.get("left_out", {}).items()]
+    lines += [
+        f"- {COMPETITORS[name].title} runs without the cap: it has no setting for it." for name in uncapped(results)
+    ]
     return "\n".join([table, "", *lines]) if lines else table

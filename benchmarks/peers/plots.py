@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from peers import curves, retrieval_page, soaking
+from record import recorded
+
+from peers import curves, page, retrieval_page, soaking
 from peers.engines import COMPETITORS
 
 Record = Mapping[str, Any]
@@ -39,14 +40,14 @@ def draw(results: Path, images: Path, *, suffix: str = "svg") -> list[Path]:
         }
     )
     drawn = []
+    contents = recorded(results)
     for name, plot in PLOTS.items():
-        path = results / f"{name}.json"
-        if path.is_file():
-            figure = plot(json.loads(path.read_text(encoding="utf-8"))["results"])
+        for content in contents.get(name, ()):
+            figure = plot(content["results"])
             if figure is None:  # a result without anything to draw
                 continue
             images.mkdir(parents=True, exist_ok=True)
-            target = images / f"bench-{name}.{suffix}"
+            target = images / page.image(content, suffix)
             # Without a date, the same figures give the same file.
             figure.savefig(target, bbox_inches="tight", metadata={"Date": None} if suffix == "svg" else None)
             mpl.pyplot.close(figure)

@@ -9,6 +9,9 @@ import os
 import sys
 import time
 
+# A cap of `peers.caps` below AVX512-BF16.
+NO_BFLOAT16 = os.environ.get("MILLPOND_ISA") in ("avx2", "avx512")
+
 
 class LoadedModel:
     """The engine of this process, the inputs read so far, and the last result."""
@@ -149,6 +152,9 @@ def sentence_transformers(task):
             arguments["model_kwargs"]["torch_dtype"] = getattr(torch, options["dtype"])
         if files := {"onnx": "onnx/model.onnx", "openvino": "openvino/openvino_model.xml"}.get(options.get("backend")):
             arguments["model_kwargs"]["file_name"] = files
+        if options.get("backend") == "openvino" and NO_BFLOAT16:
+            # OpenVINO sees that the processor has bfloat16, chooses it, and finds no kernel under the cap.
+            arguments["model_kwargs"]["ov_config"] = {"INFERENCE_PRECISION_HINT": "f32"}
         encoder = Encoder(model, device="cpu", **arguments)
 
         def embed(texts, batch):
@@ -224,6 +230,9 @@ def transformers(task):
 def vllm(task):
     """vLLM's offline class `LLM`, with the options; it batches by itself."""
     import numpy as np
+
+    if NO_BFLOAT16:
+        without_bfloat16()
     from vllm import LLM
 
     def prepare(model, options):
@@ -247,6 +256,18 @@ def vllm(task):
         return {"embed": embed, "rerank": rerank}[task]
 
     return prepare
+
+
+def without_bfloat16():
+    """Make vLLM load its library for processors without AVX512-BF16: it asks torch, which asks the processor.
+
+    The environment variables of `peers.caps` cap torch and oneDNN, but not these questions.
+    """
+    import torch
+
+    torch.cpu._is_avx512_bf16_supported = torch.cpu._is_amx_tile_supported = lambda: False
+    if os.environ["MILLPOND_ISA"] == "avx2":
+        torch.cpu._is_avx512_supported = lambda: False
 
 
 FAMILIES = {

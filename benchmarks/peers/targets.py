@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from peers.engines import COMPETITORS
+
 Record = Mapping[str, Any]
 
 
@@ -20,6 +22,7 @@ class Target:
         measured: Computes the figure from the file's results; ``KeyError`` or ``ValueError`` if an engine is missing.
         unit: Written behind the number.
         at_most: Whether less is better.
+        isas: The instruction sets of millpond's kernels that it is for; empty: every machine.
     """
 
     what: str
@@ -28,6 +31,7 @@ class Target:
     measured: Callable[[Record], float]
     unit: str = "\u00d7"
     at_most: bool = False
+    isas: tuple[str, ...] = ()
 
     def reached(self, value: float) -> bool:
         """Whether ``value`` reaches the target."""
@@ -45,6 +49,32 @@ def fastest(rows: Record) -> str:
     return max(peers, key=lambda name: peers[name])
 
 
+def peers(rows: Record) -> dict[str, Record]:
+    """Rows of the other engines whose results are equal."""
+    return {name: row for name, row in rows.items() if not COMPETITORS[name].ours and row["equal"]}
+
+
+def over_best(rows: Record) -> float:
+    """millpond's throughput as a multiple of the fastest peer's."""
+    best = max(row["tokens_per_second"] for row in peers(rows).values())
+    return float(rows["millpond"]["tokens_per_second"] / best)
+
+
+def sooner_than_best(rows: Record) -> float:
+    """The median time of the fastest peer as a multiple of millpond's."""
+    return float(min(row["p50_ms"] for row in peers(rows).values()) / rows["millpond"]["p50_ms"])
+
+
+def shape(name: str) -> Callable[[Record], float]:
+    """millpond's throughput on docstrings in a shape, as a multiple of the fastest peer's."""
+    return lambda results: over_best(results["shapes"][name]["docs"]["rows"])
+
+
+def calls(size: int) -> Callable[[Record], float]:
+    """millpond's throughput with ``size`` texts in a call, as a multiple of the fastest peer's."""
+    return lambda results: over_best(results["sizes"][str(size)])
+
+
 def docs(results: Record) -> Record:
     """Rows of the workload ``docs``."""
     rows: Record = results["workloads"]["docs"]["rows"]
@@ -60,6 +90,7 @@ def gpu(results: Record, name: str, peer: str | None = None) -> float:
     return float(fastest_peer / rows["millpond"]["median_seconds"])
 
 
+_AMX, _BF16, _AVX2 = ("amx",), ("avx512bf16",), ("avx2",)
 TARGETS = (
     Target(
         what="embedding against OpenVINO", result="embed", least=2.0, measured=lambda r: speed(docs(r), "st-openvino")
@@ -72,6 +103,53 @@ TARGETS = (
         measured=lambda r: speed(docs(r), "st-fp32"),
     ),
     Target(
+        what="embedding with AMX, two cores",
+        result="embed",
+        least=90.0,
+        measured=lambda r: docs(r)["millpond"]["tokens_per_second"] / 1000,
+        unit=" k tokens/s",
+        isas=_AMX,
+    ),
+    Target(
+        what="embedding with AMX against the fastest peer",
+        result="embed",
+        least=4.0,
+        measured=lambda r: over_best(docs(r)),
+        isas=_AMX,
+    ),
+    Target(
+        what="embedding with AVX512-BF16 against vLLM bf16",
+        result="embed",
+        least=1.7,
+        measured=lambda r: speed(docs(r), "vllm"),
+        isas=_BF16,
+    ),
+    Target(
+        what="embedding with AVX512-BF16 against OpenVINO",
+        result="embed",
+        least=2.6,
+        measured=lambda r: speed(docs(r), "st-openvino"),
+        isas=_BF16,
+    ),
+    Target(
+        what="embedding with AVX2 against the fastest peer",
+        result="embed",
+        least=2.0,
+        measured=lambda r: over_best(docs(r)),
+        isas=_AVX2,
+    ),
+    *(
+        Target(
+            what=f"{size} texts in a call against the fastest peer",
+            result="calls",
+            least=least,
+            measured=calls(size),
+            isas=isas,
+        )
+        for isas, least in ((_AMX, 3.0), (_BF16, 1.3))
+        for size in (4, 16, 64)
+    ),
+    Target(
         what="reranking against CrossEncoder fp32",
         result="rerank",
         least=4.0,
@@ -82,6 +160,46 @@ TARGETS = (
         result="rerank",
         least=1.5,
         measured=lambda r: speed(r["rows"], fastest(r["rows"])),
+    ),
+    *(
+        Target(
+            what="reranking against the fastest peer",
+            result="rerank",
+            least=least,
+            measured=lambda r: over_best(r["rows"]),
+            isas=isas,
+        )
+        for isas, least in ((_AMX, 3.0), (_BF16, 2.0))
+    ),
+    *(
+        Target(what=f"{name} against the fastest peer", result="shapes", least=least, measured=shape(name), isas=isas)
+        for isas, aims in ((_AMX, (2.5, 2.5, 1.5)), (_BF16, (1.4, 1.4, 1.2)))
+        for name, least in zip(("bert-base", "modernbert-base", "qwen3-0.6b"), aims, strict=True)
+    ),
+    Target(
+        what="one short text, p50",
+        result="latency",
+        least=1.2,
+        measured=lambda r: r["rows"]["millpond"]["p50_ms"],
+        unit=" ms",
+        at_most=True,
+        isas=_AMX + _BF16,
+    ),
+    Target(
+        what="one docstring of 50 tokens, p50",
+        result="latency",
+        least=1.5,
+        measured=lambda r: r["docstring"]["rows"]["millpond"]["p50_ms"],
+        unit=" ms",
+        at_most=True,
+        isas=_AMX + _BF16,
+    ),
+    Target(
+        what="one docstring of 50 tokens, p50, against the fastest peer",
+        result="latency",
+        least=2.0,
+        measured=lambda r: sooner_than_best(r["docstring"]["rows"]),
+        isas=_AMX + _BF16,
     ),
     Target(
         what="one short text, p50, against OpenVINO",
@@ -106,6 +224,13 @@ TARGETS = (
         result="load",
         least=0.8,
         measured=lambda r: r["callers"]["docs"]["share_of_bulk"]["threads"],
+        unit="",
+    ),
+    Target(
+        what="64 threads of single short texts, as a share of one caller's bulk",
+        result="load",
+        least=0.8,
+        measured=lambda r: r["callers"]["short"]["share_of_bulk"]["threads"],
         unit="",
     ),
     Target(
@@ -154,10 +279,17 @@ TARGETS = (
 )
 
 
-def verdicts(results: Mapping[str, Record]) -> list[tuple[Target, float | None]]:
-    """Every target with its measured value; ``None`` if there is no result, or none for the named engine."""
+def verdicts(results: Mapping[str, Record], *, isa: str | None = None) -> list[tuple[Target, float | None]]:
+    """Every target of ``isa`` with its measured value; ``None`` if there is no result, or none for the named engine.
+
+    Args:
+        results: Results by name, all of one kind of machine.
+        isa: The instruction set of millpond's kernels on it; targets of other ones are left out.
+    """
     values: list[tuple[Target, float | None]] = []
     for target in TARGETS:
+        if target.isas and isa not in target.isas:
+            continue
         try:
             values.append((target, target.measured(results[target.result])))
         except (KeyError, ValueError):  # no result, or the engine is missing or not equal

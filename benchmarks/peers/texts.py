@@ -44,6 +44,12 @@ class Workload:
         """The first ``count`` texts."""
         return Workload(name=self.name, texts=self.texts[:count], lengths=self.lengths[:count])
 
+    def between(self, least: int, most: int) -> Workload:
+        """The texts of ``least`` to ``most`` tokens."""
+        chosen = [i for i, length in enumerate(self.lengths) if least <= length <= most]
+        texts, lengths = tuple(self.texts[i] for i in chosen), tuple(self.lengths[i] for i in chosen)
+        return Workload(name=self.name, texts=texts, lengths=lengths)
+
 
 class Texts:
     """Workloads whose lengths are counted with one tokenizer.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.tiles import emulated_table, emulates
 
 from millpond.attention import matmul_attention, native, sdpa
 from millpond.attention.kernels import attend, select
@@ -44,6 +45,21 @@ def fresh():
     forget()
 
 
+@pytest.fixture(scope="module")
+def tile_table(tmp_path_factory):
+    return emulated_table(tmp_path_factory.mktemp("tiles"))
+
+
+@pytest.fixture(params=["pairs", pytest.param("tiles", marks=emulates)])
+def kernel(request, monkeypatch):
+    """Attention by pairs of bfloat16, or in tiles, which are emulated."""
+    table = None if request.param == "pairs" else request.getfixturevalue("tile_table")
+    monkeypatch.setattr(place, "kernel_table", lambda highest=None: table)
+
+
+by_each_kernel = pytest.mark.usefixtures("kernel")
+
+
 def states(lengths, heads, kv_heads, dim, *, size=1.0):
     """Query, key and value as views of one tensor, as a fused projection gives them."""
     generator = torch.Generator().manual_seed(sum(lengths) + dim)
@@ -65,6 +81,7 @@ def assert_equal(qkv, segments, masking):
 
 
 @built
+@by_each_kernel
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
@@ -74,6 +91,7 @@ def test_it_equals_the_reference(lengths, shape, causal):
 
 
 @built
+@by_each_kernel
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [1, 2, 9, 16, 17, 65, 600])
 @pytest.mark.parametrize("lengths", LENGTHS[2:], ids=str)
@@ -87,6 +105,7 @@ def test_windows(lengths, window, causal):
 
 
 @built
+@by_each_kernel
 @pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("softcap", [0.5, 30.0])
@@ -97,6 +116,7 @@ def test_softcaps(softcap, causal, window):
 
 
 @built
+@by_each_kernel
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_a_bias(lengths):
     qkv = states(lengths, 4, 4, 32)
@@ -109,6 +129,7 @@ def test_a_bias(lengths):
 
 
 @built
+@by_each_kernel
 @pytest.mark.parametrize(
     "masking", [Masking(scale=0.2, causal=False), Masking(scale=0.2, causal=False, window=4)], ids=["full", "window"]
 )
@@ -124,6 +145,7 @@ def test_fewer_keys_than_queries(masking):
 
 
 @built
+@by_each_kernel
 @pytest.mark.parametrize("causal", [False, True])
 def test_sequences_that_continue_another(causal):
     lengths, prefixes = [19, 5, 40, 1, 16], [-1, 0, 0, -1, 0]
@@ -132,6 +154,7 @@ def test_sequences_that_continue_another(causal):
 
 
 @built
+@by_each_kernel
 @pytest.mark.parametrize(
     "masking",
     [Masking(scale=0.2, causal=True), Masking(scale=0.2, causal=True, softcap=5.0, window=3)],
@@ -145,6 +168,7 @@ def test_sequences_that_continue_another_with_fewer_keys(masking):
 
 
 @built
+@by_each_kernel
 @pytest.mark.parametrize("size", [1.0, 8.0, 60.0, 1e4])
 def test_scores_of_any_size(size):
     lengths = [50, 3, 200]
@@ -153,6 +177,7 @@ def test_scores_of_any_size(size):
 
 
 @built
+@by_each_kernel
 def test_strides_of_all_kinds():
     lengths = [20, 9]
     query, key, value = states(lengths, 4, 4, 32)
@@ -171,6 +196,7 @@ def test_strides_of_all_kinds():
 
 
 @built
+@by_each_kernel
 @pytest.mark.parametrize(
     "masking",
     [Masking(scale=0.2, causal=False), Masking(scale=0.2, causal=True, window=70)],
@@ -192,6 +218,7 @@ def test_threads_change_nothing(masking):
 
 
 @built
+@by_each_kernel
 def test_callers_do_not_disturb_each_other():
     lengths = [[50] * 20, [3, 700], [17] * 60, [260, 1]]
     calls = [(states(one, 4, 4, 32), Segments.of(one)) for one in lengths]
@@ -203,6 +230,7 @@ def test_callers_do_not_disturb_each_other():
 
 
 @built
+@by_each_kernel
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_nan_and_infinity_stay_in_their_text(bad):
     lengths = [18, 33, 5]

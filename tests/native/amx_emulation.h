@@ -90,27 +90,35 @@ inline void dpbssd(int n, int left, int right) {
     }
 }
 
-inline float bfloat16(const unsigned char* from) {
-  std::uint16_t half;
-  std::memcpy(&half, from, 2);
-  const std::uint32_t bits = std::uint32_t(half) << 16;
-  float number;
-  std::memcpy(&number, &bits, 4);
-  return number;
+// The even and the odd numbers of a row of 16 pairs, as float32.
+inline void pairs_of(const unsigned char* row, float* even, float* odd) {
+  std::uint32_t words[16], low[16], high[16];
+  std::memcpy(words, row, 64);
+  for (int i = 0; i < 16; i++) {
+    low[i] = words[i] << 16;
+    high[i] = words[i] & 0xffff0000u;
+  }
+  std::memcpy(even, low, 64);
+  std::memcpy(odd, high, 64);
 }
 
 inline void dpbf16ps(int n, int left, int right) {
   Tile& sums = tile(n);
   const Tile &a = tile(left), &b = tile(right);
   check_shapes(sums, a, b);
-  for (int r = 0; r < sums.rows; r++)
-    for (int c = 0; c < sums.row_bytes / 4; c++) {
-      float sum;
-      std::memcpy(&sum, sums.bytes[r] + 4 * c, 4);
-      for (int k = 0; k < a.row_bytes / 2; k++)
-        sum += bfloat16(a.bytes[r] + 2 * k) * bfloat16(b.bytes[k / 2] + 4 * c + 2 * (k % 2));
-      std::memcpy(sums.bytes[r] + 4 * c, &sum, 4);
-    }
+  float even[16][16], odd[16][16];
+  for (int k = 0; k < b.rows; k++) pairs_of(b.bytes[k], even[k], odd[k]);
+  for (int r = 0; r < sums.rows; r++) {
+    float of_row[16], first[16], second[16];
+    std::memcpy(of_row, sums.bytes[r], 64);
+    pairs_of(a.bytes[r], first, second);
+    for (int k = 0; k < b.rows; k++)
+      for (int c = 0; c < 16; c++) {  // in the order of the numbers of a row
+        of_row[c] += first[k] * even[k][c];
+        of_row[c] += second[k] * odd[k][c];
+      }
+    std::memcpy(sums.bytes[r], of_row, sums.row_bytes);
+  }
 }
 
 }  // namespace amx_emulation

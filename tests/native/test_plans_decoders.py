@@ -19,7 +19,7 @@ from millpond.checkpoints.native_config import translate
 from millpond.models.decoder import PackedDecoder
 from millpond.models.linear import plain_linears
 from millpond.models.load import load_backbone
-from millpond.models.native import rotary_table
+from millpond.models.native import rotation
 from millpond.models.native.decoder import plan
 from millpond.models.native.encoder import NativeEncoder, bounds_of
 from millpond.models.native.plan import Unfit, kernels_of
@@ -234,14 +234,14 @@ def test_slices_of_a_long_text_change_nothing(name, isa, dtype, block, checkpoin
 def test_tables_grow_to_the_longest_text(checkpoint, monkeypatch):
     folder = checkpoint("llama-llama3")
     expected = encoded(native(folder, "avx2", torch.float32), texts())
-    monkeypatch.setattr(rotary_table, "_LEAST", 2)
+    monkeypatch.setattr(rotation, "_FIRST", 2)
     encoder = native(folder, "avx2", torch.float32)
-    (table,) = encoder.plan.tables
+    (table,) = encoder.plan.rotations
     sizes = []
     for text, rows in sorted(zip(texts(), expected.split(LENGTHS), strict=True), key=lambda pair: len(pair[0])):
         assert torch.equal(encoded(encoder, [text]), rows)
-        sizes.append(table._positions)
-    assert sizes == [2, 2, 32, 32, 64, 64, 512]
+        sizes.append(table.positions)
+    assert sizes == [2, 2, 17, 34, 34, 68, 300]
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

@@ -23,7 +23,7 @@ _int, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
 class _AttentionCall(ctypes.Structure):
-    """``struct AttentionCall`` of attention.cpp."""
+    """``struct AttentionCall`` of attention_call.h."""
 
     _fields_ = [
         ("query", _pointer),
@@ -81,8 +81,6 @@ def attend(
     masking: Masking,
 ) -> torch.Tensor:  # [tokens, heads, dim]
     """Attention within each segment, for a call that fits: nothing is checked after that."""
-    kernels = library.library()
-    assert kernels is not None  # else nothing fits
     bias = masking.bias
     out = torch.empty(query.shape, dtype=query.dtype)
     prefixes = segments.prefixes
@@ -90,11 +88,6 @@ def attend(
     if prefixes is not None:
         max_keys += int((prefixes[:, 1] - prefixes[:, 0]).max())
     before = _UNBOUNDED if masking.window is None else masking.window - 1
-    dim = query.shape[2]
-    workspace_bytes = kernels.millpond_attention_workspace(max_keys, dim)  # of one thread
-    tasks = kernels.millpond_attention_tasks(len(segments.lengths), key.shape[1], segments.max_seqlen)
-    threads = max(1, min(torch.get_num_threads(), tasks, _MAX_WORKSPACE // workspace_bytes))
-    workspace = torch.empty(threads * workspace_bytes, dtype=torch.uint8)
     call = _AttentionCall(
         query.data_ptr(),
         key.data_ptr(),
@@ -104,7 +97,7 @@ def attend(
         None if segments.seqused_k is None else segments.seqused_k.data_ptr(),
         None if prefixes is None else prefixes.data_ptr(),
         None if bias is None else bias.data_ptr(),
-        workspace.data_ptr(),
+        None,
         *query.stride()[:2],
         *key.stride()[:2],
         *value.stride()[:2],
@@ -113,17 +106,36 @@ def attend(
         len(segments.lengths),
         query.shape[1],
         key.shape[1],
-        dim,
+        query.shape[2],
         segments.max_seqlen,
         max_keys,
         before,
         0 if masking.causal else before,
-        threads,
+        1,
         masking.scale,
         masking.softcap or 0.0,
     )
-    kernels.millpond_attention(ctypes.byref(call))
+    _run(call)
     return out
+
+
+def _run(call: _AttentionCall) -> None:
+    """Run the kernel in tiles if this processor has it; with as many threads as find something to do."""
+    kernels, table = library.library(), library.kernel_table()
+    assert kernels is not None  # else nothing fits
+    tiles = table if table is not None and table.attention_bfloat16 else None
+    if tiles is not None:
+        workspace_bytes = tiles.attention_workspace_bfloat16(ctypes.addressof(call))  # of one thread
+    else:
+        workspace_bytes = kernels.millpond_attention_workspace(call.max_keys, call.dim)
+    tasks = kernels.millpond_attention_tasks(call.segments, call.kv_heads, call.max_rows)
+    call.threads = max(1, min(torch.get_num_threads(), tasks, _MAX_WORKSPACE // workspace_bytes))
+    workspace = torch.empty(call.threads * workspace_bytes, dtype=torch.uint8)
+    call.workspace = workspace.data_ptr()
+    if tiles is not None:
+        tiles.attention_bfloat16(ctypes.addressof(call))
+    else:
+        kernels.millpond_attention(ctypes.byref(call))
 
 
 def _shapes_agree(

@@ -45,6 +45,7 @@ def env() -> None:
 
     from millpond.ingest.pages.environment import processor
     from millpond.models.placement import has_native_bfloat16, resolve_device
+    from millpond.native.precision import served_by
 
     device = resolve_device("auto")
     facts = {
@@ -57,6 +58,7 @@ def env() -> None:
         "processor": f"{processor()}, {os.cpu_count()} cores",
         "threads": f"{torch.get_num_threads()} in an operation, {torch.get_num_interop_threads()} across",
         "bfloat16": "native on this processor" if has_native_bfloat16() else "not native on this processor",
+        "encoder kernels": served_by(),
         "hub cache": _short(HF_HUB_CACHE),
         "hub offline": "yes" if HF_HUB_OFFLINE else "no",
         "sinks": ", ".join(sorted(point.name for point in entry_points(group="millpond.sinks"))) or "none",

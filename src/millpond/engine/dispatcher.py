@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
@@ -118,14 +118,15 @@ class Dispatcher:
                 "this call would wait for the thread that it is made in: a future's callback runs in the engine's own "
                 "thread; use engine.submit there, or make the call in a thread of yours"
             )
+        if future.done() or (not inside and self._leaves_work):
+            return self._scheduler.wake()
         self._admission.begin_assisting()
         try:
-            while not future.done():
-                if not inside and (self._crowded or _has_torch_modes() or inherited_pool()):
+            while True:
+                ran = self.workers[0].take_turn()
+                if future.done() or (not inside and (not ran or self._leaves_work)):
                     break
-                if not self.workers[0].take_turn():
-                    if not inside:
-                        break
+                if not ran:
                     wait([future], timeout=_CALLBACK_WAIT)  # for other lanes, or for texts to be tokenized
         finally:
             with defer_sigint():
@@ -247,6 +248,11 @@ class Dispatcher:
         return self._admission.running_calls > len(self.workers)
 
     @property
+    def _leaves_work(self) -> bool:
+        """Whether the calling thread should leave its call to the workers."""
+        return self._crowded or _has_torch_modes() or inherited_pool()
+
+    @property
     def inside(self) -> bool:
         """Whether the calling thread is one of the dispatcher's: it runs a future's callback."""
         return threading.current_thread().name.startswith(self._name)
@@ -290,7 +296,7 @@ class Dispatcher:
     def _release(self, call: Call) -> None:
         try:
             self._intake.drop(call)
-            if call.future.cancelled():
+            if isinstance(call.future.failure(), CancelledError):
                 call.future.set_running_or_notify_cancel()  # wakes threads that wait for several futures
         finally:
             owner = self._admission.release(call)

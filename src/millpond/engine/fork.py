@@ -15,7 +15,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
@@ -29,7 +29,9 @@ Output = TypeVar("Output")
 _MAX_WAIT = 30.0
 # OpenMP's omp_pause_hard: free everything that can be made anew.
 _PAUSE_HARD = 2
-_DONE = (CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED)  # states of a future
+# States of a future.
+_CANCELLED = (CANCELLED, CANCELLED_AND_NOTIFIED)
+_DONE = (*_CANCELLED, FINISHED)
 
 
 class ProcessFuture(Future[Output]):
@@ -42,6 +44,10 @@ class ProcessFuture(Future[Output]):
     def done(self) -> bool:
         """As of any future, without its lock: one attribute is read, and an engine asks several times for each text."""
         return self._state in _DONE
+
+    def failure(self) -> BaseException | None:
+        """The error of a future that is done, CancelledError included; ``None`` if it has a result. Takes no lock."""
+        return CancelledError() if self._state in _CANCELLED else self._exception
 
     def _fail_in_child(self) -> None:
         """Fail if it is not done; without its callbacks, which the parent calls."""

@@ -8,6 +8,7 @@ import torch
 
 from millpond.checkpoints.architecture import Architecture
 from millpond.errors import ModelLoadError
+from millpond.native.precision import bfloat16_is_fast
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -50,7 +51,8 @@ def resolve_device(device: str) -> torch.device:
 def resolve_dtype(dtype: str, device: torch.device, architecture: Architecture, stored: str | None) -> torch.dtype:
     """The precision of the backbone; pooling and heads are always float32.
 
-    ``auto`` on a CPU is bfloat16 if the hardware has bfloat16 products, else float32; on a GPU it is bfloat16 if the
+    ``auto`` on a CPU is bfloat16 if the compiled kernels are faster in it, else float32; without them it is bfloat16 if
+    the hardware has bfloat16 products. On a GPU it is bfloat16 if the
     checkpoint is stored so or its family needs the range, else float16.
 
     Raises:
@@ -58,7 +60,8 @@ def resolve_dtype(dtype: str, device: torch.device, architecture: Architecture, 
     """
     if dtype == "auto":
         if device.type == "cpu":
-            return torch.bfloat16 if has_native_bfloat16() else torch.float32
+            fast = bfloat16_is_fast()
+            return torch.bfloat16 if (has_native_bfloat16() if fast is None else fast) else torch.float32
         return DTYPES["bfloat16" if stored == "bfloat16" else architecture.half]
     if dtype not in DTYPES:
         raise ModelLoadError(f"dtype={dtype!r} is unknown; choose auto, {', '.join(DTYPES)}")

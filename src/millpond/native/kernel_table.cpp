@@ -3,6 +3,8 @@
 
 #include "kernel_table.h"
 
+#include "encoder/plan.h"
+
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -89,3 +91,10 @@ extern "C" int millpond_kernel_table(KernelTable* table, int) {
 
 // Size of the table: Python's must be equal.
 extern "C" std::int64_t millpond_kernel_table_bytes(void) { return sizeof(KernelTable); }
+
+// Sizes of the encoder's structs: Python's (models/native/structs.py) must be equal.
+extern "C" void millpond_plan_bytes(std::int64_t* sizes) {
+  const std::int64_t all[] = {sizeof(Weight), sizeof(NormWeights), sizeof(Step),
+                              sizeof(Model),  sizeof(EncodeCall),  sizeof(PackCall)};
+  for (const std::int64_t size : all) *sizes++ = size;
+}

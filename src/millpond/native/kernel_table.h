@@ -22,8 +22,10 @@ struct KernelTable {
   Kernel nearest_centroids, centroid_similarities, similarity_table;  // centroids.h
   Kernel scan_codes, best_documents;                                  // scan.h
   Kernel score_residuals, encode_residuals;                           // residuals.h
+  Kernel measure_float32, measure_bfloat16;                           // encoder/speed.h
   Kernel pack_weight_float32, encode_float32, encoder_workspace_float32;             // encoder/forward.h
   Kernel pack_weight_bfloat16, encode_bfloat16, encoder_workspace_bfloat16;
+  Kernel attention_bfloat16, attention_workspace_bfloat16;  // of attention_call.h; null: those of attention.cpp
 };
 
 // In ascending order: a processor has all before its highest one. library.py names them.

@@ -44,8 +44,10 @@ class KernelTable(ctypes.Structure):
             *("pack_int8", "pack_bfloat16", "maxsim_int8", "maxsim_bfloat16", "maxsim_float32"),
             *("nearest_centroids", "centroid_similarities", "similarity_table", "scan_codes", "best_documents"),
             *("score_residuals", "encode_residuals"),
+            *("measure_float32", "measure_bfloat16"),
             *("pack_weight_float32", "encode_float32", "encoder_workspace_float32"),
             *("pack_weight_bfloat16", "encode_bfloat16", "encoder_workspace_bfloat16"),
+            *("attention_bfloat16", "attention_workspace_bfloat16"),
         )
     ]
     pack_int8: Any
@@ -60,12 +62,16 @@ class KernelTable(ctypes.Structure):
     best_documents: Any
     score_residuals: Any
     encode_residuals: Any
+    measure_float32: Any
+    measure_bfloat16: Any
     pack_weight_float32: Any
     encode_float32: Any
     encoder_workspace_float32: Any
     pack_weight_bfloat16: Any
     encode_bfloat16: Any
     encoder_workspace_bfloat16: Any
+    attention_bfloat16: Any
+    attention_workspace_bfloat16: Any
 
 
 def source_hash() -> int:
@@ -109,6 +115,11 @@ def kernel_table(highest: str | None = None) -> KernelTable | None:
 def isa() -> str | None:
     """The highest instruction set of :func:`kernel_table`, as it is named in :data:`ISAS`; ``None`` without a table."""
     return None if isinstance(filled := _fill(None), str) else filled[1]
+
+
+def absent() -> str | None:
+    """The reason why :func:`kernel_table` returns ``None``; ``None`` if it returns a table."""
+    return filled if isinstance(filled := _fill(None), str) else None
 
 
 @cache
@@ -172,6 +183,8 @@ def _declare(loaded: ctypes.CDLL) -> None:
     loaded.millpond_kernel_table.argtypes = [_pointer, ctypes.c_int]
     loaded.millpond_kernel_table.restype = ctypes.c_int
     loaded.millpond_kernel_table_bytes.restype = _int
+    loaded.millpond_plan_bytes.argtypes = [_pointer]
+    loaded.millpond_plan_bytes.restype = None
     loaded.millpond_attention_call_bytes.restype = _int
     loaded.millpond_attention_workspace.argtypes = [_int, _int]
     loaded.millpond_attention_workspace.restype = _int

@@ -1,13 +1,13 @@
-// The threads of the late-interaction kernels, and torch's threads for the encoder.
+// The threads of the late-interaction kernels and of the encoder.
 
 #include "parallel.h"
 
+#include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
-
-// GCC's OpenMP, if torch brings it: a second pool would compete with torch's threads for the cores.
-extern "C" void GOMP_parallel(void (*)(void*), void*, unsigned, unsigned) __attribute__((weak));
-extern "C" int omp_get_num_threads(void) __attribute__((weak));
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 namespace {
 
@@ -44,11 +44,135 @@ void run_threads(void (*run)(void*), void* job, std::int64_t threads) {
   while (started > 0) pthread_join(others[--started], nullptr);
 }
 
-void run_torch_threads(void (*run)(void*), void* job, std::int64_t threads) {
-  if (threads > 1 && GOMP_parallel && omp_get_num_threads)
-    GOMP_parallel(run, job, unsigned(threads), 0);
-  else
-    run(job);
+void sleep_while(const std::int32_t* word, std::int32_t value) {
+  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
 }
 
-std::int64_t team_size() { return omp_get_num_threads ? omp_get_num_threads() : 1; }
+void wake_all(const std::int32_t* word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 0x7fffffff, nullptr, nullptr, 0); }
+
+namespace {
+
+// What a worker is doing. A caller posts work to an idle worker, and withdraws what it has not begun.
+enum Doing : std::int32_t { kIdle, kAsleep, kPosted, kRunning, kAwaited };
+
+// How long a thread watches a word before it sleeps: a sleeping one is awake again after 50 microseconds or more, and a
+// watching one takes a core from whoever else could use it.
+constexpr int kWatchForWork = 4000, kWatchForEnd = 1000;
+
+struct Worker {
+  std::int32_t doing;
+  void (*work)(void*, std::int64_t);
+  void* job;
+  std::int64_t member;
+  Worker* next;  // of the free ones
+};
+
+// Workers are never freed: one may still be about to look at its word.
+struct Pool {
+  pthread_mutex_t mutex;
+  Worker* free;
+  std::int64_t count;
+};
+Pool pool = {PTHREAD_MUTEX_INITIALIZER, nullptr, 0};
+
+std::int32_t doing(const Worker* worker) { return __atomic_load_n(&worker->doing, __ATOMIC_ACQUIRE); }
+
+bool change(Worker* worker, std::int32_t from, std::int32_t to) {
+  return __atomic_compare_exchange_n(&worker->doing, &from, to, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+
+void relax() {
+#ifdef __x86_64__
+  __builtin_ia32_pause();
+#endif
+}
+
+void* serve(void* argument) {
+  auto* worker = (Worker*)argument;
+  for (;;) {
+    for (int round = 0; round < kWatchForWork && doing(worker) == kIdle; round++) relax();
+    if (change(worker, kIdle, kAsleep))
+      while (doing(worker) == kAsleep) sleep_while(&worker->doing, kAsleep);
+    if (!change(worker, kPosted, kRunning)) continue;
+    worker->work(worker->job, worker->member);
+    if (__atomic_exchange_n(&worker->doing, kIdle, __ATOMIC_ACQ_REL) == kAwaited) wake_all(&worker->doing);
+  }
+  return nullptr;
+}
+
+Worker* started() {
+  auto* worker = (Worker*)calloc(1, sizeof(Worker));  // kIdle
+  if (!worker) return nullptr;
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  pthread_t thread;
+  sigset_t all, before;  // signals are for Python's threads
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const bool runs = pthread_create(&thread, &attributes, serve, worker) == 0;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_attr_destroy(&attributes);
+  if (runs) return worker;
+  free(worker);
+  return nullptr;
+}
+
+// Up to `wanted` workers that no call uses; returns their number.
+std::int64_t hire(Worker** hired, std::int64_t wanted) {
+  std::int64_t count = 0;
+  pthread_mutex_lock(&pool.mutex);
+  for (; count < wanted; count++) {
+    Worker* worker = pool.free;
+    if (worker) {
+      pool.free = worker->next;
+    } else {
+      worker = pool.count < kMaxThreads ? started() : nullptr;
+      if (!worker) break;
+      pool.count++;
+    }
+    hired[count] = worker;
+  }
+  pthread_mutex_unlock(&pool.mutex);
+  return count;
+}
+
+void dismiss(Worker** hired, std::int64_t count) {
+  pthread_mutex_lock(&pool.mutex);
+  while (count > 0) {  // those hired first are on top again: they were at work last
+    Worker* worker = hired[--count];
+    worker->next = pool.free;
+    pool.free = worker;
+  }
+  pthread_mutex_unlock(&pool.mutex);
+}
+
+void await(Worker* worker) {
+  if (change(worker, kPosted, kIdle)) return;  // withdrawn
+  for (int round = 0; round < kWatchForEnd && doing(worker) == kRunning; round++) relax();
+  if (change(worker, kRunning, kAwaited))
+    while (doing(worker) == kAwaited) sleep_while(&worker->doing, kAwaited);
+}
+
+// The threads of a forked child's parent are not in the child, and the mutex may have been locked.
+void forget_workers() { pool = {PTHREAD_MUTEX_INITIALIZER, nullptr, 0}; }
+
+__attribute__((constructor)) void watch_forks() { pthread_atfork(nullptr, nullptr, forget_workers); }
+
+}  // namespace
+
+void run_team(void (*work)(void*, std::int64_t), void* job, std::int64_t threads) {
+  Worker* hired[kMaxThreads];
+  const std::int64_t wanted = threads - 1 < kMaxThreads ? threads - 1 : kMaxThreads;
+  const std::int64_t count = wanted > 0 ? hire(hired, wanted) : 0;
+  for (std::int64_t i = 0; i < count; i++) {
+    Worker* worker = hired[i];
+    worker->work = work;
+    worker->job = job;
+    worker->member = i + 1;
+    if (__atomic_exchange_n(&worker->doing, kPosted, __ATOMIC_ACQ_REL) == kAsleep) wake_all(&worker->doing);
+  }
+  work(job, 0);
+  for (std::int64_t i = 0; i < count; i++) await(hired[i]);
+  if (count > 0) dismiss(hired, count);
+}

@@ -9,9 +9,9 @@
 
 // Code between MILLPOND_BEGIN and MILLPOND_END may use AVX512-BF16; any x86-64 processor runs the rest.
 #ifdef __clang__
-#define MILLPOND_BEGIN                                                                                              \
-  _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512vl,avx512dq,avx512bf16\"))), "      \
-          "apply_to = function)")
+// One literal: clang joins none in a _Pragma.
+#define MILLPOND_BEGIN \
+  _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512vl,avx512dq,avx512bf16\"))), apply_to = function)")
 #define MILLPOND_END _Pragma("clang attribute pop")
 #else
 #define MILLPOND_BEGIN \

@@ -5,7 +5,11 @@
 
 // Chosen when the library is loaded, which needs a linker that glibc has.
 #if defined(__x86_64__) && defined(__GLIBC__)
+#if defined(__clang__) || __GNUC__ >= 12
 #define WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else  // GCC 11 knows the levels, but cannot choose by them
+#define WIDE __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
+#endif
 #else
 #define WIDE
 #endif

@@ -90,6 +90,10 @@ class Pooler(nn.Module):
         """Whether a readout reads only the mean of each text's rows."""
         return readout.kind == "pooled" and self.modes == ("mean",) and len(self.token_heads) == 0
 
+    def is_plain(self, readout: Readout) -> bool:
+        """Whether the pooled hidden states are already what a readout reads: one way of pooling, and no heads."""
+        return readout.kind == "pooled" and len(self.modes) == 1 and not (len(self.token_heads) or len(self.heads))
+
     def row_of(self, readout: Readout) -> Literal["cls", "lasttoken"] | None:
         """The one token of each text that a readout reads, first or last; ``None`` if it reads more."""
         modes: tuple[str | None, ...] = ()

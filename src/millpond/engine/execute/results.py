@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from millpond.engine.schedule.request import Request
 from millpond.pooling.pooler import Matrix, Readout
 
+ReadRows = Mapping[Readout, Sequence[Matrix]]  # by readout, the rows of each sequence of a batch
 RequestResult = tuple[Request, Matrix]  # the matrix is [d], or [tokens, d] for a per-token task
 
 
-def split_results(
-    requests: Sequence[Request], lead: int, read: Mapping[Readout, Sequence[Matrix]]
-) -> list[RequestResult]:
+def split_results(requests: Sequence[Request], lead: int, read: ReadRows) -> list[RequestResult]:
     """Pair each request with its part of the batch's results.
 
     Args:
@@ -21,7 +20,8 @@ def split_results(
         read: By readout, the rows of each sequence.
     """
     results = []
-    for i, request in enumerate(requests):
-        rows = read[request.call.plan.readout][lead + i]
+    single = next(iter(read.values())) if len(read) == 1 else None  # as nearly always; a look-up hashes the readout
+    for i, request in enumerate(requests, lead):
+        rows = (read[request.call.plan.readout] if single is None else single)[i]
         results.append((request, rows if request.kept is None else rows[request.kept]))
     return results

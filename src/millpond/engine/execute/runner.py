@@ -16,11 +16,11 @@ from millpond.engine.execute.cuda.buckets import Buckets
 from millpond.engine.execute.cuda.graphs import Graphs
 from millpond.engine.execute.cuda.pipeline import PendingBatch, Pipeline
 from millpond.engine.execute.cuda.streams import Backend
-from millpond.engine.execute.results import RequestResult, split_results
+from millpond.engine.execute.results import ReadRows, RequestResult, split_results
 from millpond.engine.schedule.request import Request
 from millpond.models.int8 import Int8Linear
 from millpond.models.linear import ReorderedLinear
-from millpond.models.native.encoder import NativeEncoder, Rows, bounds_of
+from millpond.models.native.encoder import NativeEncoder, Rows
 from millpond.pooling.pooler import Pooler, Reading, Readout
 
 # The rows that a native forward returns, by the rows that all readouts of a batch read.
@@ -86,21 +86,26 @@ class Runner:
         assert self._pipeline is not None
         return self._pipeline.start(requests)
 
-    @torch.inference_mode()
     def run(self, requests: Sequence[Request]) -> list[RequestResult]:
         """Run a batch; each request with its result, ``[d]``, or ``[tokens, d]`` for a per-token task."""
         if self._pipeline is not None:
-            return self._pipeline.start(requests).result()
+            return self.start(requests).result()
         batch = DeviceBatch.pack(requests, position_offset=self._offset, device=self.device, rounded=self._rounded)
         readouts = {request.call.plan.readout for request in batch.requests}
         if isinstance(self.backbone, NativeEncoder):
-            reading = self._native_reading(self.backbone, batch, readouts)
+            read = self._read_native(self.backbone, batch, readouts)
         else:
-            reading = self._reading_of_rows(batch, readouts) or self.reading(batch, self.states(batch))
-        return split_results(batch.requests, batch.lead, {readout: reading.read(readout) for readout in readouts})
+            read = self._read(batch, readouts)
+        return split_results(batch.requests, batch.lead, read)
 
-    def _native_reading(self, encoder: NativeEncoder, batch: DeviceBatch, readouts: set[Readout]) -> Reading:
-        """A reading of a native forward, which returns one row of each text if no call reads more."""
+    @torch.inference_mode()
+    def _read(self, batch: DeviceBatch, readouts: set[Readout]) -> ReadRows:
+        """The rows of each readout, from a forward in torch."""
+        reading = self._reading_of_rows(batch, readouts) or self.reading(batch, self.states(batch))
+        return {readout: reading.read(readout) for readout in readouts}
+
+    def _read_native(self, encoder: NativeEncoder, batch: DeviceBatch, readouts: set[Readout]) -> ReadRows:
+        """The rows of each readout, from a native forward, which returns one row of each text if none reads more."""
         packed = batch.packed
         wanted = {"mean" if self.pooler.reads_mean(readout) else self.pooler.row_of(readout) for readout in readouts}
         kind = wanted.pop() if len(wanted) == 1 else None
@@ -108,7 +113,7 @@ class Runner:
             kind = None  # the first token after the prompt is not the first row
         hidden = encoder.encode(
             packed.ids,
-            bounds_of(packed.lengths),
+            packed.bounds,
             offset=self._offset,
             types=packed.types,
             keys=None if packed.keys is None else np.array(packed.keys, dtype=np.int32),
@@ -117,17 +122,29 @@ class Runner:
             rows=_ROWS[kind],
             threads=torch.get_num_threads(),
         )
+        if kind is not None and all(map(self.pooler.is_plain, readouts)):
+            rows = list(hidden.numpy())  # without an operator of torch, which a single short text would notice
+            return dict.fromkeys(readouts, rows)
+        return self._read_states(batch, hidden, readouts, kind)
+
+    @torch.inference_mode()
+    def _read_states(
+        self, batch: DeviceBatch, hidden: torch.Tensor, readouts: set[Readout], kind: str | None
+    ) -> ReadRows:
+        """The rows of each readout, from all hidden states, or from those of one ``kind`` of row for each text."""
         if kind is None:
-            return self.reading(batch, hidden)
-        ends = np.cumsum(packed.lengths)
-        rows = ends - 1 if kind == "lasttoken" else ends - packed.lengths
-        return Reading(
-            self.pooler,
-            hidden,
-            segments=Segments.of([1] * len(rows)),
-            skip=None,
-            input_ids=torch.from_numpy(packed.ids[rows]),
-        )
+            reading = self.reading(batch, hidden)
+        else:
+            bounds = batch.packed.bounds
+            rows = bounds[1:] - 1 if kind == "lasttoken" else bounds[:-1]
+            reading = Reading(
+                self.pooler,
+                hidden,
+                segments=Segments.of([1] * len(rows)),
+                skip=None,
+                input_ids=torch.from_numpy(batch.packed.ids[rows]),
+            )
+        return {readout: reading.read(readout) for readout in readouts}
 
     def _reading_of_rows(self, batch: DeviceBatch, readouts: set[Readout]) -> Reading | None:
         """A reading of one row per text, if no call reads more: the last layer is computed for these rows only.

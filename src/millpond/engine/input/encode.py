@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from millpond.engine.input.large_texts import turn
 from millpond.engine.input.long_runs import Excerpt
-from millpond.engine.input.oversize import bunches, is_oversize, reduced
+from millpond.engine.input.oversize import all_small, bunches, is_oversize, reduced
 from millpond.engine.input.plan import EncodesPairs, IndexOf, Plan
 from millpond.engine.input.text_tokenizer import TextTokenizer
 from millpond.engine.input.tokenized import TokenAlignment, Tokenized
@@ -41,6 +41,8 @@ class InputEncoder:
             InputTooLongError: An item is too long and must not be cut, or cannot be.
             InvalidRequestError: An item has no tokens at all.
         """
+        if all_small(items):
+            return self._encode_kinds(items, plan, index_of)
         return [
             item
             for indices in bunches(items)
@@ -91,7 +93,7 @@ class InputEncoder:
 
     def _encode_kinds(self, items: Sequence[Item], plan: Plan, index_of: IndexOf) -> list[Tokenized]:
         """Tokenize items of any kind, those of one kind together."""
-        if all(type(item) is str for item in items):
+        if set(map(type, items)) == {str}:
             return _mark_kept(self._texts(items, plan, index_of), plan)
         encoded: dict[int, Tokenized] = {}
         for kind, encode in ((TokenIds, self._ids), (Pair, self._pairs), (object, self._texts)):
@@ -116,7 +118,7 @@ class InputEncoder:
         )
 
     def _texts(self, items: Sequence[Item], plan: Plan, index_of: IndexOf) -> list[Tokenized]:
-        texts = [text_of(item) for item in items]
+        texts = list(map(text_of, items))
         align = plan.task == "token_classify" or any(not isinstance(item, str) for item in items)
         if plan.form == "colbert":
             return self._colbert_texts(texts, plan, index_of, align=align)

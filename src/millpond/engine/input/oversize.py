@@ -113,6 +113,11 @@ def _reduced_pair(pair: Pair, tokenizer: TextTokenizer, limit: int, truncate: Tr
     return Pair(*parts)
 
 
+def all_small(items: Sequence[Item]) -> bool:
+    """Whether no item is oversize, and all of them are one bunch."""
+    return sum(map(size_of, items)) <= min(_WHOLE_CHARACTERS, _BATCH_CHARACTERS)
+
+
 def bunches(items: Sequence[Item]) -> Iterator[range]:
     """Indices of the items that are tokenized together: few characters in all, and at least one item."""
     first = characters = 0

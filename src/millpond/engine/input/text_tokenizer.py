@@ -269,11 +269,12 @@ class TextTokenizer:
         Raises:
             InputTooLongError: A text is too long and ``truncate="error"``, or prompt and special tokens fill the limit.
         """
-        excerpts = {
-            i: self.shorten(text, align=align) for i, text in enumerate(texts) if len(text) > _SHORTEN_CHARACTERS
-        }
+        excerpts: dict[int, Excerpt] = {}
         whole = texts
-        if excerpts:
+        if _longest(texts) > _SHORTEN_CHARACTERS:
+            excerpts = {
+                i: self.shorten(text, align=align) for i, text in enumerate(texts) if len(text) > _SHORTEN_CHARACTERS
+            }
             texts = [excerpts[i].text if i in excerpts else text for i, text in enumerate(texts)]
         prompted = [prompt + text for text in texts] if prompt else texts
         if truncate == "end":
@@ -332,7 +333,7 @@ class TextTokenizer:
     def _encode_heads(self, texts: Sequence[str], limit: int, *, offsets: bool) -> list[Encoding]:
         """Encode each text, or only the head of a long one if the head has more than ``limit`` tokens."""
         most = _HEAD_PER_TOKEN * limit
-        if not self._splits_at_spaces or all(len(text) <= 2 * most for text in texts):
+        if not self._splits_at_spaces or _longest(texts) <= 2 * most:
             return self._encode(texts, offsets=offsets)
         # Up to a space: how the text before it is split does not depend on what follows.
         heads = [text if len(text) <= 2 * most else text[: text.rfind(" ", 0, most) + 1 or None] for text in texts]
@@ -362,7 +363,7 @@ class TextTokenizer:
         return self._runs.shorten(text)
 
     def _shortened(self, texts: Sequence[str]) -> Sequence[str]:
-        if all(len(text) <= _SHORTEN_CHARACTERS for text in texts):
+        if _longest(texts) <= _SHORTEN_CHARACTERS:
             return texts
         return [self.shorten(text).text for text in texts]
 
@@ -420,6 +421,11 @@ class TextTokenizer:
             tokens=encoding.tokens if marked else None,
         )
         return TokenAlignment(offsets=offsets, special=special, words=words)
+
+
+def _longest(texts: Sequence[str]) -> int:
+    """Characters of the longest text."""
+    return max(map(len, texts), default=0)
 
 
 def _identity(tokenizer: Any) -> Any:

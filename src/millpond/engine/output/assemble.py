@@ -148,4 +148,4 @@ def _empty(call: Call) -> Ragged:
 
 
 def _usage(call: Call) -> Usage:
-    return Usage(prompt_tokens=int(call.per_item(call.tokens).sum()))
+    return Usage(prompt_tokens=int(np.add.reduce(call.per_item(call.tokens))))

@@ -74,7 +74,7 @@ class Admission:
             owner = self._owners.pop(call, None)
             self._texts -= call.size
             self._throughput.count(call.size, idle=not self._owners)
-            self._counters.release(call.future, texts=call.size, hits=call.hits, misses=call.misses)
+            self._counters.release(call.future.failure(), texts=call.size, hits=call.hits, misses=call.misses)
             if not self._owners:
                 self._changed.notify_all()
         return owner

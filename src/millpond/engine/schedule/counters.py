@@ -6,9 +6,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError
 from time import perf_counter
-from typing import Any
 
 from millpond.errors import EngineClosedError
 from millpond.stats import BatchRun, EngineStats
@@ -76,15 +75,15 @@ class Counters:
         """A call was refused; the caller holds the admission's lock."""
         self._rejected += 1
 
-    def release(self, future: Future[Any], *, texts: int, hits: int, misses: int) -> None:
-        """A call is over; the caller holds the admission's lock."""
-        if future.cancelled() or isinstance(future.exception(), EngineClosedError):
-            self._cancelled += 1
-        elif future.exception() is not None:
-            self._failed += 1
-        else:
+    def release(self, error: BaseException | None, *, texts: int, hits: int, misses: int) -> None:
+        """A call is over, with an ``error`` or without; the caller holds the admission's lock."""
+        if error is None:
             self._done += 1
             self._texts_done += texts
+        elif isinstance(error, CancelledError | EngineClosedError):
+            self._cancelled += 1
+        else:
+            self._failed += 1
         self._hits += hits
         self._misses += misses
 

@@ -83,8 +83,7 @@ class Intake:
                 for call in group:
                     self._begin(call, caches=False)
             else:
-                for call, requests in zip(group, requests_of, strict=True):
-                    self._scheduler.put(call, requests, quiet=True)
+                self._scheduler.put_all(zip(group, requests_of, strict=True))
 
     def _tokenize_group(self, calls: Sequence[Call]) -> list[list[Request]]:
         """Each call's requests; all calls have the same plan."""
@@ -100,7 +99,7 @@ class Intake:
 
     def refill(self, call: Call, queued: int) -> None:
         """Tokenize a call's next stretch if few of its requests are queued."""
-        if queued >= _LOW_WATER:
+        if queued >= _LOW_WATER or not self._backlogs:  # a call's backlog is here before its requests are queued
             return
         with self._lock:
             backlog = self._backlogs.pop(call, None)
@@ -200,11 +199,14 @@ class Intake:
 
     @staticmethod
     def _requests(call: Call, slots: Sequence[int], tokenized: Sequence[Tokenized]) -> list[Request]:
-        items = [call.items[slot] for slot in slots]
-        prefixes = shared_prefixes(items, tokenized) if call.plan.shares else {}
+        prefixes = shared_prefixes([call.items[slot] for slot in slots], tokenized) if call.plan.shares else {}
         call.note(slots, tokenized)
-        order = sorted(range(len(slots)), key=lambda i: -len(tokenized[i].ids))
-        return [_request(call, slots[i], tokenized[i], prefixes.get(i)) for i in order]
+        requests = [
+            _request(call, slot, item, prefixes.get(i))
+            for i, (slot, item) in enumerate(zip(slots, tokenized, strict=True))
+        ]
+        requests.sort(key=lambda request: -len(request.ids))
+        return requests
 
     def drop(self, call: Call) -> None:
         """Forget the slots of a call that is over."""

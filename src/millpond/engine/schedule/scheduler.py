@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
@@ -93,8 +93,7 @@ class Scheduler:
     def put(self, call: Call, requests: Sequence[Request], *, quiet: bool = False) -> None:
         """Append requests to a call's queue; ``quiet``: the caller will :meth:`pick` them itself, or :meth:`wake`."""
         with self._lock:
-            self._queues.setdefault(call, deque()).extend(requests)
-            self._tokens += sum(request.length for request in requests)
+            self._append(call, requests)
             if not quiet and self._idle:
                 self._ready.notify_all()
 
@@ -108,6 +107,20 @@ class Scheduler:
             self._deferred.append(call)
             if self._idle:
                 self._ready.notify()
+
+    def put_all(self, requests_of: Iterable[tuple[Call, Sequence[Request]]]) -> None:
+        """Append requests to the queues of several calls; the caller will :meth:`pick` them itself, or :meth:`wake`."""
+        with self._lock:
+            for call, requests in requests_of:
+                self._append(call, requests)
+
+    def _append(self, call: Call, requests: Sequence[Request]) -> None:
+        queue = self._queues.get(call)
+        if queue is None:
+            self._queues[call] = deque(requests)
+        else:
+            queue.extend(requests)
+        self._tokens += _tokens(requests)
 
     def put_back(self, requests: Sequence[Request]) -> None:
         """Return picked requests that could not be run; they are the next ones."""
@@ -150,8 +163,7 @@ class Scheduler:
             self._running.pop(threading.get_ident(), None)
             batch, served = self._pick(lanes)
             if batch:
-                tokens = sum(request.length for request in batch)
-                self._running[threading.get_ident()] = (tokens, time.perf_counter())
+                self._running[threading.get_ident()] = (_tokens(batch), time.perf_counter())
             if self._queues and self._idle:
                 self._ready.notify()
         # Outside the lock: a call with few queued requests tokenizes its next texts.
@@ -197,9 +209,15 @@ class Scheduler:
         """The next batch, and its calls with the number of requests still queued for each."""
         for call in [call for call in self._queues if call.done]:
             # Cancelled or failed: no caller waits for the rest.
-            self._tokens -= sum(request.length for request in self._queues.pop(call))
-        batch: list[Request] = []
-        served: dict[Call, int] = {}
+            self._tokens -= _tokens(self._queues.pop(call))
+        if self._tokens <= min(self._budget, _MIN_BATCH_TOKENS):  # no batch is smaller than all that waits
+            batch = [request for queue in self._queues.values() for request in queue]
+            served = dict.fromkeys(self._queues, 0)
+            self._queues.clear()
+            self._tokens = 0
+            return batch, list(served.items())
+        batch = []
+        served = {}
         calls, tokens, most = self._turn()
         room = budget = min(most, max(_MIN_BATCH_TOKENS, self._part(tokens, lanes, most)))
         share = max(1, budget // max(1, len(calls)))
@@ -276,6 +294,10 @@ class Scheduler:
             batch.append(queue.popleft())
             taken += length
         return taken
+
+
+def _tokens(requests: Iterable[Request]) -> int:
+    return sum([len(request.ids) for request in requests])
 
 
 def _weight(queue: deque[Request], limit: int) -> int:

@@ -9,8 +9,8 @@ from torch import nn
 
 from millpond.models.decoder import PackedDecoder, PackedLayer
 from millpond.models.native import structs
-from millpond.models.native.plan import Kernels, Plan, PlanBuilder, Unfit
-from millpond.models.native.rotary_table import RotaryTable
+from millpond.models.native.plan import Kernels, Plan, PlanBuilder
+from millpond.models.native.rotation import Rotation
 from millpond.models.rms_norm import RMSNorm
 
 
@@ -26,33 +26,20 @@ def plan(decoder: PackedDecoder, kernels: Kernels, dtype: torch.dtype) -> Plan:
     words: torch.Tensor = parts.embeddings.weight
     builder = PlanBuilder(kernels, dtype)
     builder.embed(words, scale=_embedding_scale(decoder.embeddings, words.dtype))
-    tables: dict[str | None, RotaryTable] = {}
+    rotations: dict[str | None, Rotation] = {}
     last = len(decoder.layers) - 1
     for i, layer in enumerate(decoder.layers):
         assert isinstance(layer, PackedLayer)
-        if layer.kind not in tables:
-            tables[layer.kind] = rotary_table(decoder.rotary, layer.kind)
-        _add_layer(builder, layer, tables[layer.kind], words.shape[1], last=i == last)
+        kind = layer.kind
+        if kind not in rotations:
+            rotations[kind] = Rotation(decoder.rotary, *(() if kind is None else (kind,)))
+        _add_layer(builder, layer, rotations[kind], words.shape[1], last=i == last)
     builder.norm(_norm_weights(builder, decoder.norm), words.shape[1])
     decoder.layers = nn.ModuleList()
     return builder.build()
 
 
-def rotary_table(rotary: Any, kind: str | None) -> RotaryTable:
-    """The angles that one of transformers' rotary modules computes for a kind of layers.
-
-    Raises:
-        Unfit: They depend on the longest text of a batch.
-    """
-    name = rotary.rope_type if kind is None else rotary.rope_type[kind]
-    if "dynamic" in name or name == "longrope":
-        raise Unfit(f"rotary angles of type {name}")
-    prefix = "" if kind is None else f"{kind}_"
-    frequencies: torch.Tensor = getattr(rotary, f"{prefix}inv_freq")
-    return RotaryTable(frequencies, float(getattr(rotary, f"{prefix}attention_scaling")))
-
-
-def _add_layer(builder: PlanBuilder, layer: PackedLayer, table: RotaryTable, columns: int, *, last: bool) -> None:
+def _add_layer(builder: PlanBuilder, layer: PackedLayer, rotation: Rotation, columns: int, *, last: bool) -> None:
     sizes = {"heads": layer.heads, "kv_heads": layer.kv_heads, "dim": layer.dim}
     masking = layer.masking
     builder.norm(_norm_weights(builder, layer.attention_norm), columns)
@@ -61,7 +48,7 @@ def _add_layer(builder: PlanBuilder, layer: PackedLayer, table: RotaryTable, col
     if layer.qk_norm is not None:  # a row for each query head, then for each key head; those of a kind are equal
         norm = _norm_weights(builder, layer.qk_norm, 0)
         key_norm = _norm_weights(builder, layer.qk_norm, layer.heads)
-    builder.turn(**sizes, norm=norm, key_norm=key_norm, table=table)
+    builder.turn(**sizes, norm=norm, key_norm=key_norm, rotation=rotation)
     builder.attention(
         **sizes,
         scale=masking.scale,

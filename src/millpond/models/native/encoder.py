@@ -68,7 +68,7 @@ class NativeEncoder(nn.Module):
             offset: Position of a text's first token.
             types: Token types; ``None``: all 0.
             keys: Number of first tokens of each text that are attended to; ``None``: all.
-            skip: Number of first tokens of each text that a mean leaves out; ``None``: none.
+            skip: Number of first tokens of each text that a mean and the first row leave out; ``None``: none.
             leads: Index of the text that each text continues, -1 for none: its positions go on from there, and it
                 attends to that text, too. A lead continues no other text. ``None``: no text continues another.
             rows: Which rows are read.
@@ -80,8 +80,6 @@ class NativeEncoder(nn.Module):
             MemoryError: There is none for the workspace.
         """
         texts = len(bounds) - 1
-        for table in self.plan.tables:
-            table.cover(offset + int(bounds[-1]))  # no text is longer than all together
         self._check(ids, bounds, offset=offset, types=types, leads=leads)
         count = int(bounds[-1]) if rows == "all" else texts
         out = torch.empty((count, self.plan.hidden), dtype=torch.float32)
@@ -146,10 +144,13 @@ class NativeEncoder(nn.Module):
             raise IndexError(f"token {ids.max()} is outside of the vocabulary of {plan.vocabulary}")
         if types is not None and plan.types and (types.max() >= plan.types or types.min() < 0):
             raise IndexError(f"token type {types.max()} is outside of the model's {plan.types}")
-        if plan.positions:
+        if plan.positions or plan.rotations:
+            # With leads a text may be as long as two; all together are not shorter.
             longest = offset + (int((bounds[1:] - bounds[:-1]).max()) if leads is None else int(bounds[-1]))
-            if longest > plan.positions:
+            if plan.positions and longest > plan.positions:
                 raise IndexError(f"position {longest - 1} is outside of the model's {plan.positions}")
+            for rotation in plan.rotations:
+                rotation.cover(longest)
 
     def _workspace(self, size: int) -> Memory:
         """One that no other call uses, at least so large."""

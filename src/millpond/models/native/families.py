@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 _PLANS = {
     "PackedEncoder": "millpond.models.native.bert",
     "PackedDecoder": "millpond.models.native.decoder",
+    "PackedModernBert": "millpond.models.native.modernbert",
+    "PackedRotaryEncoder": "millpond.models.native.rotary_encoder",
 }
 
 

@@ -12,19 +12,25 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from millpond.models.native import structs
-from millpond.models.native.rotary_table import RotaryTable
 from millpond.native import library
+
+if TYPE_CHECKING:
+    from millpond.models.native.rotation import Rotation
 
 # A product computes that many columns at a time, and a panel of states has as many, in all instruction sets.
 UNIT = 32
 _ALIGNMENT = 2 << 20  # huge pages
+# Else the memory is shared with forked processes, which would write into each other's workspaces, and most systems give
+# no huge pages to shared memory.
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 _WIDEST = 8192  # kMostColumns of norms.h
 
 
@@ -78,7 +84,7 @@ class Memory:
 
     def __init__(self, size: int) -> None:
         try:
-            self._map = mmap.mmap(-1, size + _ALIGNMENT)
+            self._map = mmap.mmap(-1, size + _ALIGNMENT, **_PRIVATE)
         except OSError as error:
             if error.errno == errno.ENOMEM:
                 raise MemoryError(f"no memory for {size} bytes") from error
@@ -102,10 +108,10 @@ class Plan:
         kernels: What runs it.
         hidden: Columns of the result.
         weights: Numbers of all weights that every token is multiplied with.
-        tables: Rotary angles, which must cover the positions of a call before it begins.
         vocabulary: Rows of the word table.
         types: Rows of the table of token types; 0: none.
         positions: Positions that the model has; 0: any number.
+        rotations: Tables of rotary positions, which have to cover a call's longest text.
         owned: What the struct points to.
     """
 
@@ -113,10 +119,10 @@ class Plan:
     kernels: Kernels
     hidden: int
     weights: int
-    tables: tuple[RotaryTable, ...]
     vocabulary: int
     types: int
     positions: int
+    rotations: tuple[Rotation, ...]
     owned: tuple[Any, ...]
 
 
@@ -132,8 +138,8 @@ class PlanBuilder:
         self._dtype = dtype
         self._steps: list[structs.Step] = []
         self._weights: list[tuple[structs.Weight, Callable[[], torch.Tensor]]] = []
-        self._tables: list[tuple[int, RotaryTable]] = []  # with the index of the step that reads it
         self._owned: list[Any] = []
+        self._rotations: dict[int, Rotation] = {}  # by step
         self._hidden = 0
         self._heads = 0
         self._inner = 0
@@ -205,14 +211,14 @@ class PlanBuilder:
         key_norm: structs.NormWeights | None = None,
         cosines: torch.Tensor | None = None,  # [positions, dim / 2]
         sines: torch.Tensor | None = None,  # [positions, dim / 2]
-        table: RotaryTable | None = None,
+        rotation: Rotation | None = None,
     ) -> None:
-        """Rotate query and key heads, normalized before: by given angles, or by a table that grows."""
+        """Norms of query and key heads, then their rotation, by tables of a fixed size or by those that grow."""
         self._columns(dim)
-        if table is not None:
-            self._tables.append((len(self._steps), table))
         if cosines is not None:
             self._bound(len(cosines))
+        if rotation is not None:
+            self._rotations[len(self._steps)] = rotation
         self._add(
             kind=structs.HEADS,
             heads=heads,
@@ -254,7 +260,7 @@ class PlanBuilder:
             before=before,
             after=0 if causal else before,
             softcap=softcap or 0.0,
-            distances=self._floats(distances),
+            distances=None if distances is None else self._floats(nn.functional.pad(distances.flatten(), (0, UNIT))),
             reach=0 if distances is None else (distances.shape[1] + 1) // 2,
             last=last,
         )
@@ -262,7 +268,9 @@ class PlanBuilder:
     def out(self, part: Any, *, add: bool = False, branch: bool = False) -> None:
         """The product after attention: ``sums = heads W``, ``sums +=`` or ``branch =``."""
         self._branch |= branch
-        self._add(kind=structs.PRODUCT, target=3 if branch else 2 if add else 1, weight=self._weight(part))
+        weight = self._weight(part)
+        self._hidden = max(self._hidden, weight.out)
+        self._add(kind=structs.PRODUCT, target=3 if branch else 2 if add else 1, weight=weight)
 
     def feed(
         self,
@@ -284,13 +292,15 @@ class PlanBuilder:
         inner = self._columns(up.weight.shape[0])
         self._inner = max(self._inner, inner)
         weight = self._weight(up) if gate is None else self._gated(gate, up)
+        narrow = self._weight(down)
+        self._hidden = max(self._hidden, narrow.out)
         self._add(
             kind=structs.FEED,
             target=3 if branch else 2 if add else 1,
             activation=structs.ACTIVATIONS[activation],
             gated=gate is not None,
             weight=weight,
-            down=self._weight(down),
+            down=narrow,
         )
 
     def norm_weights(
@@ -299,6 +309,14 @@ class PlanBuilder:
         """A norm's weights; ``offset`` is added to the weight (1 for Gemma)."""
         whole = None if weight is None else weight.detach().float() + offset
         return structs.NormWeights(kind=kind, weight=self._floats(whole), bias=self._floats(bias), epsilon=epsilon)
+
+    def norm_of(self, norm: nn.Module) -> structs.NormWeights:
+        """The weights of torch's layer norm, with or without a bias; the identity copies."""
+        if isinstance(norm, nn.Identity):
+            return structs.NormWeights(kind=structs.COPY)
+        if type(norm) is not nn.LayerNorm:
+            raise Unfit(f"norm {type(norm).__name__}")
+        return self.norm_weights(structs.LAYER_NORM, norm.weight, norm.bias, norm.eps)
 
     def build(self) -> Plan:
         """Pack the weights into one piece of memory, in the order of their use."""
@@ -317,8 +335,8 @@ class PlanBuilder:
         assert count
         steps = (structs.Step * len(self._steps))(*self._steps)
         self._copy_units(steps)
-        for index, table in self._tables:
-            table.attach(steps[index])
+        for i, rotation in self._rotations.items():
+            rotation.serve(steps[i])
         model = structs.Model(
             steps=steps,
             count=len(steps),
@@ -333,10 +351,10 @@ class PlanBuilder:
             kernels=self._kernels,
             hidden=self._hidden,
             weights=total,
-            tables=tuple({id(table): table for _, table in self._tables}.values()),
             vocabulary=self._vocabulary,
             types=self._types,
             positions=self._positions,
+            rotations=tuple(dict.fromkeys(self._rotations.values())),
             owned=(memory, steps, *self._owned),
         )
 
@@ -360,23 +378,21 @@ class PlanBuilder:
         return columns
 
     def _weight(self, *parts: Any) -> structs.Weight:
-        """Linear layers side by side."""
         weights = [part.weight.detach() for part in parts]
-        biases = [part.bias for part in parts]
-        bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
+        bias = None if all(part.bias is None for part in parts) else torch.cat([_bias_of(part) for part in parts])
         return self._packed(partial(torch.cat, weights) if len(weights) > 1 else lambda: weights[0], weights, bias)
 
     def _gated(self, gate: Any, up: Any) -> structs.Weight:
         """The columns of gate and up in turn, a vector of each."""
-        if (gate.bias is None) != (up.bias is None):
-            raise Unfit("a bias of gate or up alone")
 
         def interleaved(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
             lanes = self._kernels.lanes
             pieces = [part.detach().unflatten(0, (-1, lanes)) for part in (one, other)]
             return torch.stack(pieces, dim=1).flatten(0, 2)
 
-        bias = None if gate.bias is None else interleaved(gate.bias, up.bias)
+        bias = None
+        if gate.bias is not None or up.bias is not None:
+            bias = interleaved(_bias_of(gate), _bias_of(up))
         weights = [gate.weight.detach(), up.weight.detach()]
         return self._packed(partial(interleaved, *weights), weights, bias)
 
@@ -399,3 +415,9 @@ class PlanBuilder:
     def _kept(self, tensor: torch.Tensor) -> int:
         self._owned.append(tensor)
         return tensor.data_ptr()
+
+
+def _bias_of(part: Any) -> torch.Tensor:
+    """Zeros if a linear layer has none."""
+    bias: torch.Tensor = part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias.detach()
+    return bias

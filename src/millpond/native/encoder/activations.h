@@ -8,7 +8,7 @@ namespace {
 
 constexpr float kLog2E = 1.44269504f;
 
-// 2^x for x <= 0: for float32 to two units in the last place, for bfloat16 to 8e-5.
+// 2^x for -127 <= x <= 0: for float32 to two units in the last place, for bfloat16 to 8e-5; 0 for -127.
 template <bool kExact>
 MILLPOND_INLINE Floats exp2_of(Floats x) {
   const Floats whole = nearest_integer(x), rest = difference(x, whole);  // within [-0.5, 0.5]
@@ -29,7 +29,7 @@ MILLPOND_INLINE Floats exp2_of(Floats x) {
 template <bool kExact>
 MILLPOND_INLINE Floats tanh_of(Floats x) {
   const Floats one = broadcast(1.0f);
-  const Floats t = exp2_of<kExact>(maximum(scaled(magnitude(x), broadcast(-2.0f * kLog2E)), broadcast(-126.0f)));
+  const Floats t = exp2_of<kExact>(maximum(scaled(magnitude(x), broadcast(-2.0f * kLog2E)), broadcast(-127.0f)));
   return with_sign_of(quotient(difference(one, t), sum_of(one, t)), x);
 }
 
@@ -37,7 +37,7 @@ MILLPOND_INLINE Floats tanh_of(Floats x) {
 template <bool kExact>
 MILLPOND_INLINE Floats sigmoid_of(Floats x) {
   const Floats one = broadcast(1.0f);
-  const Floats size = maximum(scaled(magnitude(x), broadcast(-kLog2E)), broadcast(-126.0f));
+  const Floats size = maximum(scaled(magnitude(x), broadcast(-kLog2E)), broadcast(-127.0f));
   const Floats t = exp2_of<kExact>(size), share = quotient(one, sum_of(one, t));
   // For negative x it is 1 - share, computed without cancellation as t * share.
   const Floats negative = scaled(t, share);
@@ -55,7 +55,8 @@ MILLPOND_INLINE Floats rough_gelu_of(Floats x) {
   p = multiply_add(p, u, broadcast(9.29821097e-03f));
   p = multiply_add(p, u, broadcast(-6.55281618e-02f));
   p = multiply_add(p, u, broadcast(3.98465842e-01f));
-  return scaled(x, multiply_add(p, t, broadcast(0.5f)));
+  // Below -4.2 Phi is 0, and the polynomial some 1e-6: a huge x would show it.
+  return scaled(maximum(x, broadcast(-4.2f)), multiply_add(p, t, broadcast(0.5f)));
 }
 
 // erf by Abramowitz and Stegun's 7.1.26 has an error of 1.5e-7.
@@ -66,7 +67,7 @@ MILLPOND_INLINE Floats exact_gelu_of(Floats x) {
   p = multiply_add(p, t, broadcast(1.421413741f));
   p = multiply_add(p, t, broadcast(-0.284496736f));
   p = multiply_add(p, t, broadcast(0.254829592f));
-  const Floats tail = exp2_of<true>(maximum(scaled(scaled(z, z), broadcast(-kLog2E)), broadcast(-126.0f)));
+  const Floats tail = exp2_of<true>(maximum(scaled(scaled(z, z), broadcast(-kLog2E)), broadcast(-127.0f)));
   const Floats erf = with_sign_of(difference(one, scaled(scaled(p, t), tail)), x);
   return scaled(scaled(x, broadcast(0.5f)), sum_of(one, erf));
 }
@@ -83,6 +84,7 @@ MILLPOND_INLINE Floats activated(Floats x, int64_t activation) {
     }
     case kSilu: return scaled(x, sigmoid_of<kExact>(x));
     case kRelu: return maximum(x, zeros());
+    case kSigmoid: return sigmoid_of<kExact>(x);
     default: return x;
   }
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "activations.h"
+#include "head_units.h"
 #include "products.h"
 
 namespace {
@@ -13,6 +14,20 @@ struct KeyRows {
   int64_t start;             // of its own rows
 
   MILLPOND_INLINE int64_t row(int64_t key) const { return key < lead ? lead_start + key : start + key - lead; }
+};
+
+// Query rows of a head, for an instruction set that computes their attention in its own way: Isa::attend(rows).
+template <class State>
+struct AttentionRows {
+  const Step& step;
+  const float* distances;      // of this head
+  State* rows;                 // the queries, and then the result
+  int64_t panel;               // from panel to panel
+  int64_t count, position;     // rows, and the first one's position in the text
+  const State *keys, *values;  // packed
+  int64_t key_count, value_unit;
+  float* scores;   // [keys rounded up, kRows]
+  State* weights;  // [keys rounded up, kRows]
 };
 
 template <class Isa>
@@ -107,6 +122,11 @@ struct Attention {
       for (int64_t row = first_row; row < last_row; row += Isa::kRows) {
         const int64_t rows = least_of(last_row - row, Isa::kRows);
         const int64_t position = key_rows.lead + row;
+        if constexpr (Isa::kTiles) {
+          Isa::attend({step, distances, heads.row(key_rows.start + row, h * dim), heads.stride, rows, position, room.keys,
+                       room.values, count, keys * kColumns, room.scores, room.weights});
+          continue;
+        }
         int64_t from = position - step.before, to = least_of(position + rows - 1 + step.after + 1, count);
         if (from > to - 1) from = to - 1;  // no row attends to anything: one step of masked scores
         from = from < 0 ? 0 : from / kStep * kStep;
@@ -165,33 +185,29 @@ void Attention<Isa>::pack_values(const States<Isa>& heads, const KeyRows& rows, 
         store(to, k < count ? load((const float*)heads.row(rows.row(k), column + d + c)) : zeros());
 }
 
+// One head of a block's keys or values.
+template <class Isa>
+struct HeadRowsOf {
+  const States<Isa>& heads;
+  const KeyRows& rows;
+  int64_t column;
+  MILLPOND_INLINE const uint16_t* row(int64_t key, int64_t of_dim) const {
+    return (const uint16_t*)heads.row(rows.row(key), column + of_dim);
+  }
+};
+
+#ifdef __AVX512BW__
 template <class Isa>
 void Attention<Isa>::pack_keys(const States<Isa>& heads, const KeyRows& rows, int64_t column, int64_t count, int64_t dim,
                                uint16_t* to) {
-  for (int64_t k = 0; k < padded(count); k += 32)
-    for (int64_t d = 0; d < dim; d += 32)
-      for (int64_t half = 0; half < 32; half += 16)
-        for (int64_t pair = 0; pair < 32; pair += 2)
-          for (int64_t c = 0; c < 16; c++, to += 2) {
-            const int64_t key = k + half + c;
-            const uint16_t* from = (const uint16_t*)heads.row(rows.row(key), column + d + pair);
-            to[0] = key < count ? from[0] : uint16_t(0);
-            to[1] = key < count ? from[1] : uint16_t(0);
-          }
+  pack_key_units(HeadRowsOf<Isa>{heads, rows, column}, count, dim, to);
 }
 
 template <class Isa>
 void Attention<Isa>::pack_values(const States<Isa>& heads, const KeyRows& rows, int64_t column, int64_t count, int64_t dim,
                                  uint16_t* to) {
-  for (int64_t d = 0; d < dim; d += 32)
-    for (int64_t k = 0; k < padded(count); k += 32)
-      for (int64_t half = 0; half < 32; half += 16)
-        for (int64_t pair = 0; pair < 32; pair += 2)
-          for (int64_t c = 0; c < 16; c++, to += 2) {
-            const int64_t key = k + pair;
-            to[0] = key < count ? *(const uint16_t*)heads.row(rows.row(key), column + d + half + c) : uint16_t(0);
-            to[1] = key + 1 < count ? *(const uint16_t*)heads.row(rows.row(key + 1), column + d + half + c) : uint16_t(0);
-          }
+  pack_value_units(HeadRowsOf<Isa>{heads, rows, column}, count, dim, to);
 }
+#endif
 
 }  // namespace

@@ -97,7 +97,7 @@ struct Forward {
     const EncodeCall& call;
     const Room& room;  // shared by the team, but for the attention's
     const typename Attention<Isa>::Room& attention;
-    const Team& team;
+    Team& team;
     int64_t first, last;
     int64_t rows;       // tokens, or texts once only one row of each is left
     int64_t row = 0;    // of a slice: its first row in the block
@@ -201,6 +201,7 @@ struct Forward {
       case kGeluTanh: return product_to_states<kGated, kGeluTanh>(block, a, weight, first, last, to, to_column);
       case kSilu: return product_to_states<kGated, kSilu>(block, a, weight, first, last, to, to_column);
       case kRelu: return product_to_states<kGated, kRelu>(block, a, weight, first, last, to, to_column);
+      case kSigmoid: return product_to_states<kGated, kSigmoid>(block, a, weight, first, last, to, to_column);
       default: return product_to_states<kGated, kIdentity>(block, a, weight, first, last, to, to_column);
     }
   }
@@ -226,14 +227,15 @@ struct Forward {
     if (chunk == inner && inner > kChunk) states.stride = (block.rows + 31) / 32 * 32 * Isa::kPanel + 32 * Isa::kPanel;
     for (int64_t column = 0; column < inner; column += chunk) {
       const int64_t width = least_of(chunk, inner - column), units = width / of_unit, from = column / of_unit;
-      const int64_t first = from + block.team.first(units), last = from + block.team.last(units);
-      if (column > 0) block.team.wait();  // until all have read the states of the chunk before
-      if (step.gated)
-        activated_product<true>(block, block.room.states, up, step.activation, first, last, states, column);
-      else
-        activated_product<false>(block, block.room.states, up, step.activation, first, last, states, column);
-      block.team.wait();
-      add_product(block, states, down, step.target, column / Isa::kPanel, width / Isa::kPanel);
+      block.team.share([&] {
+        const int64_t first = from + block.team.first(units), last = from + block.team.last(units);
+        if (step.gated)
+          activated_product<true>(block, block.room.states, up, step.activation, first, last, states, column);
+        else
+          activated_product<false>(block, block.room.states, up, step.activation, first, last, states, column);
+      });
+      block.team.share(
+          [&] { add_product(block, states, down, step.target, column / Isa::kPanel, width / Isa::kPanel); });
     }
   }
 
@@ -251,22 +253,22 @@ struct Forward {
       const KeyRows rows{lead > 0 ? block.start(block.call.leads[t]) : 0, lead, block.start(t)};
       const int64_t keys = lead + (block.call.keys ? block.call.keys[t] : length);
       for (int64_t h = 0; h < step.kv_heads; h++)
-        for (int64_t row = 0; row < length; row += part, task++) {
-          if (task % block.team.members == block.team.member)
-            Attention<Isa>::run(step, block.room.heads, block.attention, rows, keys, h, row,
-                                part > length - row ? length : row + part);
-          if (part > length) break;
+        for (int64_t row = 0, end; row < length; row = end, task++) {
+          end = part < length - row ? row + part : length;
+          if (task % block.team.pieces == block.team.piece)
+            Attention<Isa>::run(step, block.room.heads, block.attention, rows, keys, h, row, end);
         }
     }
   }
 
   // Keeps one row of each text, as the call reads no more.
-  static void drop_rows(Block& block, const Step& step) {
+  static void drop_rows(const Block& block, const Step& step) {
     const Room& room = block.room;
     const int64_t texts = block.last - block.first;
     const auto source = [&](int64_t i) {
       const int64_t text = block.first + i;
-      return block.call.reading == kFirstRow ? block.start(text) : block.start(text + 1) - 1;
+      if (block.call.reading == kLastRow) return block.start(text + 1) - 1;
+      return block.start(text) + (block.call.skip ? block.call.skip[text] : 0);
     };
     const auto gather = [&](char* at, int64_t stride, int64_t panels, int64_t bytes) {
       for (int64_t p = block.team.first(panels); p < block.team.last(panels); p++)
@@ -277,7 +279,6 @@ struct Forward {
     gather((char*)room.states.at, room.states.stride * size, hidden / Isa::kPanel, Isa::kPanel * size);
     gather((char*)room.heads.at, room.heads.stride * size, step.heads * step.dim / Isa::kPanel, Isa::kPanel * size);
     gather((char*)room.sums.at, room.sums.stride * 4, hidden / kColumns, kColumns * 4);
-    block.rows = texts;
   }
 
   static void read(const Block& block) {
@@ -285,7 +286,7 @@ struct Forward {
     const int64_t columns = call.model->output;
     const States<Isa>& states = block.room.states;
     if (call.reading == kMeanRow) {
-      for (int64_t t = block.first + block.team.member; t < block.last; t += block.team.members) {
+      for (int64_t t = block.first + block.team.piece; t < block.last; t += block.team.pieces) {
         const int64_t from = block.start(t) + (call.skip ? call.skip[t] : 0), to = block.start(t + 1);
         const Floats count = broadcast(float(to - from));
         for (int64_t c = 0; c < columns; c += kLanes) {
@@ -309,28 +310,27 @@ struct Forward {
   }
 
   static void run_step(Block& block, const Step& step, double* timings) {
+    Team& team = block.team;
     const double begun = timings ? now() : 0;
     switch (step.kind) {
-      case kEmbed: embed(block, step); break;
-      case kNorm: norm(block, step); break;
-      case kProduct: multiply(block, step); break;
-      case kHeads: turn(block, step); break;
+      case kEmbed: team.share([&] { embed(block, step); }); break;
+      case kNorm: team.share([&] { norm(block, step); }); break;
+      case kProduct: team.share([&] { multiply(block, step); }); break;
+      case kHeads: team.share([&] { turn(block, step); }); break;
       case kAttention:
-        attend(block, step);
+        team.share([&] { attend(block, step); });
         if (step.last && (block.call.reading == kFirstRow || block.call.reading == kLastRow)) {
-          block.team.wait();
-          drop_rows(block, step);
+          team.share([&] { drop_rows(block, step); });
+          block.rows = block.last - block.first;
         }
         break;
       default: feed(block, step);
     }
-    block.team.wait();
     if (timings) timings[step.kind == kProduct && step.target != 0 ? 6 : step.kind] += now() - begun;
   }
 
-  static void run_block(Block& block) {
+  static void run_block(Block& block, double* timings) {
     const Model& model = *block.call.model;
-    double* timings = block.team.member == 0 ? block.call.timings : nullptr;
     for (int64_t i = 0, end; i < model.count; i = end) {
       end = i + 1;
       if (model.steps[i].kind == kAttention) {
@@ -349,59 +349,61 @@ struct Forward {
       }
     }
     const double begun = timings ? now() : 0;
-    read(block);
+    block.team.share([&] { read(block); });
     if (timings) timings[7] += now() - begun;
-    block.team.wait();  // the next block overwrites the states
   }
 
   struct Job {
     const EncodeCall* call;
     Sizes sizes;
-    bool shared;          // whether the threads share each step
-    Barrier barrier;
-    int64_t next_text;    // first text that no thread has taken
-    int64_t next_member;
-    int64_t lock;
+    bool shared;        // whether the threads share each step
+    Progress progress;
+    int64_t next_text;  // first text that no thread has taken
   };
 
-  // Texts [from, result) are a block. With leads all texts are one: each layer reads the lead's keys of this layer.
-  static int64_t block_end(const EncodeCall& call, int64_t from) {
+  // Texts [from, result) are a block: about as many tokens as leave each thread the same work. With leads all texts are
+  // one block, since a layer reads the lead's keys of this layer.
+  static int64_t block_end(const EncodeCall& call, int64_t from, int64_t threads) {
     if (call.leads) return call.texts;
+    const int32_t* bounds = call.bounds;
+    const int64_t left = bounds[call.texts] - bounds[from], rounds = quotient_up(left, threads * call.block);
+    const int64_t part = quotient_up(left, threads * rounds);
     int64_t to = from + 1;
-    while (to < call.texts && call.bounds[to + 1] - call.bounds[from] <= call.block) to++;
+    for (; to < call.texts; to++) {
+      const int64_t without = bounds[to] - bounds[from], with = bounds[to + 1] - bounds[from];
+      if (with > call.block || with - part > part - without) break;
+    }
     return to;
   }
 
-  // The next block, under a lock, since blocks are cut one after another.
-  static bool take(Job& job, int64_t* from, int64_t* to) {
-    while (__atomic_exchange_n(&job.lock, 1, __ATOMIC_ACQUIRE)) _mm_pause();
-    *from = job.next_text;
-    *to = *from < job.call->texts ? block_end(*job.call, *from) : *from;
-    job.next_text = *to;
-    __atomic_store_n(&job.lock, 0, __ATOMIC_RELEASE);
-    return *from < *to;
+  // The next block: none if from is to.
+  static void take(Job& job, int64_t* from, int64_t* to) {
+    *from = __atomic_load_n(&job.next_text, __ATOMIC_RELAXED);
+    do {
+      *to = *from < job.call->texts ? block_end(*job.call, *from, job.call->threads) : *from;
+    } while (!__atomic_compare_exchange_n(&job.next_text, from, *to, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
   }
 
-  static void work(void* argument) {
+  static void work(void* argument, int64_t member) {
     auto& job = *(Job*)argument;
     const EncodeCall& call = *job.call;
     const FlushDenormals flush;
     Isa::begin();
-    Team team{&job.barrier, __atomic_fetch_add(&job.next_member, 1, __ATOMIC_RELAXED), job.shared ? team_size() : 1};
-    const Room own = room_at((char*)call.workspace + team.member * job.sizes.bytes, job.sizes);
-    if (job.shared) {
-      const Room room = room_at((char*)call.workspace, job.sizes);
-      for (int64_t from = 0, to; from < call.texts; from = to) {
-        to = block_end(call, from);
-        Block block{call, room, own.attention, team, from, to, call.bounds[to] - call.bounds[from]};
-        run_block(block);
+    const Room own = room_at((char*)call.workspace + member * job.sizes.bytes, job.sizes);
+    const Room room = room_at((char*)call.workspace, job.sizes);
+    Team team{&job.progress, job.shared ? call.threads : 1, 0, 0, 1};
+    double* timings = member == 0 ? call.timings : nullptr;
+    int64_t from = 0, to = 0;
+    for (;;) {
+      if (job.shared) {
+        from = to;
+        to = from < call.texts ? block_end(call, from, 1) : from;
+      } else {
+        take(job, &from, &to);
       }
-    } else {
-      team.member = 0;
-      for (int64_t from, to; take(job, &from, &to);) {
-        Block block{call, own, own.attention, team, from, to, call.bounds[to] - call.bounds[from]};
-        run_block(block);
-      }
+      if (from == to) break;
+      Block block{call, job.shared ? room : own, own.attention, team, from, to, call.bounds[to] - call.bounds[from]};
+      run_block(block, timings);
     }
     Isa::end();
   }
@@ -410,9 +412,9 @@ struct Forward {
 
   static int64_t encode(const void* argument) {
     const auto& call = *(const EncodeCall*)argument;
-    Job job{&call, sizes_of(call), false, {}, 0, 0, 0};
+    Job job{&call, sizes_of(call), false, {0, 0, 0}, 0};
     job.shared = call.threads > 1 && (call.bounds[call.texts] <= kShared || call.texts < call.threads || call.leads);
-    run_torch_threads(work, &job, call.threads);
+    run_team(work, &job, call.threads);
     return 0;
   }
 

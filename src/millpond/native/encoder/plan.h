@@ -13,7 +13,7 @@
 
 enum StepKind : std::int64_t { kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed };
 
-enum Activation : std::int64_t { kIdentity, kGelu, kGeluTanh, kSilu, kRelu };
+enum Activation : std::int64_t { kIdentity, kGelu, kGeluTanh, kSilu, kRelu, kSigmoid };
 
 enum NormKind : std::int64_t { kCopy, kLayerNorm, kRmsNorm };
 
@@ -52,7 +52,8 @@ struct Step {
   const void* types;       // [types, columns]; null: none
   const float* cosines;    // [positions, dim / 2]; null: no rotation
   const float* sines;      // [positions, dim / 2]
-  const float* distances;  // [heads, 2 reach - 1], added to the scores of a query and a key by their distance
+  // [heads, 2 reach - 1], added to the scores of a query and a key by their distance; 32 numbers more may be read
+  const float* distances;
   std::int64_t reach;      // distances are key - query + reach - 1
   std::int64_t heads, kv_heads, dim;
   std::int64_t before, after;  // how many positions back and ahead a query attends
@@ -79,7 +80,7 @@ struct EncodeCall {
   const std::int32_t* bounds;  // [texts + 1]
   const std::int32_t* types;   // [tokens]; null: all 0
   const std::int32_t* keys;    // [texts], number of first tokens that are attended to; null: all
-  const std::int32_t* skip;    // [texts], first tokens that a mean leaves out; null: none
+  const std::int32_t* skip;    // [texts], first tokens that a mean and the first row leave out; null: none
   const std::int32_t* leads;   // [texts], the text of the call that each continues, -1 for none; null: none does
   float* out;                  // [tokens, output], or [texts, output] unless all rows are read
   void* workspace;             // threads * workspace_bytes(call)

@@ -8,6 +8,7 @@
 // An instruction set is a class `Isa` with its precision and
 //   kRows                 rows of its largest block
 //   kMostDepth            panels of a unit that fit into the first cache beside the rows; 0: no limit
+//   kTiles                whether it multiplies beside the vectors (lagged_products.h), and has attend() (attention.h)
 //   begin(), end()        of a thread's work
 //   block(...)            sums of up to kRows rows and one unit
 // A row's sums are computed in the same order in every block.
@@ -40,6 +41,7 @@ MILLPOND_INLINE void fetch(const char* ahead, int64_t lines) {
 struct FmaIsa : Float32 {
   static constexpr int kRows = kLanes == 16 ? 12 : 6;
   static constexpr int64_t kMostDepth = 0;
+  static constexpr bool kTiles = false;
   static void begin() {}
   static void end() {}
 
@@ -81,6 +83,7 @@ struct FmaIsa : Float32 {
 struct DotIsa : Bfloat16States {
   static constexpr int kRows = 12;
   static constexpr int64_t kMostDepth = 0;
+  static constexpr bool kTiles = false;
   static void begin() {}
   static void end() {}
 
@@ -148,11 +151,20 @@ constexpr int64_t unit_size(int64_t panels) {
   return panels * Isa::kPanel * kColumns;
 }
 
+// In lagged_products.h.
+template <class Isa, class Done>
+void lagged_product(const States<Isa>& a, int64_t rows, const typename Isa::State* weight, int64_t unit, int64_t depth,
+                    int64_t first, int64_t last, const float* bias, const Done& done);
+template <class Isa>
+void product_to_sums_in_parts(const States<Isa>& a, int64_t rows, const typename Isa::State* weight, int64_t unit,
+                              int64_t depth, int64_t first, int64_t last, const float* bias, const Sums& to);
+
 // Units [first, last) of a weight, for `rows` rows; `done(unit, row, count, sums [count][kColumns])` gets each block.
 // `depth` panels of the weight are multiplied, of units that are `unit` numbers apart.
 template <class Isa, class Done>
 MILLPOND_INLINE void product(const States<Isa>& a, int64_t rows, const typename Isa::State* weight, int64_t unit,
                              int64_t depth, int64_t first, int64_t last, const float* bias, const Done& done) {
+  if constexpr (Isa::kTiles) return lagged_product<Isa>(a, rows, weight, unit, depth, first, last, bias, done);
   alignas(64) float sums[Isa::kRows * kColumns];
   const int64_t blocks = quotient_up(rows, Isa::kRows);
   const int64_t lines = unit_size<Isa>(depth) * int64_t(sizeof(typename Isa::State)) / 64;
@@ -182,6 +194,8 @@ MILLPOND_INLINE void product(const States<Isa>& a, int64_t rows, const typename 
 template <class Isa>
 MILLPOND_INLINE void product_to_sums(const States<Isa>& a, int64_t rows, const typename Isa::State* weight, int64_t unit,
                                      int64_t depth, int64_t first, int64_t last, const float* bias, const Sums& to) {
+  if constexpr (Isa::kTiles)
+    return product_to_sums_in_parts<Isa>(a, rows, weight, unit, depth, first, last, bias, to);
   const int64_t blocks = quotient_up(rows, Isa::kRows);
   const int64_t lines = unit_size<Isa>(depth) * int64_t(sizeof(typename Isa::State)) / 64;
   const int64_t ahead_lines = quotient_up(lines, blocks * depth);
@@ -226,3 +240,5 @@ inline void pack_units(const uint16_t* weight, int64_t out, int64_t in, uint16_t
 #endif
 
 }  // namespace
+
+#include "lagged_products.h"

@@ -2,9 +2,11 @@
 // The encoder in bfloat16, for processors with AVX512-BF16.
 
 #include "../encoder/forward.h"
+#include "../encoder/speed.h"
 #include "../kernel_table.h"
 
 extern "C" void millpond_add_encoder_avx512bf16(KernelTable* table) {
+  table->measure_bfloat16 = measure<DotSpeed>;
   table->pack_weight_bfloat16 = Forward<DotIsa>::pack;
   table->encode_bfloat16 = Forward<DotIsa>::encode;
   table->encoder_workspace_bfloat16 = Forward<DotIsa>::workspace;

@@ -1,0 +1,14 @@
+// Compiler flags: -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16
+// The encoder, and attention for the models that it does not take, in bfloat16 tiles: for processors with AMX.
+
+#include "../encoder/forward.h"
+#include "../kernel_table.h"
+#include "segment_attention.h"
+
+extern "C" void millpond_add_encoder_amx(KernelTable* table) {
+  table->pack_weight_bfloat16 = Forward<TileIsa>::pack;
+  table->encode_bfloat16 = Forward<TileIsa>::encode;
+  table->encoder_workspace_bfloat16 = Forward<TileIsa>::workspace;
+  table->attention_bfloat16 = SegmentAttention::run;
+  table->attention_workspace_bfloat16 = SegmentAttention::workspace;
+}

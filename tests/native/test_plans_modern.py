@@ -1,0 +1,354 @@
+"""Native plans of ModernBERT, NomicBert and GTE, compared with transformers' classes on texts of many lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.tiny import write_checkpoint
+from torch import nn
+
+from millpond.attention.segments import Segments
+from millpond.checkpoints.architectures import find
+from millpond.checkpoints.checkpoint import read_checkpoint
+from millpond.checkpoints.native_config import translate
+from millpond.models.linear import plain_linears
+from millpond.models.load import load_backbone
+from millpond.models.modernbert import PackedModernBert
+from millpond.models.native import modernbert, rotary_encoder
+from millpond.models.native.encoder import NativeEncoder, bounds_of
+from millpond.models.native.plan import Unfit, kernels_of
+from millpond.models.native.rotation import Rotation
+from millpond.models.rotary_encoder import PackedRotaryEncoder
+from millpond.native.library import ISAS, isa
+
+TOLERANCE = 1e-5  # between rows of length 1
+VISIBLE = 1e-3
+LENGTHS = (1, 2, 17, 64, 300, 17, 1, 33, 63, 65, 7, 8, 9, 128, 129, 130)
+POSITIONS = {"max_position_embeddings": 512}
+SIZE = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 192} | POSITIONS
+WIDE_HEADS = {"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 416} | POSITIONS
+BIASES = {"norm_bias": True, "attention_bias": True, "mlp_bias": True}
+NOMIC = SIZE | {"n_embd": 128, "n_head": 4, "n_inner": 192, "n_positions": 512, "max_trained_positions": 512}
+YARN = {"rope_type": "yarn", "rope_theta": 160000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LOCAL = {"rope_type": "default", "rope_theta": 50.0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "factor": 2.0,
+    "short_factor": [1.0] * 16,
+    "long_factor": [2.0] * 16,
+    "original_max_position_embeddings": 64,
+}
+
+
+def two_bases(full: Mapping[str, Any]) -> dict[str, Any]:
+    return {"rope_parameters": {"full_attention": dict(full), "sliding_attention": LOCAL}}
+
+
+# Name: family and fields of config.json.
+VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "modernbert": ("modernbert", SIZE),
+    "modernbert-heads-of-64": ("modernbert", WIDE_HEADS),
+    "modernbert-heads-of-96": ("modernbert", SIZE | {"hidden_size": 192, "num_attention_heads": 2}),
+    "modernbert-biases": ("modernbert", SIZE | BIASES),
+    "modernbert-window-128": ("modernbert", SIZE | {"local_attention": 128}),
+    "modernbert-window-of-one-neighbour": ("modernbert", SIZE | {"local_attention": 2}),
+    "modernbert-window-of-itself": ("modernbert", SIZE | {"local_attention": 1}),
+    "modernbert-window-beyond-all": ("modernbert", SIZE | {"local_attention": 5000}),
+    "modernbert-all-global": ("modernbert", SIZE | {"global_attn_every_n_layers": 1}),
+    "modernbert-mostly-local": ("modernbert", SIZE | {"global_attn_every_n_layers": 6, "num_hidden_layers": 6}),
+    "modernbert-local-first": (
+        "modernbert",
+        SIZE | {"layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]},
+    ),
+    "modernbert-one-layer": ("modernbert", SIZE | {"num_hidden_layers": 1}),
+    "modernbert-silu": ("modernbert", SIZE | {"hidden_activation": "silu"}),
+    "modernbert-relu": ("modernbert", SIZE | BIASES | {"hidden_activation": "relu"}),
+    "modernbert-gelu-new": ("modernbert", SIZE | {"hidden_activation": "gelu_new"}),
+    "modernbert-sigmoid": ("modernbert", SIZE | BIASES | {"hidden_activation": "sigmoid"}),
+    "modernbert-yarn": ("modernbert", SIZE | two_bases(YARN)),
+    "modernbert-llama3": ("modernbert", SIZE | two_bases(LLAMA3)),
+    "nomic": ("nomic", NOMIC),
+    "nomic-geglu": ("nomic", NOMIC | {"activation_function": "geglu"}),
+    "nomic-glu": ("nomic", NOMIC | {"activation_function": "glu"}),
+    "gte": ("gte", SIZE),
+    "gte-without-types": ("gte-en", SIZE),
+    "gte-heads-of-64": ("gte", WIDE_HEADS),
+    "gte-of-its-own-scaling": ("gte-snowflake", SIZE | {"hidden_act": "gelu_new"}),
+}
+# What the native encoder does not compute.
+UNFIT: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "heads-of-16": ("modernbert", SIZE | {"num_attention_heads": 8}),
+    "width-48": ("modernbert", POSITIONS),
+    "inner-width-100": ("gte", SIZE | {"intermediate_size": 100}),
+    "activation": ("modernbert", SIZE | {"hidden_activation": "mish"}),
+}
+# Instruction set and precision.
+TARGETS = [
+    pytest.param(
+        name,
+        dtype,
+        marks=pytest.mark.skipif(
+            isa() is None or name not in ISAS[: ISAS.index(str(isa())) + 1] or kernels_of(dtype, name) is None,
+            reason="this processor does not have it, or there was no compiler",
+        ),
+        id=f"{name}-{str(dtype).removeprefix('torch.')}",
+    )
+    for name, dtype in (
+        *((name, torch.float32) for name in ("avx2", "avx512")),
+        *((name, torch.bfloat16) for name in ("avx512bf16", "amx")),
+    )
+]
+compiled = pytest.mark.skipif(isa() is None, reason="no compiled kernels")
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a variant's checkpoint."""
+    root = tmp_path_factory.mktemp("variants")
+
+    def folder(variant: str) -> Path:
+        family, config = (VARIANTS | UNFIT)[variant]
+        place = root / variant
+        return place if place.exists() else write_checkpoint(place, family, config=config)
+
+    return folder
+
+
+def backbone(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    """millpond's forward in torch; ``packed=False``: transformers' class."""
+    checkpoint = read_checkpoint(folder)
+    row = find(checkpoint.config, folder.name)
+    checkpoint = replace(checkpoint, config=translate(row, checkpoint.config, folder.name))
+    return load_backbone(checkpoint, row, device=torch.device("cpu"), dtype=dtype, **options)
+
+
+def plan_of(module: nn.Module, highest: str | None = None, dtype: torch.dtype = torch.float32) -> NativeEncoder:
+    kernels = kernels_of(dtype, highest)
+    assert kernels is not None
+    if isinstance(module, PackedModernBert):
+        return NativeEncoder(modernbert.plan(module, kernels, dtype))
+    assert isinstance(module, PackedRotaryEncoder)
+    return NativeEncoder(rotary_encoder.plan(module, kernels, dtype))
+
+
+@lru_cache(maxsize=64)  # two variants share nothing, and no test changes them
+def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
+    with plain_linears():
+        return backbone(folder, dtype)
+
+
+def some_ids(lengths: tuple[int, ...]) -> torch.Tensor:  # [tokens]
+    return torch.randint(5, 200, (sum(lengths),), generator=torch.Generator().manual_seed(4))
+
+
+@torch.inference_mode()
+def states(module: nn.Module, lengths: tuple[int, ...] = LENGTHS, types: torch.Tensor | None = None) -> torch.Tensor:
+    """The states ``[tokens, hidden]`` of a backbone, called as the engine calls those in torch's operators."""
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    row: dict[str, Any] = {"position_ids": positions, "segments": Segments.of(lengths)}
+    if types is not None:
+        row["token_type_ids"] = types[None]
+    return module(input_ids=some_ids(lengths)[None], **row).last_hidden_state[0]
+
+
+@lru_cache(maxsize=64)
+def expected_states(
+    folder: Path, lengths: tuple[int, ...] = LENGTHS, types: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Those of transformers' class in float32."""
+    module = backbone(folder, packed=False)
+    assert type(module).__module__.startswith("transformers.")
+    return states(module, lengths, types)
+
+
+def native_states(encoder: NativeEncoder, lengths: tuple[int, ...] = LENGTHS, **options: Any) -> torch.Tensor:
+    return encoder.encode(some_ids(lengths).int().numpy(), bounds_of(lengths), **options)
+
+
+def apart(own: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference of their rows at length 1."""
+    assert own.shape == expected.shape
+    return float((nn.functional.normalize(own) - nn.functional.normalize(expected)).abs().max())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("highest", "dtype"), TARGETS)
+def test_equals_transformers_class(variant, highest, dtype, folder_of, record_property):
+    folder = folder_of(variant)
+    own = native_states(plan_of(loaded(folder, dtype), highest, dtype))
+    expected = expected_states(folder)
+    if dtype is torch.float32:
+        worst = apart(own, expected)
+        record_property("error", worst)
+        assert worst <= TOLERANCE
+    else:
+        cosine = torch.cosine_similarity(own, expected, dim=-1)
+        record_property("cosine", float(cosine.min()))
+        assert cosine.mean() >= 0.999
+        assert cosine.min() >= 0.99
+
+
+@compiled
+@pytest.mark.parametrize("variant", ["modernbert", "modernbert-window-128", "modernbert-biases", "nomic", "gte"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_text_alone_has_the_same_states_to_the_bit(variant, threads, folder_of):
+    encoder = plan_of(loaded(folder_of(variant)))
+    ids, bounds = some_ids(LENGTHS).int().numpy(), bounds_of(LENGTHS)
+    together = encoder.encode(ids, bounds, threads=threads)
+    for first, end in pairwise(bounds):
+        alone = encoder.encode(ids[first:end].copy(), bounds_of([end - first]))
+        assert torch.equal(alone, together[first:end])
+
+
+@compiled
+@pytest.mark.parametrize("variant", ["modernbert", "modernbert-biases", "modernbert-one-layer", "nomic", "gte"])
+def test_the_first_and_the_last_row_are_those_of_all_rows(variant, folder_of):
+    encoder = plan_of(loaded(folder_of(variant)))
+    rows, bounds = native_states(encoder), torch.from_numpy(bounds_of(LENGTHS)).long()
+    assert torch.equal(native_states(encoder, rows="first"), rows[bounds[:-1]])
+    assert torch.equal(native_states(encoder, rows="last"), rows[bounds[1:] - 1])
+
+
+@compiled
+@pytest.mark.parametrize("variant", ["nomic", "gte"])
+def test_token_types(variant, folder_of, tmp_path):
+    family, config = VARIANTS[variant]
+    folder = write_checkpoint(tmp_path / "model", family, config=config | {"type_vocab_size": 2})
+    types = torch.randint(0, 2, (sum(LENGTHS),), generator=torch.Generator().manual_seed(6))
+    own = native_states(plan_of(loaded(folder)), types=types.int().numpy())
+    assert apart(own, expected_states(folder, types=types)) <= TOLERANCE
+    assert apart(own, expected_states(folder)) > VISIBLE
+
+
+@compiled
+@pytest.mark.parametrize("variant", ["modernbert", "gte"])
+def test_tables_of_rotary_positions_grow_with_the_longest_text(variant, folder_of):
+    folder = folder_of(variant)
+    encoder = plan_of(loaded(folder))
+    lengths = (3, 2000, 600, 5)  # beyond max_position_embeddings, which a caller's max_length may be
+    first = native_states(encoder, (3,))
+    assert all(rotation.positions < 1000 for rotation in encoder.plan.rotations)
+    own = native_states(encoder, lengths)
+    assert apart(own, expected_states(folder, lengths)) <= 2 * TOLERANCE
+    assert torch.equal(native_states(encoder, (3,)), first)
+
+
+@compiled
+@pytest.mark.parametrize("variant", UNFIT)
+def test_what_the_kernels_do_not_compute_runs_in_torchs_operators(variant, folder_of):
+    folder = folder_of(variant)
+    with pytest.raises(Unfit):
+        plan_of(loaded(folder))
+    module = backbone(folder, native=True)
+    assert type(module).__name__.startswith("Packed")
+    assert apart(states(module), expected_states(folder)) <= TOLERANCE
+
+
+@compiled
+@pytest.mark.parametrize("variant", ["modernbert", "nomic", "gte"])
+def test_loading_chooses_the_native_forward(variant, folder_of):
+    folder = folder_of(variant)
+    module = backbone(folder, native=True)
+    assert isinstance(module, NativeEncoder)
+    assert apart(states(module), expected_states(folder)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("scaling", [DYNAMIC, LONG], ids=["dynamic", "longrope"])
+def test_positions_that_depend_on_the_longest_text_are_unfit(scaling):
+    """Loading refuses such a config before; here its rotary module is built by itself."""
+    from transformers import GteConfig, ModernBertConfig
+    from transformers.models.gte.modeling_gte import GteRotaryEmbedding
+    from transformers.models.modernbert.modeling_modernbert import ModernBertRotaryEmbedding
+
+    two = ModernBertRotaryEmbedding(ModernBertConfig(**SIZE | two_bases(scaling)))
+    assert Rotation(two, "sliding_attention").positions
+    for rotary, kind in (
+        (two, ("full_attention",)),
+        (GteRotaryEmbedding(GteConfig(**SIZE | {"rope_parameters": scaling})), ()),
+    ):
+        with pytest.raises(Unfit):
+            Rotation(rotary, *kind)
+
+
+# --- Mistakes: each must change the states. --------------------------------------------------------------------------
+
+
+def without_window(module: PackedModernBert) -> None:
+    for layer in module.layers:
+        layer.window = None
+
+
+def one_more_in_the_window(module: PackedModernBert) -> None:
+    for layer in module.layers:
+        layer.window = layer.window and layer.window + 1
+
+
+def bases_exchanged(module: PackedModernBert) -> None:
+    kinds = {"full_attention": "sliding_attention", "sliding_attention": "full_attention"}
+    for layer in module.layers:
+        layer.kind = kinds[layer.kind]
+
+
+def halves_exchanged(module: PackedModernBert) -> None:
+    for layer in module.layers:
+        layer.gate_proj.weight.data, layer.up_proj.weight.data = layer.up_proj.weight.data, layer.gate_proj.weight.data
+
+
+def a_norm_before_the_first_layer(module: PackedModernBert) -> None:
+    module.layers[0].attention_norm = module.layers[1].attention_norm
+
+
+def no_norm_at_the_end(module: PackedModernBert) -> None:
+    module.norm = nn.Identity()
+
+
+@compiled
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        without_window,
+        one_more_in_the_window,
+        bases_exchanged,
+        halves_exchanged,
+        a_norm_before_the_first_layer,
+        no_norm_at_the_end,
+    ],
+)
+def test_notices(mistake, folder_of):
+    folder = folder_of("modernbert")
+    module = backbone(folder)
+    mistake(module)
+    assert apart(native_states(plan_of(module)), expected_states(folder)) > VISIBLE
+
+
+@compiled
+def test_calls_of_several_threads_while_the_tables_grow(folder_of):
+    from concurrent.futures import ThreadPoolExecutor
+
+    module = loaded(folder_of("modernbert"))
+    lengths = [(5, 40), (700, 3), (9,), (1500,), (64, 64), (3000, 1)] * 2
+    expected = [native_states(plan_of(module), one) for one in lengths]
+    encoder = plan_of(module)
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda one: native_states(encoder, one), lengths))
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert len(encoder.plan.rotations) == 2
+    assert np.diff([rotation.positions for rotation in encoder.plan.rotations]) == [0]

@@ -1,0 +1,123 @@
+"""Which precision the encoder takes on a processor, and which kernels serve it."""
+
+import ctypes
+
+import pytest
+import torch
+
+from millpond.checkpoints.architecture import Architecture
+from millpond.cli.env import env
+from millpond.models import placement
+from millpond.native import library, precision
+
+built = pytest.mark.skipif(library.kernel_table() is None, reason="no compiled kernels: no C++ compiler, or no AVX2")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def processor(monkeypatch):
+    """Pretends a processor: its highest instruction set and its speeds."""
+
+    def pretend(isa, **speeds):
+        monkeypatch.setattr(library, "isa", lambda: isa)
+        monkeypatch.setattr(library, "kernel_table", lambda: None if isa is None else library.KernelTable())
+        monkeypatch.setattr(library, "absent", lambda: "not built")
+        monkeypatch.setattr(precision, "operations_per_second", lambda: speeds)
+
+    return pretend
+
+
+def automatic(stored=None):
+    return placement.resolve_dtype("auto", CPU, Architecture, stored)
+
+
+@pytest.mark.parametrize(
+    ("isa", "speeds", "expected", "line"),
+    [
+        pytest.param(
+            "avx512bf16",
+            {"float32": 1e11, "bfloat16": 2e11},
+            torch.bfloat16,
+            "avx512bf16 in bfloat16 (vdpbf16ps does 2.0 x the operations of float32, measured), avx512 in float32",
+            id="dot-products-twice-as-fast",
+        ),
+        pytest.param(
+            "avx512bf16",
+            {"float32": 2e11, "bfloat16": 1e11},
+            torch.float32,
+            "avx512 in float32 (vdpbf16ps does 0.5 x the operations of float32, measured: avx512bf16 only where "
+            "bfloat16 is asked for)",
+            id="dot-products-at-a-quarter",
+        ),
+        pytest.param(
+            "avx512bf16",
+            {"float32": 1e11, "bfloat16": 1.1e11},
+            torch.float32,
+            "avx512 in float32 (vdpbf16ps does 1.1 x",
+            id="a-gain-too-small",
+        ),
+        pytest.param(
+            "amx",
+            {"float32": 2e11, "bfloat16": 1e11},
+            torch.bfloat16,
+            "amx in bfloat16 (tiles), avx512 in float32",
+            id="tiles",
+        ),
+        pytest.param(
+            "avx512", {"float32": 1e11}, torch.float32, "avx512 in float32 (no dot products of bfloat16)", id="avx512"
+        ),
+        pytest.param(
+            "avx2", {"float32": 1e11}, torch.float32, "avx2 in float32 (no dot products of bfloat16)", id="avx2"
+        ),
+    ],
+)
+def test_the_faster_precision_is_taken_and_env_says_why(processor, capsys, isa, speeds, expected, line):
+    processor(isa, **speeds)
+    assert automatic() is expected
+    assert placement.resolve_dtype("bfloat16", CPU, Architecture, None) is torch.bfloat16
+    env()
+    assert f"encoder kernels   {line}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("has", [pytest.param(True, id="with"), pytest.param(False, id="without")])
+def test_without_kernels_torch_is_asked(processor, monkeypatch, capsys, has):
+    processor(None)
+    monkeypatch.setattr(placement, "has_native_bfloat16", lambda: has)
+    assert automatic() is (torch.bfloat16 if has else torch.float32)
+    env()
+    assert "encoder kernels   none (not built)" in capsys.readouterr().out
+
+
+@built
+def test_what_the_processor_has_is_measured_once(monkeypatch):
+    table = library.kernel_table()
+    calls = []
+    for name in ("float32", "bfloat16"):
+        if kernel := getattr(table, f"measure_{name}"):
+            call = precision.SpeedCall(rounds=100)
+            assert kernel(ctypes.addressof(call)) == 0
+            assert call.seconds > 0
+            assert call.operations > 100 * 12 * 2 * 8 - 1
+    precision.operations_per_second.cache_clear()
+    measured = precision._fastest
+    monkeypatch.setattr(precision, "_fastest", lambda kernels: calls.append(kernels) or measured(kernels))
+    speeds = precision.operations_per_second()
+    assert precision.operations_per_second() is speeds
+    assert len(calls) == 1
+    expected = {"float32", "bfloat16"} if library.isa() in ("avx512bf16", "amx") else {"float32"}
+    assert set(speeds) == expected
+    assert min(speeds.values()) > 1e6
+
+
+def test_the_shortest_run_counts():
+    """Others use the processor for a while: the longer runs say nothing."""
+    seconds = {"float32": iter([9.0, 1.0] * 20), "bfloat16": iter([0.5, 7.0] * 20)}
+
+    def kernel(name):
+        def measure(address):
+            call = precision.SpeedCall.from_address(address)
+            call.seconds, call.operations = next(seconds[name]), 10.0
+
+        return measure
+
+    assert precision._fastest({name: kernel(name) for name in seconds}) == {"float32": 10.0, "bfloat16": 20.0}

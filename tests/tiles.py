@@ -1,0 +1,42 @@
+"""The kernels of the encoder for AMX over emulated tile instructions, for processors without them."""
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from millpond.native.library import ISAS, KernelTable, isa
+
+ROOT = Path(__file__).parents[1]
+NATIVE = ROOT / "src/millpond/native"
+EMULATION = ROOT / "tests/native/amx_emulation.h"
+emulates = pytest.mark.skipif(
+    shutil.which("g++") is None or isa() not in ISAS[2:], reason="needs g++ and a processor with AVX512-BF16"
+)
+
+
+def tile_flags():
+    """The compiler flags of the kernels for AMX, and what emulates the tiles."""
+    sys.path.insert(0, str(ROOT))
+    import hatch_build
+
+    source = NATIVE / "x86_amx/encoder.cpp"
+    return [*hatch_build._OPTIONS, *hatch_build.compiler_flags(source), "-include", str(EMULATION)]
+
+
+def emulated_table(folder):
+    """The entries that the encoder's kernels for AMX set in a table; others are empty."""
+    pytest.importorskip("hatchling")
+    source = folder / "fill.cpp"
+    source.write_text(
+        f'#include "{NATIVE}/x86_amx/encoder.cpp"\n#include "{NATIVE}/parallel.cpp"\n'
+        'extern "C" void fill(KernelTable* table) { millpond_add_encoder_amx(table); }\n'
+    )
+    library = folder / "emulated.so"
+    subprocess.run(["g++", *tile_flags(), "-shared", "-o", library, source], check=True)
+    table = KernelTable()
+    ctypes.CDLL(str(library)).fill(ctypes.byref(table))
+    return table
