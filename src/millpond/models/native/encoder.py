@@ -19,6 +19,9 @@ from millpond.models.native.plan import Memory, Plan
 # Bytes of a block's buffers: a thread's part of the second cache.
 _BLOCK_BYTES = 768 << 10
 _LEAST_BLOCK, _LARGEST_BLOCK = 64, 512
+# With more weights than a third cache holds, each block reads all of them from memory. 256 tokens are enough work to
+# hide that, with tiles too, and the states of a block are then read from the third cache.
+_LARGE_MODEL, _LEAST_BLOCK_OF_LARGE = 32 << 20, 256
 
 Rows = Literal["all", "first", "last", "mean"]
 _READINGS: dict[Rows, int] = {
@@ -170,7 +173,8 @@ def _leads(prefixes: torch.Tensor, bounds: torch.Tensor) -> npt.NDArray[np.int32
 def _block_of(plan: Plan) -> int:
     model = plan.model
     of_token = (model.hidden + max(model.heads, 384)) * 2 + (1 + model.branch) * model.hidden * 4
-    return max(_LEAST_BLOCK, min(_LARGEST_BLOCK, int(_BLOCK_BYTES // of_token // 32 * 32)))
+    least = _LEAST_BLOCK_OF_LARGE if plan.weights > _LARGE_MODEL else _LEAST_BLOCK
+    return max(least, min(_LARGEST_BLOCK, int(_BLOCK_BYTES // of_token // 32 * 32)))
 
 
 def bounds_of(lengths: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:
