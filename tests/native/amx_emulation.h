@@ -76,7 +76,9 @@ inline void check_shapes(const Tile& sums, const Tile& a, const Tile& b) {
   require(a.row_bytes == 4 * b.rows, "the operands do not go together");
 }
 
-inline void dpbssd(int n, int left, int right) {
+// `First` is the type of the first operand's bytes.
+template <class First>
+void dpbsd(int n, int left, int right) {
   Tile& sums = tile(n);
   const Tile &a = tile(left), &b = tile(right);
   check_shapes(sums, a, b);
@@ -85,7 +87,7 @@ inline void dpbssd(int n, int left, int right) {
       std::int32_t sum;
       std::memcpy(&sum, sums.bytes[r] + 4 * c, 4);
       for (int k = 0; k < a.row_bytes; k++)
-        sum += int((signed char)a.bytes[r][k]) * int((signed char)b.bytes[k / 4][4 * c + k % 4]);
+        sum += int((First)a.bytes[r][k]) * int((signed char)b.bytes[k / 4][4 * c + k % 4]);
       std::memcpy(sums.bytes[r] + 4 * c, &sum, 4);
     }
 }
@@ -130,6 +132,7 @@ inline void dpbf16ps(int n, int left, int right) {
 #undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_dpbssd
+#undef _tile_dpbusd
 #undef _tile_dpbf16ps
 #define _tile_loadconfig(from) amx_emulation::load_config(from)
 #define _tile_release() amx_emulation::release()
@@ -137,5 +140,6 @@ inline void dpbf16ps(int n, int left, int right) {
 #define _tile_loadd(n, from, stride) amx_emulation::load(n, from, stride)
 #define _tile_stream_loadd(n, from, stride) amx_emulation::load(n, from, stride)
 #define _tile_stored(n, to, stride) amx_emulation::store(n, to, stride)
-#define _tile_dpbssd(n, left, right) amx_emulation::dpbssd(n, left, right)
+#define _tile_dpbssd(n, left, right) amx_emulation::dpbsd<signed char>(n, left, right)
+#define _tile_dpbusd(n, left, right) amx_emulation::dpbsd<unsigned char>(n, left, right)
 #define _tile_dpbf16ps(n, left, right) amx_emulation::dpbf16ps(n, left, right)

@@ -17,6 +17,7 @@ from millpond.engine.execute.cuda.graphs import Graphs
 from millpond.engine.execute.cuda.pipeline import PendingBatch, Pipeline
 from millpond.engine.execute.cuda.streams import Backend
 from millpond.engine.execute.results import ReadRows, RequestResult, split_results
+from millpond.engine.execute.threads import native_threads
 from millpond.engine.schedule.request import Request
 from millpond.models.int8 import Int8Linear
 from millpond.models.linear import ReorderedLinear
@@ -120,7 +121,8 @@ class Runner:
             skip=packed.skip if kind == "mean" else None,
             leads=None if packed.prefixes is None else np.array(packed.prefixes, dtype=np.int32),
             rows=_ROWS[kind],
-            threads=torch.get_num_threads(),
+            adapters=None if packed.adapters is None else packed.adapters[packed.bounds[:-1]],
+            threads=native_threads(),
         )
         if kind is not None and all(map(self.pooler.is_plain, readouts)):
             rows = list(hidden.numpy())  # without an operator of torch, which a single short text would notice

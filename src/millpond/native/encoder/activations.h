@@ -47,7 +47,11 @@ MILLPOND_INLINE Floats sigmoid_of(Floats x) {
 
 // x Phi(x) with Phi as a polynomial: |error| < 9e-5.
 MILLPOND_INLINE Floats rough_gelu_of(Floats x) {
-  const Floats t = with_sign_of(smaller(magnitude(x), broadcast(4.2f)), x), u = scaled(t, t);
+<<<<<<< HEAD
+  const Floats t = maximum(smaller(x, broadcast(4.2f)), broadcast(-4.2f)), u = scaled(t, t);
+=======
+  const Floats t = limited(x, broadcast(4.2f)), u = scaled(t, t);
+>>>>>>> amx
   Floats p = multiply_add(u, broadcast(-9.01736075e-10f), broadcast(7.94121888e-08f));
   p = multiply_add(p, u, broadcast(-3.03789716e-06f));
   p = multiply_add(p, u, broadcast(6.68901921e-05f));
@@ -86,6 +90,21 @@ MILLPOND_INLINE Floats activated(Floats x, int64_t activation) {
     case kRelu: return maximum(x, zeros());
     case kSigmoid: return sigmoid_of<kExact>(x);
     default: return x;
+  }
+}
+
+// Sums [count, kColumns] of a product, activated, to rows of states. Gated: of gate and up side by side, to half as many.
+template <class Isa, bool kGated, int64_t kActivation>
+MILLPOND_INLINE void store_activated(const float* sums, int64_t count, const States<Isa>& to, int64_t row,
+                                     int64_t column) {
+  for (int64_t r = 0; r < count; r++, sums += kColumns) {
+    const Floats low = activated<Isa>(load(sums), kActivation), high = load(sums + kLanes);
+    if (kGated) {
+      Isa::store_state(to.row(row + r, column), scaled(low, high));
+    } else {
+      Isa::store_state(to.row(row + r, column), low);
+      Isa::store_state(to.row(row + r, column + kLanes), activated<Isa>(high, kActivation));
+    }
   }
 }
 

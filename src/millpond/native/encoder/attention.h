@@ -171,9 +171,16 @@ template <class Isa>
 void Attention<Isa>::pack_keys(const States<Isa>& heads, const KeyRows& rows, int64_t column, int64_t count, int64_t dim,
                                float* to) {
   for (int64_t k = 0; k < padded(count); k += kColumns)
-    for (int64_t d = 0; d < dim; d++)
-      for (int64_t c = 0; c < kColumns; c++)
-        *to++ = k + c < count ? *(const float*)heads.row(rows.row(k + c), column + d) : 0.0f;
+    for (int64_t d = 0; d < dim; d += kLanes, to += kLanes * kColumns)
+      for (int64_t c = 0; c < kColumns; c += kLanes) {
+        Floats lanes[kLanes];
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < kLanes; i++)
+          lanes[i] = k + c + i < count ? load((const float*)heads.row(rows.row(k + c + i), column + d)) : zeros();
+        transpose(lanes);
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < kLanes; i++) store(to + i * kColumns + c, lanes[i]);
+      }
 }
 
 template <class Isa>

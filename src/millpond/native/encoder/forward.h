@@ -7,13 +7,14 @@
 #include <time.h>
 
 #include "../parallel.h"
+#include "adapters.h"
 #include "attention.h"
+#include "int8.h"
 #include "norms.h"
 #include "team.h"
 
 namespace {
 
-constexpr int64_t kChunk = 384;       // inner columns of a feed that are computed, used and forgotten together
 constexpr int64_t kWholeFeed = 64;    // rows for which all inner columns are kept
 constexpr int64_t kShared = 256;      // tokens of a call whose steps the threads share
 
@@ -31,13 +32,14 @@ struct Forward {
   // The buffers of a block, and what each thread has of its own.
   struct Room {
     States<Isa> states, heads, inner;
-    Sums sums, branch;
+    Sums sums, branch, low;
+    Codes codes, inner_codes;  // of the states or heads, and of a feed's inner states
     typename Attention<Isa>::Room attention;
   };
 
   struct Sizes {
     int64_t rows, keys, dim;
-    int64_t states, heads, sums, branch, attention, bytes;
+    int64_t states, heads, sums, branch, low, codes, ranges, inner_codes, inner_ranges, attention, bytes;
   };
 
   static int64_t most_dim(const Model& model) {
@@ -64,15 +66,23 @@ struct Forward {
     if (sizes.rows % 64 == 0) sizes.rows += 32;
     sizes.keys = longest;
     sizes.dim = most_dim(model);
-    const int64_t whole = (sizes.rows < kWholeFeed + 96 ? sizes.rows : kWholeFeed + 96) * model.inner;
-    const int64_t inner = most_of(whole, sizes.rows * least_of(model.inner, kChunk));
+    const auto inner_of = [&](int64_t columns) {
+      return most_of(least_of(sizes.rows, kWholeFeed + 96) * columns, sizes.rows * least_of(columns, kChunk));
+    };
     const auto bytes = [](int64_t numbers, int64_t size) { return (numbers * size + 4096 + 64) / 64 * 64; };
-    sizes.states = bytes(sizes.rows * model.hidden, sizeof(State));
-    sizes.heads = bytes(most_of(sizes.rows * model.heads, inner), sizeof(State));
+    sizes.states = bytes(sizes.rows * (model.hidden + model.low), sizeof(State));
+    sizes.heads = bytes(most_of(sizes.rows * model.heads, inner_of(model.inner)), sizeof(State));
     sizes.sums = bytes(sizes.rows * model.hidden + 64 * model.hidden / kColumns, 4);
     sizes.branch = model.branch ? sizes.sums : 0;
+    sizes.low = model.low ? bytes(sizes.rows * model.low + 64 * model.low / kColumns, 4) : 0;
+    const int64_t inner = model.codes ? model.inner : 0, ranges = sizes.rows * int64_t(sizeof(Range));
+    sizes.codes = bytes(sizes.rows * code_panels(model.codes) * kCodePanel, 1);
+    sizes.ranges = bytes(quotient_up(model.codes, kChunk) * ranges, 1);
+    sizes.inner_codes = bytes(inner_of(code_panels(inner) * kCodePanel), 1);
+    sizes.inner_ranges = bytes(quotient_up(inner, kChunk) * ranges, 1);
     sizes.attention = bytes(Attention<Isa>::room_bytes(sizes.keys, sizes.dim), 1);
-    sizes.bytes = sizes.states + sizes.heads + sizes.sums + sizes.branch + sizes.attention;
+    sizes.bytes = sizes.states + sizes.heads + sizes.sums + sizes.branch + sizes.low + sizes.codes + sizes.ranges +
+                  sizes.inner_codes + sizes.inner_ranges + sizes.attention;
     return sizes;
   }
 
@@ -88,6 +98,13 @@ struct Forward {
     room.inner = room.heads;  // queries are done with by then
     room.sums = {(float*)take(sizes.sums), sizes.rows * kColumns + 64};
     room.branch = {(float*)take(sizes.branch), sizes.rows * kColumns + 64};
+    room.low = {(float*)take(sizes.low), sizes.rows * kColumns + 64};
+    const auto codes_at = [&](int64_t codes, int64_t ranges) {
+      auto* at = (uint8_t*)take(codes);
+      return Codes{at, sizes.rows * kCodePanel, (Range*)take(ranges), sizes.rows};
+    };
+    room.codes = codes_at(sizes.codes, sizes.ranges);
+    room.inner_codes = codes_at(sizes.inner_codes, sizes.inner_ranges);
     room.attention = Attention<Isa>::room_at(take(sizes.attention), sizes.keys, sizes.dim);
     return room;
   }
@@ -101,22 +118,24 @@ struct Forward {
     int64_t first, last;
     int64_t rows;       // tokens, or texts once only one row of each is left
     int64_t row = 0;    // of a slice: its first row in the block
-    bool whole = true;  // no slice
+    int64_t total = 0;  // rows of the block that a slice is of
 
     int64_t start(int64_t text) const { return call.bounds[text] - call.bounds[first]; }
+    int64_t adapter(int64_t text) const { return call.adapters ? call.adapters[text] : -1; }
 
-    // Calls `done(row, position, token)` for this member's rows; the position is that within the text.
+    // Calls `done(row, position, token, text)` for the rows of this piece; the position is that within the text.
     template <class Done>
     MILLPOND_INLINE void each_token(const Done& done) const {
       const int64_t from = row + team.first(rows), to = row + team.last(rows);
       for (int64_t t = first; t < last; t++) {
         const int64_t begin = start(t), offset = lead_of(call, t) - begin;
         for (int64_t r = most_of(begin, from); r < least_of(start(t + 1), to); r++)
-          done(r - row, r + offset, call.bounds[first] + r);
+          done(r - row, r + offset, call.bounds[first] + r, t);
       }
     }
   };
 
+  // What only passes from one step to the next (codes, products with adapters) is for the rows of one slice.
   static Room slice_of(const Room& room, int64_t row) {
     Room slice = room;
     slice.states.at = room.states.row(row, 0);
@@ -131,12 +150,15 @@ struct Forward {
     const State *words = (const State*)step.words, *positions = (const State*)step.positions;
     const State* types = (const State*)step.types;
     const Floats scale = broadcast(float(step.scale));
-    block.each_token([&](int64_t row, int64_t at, int64_t token) {
-      const State* word = words + int64_t(call.ids[token]) * step.columns;
+    block.each_token([&](int64_t row, int64_t at, int64_t token, int64_t text) {
+      const int64_t adapter = block.adapter(text), kinds = step.low_words ? (adapter + 1) * step.kinds : 0;
+      const int64_t id = call.ids[token], kind = kinds + (call.types ? call.types[token] : 0);
+      const State* word = words + id * step.columns;
       const State* position = positions ? positions + (call.offset + at) * step.columns : nullptr;
-      const State* type = types ? types + (call.types ? int64_t(call.types[token]) : 0) * step.columns : nullptr;
+      const State* type = types ? types + kind * step.columns : nullptr;
       for (int64_t c = 0; c < step.columns; c += kLanes) {
         Floats x = scaled(Isa::load_state(word + c), scale);
+        if (step.low_words && adapter >= 0) x = adapted_word(x, step, id, c, adapter, call.model->rank);
         if (type) x = sum_of(x, Isa::load_state(type + c));
         if (position) x = sum_of(x, Isa::load_state(position + c));
         store(block.room.sums.row(row, c), x);
@@ -160,15 +182,57 @@ struct Forward {
       for (int64_t r = 0; r < rows; r++) store(sums.row(r, c), sum_of(load(sums.row(r, c)), load(bias + c)));
   }
 
-  // Panels [from, from + depth) of a weight, to the sums or the branch.
-  static void add_product(const Block& block, const States<Isa>& a, const Weight& weight, int64_t target, int64_t from,
-                          int64_t depth) {
+  alignas(64) static constexpr float kNone[kMostColumns] = {};
+
+  // Panels [from, from + depth) of the first factors of adapters.
+  static void add_low(const Block& block, const States<Isa>& a, const Weight& weight, int64_t from, int64_t depth) {
     const int64_t panels = weight.in / Isa::kPanel, units = weight.out / kColumns;
+    product_to_sums<Isa>(a, block.rows, (const State*)weight.units + unit_size<Isa>(from), unit_size<Isa>(panels), depth,
+                         block.team.first(units), block.team.last(units), from == 0 ? kNone : nullptr, block.room.low);
+  }
+
+  // Behind `column` of each row, the columns of its text's adapter.
+  static void place_low(const Block& block, const States<Isa>& to, int64_t column) {
+    const int64_t from = block.row + block.team.first(block.rows), end = block.row + block.team.last(block.rows);
+    const bool dropped = block.total == block.last - block.first;  // a row for each text
+    for (int64_t t = block.first; t < block.last; t++) {
+      const int64_t first = dropped ? t - block.first : block.start(t), last = dropped ? first + 1 : block.start(t + 1);
+      place_adapter<Isa>(block.room.low, to, column, most_of(first, from) - block.row, least_of(last, end) - block.row,
+                         block.adapter(t), *block.call.model);
+    }
+  }
+
+  static void adapt(const Block& block, const Step& step) {
+    const States<Isa>& a = step.target == 1 ? block.room.heads : block.room.states;
+    if (block.call.adapters) block.team.share([&] { add_low(block, a, step.weight, 0, step.weight.in / Isa::kPanel); });
+    block.team.share([&] { place_low(block, a, step.weight.in); });
+  }
+
+  // The input of a product in eight bits, if its weight is int8: a step of its own.
+  static void quantize(const Block& block, const States<Isa>& a, const Weight& weight, int64_t columns, const Codes& to) {
+    if constexpr (Int8Of<Isa>::kOffered) {
+      if (!weight.scales) return;
+      block.team.share([&] {
+        quantize_rows<Isa>(a, block.team.first(block.rows), block.team.last(block.rows), columns, to);
+      });
+    }
+  }
+
+  // Inner columns [column, column + width) of a weight, to the sums or the branch.
+  static void add_product(const Block& block, const States<Isa>& a, const Codes& codes, const Weight& weight,
+                          int64_t target, int64_t column, int64_t width) {
+    const int64_t panels = weight.in / Isa::kPanel, units = weight.out / kColumns;
+    const int64_t from = column / Isa::kPanel, depth = width / Isa::kPanel;
     const int64_t first = block.team.first(units), last = block.team.last(units);
     const Sums& to = target == 3 ? block.room.branch : block.room.sums;
     const bool fresh = target != 2 && from == 0;
     if (!fresh && from == 0) add_bias(to, block.rows, first, last, weight.bias);
-    alignas(64) static const float kNone[kMostColumns] = {};
+    if constexpr (Int8Of<Isa>::kOffered) {
+      if (weight.scales) {
+        code_product_to_sums<Isa>(codes, block.rows, weight, column, width, first, last, fresh, to);
+        return;
+      }
+    }
     product_to_sums<Isa>(a, block.rows, (const State*)weight.units + unit_size<Isa>(from), unit_size<Isa>(panels), depth,
                          first, last, fresh ? (weight.bias ? weight.bias : kNone) : nullptr, to);
   }
@@ -178,19 +242,14 @@ struct Forward {
                                 int64_t last, const States<Isa>& to, int64_t to_column) {
     constexpr int64_t kOut = kGated ? kLanes : kColumns;
     const int64_t panels = weight.in / Isa::kPanel;
+    const auto done = [&](int64_t unit, int64_t row, int64_t count, const float* sums) __attribute__((always_inline)) {
+      store_activated<Isa, kGated, kActivation>(sums, count, to, row, unit * kOut - to_column);
+    };
+    if constexpr (Int8Of<Isa>::kOffered) {
+      if (weight.scales) return code_product<Isa>(block.room.codes, block.rows, weight, first, last, done);
+    }
     product<Isa>(a, block.rows, (const State*)weight.units, unit_size<Isa>(panels), panels, first, last, weight.bias,
-                 [&](int64_t unit, int64_t row, int64_t count, const float* sums) __attribute__((always_inline)) {
-                   const int64_t column = unit * kOut - to_column;
-                   for (int64_t r = 0; r < count; r++, sums += kColumns) {
-                     const Floats low = activated<Isa>(load(sums), kActivation);
-                     if (kGated) {
-                       Isa::store_state(to.row(row + r, column), scaled(low, load(sums + kLanes)));
-                     } else {
-                       Isa::store_state(to.row(row + r, column), low);
-                       Isa::store_state(to.row(row + r, column + kLanes), activated<Isa>(load(sums + kLanes), kActivation));
-                     }
-                   }
-                 });
+                 done);
   }
 
   template <bool kGated>
@@ -206,25 +265,33 @@ struct Forward {
     }
   }
 
+  static const States<Isa>& input_of(const Block& block, const Step& step) {
+    return step.target == 0 || step.target == 4 ? block.room.states : block.room.heads;
+  }
+
   static void multiply(const Block& block, const Step& step) {
     const Weight& weight = step.weight;
+    const States<Isa>& a = input_of(block, step);
     if (step.target == 0) {
       const int64_t units = weight.out / kColumns;
-      activated_product<false>(block, block.room.states, weight, step.activation, block.team.first(units),
-                               block.team.last(units), block.room.heads, 0);
+      activated_product<false>(block, a, weight, step.activation, block.team.first(units), block.team.last(units),
+                               block.room.heads, 0);
       return;
     }
-    const States<Isa>& a = step.target == 4 ? block.room.states : block.room.heads;
-    add_product(block, a, weight, step.target == 4 ? 1 : step.target, 0, weight.in / Isa::kPanel);
+    add_product(block, a, block.room.codes, weight, step.target == 4 ? 1 : step.target, 0, weight.in);
   }
 
   static void feed(const Block& block, const Step& step) {
     const Weight &up = step.weight, &down = step.down;
-    const int64_t inner = down.in, of_unit = step.gated ? kLanes : kColumns;
+    const int64_t inner = step.low.units ? step.low.in : down.in, of_unit = step.gated ? kLanes : kColumns;
     // All inner columns of a slice would overwrite the heads of the next one.
-    const int64_t chunk = block.rows <= kWholeFeed && block.whole ? inner : least_of(kChunk, inner);
+    const bool whole = block.rows <= kWholeFeed && block.rows == block.total;
+    const int64_t chunk = whole ? inner : least_of(kChunk, inner);
     States<Isa> states = block.room.inner;
     if (chunk == inner && inner > kChunk) states.stride = (block.rows + 31) / 32 * 32 * Isa::kPanel + 32 * Isa::kPanel;
+    quantize(block, block.room.states, up, up.in, block.room.codes);
+    Codes codes = block.room.inner_codes;
+    if (chunk == inner) codes.stride = (block.rows + 31) / 32 * 32 * kCodePanel + 32 * kCodePanel;
     for (int64_t column = 0; column < inner; column += chunk) {
       const int64_t width = least_of(chunk, inner - column), units = width / of_unit, from = column / of_unit;
       block.team.share([&] {
@@ -234,13 +301,21 @@ struct Forward {
         else
           activated_product<false>(block, block.room.states, up, step.activation, first, last, states, column);
       });
-      block.team.share(
-          [&] { add_product(block, states, down, step.target, column / Isa::kPanel, width / Isa::kPanel); });
+      quantize(block, states, down, width, codes);
+      block.team.share([&] {
+        add_product(block, states, codes, down, step.target, column, width);
+        if (step.low.units && block.call.adapters)
+          add_low(block, states, step.low, column / Isa::kPanel, width / Isa::kPanel);
+      });
     }
+    if (!step.low.units || !block.call.adapters) return;
+    block.team.share([&] { place_low(block, states, 0); });
+    block.team.share(
+        [&] { add_product(block, states, codes, down, step.target, inner, down.in - inner); });
   }
 
   static void turn(const Block& block, const Step& step) {
-    block.each_token([&](int64_t row, int64_t at, int64_t) {
+    block.each_token([&](int64_t row, int64_t at, int64_t, int64_t) {
       turn_heads<Isa>(block.room.heads, row, block.call.offset + at, step);
     });
   }
@@ -315,7 +390,10 @@ struct Forward {
     switch (step.kind) {
       case kEmbed: team.share([&] { embed(block, step); }); break;
       case kNorm: team.share([&] { norm(block, step); }); break;
-      case kProduct: team.share([&] { multiply(block, step); }); break;
+      case kProduct:
+        quantize(block, input_of(block, step), step.weight, step.weight.in, block.room.codes);
+        team.share([&] { multiply(block, step); });
+        break;
       case kHeads: team.share([&] { turn(block, step); }); break;
       case kAttention:
         team.share([&] { attend(block, step); });
@@ -324,6 +402,7 @@ struct Forward {
           block.rows = block.last - block.first;
         }
         break;
+      case kAdapt: adapt(block, step); break;
       default: feed(block, step);
     }
     if (timings) timings[step.kind == kProduct && step.target != 0 ? 6 : step.kind] += now() - begun;
@@ -344,7 +423,7 @@ struct Forward {
       for (int64_t row = 0; row < block.rows; row += several) {
         const Room room = slice_of(block.room, row);
         Block slice{block.call, room, block.attention, block.team, block.first, block.last,
-                    least_of(several, block.rows - row), row, slices == 1};
+                    least_of(several, block.rows - row), row, block.rows};
         for (int64_t step = i; step < end; step++) run_step(slice, model.steps[step], timings);
       }
     }
@@ -361,18 +440,17 @@ struct Forward {
     int64_t next_text;  // first text that no thread has taken
   };
 
-  // Texts [from, result) are a block: about as many tokens as leave each thread the same work. With leads all texts are
-  // one block, since a layer reads the lead's keys of this layer.
+  // Texts [from, result) are a block. Blocks end near equal parts of the call, of which each thread has the same number.
+  // With leads all texts are one block, since a layer reads the lead's keys of this layer.
   static int64_t block_end(const EncodeCall& call, int64_t from, int64_t threads) {
     if (call.leads) return call.texts;
-    const int32_t* bounds = call.bounds;
-    const int64_t left = bounds[call.texts] - bounds[from], rounds = quotient_up(left, threads * call.block);
-    const int64_t part = quotient_up(left, threads * rounds);
+    const int64_t total = call.bounds[call.texts], begin = call.bounds[from];
+    const int64_t parts = threads * quotient_up(total, threads * call.block);
+    const int64_t part = (2 * begin * parts + total) / (2 * total);  // the one that begins next to here
+    const int64_t end = total * (part + 1) / parts;
     int64_t to = from + 1;
-    for (; to < call.texts; to++) {
-      const int64_t without = bounds[to] - bounds[from], with = bounds[to + 1] - bounds[from];
-      if (with > call.block || with - part > part - without) break;
-    }
+    for (; to < call.texts && call.bounds[to + 1] - begin <= call.block; to++)
+      if (call.bounds[to + 1] - end > end - call.bounds[to]) break;
     return to;
   }
 
@@ -415,6 +493,12 @@ struct Forward {
     Job job{&call, sizes_of(call), false, {0, 0, 0}, 0};
     job.shared = call.threads > 1 && (call.bounds[call.texts] <= kShared || call.texts < call.threads || call.leads);
     run_team(work, &job, call.threads);
+    return 0;
+  }
+
+  static int64_t pack_int8(const void* argument) {
+    const auto& call = *(const PackCall*)argument;
+    pack_codes((const int8_t*)call.weight, call.out, call.in, (int8_t*)call.units);
     return 0;
   }
 

@@ -4,6 +4,7 @@
 #include "../encoder/forward.h"
 #include "../kernel_table.h"
 #include "segment_attention.h"
+#include "tile_codes.h"
 
 extern "C" void millpond_add_encoder_amx(KernelTable* table) {
   table->pack_weight_bfloat16 = Forward<TileIsa>::pack;
