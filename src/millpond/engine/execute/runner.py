@@ -120,6 +120,7 @@ class Runner:
             types=packed.types,
             keys=None if packed.keys is None else np.array(packed.keys, dtype=np.int32),
             skip=packed.skip if kind == "mean" else None,
+            leads=None if packed.prefixes is None else np.array(packed.prefixes, dtype=np.int32),
             rows=_ROWS[kind],
             adapters=None if packed.adapters is None else packed.adapters[packed.bounds[:-1]],
             threads=native_threads(),
