@@ -82,12 +82,11 @@ def kernels_of(dtype: torch.dtype, highest: str | None = None, *, int8: Int8 = "
         return None
     if int8 != "none" and not table.pack_weight_int8:
         return None
-    isa = library.isa() if highest is None else highest
     return Kernels(
         pack=getattr(table, f"pack_weight_{name}"),
         encode=getattr(table, f"encode_{name}"),
         workspace=getattr(table, f"encoder_workspace_{name}"),
-        lanes=8 if isa == "avx2" else 16,
+        lanes=8 if library.isa(highest) == "avx2" else 16,
         pack_int8=table.pack_weight_int8,
         int8=int8,
         tiles=dtype is torch.bfloat16 and bool(table.attention_bfloat16),
