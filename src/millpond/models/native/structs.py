@@ -65,7 +65,7 @@ class Model(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("steps", ctypes.POINTER(Step)),
-        *((name, _int) for name in ("count", "hidden", "heads", "inner", "branch", "output", "low", "rank")),
+        *((name, _int) for name in ("count", "hidden", "heads", "inner", "branch", "codes", "output", "low", "rank")),
     ]
 
 
