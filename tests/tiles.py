@@ -27,8 +27,11 @@ def tile_flags():
     return [*hatch_build._OPTIONS, *hatch_build.compiler_flags(source), "-include", str(EMULATION)]
 
 
-def emulated_table(folder):
-    """The entries that the encoder's kernels for AMX set in a table; others are empty."""
+def emulated_table(folder, *options):
+    """The entries that the encoder's kernels for AMX set in a table; others are empty.
+
+    ``options``: more of the compiler's.
+    """
     pytest.importorskip("hatchling")
     source = folder / "fill.cpp"
     source.write_text(
@@ -36,7 +39,7 @@ def emulated_table(folder):
         'extern "C" void fill(KernelTable* table) { millpond_add_encoder_amx(table); }\n'
     )
     library = folder / "emulated.so"
-    subprocess.run(["g++", *tile_flags(), "-shared", "-o", library, source], check=True)
+    subprocess.run(["g++", *tile_flags(), *options, "-shared", "-o", library, source], check=True)
     table = KernelTable()
     ctypes.CDLL(str(library)).fill(ctypes.byref(table))
     return table

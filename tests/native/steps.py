@@ -154,7 +154,7 @@ def attended(
     softcap=None,
     distances=None,  # [heads, 2 reach - 1]
 ):
-    """Attention within one text in float64, and the same weights of the values' magnitudes; 0 for rows without a key."""
+    """Attention within one text in float64, and of the magnitudes of the values; 0 for rows without a key."""
     length, heads, _ = queries.shape
     group = heads // keys.shape[1]
     keys, values = (part.double().repeat_interleave(group, dim=1) for part in (keys, values))
@@ -172,4 +172,4 @@ def attended(
     if count is not None:
         seen &= torch.arange(length) < count
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
-    return (torch.einsum("hqk,khd->qhd", weights, part) for part in (values, values.abs()))
+    return tuple(torch.einsum("hqk,khd->qhd", weights, part) for part in (values, values.abs()))

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-
 from tests.native.steps import (
     PRECISIONS,
     ROUNDING,

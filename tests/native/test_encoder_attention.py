@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-
-from millpond.models.native.encoder import bounds_of
 from tests.native.steps import (
     PRECISIONS,
     ROUNDING,
@@ -18,6 +16,8 @@ from tests.native.steps import (
     numbers,
     tokens,
 )
+
+from millpond.models.native.encoder import bounds_of
 
 # Around a vector, a block of rows, a unit of keys, and the rows that threads divide a text by (512).
 LENGTHS = (1, 2, 5, 7, 12, 13, 15, 16, 17, 31, 32, 33, 48, 63, 65, 130)

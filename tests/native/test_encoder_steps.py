@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-
-from millpond.models.native import structs
-from millpond.models.native.encoder import bounds_of
 from tests.native.steps import (
     PRECISIONS,
     ROUNDING,
@@ -23,6 +20,9 @@ from tests.native.steps import (
     rotated,
     tokens,
 )
+
+from millpond.models.native import structs
+from millpond.models.native.encoder import bounds_of
 
 # Around the rows of a product's block (6 and 12), a tile (16), a barrier of the layout (32) and a whole feed (64).
 ROWS = (1, 2, 5, 6, 7, 12, 13, 16, 31, 33, 63, 64, 65, 97, 200)

@@ -1,14 +1,18 @@
 """The encoder in tiles of AMX, emulated, against the kernels that multiply pairs of bfloat16."""
 
 import ctypes
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from tests.tiles import emulated_table, emulates
+from tests.tiles import ROOT, emulated_table, emulates
 
 from millpond.models.native import structs
 from millpond.models.native.encoder import NativeEncoder, bounds_of
@@ -30,14 +34,19 @@ def table(tmp_path_factory):
     return emulated_table(tmp_path_factory.mktemp("tiles"))
 
 
-@pytest.fixture(scope="module")
-def tiles(table):
+def kernels_in(table):
     return Kernels(
         pack=table.pack_weight_bfloat16,
         encode=table.encode_bfloat16,
         workspace=table.encoder_workspace_bfloat16,
         lanes=16,
+        tiles=True,
     )
+
+
+@pytest.fixture(scope="module")
+def tiles(table):
+    return kernels_in(table)
 
 
 @pytest.fixture(scope="module")
@@ -231,5 +240,44 @@ def test_calls_at_the_same_time(tiles):
     assert all(torch.equal(out, reference) for out, reference in zip(done, expected * 4, strict=True))
 
 
+@pytest.mark.parametrize("hidden", [32, 384, 768])
+def test_blocks_in_tiles_are_long(tiles, pairs, hidden):
+    of_tiles, of_pairs = (
+        encoder_of(kernels, hidden=hidden, heads=hidden // 32, layers=1).block for kernels in (tiles, pairs)
+    )
+    assert 384 <= of_tiles <= 512 and of_pairs <= of_tiles
+
+
 def test_an_instruction_set_below_has_no_tiles():
     assert not kernel_table("avx512bf16").attention_bfloat16
+    assert not kernels_of(torch.bfloat16, "avx512bf16").tiles
+
+
+EXACT_MODELS = [
+    {"hidden": 32, "heads": 1, "inner": 32, "layers": 1},
+    {"hidden": 416, "heads": 13, "inner": 416, "layers": 1},
+    {"hidden": 64, "heads": 2, "kv_heads": 1, "dim": 96, "layers": 1, "prenorm": True, "rotary": True, "gated": True},
+    {"hidden": 64, "heads": 1, "dim": 256, "inner": 800, "layers": 1, "causal": True, "window": 9},
+    {"hidden": 64, "heads": 2, "layers": 1, "distances": True, "positions": 300},
+]
+
+
+@pytest.mark.slow
+def test_nothing_outside_of_its_memory_is_touched(tmp_path):
+    sanitizer = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+    if not Path(sanitizer).is_absolute():
+        pytest.skip("the compiler has no AddressSanitizer")
+    environment = {
+        "LD_PRELOAD": sanitizer,
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONMALLOC": "malloc",
+    }
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.native.exact_memory", tmp_path],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]

@@ -1,7 +1,8 @@
-"""Native plans of ModernBERT, NomicBert and GTE, compared with transformers' classes on texts of many lengths."""
+"""Native plans of ModernBERT, NomicBert, GTE and jina-embeddings-v3: many lengths, against transformers' classes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -12,17 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.parity.rotary_oracles import jina as described_jina
 from tests.tiny import write_checkpoint
+from tests.tiny_rotary import JINA_TASKS
 from torch import nn
 
 from millpond.attention.segments import Segments
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.native_config import translate
+from millpond.engine.engine import Engine
+from millpond.models import load as loading
+from millpond.models.jina import JinaEncoder
 from millpond.models.linear import plain_linears
 from millpond.models.load import load_backbone
 from millpond.models.modernbert import PackedModernBert
-from millpond.models.native import modernbert, rotary_encoder
+from millpond.models.native import jina, modernbert, rotary_encoder
 from millpond.models.native.encoder import NativeEncoder, bounds_of
 from millpond.models.native.plan import Unfit, kernels_of
 from millpond.models.native.rotation import Rotation
@@ -93,6 +99,16 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gte-heads-of-64": ("gte", WIDE_HEADS),
     "gte-of-its-own-scaling": ("gte-snowflake", SIZE | {"hidden_act": "gelu_new"}),
 }
+# Names of the flash implementation, 5 adapters of rank 4 or none.
+JINA = SIZE | {"max_position_embeddings": 514}
+ADAPTED: Mapping[str, Mapping[str, Any]] = {
+    "jina": JINA,
+    "jina-heads-of-64": JINA | {"num_attention_heads": 2},
+    "jina-rank-16": JINA | {"lora_rank": 16},  # columns of more than one panel
+    "jina-one-adapter": JINA | {"lora_adaptations": ["separation"], "lora_rank": 3},
+    "jina-types": JINA | {"type_vocab_size": 2},
+    "jina-wide-feed": JINA | {"intermediate_size": 992},  # in more than one piece
+}
 # What the native encoder does not compute.
 UNFIT: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "heads-of-16": ("modernbert", SIZE | {"num_attention_heads": 8}),
@@ -125,7 +141,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     root = tmp_path_factory.mktemp("variants")
 
     def folder(variant: str) -> Path:
-        family, config = (VARIANTS | UNFIT)[variant]
+        family, config = ("jina", ADAPTED[variant]) if variant in ADAPTED else (VARIANTS | UNFIT)[variant]
         place = root / variant
         return place if place.exists() else write_checkpoint(place, family, config=config)
 
@@ -145,6 +161,8 @@ def plan_of(module: nn.Module, highest: str | None = None, dtype: torch.dtype = 
     assert kernels is not None
     if isinstance(module, PackedModernBert):
         return NativeEncoder(modernbert.plan(module, kernels, dtype))
+    if isinstance(module, JinaEncoder):
+        return NativeEncoder(jina.plan(module, kernels, dtype))
     assert isinstance(module, PackedRotaryEncoder)
     return NativeEncoder(rotary_encoder.plan(module, kernels, dtype))
 
@@ -160,10 +178,12 @@ def some_ids(lengths: tuple[int, ...]) -> torch.Tensor:  # [tokens]
 
 
 @torch.inference_mode()
-def states(module: nn.Module, lengths: tuple[int, ...] = LENGTHS, types: torch.Tensor | None = None) -> torch.Tensor:
+def states(
+    module: nn.Module, lengths: tuple[int, ...] = LENGTHS, types: torch.Tensor | None = None, **options: Any
+) -> torch.Tensor:
     """The states ``[tokens, hidden]`` of a backbone, called as the engine calls those in torch's operators."""
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
-    row: dict[str, Any] = {"position_ids": positions, "segments": Segments.of(lengths)}
+    row: dict[str, Any] = {"position_ids": positions, "segments": Segments.of(lengths), **options}
     if types is not None:
         row["token_type_ids"] = types[None]
     return module(input_ids=some_ids(lengths)[None], **row).last_hidden_state[0]
@@ -286,6 +306,117 @@ def test_positions_that_depend_on_the_longest_text_are_unfit(scaling):
     ):
         with pytest.raises(Unfit):
             Rotation(rotary, *kind)
+
+
+# --- jina-embeddings-v3: an adapter for each text. -------------------------------------------------------------------
+
+
+def adapters_of(count: int) -> np.ndarray:  # [texts]
+    """Every adapter and none, so that neighbours differ."""
+    return (np.arange(len(LENGTHS)) % (count + 1) - 1).astype(np.int32)
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode()
+def described_states(folder: Path) -> torch.Tensor:
+    """Those of the description, with each text's adapter merged into the weights; types are 0."""
+    config = json.loads((folder / "config.json").read_text())
+    tasks = config["lora_adaptations"]
+    references = [described_jina(folder, config, task) for task in (*tasks, None)]  # the last one: index -1
+    texts = some_ids(LENGTHS).split(LENGTHS)
+    return torch.cat([references[index](text) for index, text in zip(adapters_of(len(tasks)), texts, strict=True)])
+
+
+@pytest.mark.parametrize("variant", ADAPTED)
+@pytest.mark.parametrize(("highest", "dtype"), TARGETS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_each_text_has_its_adapter(variant, highest, dtype, threads, folder_of, record_property):
+    folder = folder_of(variant)
+    encoder = plan_of(loaded(folder, dtype), highest, dtype)
+    own = native_states(encoder, adapters=adapters_of(encoder.plan.adapters), threads=threads)
+    expected = described_states(folder)
+    if dtype is torch.float32:
+        worst = apart(own, expected)
+        record_property("error", worst)
+        assert worst <= TOLERANCE
+    else:
+        cosine = torch.cosine_similarity(own, expected, dim=-1)
+        record_property("cosine", float(cosine.min()))
+        assert cosine.mean() >= 0.999
+        assert cosine.min() >= 0.99
+
+
+@compiled
+@pytest.mark.parametrize("variant", ["jina", "jina-rank-16", "jina-wide-feed"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_neighbours_with_other_adapters_change_no_bit(variant, threads, folder_of):
+    encoder = plan_of(loaded(folder_of(variant)))
+    chosen = adapters_of(encoder.plan.adapters)
+    ids, bounds = some_ids(LENGTHS).int().numpy(), bounds_of(LENGTHS)
+    together = encoder.encode(ids, bounds, adapters=chosen, threads=threads)
+    for i, (first, end) in enumerate(pairwise(bounds)):
+        for adapters in (chosen[i : i + 1], None) if chosen[i] < 0 else (chosen[i : i + 1],):
+            alone = encoder.encode(ids[first:end].copy(), bounds_of([end - first]), adapters=adapters)
+            assert torch.equal(alone, together[first:end])
+
+
+@compiled
+@pytest.mark.parametrize("threads", [1, 2])
+def test_one_row_of_each_text_with_its_adapter(threads, folder_of):
+    encoder = plan_of(loaded(folder_of("jina")))
+    options = {"adapters": adapters_of(encoder.plan.adapters), "threads": threads}
+    rows, bounds = native_states(encoder, **options), torch.from_numpy(bounds_of(LENGTHS)).long()
+    assert torch.equal(native_states(encoder, rows="first", **options), rows[bounds[:-1]])
+    assert torch.equal(native_states(encoder, rows="last", **options), rows[bounds[1:] - 1])
+
+
+@compiled
+def test_types_of_each_adapter(folder_of):
+    """The types are merged with the adapters; torch's operators add both to each token."""
+    module = loaded(folder_of("jina-types"))
+    encoder = plan_of(module)
+    chosen = adapters_of(encoder.plan.adapters)
+    types = torch.randint(0, 2, (sum(LENGTHS),), generator=torch.Generator().manual_seed(6))
+    own = native_states(encoder, types=types.int().numpy(), adapters=chosen)
+    each = torch.from_numpy(np.repeat(chosen, LENGTHS)).long()[None]
+    assert apart(own, states(module, types=types, adapter_ids=each)) <= TOLERANCE
+    assert apart(own, states(module, types=1 - types, adapter_ids=each)) > VISIBLE
+
+
+@compiled
+def test_jina_without_adapters(tmp_path):
+    """As jina-colbert-v2."""
+    folder = write_checkpoint(tmp_path / "model", "jina", config=JINA | {"lora_adaptations": []})
+    module = backbone(folder, native=True)
+    assert isinstance(module, NativeEncoder)
+    assert module.plan.adapters == 0
+    assert apart(states(module), states(backbone(folder))) <= TOLERANCE
+
+
+@compiled
+def test_the_engine_gives_each_text_its_adapter(folder_of):
+    folder = folder_of("jina")
+    texts = ["The pond is deep.", "a", " ".join(["How deep is it?"] * 20)]
+    with Engine(str(folder), dtype="float32") as engine, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "native_forward", lambda backbone, int8="none": None)
+        with Engine(str(folder), dtype="float32") as reference:
+            for adapter in (None, *JINA_TASKS):
+                own, theirs = (one.embed(texts, adapter=adapter).embeddings for one in (engine, reference))
+                assert abs(own - theirs).max() <= TOLERANCE
+
+
+@compiled
+def test_more_adapters_than_columns_run_in_torchs_operators(tmp_path):
+    folder = write_checkpoint(tmp_path / "model", "jina", config=JINA | {"lora_rank": 40})
+    assert type(backbone(folder, native=True)) is JinaEncoder
+
+
+@compiled
+@pytest.mark.parametrize("adapter", [5, -2])
+def test_an_adapter_that_there_is_not(adapter, folder_of):
+    encoder = plan_of(loaded(folder_of("jina")))
+    with pytest.raises(IndexError, match="outside of the model's 5"):
+        native_states(encoder, (3, 2), adapters=np.array([0, adapter], dtype=np.int32))
 
 
 # --- Mistakes: each must change the states. --------------------------------------------------------------------------

@@ -122,12 +122,17 @@ class Adapters:
 
 
 class AdaptedLinear(nn.Module):
-    """Linear layers joined to one, plus each token's adapter, then the activation."""
+    """Linear layers joined to one, plus each token's adapter, then the activation.
+
+    Attributes:
+        activation: Its name; ``None`` for none.
+    """
 
     def __init__(self, parts: tuple[Any, ...], adapters: Adapters, key: str, act: str | None = None) -> None:
         super().__init__()
         weight, bias = (torch.cat([getattr(part, kind).detach() for part in parts]) for kind in ("weight", "bias"))
         adapter = adapters.linear(key, weight.shape)
+        self.activation = act
         # The activation follows the adapter, so it can be fused only into a layer without one.
         self.base = linear(weight, bias, act if adapter is None else None)
         self.activate = activation_of(None if adapter is None else act)

@@ -6,7 +6,14 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
-from millpond.engine.execute.threads import Threads, _multiplied_weights, default_threads, on_threads
+from millpond.engine.execute.threads import (
+    Threads,
+    _multiplied_weights,
+    default_threads,
+    native_threads,
+    on_native_threads,
+    on_threads,
+)
 from millpond.models.linear import PlainLinear, ReorderedLinear, linear
 
 
@@ -35,6 +42,18 @@ def test_torchs_number_is_back_afterwards():
     with pytest.raises(KeyError), on_threads(before + 1):
         raise KeyError
     assert torch.get_num_threads() == before
+
+
+def test_the_native_encoder_has_its_own_number():
+    before = torch.get_num_threads()
+    assert native_threads() == before
+    with on_native_threads(3):
+        assert (native_threads(), torch.get_num_threads()) == (3, 1)
+        assert in_a_thread(native_threads) == in_a_thread(torch.get_num_threads)  # of this thread only
+    assert (native_threads(), torch.get_num_threads()) == (before, before)
+    with pytest.raises(KeyError), on_native_threads(3):
+        raise KeyError
+    assert (native_threads(), torch.get_num_threads()) == (before, before)
 
 
 def in_a_thread(function):

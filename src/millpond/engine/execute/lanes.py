@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from millpond.engine.execute.cores import Cores
-from millpond.engine.execute.threads import Threads, default_threads, on_threads
+from millpond.engine.execute.threads import Threads, default_threads, on_native_threads, on_threads
 
 # More lanes gain nothing: with more cores than this, each lane has several threads.
 MOST_LANES = 8
@@ -83,15 +83,16 @@ class CpuLanes:
         # With fewer lanes than cores, each lane has an equal part of the cores.
         part = max(1, self._threads.most // self.count)
         more = self._cores.widen((threads if alone else min(threads, part)) - 1)
+        native = self._threads.native
         try:
-            with on_threads(1 + more):
-                if more and 1 + more != self._threads.most:
+            with on_native_threads(1 + more) if native else on_threads(1 + more):
+                if more and not native and 1 + more != self._threads.most:
                     default_threads(self._threads.most)
                 yield
         finally:
             if more:
                 self._cores.release(more)
-                if not awake:
+                if not awake and not native:
                     default_threads(self._threads.most)
 
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from millpond.models.native import structs
@@ -26,12 +29,16 @@ if TYPE_CHECKING:
 # A product computes that many columns at a time, and a panel of states has as many, in all instruction sets.
 UNIT = 32
 _ALIGNMENT = 2 << 20  # huge pages
+# Else the memory is shared with forked processes, which would write into each other's workspaces, and most systems give
+# no huge pages to shared memory.
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 _WIDEST = 8192  # kMostColumns of norms.h
 # Of int8 weights: inner numbers that one range of a row's codes spans, and those of a panel (int8.h).
 _CHUNK, _CODE_PANEL = 384, 64
 
 # The weights in eight bits: none, those of the feeds, or all.
 Int8 = Literal["none", "feeds", "all"]
+_WEIGHTS = ("weight", "down", "low")  # of a step
 
 
 class Unfit(Exception):  # noqa: N818 - not an error: the backbone runs in torch's operators
@@ -49,6 +56,7 @@ class Kernels:
         lanes: Columns of gate and up that alternate in a gated feed.
         pack_int8: Packs a weight in eight bits.
         int8: Which weights are in eight bits.
+        tiles: Whether they multiply tiles (AMX).
     """
 
     pack: Any
@@ -57,6 +65,7 @@ class Kernels:
     lanes: int
     pack_int8: Any = None
     int8: Int8 = "none"
+    tiles: bool = False
 
 
 def kernels_of(dtype: torch.dtype, highest: str | None = None, *, int8: Int8 = "none") -> Kernels | None:
@@ -81,6 +90,7 @@ def kernels_of(dtype: torch.dtype, highest: str | None = None, *, int8: Int8 = "
         lanes=8 if isa == "avx2" else 16,
         pack_int8=table.pack_weight_int8,
         int8=int8,
+        tiles=dtype is torch.bfloat16 and bool(table.attention_bfloat16),
     )
 
 
@@ -93,7 +103,7 @@ class Memory:
 
     def __init__(self, size: int) -> None:
         try:
-            self._map = mmap.mmap(-1, size + _ALIGNMENT)
+            self._map = mmap.mmap(-1, size + _ALIGNMENT, **_PRIVATE)
         except OSError as error:
             if error.errno == errno.ENOMEM:
                 raise MemoryError(f"no memory for {size} bytes") from error
@@ -109,6 +119,19 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class LowRank:
+    """The factors of all adapters of a weight.
+
+    Attributes:
+        down: ``[adapters rank, in]``, one adapter below the other; of an embedding table ``[adapters, rows, rank]``.
+        up: ``[out, adapters rank]``.
+    """
+
+    down: torch.Tensor
+    up: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
     """A model's steps with everything that they point to.
 
@@ -120,6 +143,7 @@ class Plan:
         vocabulary: Rows of the word table.
         types: Rows of the table of token types; 0: none.
         positions: Positions that the model has; 0: any number.
+        adapters: Adapters of each weight; 0: none.
         rotations: Tables of rotary positions, which have to cover a call's longest text.
         owned: What the struct points to.
     """
@@ -131,6 +155,7 @@ class Plan:
     vocabulary: int
     types: int
     positions: int
+    adapters: int
     rotations: tuple[Rotation, ...]
     owned: tuple[Any, ...]
 
@@ -142,11 +167,19 @@ class PlanBuilder:
         Unfit: By every method, if a size or an activation has no kernel.
     """
 
-    def __init__(self, kernels: Kernels, dtype: torch.dtype) -> None:
+    def __init__(self, kernels: Kernels, dtype: torch.dtype, *, adapters: int = 0, rank: int = 0) -> None:
+        """Start without steps.
+
+        Args:
+            kernels: What will run the plan.
+            dtype: The precision of the model.
+            adapters: Adapters of each weight.
+            rank: Of an adapter.
+        """
         self._kernels = kernels
         self._dtype = dtype
         self._steps: list[structs.Step] = []
-        self._weights: list[tuple[structs.Weight, torch.Tensor]] = []
+        self._weights: list[tuple[structs.Weight, Callable[[], torch.Tensor]]] = []
         self._owned: list[Any] = []
         self._rotations: dict[int, Rotation] = {}  # by step
         self._hidden = 0
@@ -156,6 +189,9 @@ class PlanBuilder:
         self._vocabulary = 0
         self._types = 0
         self._positions = 0
+        self._adapters = adapters
+        self._rank = rank
+        self._low = -(-adapters * rank // UNIT) * UNIT  # columns of the first factors of all adapters
 
     def embed(
         self,
@@ -163,8 +199,13 @@ class PlanBuilder:
         positions: torch.Tensor | None = None,  # [positions, columns]
         types: torch.Tensor | None = None,  # [types, columns]
         scale: float = 1.0,
+        adapter: LowRank | None = None,
+        type_adapter: LowRank | None = None,
     ) -> None:
-        """Embeddings: the sum of a word (scaled), its type and its position."""
+        """Embeddings: the sum of a word (scaled), its type and its position.
+
+        An adapter of the words is added to each word that is read; the few types are merged with theirs beforehand.
+        """
         columns = self._columns(words.shape[1])
         self._hidden = max(self._hidden, columns)
         self._vocabulary = len(words)
@@ -176,7 +217,11 @@ class PlanBuilder:
             columns=columns,
             words=self._table(words),
             positions=self._table(positions),
-            types=self._table(types),
+            types=self._table(types if types is None or type_adapter is None else self._merged(types, type_adapter)),
+            low_words=None if adapter is None else self._floats(adapter.down),
+            low_columns=None if adapter is None else self._floats(adapter.up.T),
+            vocabulary=len(words),
+            kinds=self._types,
             scale=scale,
         )
 
@@ -189,7 +234,7 @@ class PlanBuilder:
         keep: bool = False,
         branch: bool = False,
     ) -> None:
-        """A norm, ``states = norm(sums)``, or of sums + states (``residual``).
+        """A norm of the sums, or of sums + states (``residual``), whose result are the states.
 
         With ``keep`` the sums take the result too. With ``branch`` instead: ``sums += norm(branch)``.
         """
@@ -198,9 +243,10 @@ class PlanBuilder:
             raise Unfit(f"{columns} columns")
         self._add(kind=structs.NORM, columns=columns, norm=norm, residual=residual, target=3 if branch else int(keep))
 
-    def heads(self, *parts: Any) -> None:
+    def heads(self, *parts: Any, adapter: LowRank | None = None) -> None:
         """Queries, keys and values: the linear layers of all three side by side."""
-        weight = self._weight(*parts)
+        self._adapt(adapter, target=0)
+        weight = self._weight(*parts, adapter=adapter)
         self._heads = max(self._heads, weight.out)
         self._add(kind=structs.PRODUCT, target=0, weight=weight)
 
@@ -274,10 +320,11 @@ class PlanBuilder:
             last=last,
         )
 
-    def out(self, part: Any, *, add: bool = False, branch: bool = False) -> None:
+    def out(self, part: Any, *, add: bool = False, branch: bool = False, adapter: LowRank | None = None) -> None:
         """The product after attention: ``sums = heads W``, ``sums +=`` or ``branch =``."""
         self._branch |= branch
-        weight = self._weight(part)
+        self._adapt(adapter, target=1)
+        weight = self._weight(part, adapter=adapter)
         self._hidden = max(self._hidden, weight.out)
         self._add(kind=structs.PRODUCT, target=3 if branch else 2 if add else 1, weight=weight)
 
@@ -290,18 +337,21 @@ class PlanBuilder:
         gate: Any | None = None,
         add: bool = False,
         branch: bool = False,
+        adapter: LowRank | None = None,
+        down_adapter: LowRank | None = None,
     ) -> None:
         """The feed forward, ``down(activation(up))``, or with a gate ``down(activation(gate) * up)``.
 
-        It goes to the sums, is added to them, or goes to the branch.
+        It goes to the sums, is added to them, or goes to the branch. A feed with a gate has no adapters.
         """
         if activation not in structs.ACTIVATIONS:
             raise Unfit(f"activation {activation}")
         self._branch |= branch
         inner = self._columns(up.weight.shape[0])
-        self._inner = max(self._inner, inner)
-        weight = self._weight(up, feed=True) if gate is None else self._gated(gate, up)
-        narrow = self._weight(down, feed=True)
+        self._inner = max(self._inner, inner, self._low)
+        self._adapt(adapter, target=0)
+        weight = self._weight(up, adapter=adapter, feed=True) if gate is None else self._gated(gate, up)
+        narrow = self._weight(down, adapter=down_adapter, feed=True)
         self._hidden = max(self._hidden, narrow.out)
         self._add(
             kind=structs.FEED,
@@ -310,6 +360,7 @@ class PlanBuilder:
             gated=gate is not None,
             weight=weight,
             down=narrow,
+            **({} if down_adapter is None else {"low": self._low_weight(down_adapter)}),
         )
 
     def norm_weights(
@@ -329,17 +380,18 @@ class PlanBuilder:
 
     def build(self) -> Plan:
         """Pack the weights into one piece of memory, in the order of their use."""
-        total = sum(weight.numel() for _, weight in self._weights)
-        memory = Memory(sum(self._bytes(weight) for _, weight in self._weights) + 4096)
+        total = sum(struct.out * struct.in_ for struct, _ in self._weights)
+        memory = Memory(sum(self._bytes(struct) for struct, _ in self._weights) + 4096)
         at, count = memory.address, len(self._weights)
         while self._weights:
-            struct, weight = self._weights.pop(0)
-            int8 = weight.dtype is torch.int8
-            whole = weight.detach().to(weight.dtype if int8 else self._dtype).contiguous()
+            struct, weight = self._weights.pop(0)  # the last reference to it, if its module is gone
+            int8 = bool(struct.scales)
+            whole = weight().detach().to(torch.int8 if int8 else self._dtype).contiguous()
             struct.units = at
             call = structs.PackCall(whole.data_ptr(), at, *whole.shape)
             (self._kernels.pack_int8 if int8 else self._kernels.pack)(ctypes.addressof(call))
-            at += self._bytes(weight)
+            at += self._bytes(struct)
+            del whole, weight
         assert count
         steps = (structs.Step * len(self._steps))(*self._steps)
         self._copy_units(steps)
@@ -354,6 +406,8 @@ class PlanBuilder:
             branch=self._branch,
             codes=max((step.weight.in_ for step in self._steps if step.weight.scales), default=0),
             output=self._hidden,
+            low=self._low,
+            rank=self._rank,
         )
         return Plan(
             model=model,
@@ -363,39 +417,72 @@ class PlanBuilder:
             vocabulary=self._vocabulary,
             types=self._types,
             positions=self._positions,
+            adapters=self._adapters,
             rotations=tuple(dict.fromkeys(self._rotations.values())),
             owned=(memory, steps, *self._owned),
         )
 
     def _add(self, **fields: Any) -> None:
         self._steps.append(structs.Step(**fields))
-        self._steps[-1].sources = [fields.get("weight"), fields.get("down")]
+        self._steps[-1].sources = [fields.get(name) for name in _WEIGHTS]
 
     def _copy_units(self, steps: Any) -> None:
         """A struct within a struct is a copy, made before its weight was packed."""
         for struct, step in zip(self._steps, steps, strict=True):
-            for name, source in zip(("weight", "down"), struct.sources, strict=True):
+            for name, source in zip(_WEIGHTS, struct.sources, strict=True):
                 if source is not None:
                     getattr(step, name).units = source.units
 
     def _bound(self, positions: int) -> None:
         self._positions = min(self._positions or positions, positions)
 
-    def _bytes(self, weight: torch.Tensor) -> int:
+    def _bytes(self, weight: structs.Weight) -> int:
         """Of a weight, packed."""
-        if weight.dtype is torch.int8:
-            return weight.shape[0] * -(-weight.shape[1] // _CODE_PANEL) * _CODE_PANEL
-        return weight.numel() * self._dtype.itemsize
+        if weight.scales:
+            return int(weight.out * -(-weight.in_ // _CODE_PANEL) * _CODE_PANEL)
+        return int(weight.out * weight.in_ * self._dtype.itemsize)
 
     def _columns(self, columns: int) -> int:
         if columns % UNIT:
             raise Unfit(f"{columns} columns are no multiple of {UNIT}")
         return columns
 
-    def _weight(self, *parts: Any, feed: bool = False) -> structs.Weight:
-        weight = parts[0].weight if len(parts) == 1 else torch.cat([part.weight.detach() for part in parts])
+    def _adapt(self, adapter: LowRank | None, *, target: int) -> None:
+        """Put the products with the adapters' first factors behind the states (0), or behind the queries (1)."""
+        if adapter is not None:
+            self._add(kind=structs.ADAPT, target=target, weight=self._low_weight(adapter))
+
+    def _low_weight(self, adapter: LowRank) -> structs.Weight:
+        """The first factors of a weight's adapters as a weight of its own."""
+        down = adapter.down.detach()
+        if self._low > down.shape[1]:  # behind the queries stand as many columns of keys
+            raise Unfit(f"{self._adapters} adapters of rank {self._rank} for {down.shape[1]} columns")
+        whole = F.pad(down, (0, 0, 0, self._low - len(down)))
+        return self._packed(partial(torch.Tensor.contiguous, whole), whole.shape, None, feed=False)
+
+    def _merged(self, table: torch.Tensor, adapter: LowRank) -> torch.Tensor:
+        """``[(1 + adapters) rows, columns]``: a table, and below it those with each of its adapters."""
+        ups = adapter.up.detach().float().unflatten(1, (-1, self._rank)).transpose(0, 1)  # [adapters, columns, rank]
+        whole = table.detach().float()
+        merged = [whole + down @ up.T for down, up in zip(adapter.down.detach().float(), ups, strict=True)]
+        return torch.cat([whole, *merged])
+
+    def _weight(self, *parts: Any, adapter: LowRank | None = None, feed: bool = False) -> structs.Weight:
+        weights = [part.weight.detach() for part in parts]
+        up: torch.Tensor | None = None
+        if adapter is not None:
+            if self._kernels.int8 != "none":
+                raise Unfit("adapters of weights in eight bits")
+            up = adapter.up.detach()
+            up = F.pad(up, (0, self._low - up.shape[1]))
+
+        def whole() -> torch.Tensor:
+            weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+            return weight if up is None else torch.cat([weight, up], dim=1)
+
+        shape = (sum(map(len, weights)), weights[0].shape[1] + (0 if up is None else self._low))
         bias = None if all(part.bias is None for part in parts) else torch.cat([_bias_of(part) for part in parts])
-        return self._packed(weight, bias, feed=feed)
+        return self._packed(whole, shape, bias, feed=feed)
 
     def _gated(self, gate: Any, up: Any) -> structs.Weight:
         """The columns of gate and up in turn, a vector of each."""
@@ -408,15 +495,21 @@ class PlanBuilder:
         bias = None
         if gate.bias is not None or up.bias is not None:
             bias = interleaved(_bias_of(gate), _bias_of(up))
-        return self._packed(interleaved(gate.weight, up.weight), bias, feed=True)
+        weights = [gate.weight.detach(), up.weight.detach()]
+        shape = (len(weights[0]) + len(weights[1]), weights[0].shape[1])
+        return self._packed(partial(interleaved, *weights), shape, bias, feed=True)
 
-    def _packed(self, weight: torch.Tensor, bias: torch.Tensor | None, *, feed: bool) -> structs.Weight:
-        out, into = (self._columns(size) for size in weight.shape)
+    def _packed(
+        self, whole: Callable[[], torch.Tensor], shape: Sequence[int], bias: torch.Tensor | None, *, feed: bool
+    ) -> structs.Weight:
+        """A weight that ``whole`` arranges when it is packed, so that only one is in memory twice."""
+        out, into = (self._columns(size) for size in shape)
         struct = structs.Weight(bias=self._floats(bias), out=out, in_=into)
         if self._kernels.int8 == "all" or (feed and self._kernels.int8 == "feeds"):
-            weight, scales = _eight_bits(weight)
+            codes, scales = _eight_bits(whole())
             struct.scales = self._floats(scales)
-        self._weights.append((struct, weight))
+            whole = partial(torch.Tensor.contiguous, codes)
+        self._weights.append((struct, whole))
         return struct
 
     def _table(self, table: torch.Tensor | None) -> int | None:
@@ -433,8 +526,8 @@ class PlanBuilder:
 
 def _bias_of(part: Any) -> torch.Tensor:
     """Zeros if a linear layer has none."""
-    bias = part.bias
-    return part.weight.new_zeros(len(part.weight)) if bias is None else bias.detach()
+    bias: torch.Tensor = part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias.detach()
+    return bias
 
 
 def _eight_bits(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

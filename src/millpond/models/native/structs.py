@@ -8,7 +8,7 @@ from typing import ClassVar
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 # enum StepKind
-EMBED, NORM, PRODUCT, HEADS, ATTENTION, FEED = range(6)
+EMBED, NORM, PRODUCT, HEADS, ATTENTION, FEED, ADAPT = range(7)
 # enum NormKind
 COPY, LAYER_NORM, RMS_NORM = range(3)
 # enum Reading
@@ -47,9 +47,12 @@ class Step(ctypes.Structure):
         *((name, _int) for name in ("kind", "target", "activation", "gated", "residual", "columns")),
         ("weight", Weight),
         ("down", Weight),
+        ("low", Weight),
         ("norm", NormWeights),
         ("key_norm", NormWeights),
-        *((name, _pointer) for name in ("words", "positions", "types", "cosines", "sines", "distances")),
+        *((name, _pointer) for name in ("words", "positions", "types", "low_words", "low_columns")),
+        *((name, _int) for name in ("vocabulary", "kinds")),
+        *((name, _pointer) for name in ("cosines", "sines", "distances")),
         *((name, _int) for name in ("reach", "heads", "kv_heads", "dim", "before", "after")),
         ("scale", _float),
         ("softcap", _float),
@@ -62,7 +65,7 @@ class Model(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("steps", ctypes.POINTER(Step)),
-        *((name, _int) for name in ("count", "hidden", "heads", "inner", "branch", "codes", "output")),
+        *((name, _int) for name in ("count", "hidden", "heads", "inner", "branch", "codes", "output", "low", "rank")),
     ]
 
 
@@ -71,8 +74,9 @@ class EncodeCall(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("model", ctypes.POINTER(Model)),
-        *((name, _pointer) for name in ("ids", "bounds", "types", "keys", "skip", "out", "workspace")),
+        *((name, _pointer) for name in ("ids", "bounds", "types", "keys", "skip", "leads", "out", "workspace")),
         *((name, _int) for name in ("texts", "offset", "reading", "block", "threads")),
+        ("adapters", _pointer),
         ("timings", _pointer),
     ]
 

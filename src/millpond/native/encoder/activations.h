@@ -47,7 +47,7 @@ MILLPOND_INLINE Floats sigmoid_of(Floats x) {
 
 // x Phi(x) with Phi as a polynomial: |error| < 9e-5.
 MILLPOND_INLINE Floats rough_gelu_of(Floats x) {
-  const Floats t = with_sign_of(smaller(magnitude(x), broadcast(4.2f)), x), u = scaled(t, t);
+  const Floats t = limited(x, broadcast(4.2f)), u = scaled(t, t);
   Floats p = multiply_add(u, broadcast(-9.01736075e-10f), broadcast(7.94121888e-08f));
   p = multiply_add(p, u, broadcast(-3.03789716e-06f));
   p = multiply_add(p, u, broadcast(6.68901921e-05f));

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "../parallel.h"
+#include "adapters.h"
 #include "attention.h"
 #include "int8.h"
 #include "norms.h"
@@ -31,14 +32,14 @@ struct Forward {
   // The buffers of a block, and what each thread has of its own.
   struct Room {
     States<Isa> states, heads, inner;
-    Sums sums, branch;
+    Sums sums, branch, low;
     Codes codes, inner_codes;  // of the states or heads, and of a feed's inner states
     typename Attention<Isa>::Room attention;
   };
 
   struct Sizes {
     int64_t rows, keys, dim;
-    int64_t states, heads, sums, branch, codes, ranges, inner_codes, inner_ranges, attention, bytes;
+    int64_t states, heads, sums, branch, low, codes, ranges, inner_codes, inner_ranges, attention, bytes;
   };
 
   static int64_t most_dim(const Model& model) {
@@ -47,11 +48,18 @@ struct Forward {
     return dim;
   }
 
+  static int64_t length_of(const EncodeCall& call, int64_t text) { return call.bounds[text + 1] - call.bounds[text]; }
+  // Tokens of the text that a text continues: the position of its first token.
+  static int64_t lead_of(const EncodeCall& call, int64_t text) {
+    return call.leads && call.leads[text] >= 0 ? length_of(call, call.leads[text]) : 0;
+  }
+
   static Sizes sizes_of(const EncodeCall& call) {
     const Model& model = *call.model;
     int64_t longest = 1;
-    for (int64_t t = 0; t < call.texts; t++) longest = most_of(longest, call.bounds[t + 1] - call.bounds[t]);
-    const int64_t block = most_of(least_of(call.block, call.bounds[call.texts]), longest);
+    for (int64_t t = 0; t < call.texts; t++) longest = most_of(longest, lead_of(call, t) + length_of(call, t));
+    const int64_t tokens = call.bounds[call.texts];
+    const int64_t block = call.leads ? tokens : most_of(least_of(call.block, tokens), longest);
     Sizes sizes;
     // Panels an odd number of 32 rows apart: else their rows meet in the same sets of the cache.
     sizes.rows = (block + 31) / 32 * 32 + 32;
@@ -62,17 +70,18 @@ struct Forward {
       return most_of(least_of(sizes.rows, kWholeFeed + 96) * columns, sizes.rows * least_of(columns, kChunk));
     };
     const auto bytes = [](int64_t numbers, int64_t size) { return (numbers * size + 4096 + 64) / 64 * 64; };
-    sizes.states = bytes(sizes.rows * model.hidden, sizeof(State));
+    sizes.states = bytes(sizes.rows * (model.hidden + model.low), sizeof(State));
     sizes.heads = bytes(most_of(sizes.rows * model.heads, inner_of(model.inner)), sizeof(State));
     sizes.sums = bytes(sizes.rows * model.hidden + 64 * model.hidden / kColumns, 4);
     sizes.branch = model.branch ? sizes.sums : 0;
+    sizes.low = model.low ? bytes(sizes.rows * model.low + 64 * model.low / kColumns, 4) : 0;
     const int64_t inner = model.codes ? model.inner : 0, ranges = sizes.rows * int64_t(sizeof(Range));
     sizes.codes = bytes(sizes.rows * code_panels(model.codes) * kCodePanel, 1);
     sizes.ranges = bytes(quotient_up(model.codes, kChunk) * ranges, 1);
     sizes.inner_codes = bytes(inner_of(code_panels(inner) * kCodePanel), 1);
     sizes.inner_ranges = bytes(quotient_up(inner, kChunk) * ranges, 1);
     sizes.attention = bytes(Attention<Isa>::room_bytes(sizes.keys, sizes.dim), 1);
-    sizes.bytes = sizes.states + sizes.heads + sizes.sums + sizes.branch + sizes.codes + sizes.ranges +
+    sizes.bytes = sizes.states + sizes.heads + sizes.sums + sizes.branch + sizes.low + sizes.codes + sizes.ranges +
                   sizes.inner_codes + sizes.inner_ranges + sizes.attention;
     return sizes;
   }
@@ -89,6 +98,7 @@ struct Forward {
     room.inner = room.heads;  // queries are done with by then
     room.sums = {(float*)take(sizes.sums), sizes.rows * kColumns + 64};
     room.branch = {(float*)take(sizes.branch), sizes.rows * kColumns + 64};
+    room.low = {(float*)take(sizes.low), sizes.rows * kColumns + 64};
     const auto codes_at = [&](int64_t codes, int64_t ranges) {
       auto* at = (uint8_t*)take(codes);
       return Codes{at, sizes.rows * kCodePanel, (Range*)take(ranges), sizes.rows};
@@ -99,7 +109,7 @@ struct Forward {
     return room;
   }
 
-  // A block: texts [first, last) of a call, and the buffers they are in.
+  // A block: texts [first, last) of a call, and the buffers they are in. A slice of it: some of its rows.
   struct Block {
     const EncodeCall& call;
     const Room& room;  // shared by the team, but for the attention's
@@ -107,29 +117,53 @@ struct Forward {
     Team& team;
     int64_t first, last;
     int64_t rows;       // tokens, or texts once only one row of each is left
+    int64_t row = 0;    // of a slice: its first row in the block
+    int64_t total = 0;  // rows of the block that a slice is of
 
     int64_t start(int64_t text) const { return call.bounds[text] - call.bounds[first]; }
+    int64_t adapter(int64_t text) const { return call.adapters ? call.adapters[text] : -1; }
+
+    // Calls `done(row, position, token, text)` for the rows of this piece; the position is that within the text.
+    template <class Done>
+    MILLPOND_INLINE void each_token(const Done& done) const {
+      const int64_t from = row + team.first(rows), to = row + team.last(rows);
+      for (int64_t t = first; t < last; t++) {
+        const int64_t begin = start(t), offset = lead_of(call, t) - begin;
+        for (int64_t r = most_of(begin, from); r < least_of(start(t + 1), to); r++)
+          done(r - row, r + offset, call.bounds[first] + r, t);
+      }
+    }
   };
+
+  // What only passes from one step to the next (codes, products with adapters) is for the rows of one slice.
+  static Room slice_of(const Room& room, int64_t row) {
+    Room slice = room;
+    slice.states.at = room.states.row(row, 0);
+    slice.heads.at = slice.inner.at = room.heads.row(row, 0);
+    slice.sums.at = room.sums.row(row, 0);
+    slice.branch.at = room.branch.row(row, 0);
+    return slice;
+  }
 
   static void embed(const Block& block, const Step& step) {
     const EncodeCall& call = block.call;
     const State *words = (const State*)step.words, *positions = (const State*)step.positions;
     const State* types = (const State*)step.types;
     const Floats scale = broadcast(float(step.scale));
-    const int64_t from = block.team.first(block.rows), to = block.team.last(block.rows);
-    for (int64_t t = block.first; t < block.last; t++)
-      for (int64_t row = most_of(block.start(t), from); row < least_of(block.start(t + 1), to); row++) {
-        const int64_t token = call.bounds[block.first] + row;
-        const State* word = words + int64_t(call.ids[token]) * step.columns;
-        const State* position = positions ? positions + (call.offset + row - block.start(t)) * step.columns : nullptr;
-        const State* type = types ? types + (call.types ? int64_t(call.types[token]) : 0) * step.columns : nullptr;
-        for (int64_t c = 0; c < step.columns; c += kLanes) {
-          Floats x = scaled(Isa::load_state(word + c), scale);
-          if (type) x = sum_of(x, Isa::load_state(type + c));
-          if (position) x = sum_of(x, Isa::load_state(position + c));
-          store(block.room.sums.row(row, c), x);
-        }
+    block.each_token([&](int64_t row, int64_t at, int64_t token, int64_t text) {
+      const int64_t adapter = block.adapter(text), kinds = step.low_words ? (adapter + 1) * step.kinds : 0;
+      const int64_t id = call.ids[token], kind = kinds + (call.types ? call.types[token] : 0);
+      const State* word = words + id * step.columns;
+      const State* position = positions ? positions + (call.offset + at) * step.columns : nullptr;
+      const State* type = types ? types + kind * step.columns : nullptr;
+      for (int64_t c = 0; c < step.columns; c += kLanes) {
+        Floats x = scaled(Isa::load_state(word + c), scale);
+        if (step.low_words && adapter >= 0) x = adapted_word(x, step, id, c, adapter, call.model->rank);
+        if (type) x = sum_of(x, Isa::load_state(type + c));
+        if (position) x = sum_of(x, Isa::load_state(position + c));
+        store(block.room.sums.row(row, c), x);
       }
+    });
   }
 
   static void norm(const Block& block, const Step& step) {
@@ -146,6 +180,32 @@ struct Forward {
     if (!bias) return;
     for (int64_t c = first * kColumns; c < last * kColumns; c += kLanes)
       for (int64_t r = 0; r < rows; r++) store(sums.row(r, c), sum_of(load(sums.row(r, c)), load(bias + c)));
+  }
+
+  alignas(64) static constexpr float kNone[kMostColumns] = {};
+
+  // Panels [from, from + depth) of the first factors of adapters.
+  static void add_low(const Block& block, const States<Isa>& a, const Weight& weight, int64_t from, int64_t depth) {
+    const int64_t panels = weight.in / Isa::kPanel, units = weight.out / kColumns;
+    product_to_sums<Isa>(a, block.rows, (const State*)weight.units + unit_size<Isa>(from), unit_size<Isa>(panels), depth,
+                         block.team.first(units), block.team.last(units), from == 0 ? kNone : nullptr, block.room.low);
+  }
+
+  // Behind `column` of each row, the columns of its text's adapter.
+  static void place_low(const Block& block, const States<Isa>& to, int64_t column) {
+    const int64_t from = block.row + block.team.first(block.rows), end = block.row + block.team.last(block.rows);
+    const bool dropped = block.total == block.last - block.first;  // a row for each text
+    for (int64_t t = block.first; t < block.last; t++) {
+      const int64_t first = dropped ? t - block.first : block.start(t), last = dropped ? first + 1 : block.start(t + 1);
+      place_adapter<Isa>(block.room.low, to, column, most_of(first, from) - block.row, least_of(last, end) - block.row,
+                         block.adapter(t), *block.call.model);
+    }
+  }
+
+  static void adapt(const Block& block, const Step& step) {
+    const States<Isa>& a = step.target == 1 ? block.room.heads : block.room.states;
+    if (block.call.adapters) block.team.share([&] { add_low(block, a, step.weight, 0, step.weight.in / Isa::kPanel); });
+    block.team.share([&] { place_low(block, a, step.weight.in); });
   }
 
   // The input of a product in eight bits, if its weight is int8: a step of its own.
@@ -173,7 +233,6 @@ struct Forward {
         return;
       }
     }
-    alignas(64) static const float kNone[kMostColumns] = {};
     product_to_sums<Isa>(a, block.rows, (const State*)weight.units + unit_size<Isa>(from), unit_size<Isa>(panels), depth,
                          first, last, fresh ? (weight.bias ? weight.bias : kNone) : nullptr, to);
   }
@@ -224,8 +283,10 @@ struct Forward {
 
   static void feed(const Block& block, const Step& step) {
     const Weight &up = step.weight, &down = step.down;
-    const int64_t inner = down.in, of_unit = step.gated ? kLanes : kColumns;
-    const int64_t chunk = block.rows <= kWholeFeed ? inner : least_of(kChunk, inner);
+    const int64_t inner = step.low.units ? step.low.in : down.in, of_unit = step.gated ? kLanes : kColumns;
+    // All inner columns of a slice would overwrite the heads of the next one.
+    const bool whole = block.rows <= kWholeFeed && block.rows == block.total;
+    const int64_t chunk = whole ? inner : least_of(kChunk, inner);
     States<Isa> states = block.room.inner;
     if (chunk == inner && inner > kChunk) states.stride = (block.rows + 31) / 32 * 32 * Isa::kPanel + 32 * Isa::kPanel;
     quantize(block, block.room.states, up, up.in, block.room.codes);
@@ -241,28 +302,36 @@ struct Forward {
           activated_product<false>(block, block.room.states, up, step.activation, first, last, states, column);
       });
       quantize(block, states, down, width, codes);
-      block.team.share([&] { add_product(block, states, codes, down, step.target, column, width); });
+      block.team.share([&] {
+        add_product(block, states, codes, down, step.target, column, width);
+        if (step.low.units && block.call.adapters)
+          add_low(block, states, step.low, column / Isa::kPanel, width / Isa::kPanel);
+      });
     }
+    if (!step.low.units || !block.call.adapters) return;
+    block.team.share([&] { place_low(block, states, 0); });
+    block.team.share(
+        [&] { add_product(block, states, codes, down, step.target, inner, down.in - inner); });
   }
 
   static void turn(const Block& block, const Step& step) {
-    const int64_t from = block.team.first(block.rows), to = block.team.last(block.rows);
-    for (int64_t t = block.first; t < block.last; t++)
-      for (int64_t row = most_of(block.start(t), from); row < least_of(block.start(t + 1), to); row++)
-        turn_heads<Isa>(block.room.heads, row, block.call.offset + row - block.start(t), step);
+    block.each_token([&](int64_t row, int64_t at, int64_t, int64_t) {
+      turn_heads<Isa>(block.room.heads, row, block.call.offset + at, step);
+    });
   }
 
   static void attend(const Block& block, const Step& step) {
     const int64_t part = block.team.members > 1 ? Attention<Isa>::kTaskRows : INT64_MAX;
     int64_t task = 0;
     for (int64_t t = block.first; t < block.last; t++) {
-      const int64_t start = block.start(t), length = block.start(t + 1) - start;
-      const int64_t keys = block.call.keys ? block.call.keys[t] : length;
+      const int64_t length = length_of(block.call, t), lead = lead_of(block.call, t);
+      const KeyRows rows{lead > 0 ? block.start(block.call.leads[t]) : 0, lead, block.start(t)};
+      const int64_t keys = lead + (block.call.keys ? block.call.keys[t] : length);
       for (int64_t h = 0; h < step.kv_heads; h++)
         for (int64_t row = 0, end; row < length; row = end, task++) {
           end = part < length - row ? row + part : length;
           if (task % block.team.pieces == block.team.piece)
-            Attention<Isa>::run(step, block.room.heads, block.attention, start, keys, h, row, end);
+            Attention<Isa>::run(step, block.room.heads, block.attention, rows, keys, h, row, end);
         }
     }
   }
@@ -315,33 +384,51 @@ struct Forward {
     return double(at.tv_sec) + 1e-9 * double(at.tv_nsec);
   }
 
+  static void run_step(Block& block, const Step& step, double* timings) {
+    Team& team = block.team;
+    const double begun = timings ? now() : 0;
+    switch (step.kind) {
+      case kEmbed: team.share([&] { embed(block, step); }); break;
+      case kNorm: team.share([&] { norm(block, step); }); break;
+      case kProduct:
+        quantize(block, input_of(block, step), step.weight, step.weight.in, block.room.codes);
+        team.share([&] { multiply(block, step); });
+        break;
+      case kHeads: team.share([&] { turn(block, step); }); break;
+      case kAttention:
+        team.share([&] { attend(block, step); });
+        if (step.last && (block.call.reading == kFirstRow || block.call.reading == kLastRow)) {
+          team.share([&] { drop_rows(block, step); });
+          block.rows = block.last - block.first;
+        }
+        break;
+      case kAdapt: adapt(block, step); break;
+      default: feed(block, step);
+    }
+    if (timings) timings[step.kind == kProduct && step.target != 0 ? 6 : step.kind] += now() - begun;
+  }
+
   static void run_block(Block& block, double* timings) {
     const Model& model = *block.call.model;
-    Team& team = block.team;
-    for (int64_t i = 0; i < model.count; i++) {
-      const Step& step = model.steps[i];
-      const double begun = timings ? now() : 0;
-      switch (step.kind) {
-        case kEmbed: team.share([&] { embed(block, step); }); break;
-        case kNorm: team.share([&] { norm(block, step); }); break;
-        case kProduct:
-          quantize(block, input_of(block, step), step.weight, step.weight.in, block.room.codes);
-          team.share([&] { multiply(block, step); });
-          break;
-        case kHeads: team.share([&] { turn(block, step); }); break;
-        case kAttention:
-          team.share([&] { attend(block, step); });
-          if (step.last && (block.call.reading == kFirstRow || block.call.reading == kLastRow)) {
-            team.share([&] { drop_rows(block, step); });
-            block.rows = block.last - block.first;
-          }
-          break;
-        default: feed(block, step);
+    for (int64_t i = 0, end; i < model.count; i = end) {
+      end = i + 1;
+      if (model.steps[i].kind == kAttention) {
+        run_step(block, model.steps[i], timings);
+        continue;
       }
-      if (timings) timings[step.kind == kProduct && step.target != 0 ? 6 : step.kind] += now() - begun;
+      // Attention reads the whole block. The steps from one attention to the next are run on one slice after the other.
+      while (end < model.count && model.steps[end].kind != kAttention) end++;
+      const int64_t slices = block.rows > block.call.block ? quotient_up(block.rows, block.call.block) : 1;
+      const int64_t several = quotient_up(quotient_up(block.rows, slices), 32) * 32;
+      for (int64_t row = 0; row < block.rows; row += several) {
+        const Room room = slice_of(block.room, row);
+        Block slice{block.call, room, block.attention, block.team, block.first, block.last,
+                    least_of(several, block.rows - row), row, block.rows};
+        for (int64_t step = i; step < end; step++) run_step(slice, model.steps[step], timings);
+      }
     }
     const double begun = timings ? now() : 0;
-    team.share([&] { read(block); });
+    block.team.share([&] { read(block); });
     if (timings) timings[7] += now() - begun;
   }
 
@@ -353,16 +440,17 @@ struct Forward {
     int64_t next_text;  // first text that no thread has taken
   };
 
-  // Texts [from, result) are a block: about as many tokens as leave each thread the same work.
+  // Texts [from, result) are a block. Blocks end near equal parts of the call, of which each thread has the same number.
+  // With leads all texts are one block, since a layer reads the lead's keys of this layer.
   static int64_t block_end(const EncodeCall& call, int64_t from, int64_t threads) {
-    const int32_t* bounds = call.bounds;
-    const int64_t left = bounds[call.texts] - bounds[from], rounds = quotient_up(left, threads * call.block);
-    const int64_t part = quotient_up(left, threads * rounds);
+    if (call.leads) return call.texts;
+    const int64_t total = call.bounds[call.texts], begin = call.bounds[from];
+    const int64_t parts = threads * quotient_up(total, threads * call.block);
+    const int64_t part = (2 * begin * parts + total) / (2 * total);  // the one that begins next to here
+    const int64_t end = total * (part + 1) / parts;
     int64_t to = from + 1;
-    for (; to < call.texts; to++) {
-      const int64_t without = bounds[to] - bounds[from], with = bounds[to + 1] - bounds[from];
-      if (with > call.block || with - part > part - without) break;
-    }
+    for (; to < call.texts && call.bounds[to + 1] - begin <= call.block; to++)
+      if (call.bounds[to + 1] - end > end - call.bounds[to]) break;
     return to;
   }
 
@@ -403,7 +491,7 @@ struct Forward {
   static int64_t encode(const void* argument) {
     const auto& call = *(const EncodeCall*)argument;
     Job job{&call, sizes_of(call), false, {0, 0, 0}, 0};
-    job.shared = call.threads > 1 && (call.bounds[call.texts] <= kShared || call.texts < call.threads);
+    job.shared = call.threads > 1 && (call.bounds[call.texts] <= kShared || call.texts < call.threads || call.leads);
     run_team(work, &job, call.threads);
     return 0;
   }

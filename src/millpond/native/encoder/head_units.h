@@ -5,9 +5,9 @@
 
 #include "states.h"
 
-#ifdef __AVX512BW__
-
 namespace {
+
+#ifdef __AVX512BW__
 
 // Transposes 16 rows of 16 numbers of 32 bits.
 MILLPOND_INLINE void transpose(__m512i r[16]) {
@@ -38,6 +38,15 @@ MILLPOND_INLINE void transpose(__m512i r[16]) {
     r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
     r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
   }
+}
+
+MILLPOND_INLINE void transpose(Floats rows[16]) {
+  __m512i bits[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i++) bits[i] = as_ints(rows[i]);
+  transpose(bits);
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i++) rows[i] = as_floats(bits[i]);
 }
 
 inline __mmask32 columns_left(int64_t dim, int64_t column) { return dim - column >= 32 ? 0xffffffffu : 0xffffu; }
@@ -82,6 +91,32 @@ void pack_value_units(const Rows& rows, int64_t count, int64_t dim, uint16_t* to
   }
 }
 
-}  // namespace
+#else
+
+// Transposes 8 rows of 8 numbers.
+MILLPOND_INLINE void transpose(Floats r[8]) {
+  Floats t[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    t[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
+    t[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) r[i] = t[i];
+}
 
 #endif
+
+}  // namespace

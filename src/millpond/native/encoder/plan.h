@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-enum StepKind : std::int64_t { kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed };
+enum StepKind : std::int64_t { kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed, kAdapt };
 
 enum Activation : std::int64_t { kIdentity, kGelu, kGeluTanh, kSilu, kRelu, kSigmoid };
 
@@ -35,7 +35,7 @@ struct NormWeights {
 };
 
 // What a step reads depends on its kind:
-//   kEmbed      sums = scale * word + position + type
+//   kEmbed      sums = scale * word + position + type; the word with its adapter, and the adapter's types
 //   kNorm       states = norm(sums), or of sums + states (`residual`); sums = the same (`target` 1);
 //               sums += norm(branch) (3)
 //   kProduct    heads = states W (`target` 0); sums = heads W (1), sums += heads W (2), branch = heads W (3),
@@ -43,15 +43,21 @@ struct NormWeights {
 //   kHeads      norms of query and key heads (norm, key_norm), then rotation by position
 //   kAttention  queries = attention; after it a call that reads one row of each text drops the others
 //   kFeed       sums = down(activation(up(states))) (`target` 1), sums += (2), branch = (3)
+//   kAdapt      behind the states (`target` 0), or the queries (1): their products with the first factors of the
+//               adapters, see adapters.h
 struct Step {
   std::int64_t kind;
   std::int64_t target, activation, gated, residual;
   std::int64_t columns;    // of the norm, or of the embeddings
   Weight weight, down;     // of a gated feed, columns of gate and up alternate: see pack_weight
+  Weight low;              // of a feed with adapters: first factors for `down`
   NormWeights norm, key_norm;
   const void* words;       // [vocabulary, columns], in the precision of the model
   const void* positions;   // [positions, columns]; null: none
-  const void* types;       // [types, columns]; null: none
+  const void* types;       // [types, columns]; null: none; with adapters further tables, one for each of them
+  const float* low_words;    // [adapters, vocabulary, rank]; null: no adapters
+  const float* low_columns;  // [adapters, rank, columns]
+  std::int64_t vocabulary, kinds;  // rows of the tables of words and of types
   const float* cosines;    // [positions, dim / 2]; null: no rotation
   const float* sines;      // [positions, dim / 2]
   // [heads, 2 reach - 1], added to the scores of a query and a key by their distance; 32 numbers more may be read
@@ -73,6 +79,8 @@ struct Model {
   std::int64_t branch;   // whether any step uses the branch
   std::int64_t codes;    // most inner columns of an int8 weight, but for a feed's second one; 0: no weight is int8
   std::int64_t output;   // columns of the result
+  std::int64_t low;      // columns of the first factors of all adapters, zeros behind them included; 0: no adapters
+  std::int64_t rank;     // of an adapter
 };
 
 enum Reading : std::int64_t { kAllRows, kFirstRow, kLastRow, kMeanRow };
@@ -84,13 +92,15 @@ struct EncodeCall {
   const std::int32_t* types;   // [tokens]; null: all 0
   const std::int32_t* keys;    // [texts], number of first tokens that are attended to; null: all
   const std::int32_t* skip;    // [texts], first tokens that a mean and the first row leave out; null: none
+  const std::int32_t* leads;   // [texts], the text of the call that each continues, -1 for none; null: none does
   float* out;                  // [tokens, output], or [texts, output] unless all rows are read
   void* workspace;             // threads * workspace_bytes(call)
   std::int64_t texts;
   std::int64_t offset;         // position of a text's first token
   std::int64_t reading;
-  std::int64_t block;          // tokens of a block; a longer text is a block of its own
+  std::int64_t block;          // tokens of a block; a longer text is a block of its own, computed in slices of so many
   std::int64_t threads;
+  const std::int32_t* adapters;  // [texts], -1: none; null: none at all
   double* timings;             // [8] seconds of each kind of step, added up; null: not measured
 };
 

@@ -166,7 +166,8 @@ MILLPOND_INLINE void product(const States<Isa>& a, int64_t rows, const typename 
                              int64_t depth, int64_t first, int64_t last, const float* bias, const Done& done) {
   if constexpr (Isa::kTiles) return lagged_product<Isa>(a, rows, weight, unit, depth, first, last, bias, done);
   alignas(64) float sums[Isa::kRows * kColumns];
-  const int64_t blocks = quotient_up(rows, Isa::kRows);
+  // Blocks of about the same size: a last one of a row or two would wait for its sums.
+  const int64_t blocks = quotient_up(rows, Isa::kRows), most = quotient_up(rows, blocks);
   const int64_t lines = unit_size<Isa>(depth) * int64_t(sizeof(typename Isa::State)) / 64;
   const int64_t ahead_lines = quotient_up(lines, blocks * depth);
   for (int64_t u = first; u < last; u++) {
@@ -180,8 +181,8 @@ MILLPOND_INLINE void product(const States<Isa>& a, int64_t rows, const typename 
     p.to_stride = kColumns;
     p.ahead = (const char*)(p.unit + unit);
     p.ahead_lines = ahead_lines;
-    for (int64_t row = 0; row < rows; row += Isa::kRows) {
-      const int64_t count = least_of(rows - row, Isa::kRows);
+    for (int64_t row = 0; row < rows; row += most) {
+      const int64_t count = least_of(rows - row, most);
       p.rows = a.row(row, 0);
       Isa::block(p, count);
       p.ahead += depth * ahead_lines * 64;
@@ -196,7 +197,8 @@ MILLPOND_INLINE void product_to_sums(const States<Isa>& a, int64_t rows, const t
                                      int64_t depth, int64_t first, int64_t last, const float* bias, const Sums& to) {
   if constexpr (Isa::kTiles)
     return product_to_sums_in_parts<Isa>(a, rows, weight, unit, depth, first, last, bias, to);
-  const int64_t blocks = quotient_up(rows, Isa::kRows);
+  // Blocks of about the same size: a last one of a row or two would wait for its sums.
+  const int64_t blocks = quotient_up(rows, Isa::kRows), most = quotient_up(rows, blocks);
   const int64_t lines = unit_size<Isa>(depth) * int64_t(sizeof(typename Isa::State)) / 64;
   const int64_t ahead_lines = quotient_up(lines, blocks * depth);
   for (int64_t u = first; u < last; u++) {
@@ -208,11 +210,11 @@ MILLPOND_INLINE void product_to_sums(const States<Isa>& a, int64_t rows, const t
     p.to_stride = kColumns;
     p.ahead = (const char*)(p.unit + unit);
     p.ahead_lines = ahead_lines;
-    for (int64_t row = 0; row < rows; row += Isa::kRows) {
+    for (int64_t row = 0; row < rows; row += most) {
       p.rows = a.row(row, 0);
       p.to = to.row(row, u * kColumns);
       p.from = bias ? bias + u * kColumns : p.to;
-      Isa::block(p, least_of(rows - row, Isa::kRows));
+      Isa::block(p, least_of(rows - row, most));
       p.ahead += depth * ahead_lines * 64;
     }
   }

@@ -19,6 +19,8 @@ MILLPOND_INLINE Floats with_sign_of(Floats size, Floats x) {
   const Floats sign = _mm512_set1_ps(-0.0f);
   return _mm512_or_ps(_mm512_andnot_ps(sign, size), _mm512_and_ps(x, sign));
 }
+// The smaller one of the magnitude of x and `most`, with the sign of x; `most` for NaN.
+MILLPOND_INLINE Floats limited(Floats x, Floats most) { return _mm512_range_ps(x, most, 2); }
 MILLPOND_INLINE Floats nearest_integer(Floats x) {
   return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
@@ -46,6 +48,7 @@ MILLPOND_INLINE Floats with_sign_of(Floats size, Floats x) {
   const Floats sign = _mm256_set1_ps(-0.0f);
   return _mm256_or_ps(_mm256_andnot_ps(sign, size), _mm256_and_ps(x, sign));
 }
+MILLPOND_INLINE Floats limited(Floats x, Floats most) { return with_sign_of(smaller(magnitude(x), most), x); }
 MILLPOND_INLINE Floats nearest_integer(Floats x) {
   return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
