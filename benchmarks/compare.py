@@ -75,6 +75,13 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the texts of a full run")
+    parser.add_argument(
+        "--batch-sizes",
+        type=lambda text: tuple(map(int, text.split(","))),
+        default=BATCH_SIZES,
+        metavar="SIZE,...",
+        help="searched for each engine that takes one and each workload",
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder; another one leaves the page unchanged")
     parser.add_argument(
         "--engines",
@@ -123,7 +130,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> measure.Bench:
         engines=tuple(options.engines),
         rounds=options.rounds,
         scale=0.012 if options.smoke else options.scale,
-        sizes=(32,) if options.smoke else BATCH_SIZES,
+        sizes=(32,) if options.smoke else options.batch_sizes,
     )
 
 

@@ -113,7 +113,8 @@ def millpond(task):
     from millpond import Engine
 
     def prepare(model, options):
-        engine = Engine(model, **options)
+        # "auto" asks the processor: without its bfloat16 it would be float32.
+        engine = Engine(model, **{**({"dtype": "float32"} if NO_BFLOAT16 else {}), **options})
 
         def embed(texts, batch):
             return {"vectors": engine.embed(texts).embeddings}

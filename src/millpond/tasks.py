@@ -8,7 +8,7 @@ Truncate = Literal["end", "start", "error"]
 OutputDtype = Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 Activation = Literal["identity", "sigmoid", "softmax"]
-Quantization = Literal["int8", "fp8"]
+Quantization = Literal["int8", "int8-all", "fp8"]
 ScoreType = Literal["cross-encoder", "late-interaction", "bi-encoder"]
 ScoreMethod = Literal["auto", "cosine", "maxsim"]
 

@@ -172,4 +172,4 @@ def attended(
     if count is not None:
         seen &= torch.arange(length) < count
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
-    return (torch.einsum("hqk,khd->qhd", weights, part) for part in (values, values.abs()))
+    return tuple(torch.einsum("hqk,khd->qhd", weights, part) for part in (values, values.abs()))

@@ -58,7 +58,8 @@ def test_the_encoder_equals_torch_under_every_cap(told, cap):
     assert under["isa"] == cap
     assert not told[None]["float32 native"]
     assert under["float32 native"]
-    assert under["float32 alone"] and under["bfloat16 alone"]
+    assert under["float32 alone"]
+    assert under["bfloat16 alone"] or not under["bfloat16 native"]
     np.testing.assert_allclose(under["float32"], reference, atol=2e-5)
     np.testing.assert_allclose(under["bfloat16"], reference, atol=0.05)
     assert under["bfloat16 native"] == (cap in ("avx512bf16", "amx"))

@@ -32,7 +32,9 @@ Pooling = Annotated[
     str | None,
     typer.Option(help="Pooling method instead of the checkpoint's: mean, cls, lasttoken, ...", metavar="NAME"),
 ]
-Quantization = Annotated[str | None, typer.Option("--quantization", help="int8, or fp8 on a GPU.", metavar="NAME")]
+Quantization = Annotated[
+    str | None, typer.Option("--quantization", help="int8, int8-all, or fp8 on a GPU.", metavar="NAME")
+]
 IdColumn = Annotated[str, typer.Option("--id", help="Key or column that holds the id.", metavar="COLUMN")]
 TextColumn = Annotated[str, typer.Option("--text", help="Key or column that holds the text.", metavar="COLUMN")]
 

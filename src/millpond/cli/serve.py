@@ -63,7 +63,7 @@ def serve(
         str | None, _option(help="auto, cpu, cuda, mps, or several: cuda:0,cuda:1.", panel=_MODELS)
     ] = None,
     dtype: Annotated[str | None, _option(help="auto, float32, float16 or bfloat16.", panel=_MODELS)] = None,
-    quantization: Annotated[str | None, _option("--quantization", help="int8 or fp8.", panel=_MODELS)] = None,
+    quantization: Annotated[str | None, _option("--quantization", help="int8, int8-all or fp8.", panel=_MODELS)] = None,
     max_model_len: Annotated[
         str | None, _option(help="Most tokens per prompt (16k: 16000, 16K: 16384).", panel=_MODELS, metavar="N")
     ] = None,

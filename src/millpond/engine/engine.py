@@ -58,9 +58,10 @@ class Engine(TaskMethods):
         convert: ``embed`` turns a language model or a classifier into an embedder; ``classify`` turns a language model
             or a backbone with a head into a classifier; ``auto`` follows the checkpoint's architecture.
         hf_overrides: Merged into config.json, for example ``{"is_matryoshka": True}``.
-        quantization: ``int8`` or ``fp8`` keeps the weights of the linear layers in eight bits and quantizes each
-            token's activations during the forward. ``fp8`` needs a GPU of compute capability 8.9; on a GPU both need
-            the ``quantization`` extra.
+        quantization: ``int8``, ``int8-all`` or ``fp8`` keeps the weights of linear layers in eight bits and quantizes
+            each token's activations during the forward. On a CPU ``int8`` does so in the feed-forward layers and
+            ``int8-all`` in all; on a GPU they are the same. ``fp8`` needs a GPU of compute capability 8.9; on a GPU
+            all need the ``quantization`` extra. docs/engine.md says what they cost and gain.
         max_batch_tokens: Most tokens per forward.
         max_queue: Most texts waiting; a call that would exceed it is refused (a single call may have any size).
         cache: A path or a :class:`~millpond.VectorCache`; vectors are read from it and committed to it.

@@ -23,10 +23,14 @@ from millpond.errors import ModelLoadError, UnsupportedArchitectureError, Weight
 from millpond.models.encoder_file import read_encoder
 from millpond.models.linear import plain_linears, reorder
 from millpond.models.native.families import native_forward
+from millpond.models.native.plan import Int8
 from millpond.models.quantize import quantize
 from millpond.tasks import Quantization
 
 logger = logging.getLogger(__name__)
+
+# The weights that a native forward has in eight bits.
+_NATIVE_INT8: dict[Quantization | None, Int8] = {None: "none", "int8": "feeds", "int8-all": "all"}
 
 # Tensors of a checkpoint that are no part of its backbone: heads of other tasks, and buffers of older versions.
 _NOT_BACKBONE = re.compile(
@@ -71,8 +75,8 @@ def load_backbone(
     if backbone is None:
         backbone = _load_by_transformers(checkpoint, architecture, device=device, dtype=dtype)
     backbone = backbone.eval().to(device)
-    if packed and native and quantization is None and device.type == "cpu":
-        return _native_forward(backbone, architecture)
+    if packed and native and device.type == "cpu":
+        return _native_forward(backbone, architecture, quantization)
     if packed:
         backbone = packed_forward(backbone, architecture)
     return backbone if quantization is None else quantize(backbone, quantization, device)
@@ -87,12 +91,14 @@ def packed_forward(backbone: nn.Module, architecture: Architecture) -> nn.Module
     return module.eval()
 
 
-def _native_forward(backbone: nn.Module, architecture: Architecture) -> nn.Module:
+def _native_forward(backbone: nn.Module, architecture: Architecture, quantization: Quantization | None) -> nn.Module:
     """The native forward of ``backbone``, else its packed one."""
     with plain_linears():
         backbone = packed_forward(backbone, architecture)
-    forward = native_forward(backbone)
-    return reorder(backbone) if forward is None else forward
+    forward = native_forward(backbone, _NATIVE_INT8[quantization])
+    if forward is not None:
+        return forward
+    return reorder(backbone) if quantization is None else quantize(backbone, quantization, torch.device("cpu"))
 
 
 def is_head_tensor(name: str, architecture: Architecture) -> bool:

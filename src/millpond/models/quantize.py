@@ -1,12 +1,14 @@
-"""A loaded backbone's linear layers in eight bits.
+"""A loaded backbone's linear layers in eight bits, where no native forward computes them (``models/native/``).
 
 On a CPU ``int8`` is millpond's own layer over oneDNN, which is faster than torchao's layers that need no compiler; on a
 GPU ``int8`` and ``fp8`` are torchao's. Both quantize the weights once, with a scale for each output, and a batch's
-activations with a scale for each token: a text's result does not depend on the rest of the batch.
+activations with a scale for each token: a text's result does not depend on the rest of the batch. All layers are
+quantized: ``int8`` and ``int8-all`` differ in native forwards only.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +20,8 @@ from millpond.models import int8
 from millpond.models.int8 import Int8Linear
 from millpond.models.linear import PlainLinear, ReorderedLinear
 from millpond.tasks import Quantization
+
+logger = logging.getLogger(__name__)
 
 # Layers kept in full precision: small ones whose rounding errors spread, or whose weight is used in other ways.
 _KEPT = frozenset(("x_proj", "dt_proj", "router", "gate"))
@@ -42,7 +46,7 @@ def check_quantization(kind: Quantization | None, device: torch.device, dtype: t
                 "quantization='fp8' needs a GPU of compute capability 8.9 or more, and this is a CPU; choose int8"
             )
         if not int8.available():
-            raise ModelLoadError("quantization='int8' on a CPU needs a torch with oneDNN; leave quantization out")
+            raise ModelLoadError(f"quantization={kind!r} on a CPU needs a torch with oneDNN; leave quantization out")
         return
     if device.type != "cuda":
         raise ModelLoadError(
@@ -68,7 +72,7 @@ def quantize(backbone: nn.Module, kind: Quantization, device: torch.device) -> n
 
     Args:
         backbone: Loaded, in evaluation mode, on ``device``.
-        kind: ``int8`` or ``fp8``; see :func:`check_quantization`.
+        kind: ``int8``, ``int8-all`` or ``fp8``; see :func:`check_quantization`.
         device: Where it runs.
 
     Raises:
@@ -78,6 +82,12 @@ def quantize(backbone: nn.Module, kind: Quantization, device: torch.device) -> n
     linears = list(_linears(backbone))
     if not linears:
         raise ModelLoadError(f"quantization={kind!r}: this model has no linear layer to quantize; leave it out")
+    if device.type == "cpu":
+        logger.warning(
+            "quantization=%r saves memory here and is not faster than dtype='auto': the native int8 kernels do not "
+            "serve this model on this processor; leave it out for speed",
+            kind,
+        )
     for parent, name, layer in linears:
         plain = layer.plain() if isinstance(layer, ReorderedLinear) else layer
         if device.type == "cpu":
@@ -119,7 +129,7 @@ def _quantize_by_torchao(backbone: nn.Module, kind: Quantization) -> None:
     torchao = _torchao()
     config = (
         torchao.Int8DynamicActivationInt8WeightConfig(set_inductor_config=False)
-        if kind == "int8"
+        if kind != "fp8"
         else torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow(), set_inductor_config=False)
     )
     chosen = {id(layer) for _, _, layer in _linears(backbone)}

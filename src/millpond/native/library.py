@@ -48,6 +48,7 @@ class KernelTable(ctypes.Structure):
             *("pack_weight_float32", "encode_float32", "encoder_workspace_float32"),
             *("pack_weight_bfloat16", "encode_bfloat16", "encoder_workspace_bfloat16"),
             *("attention_bfloat16", "attention_workspace_bfloat16"),
+            "pack_weight_int8",
         )
     ]
     pack_int8: Any
@@ -72,6 +73,7 @@ class KernelTable(ctypes.Structure):
     encoder_workspace_bfloat16: Any
     attention_bfloat16: Any
     attention_workspace_bfloat16: Any
+    pack_weight_int8: Any
 
 
 def source_hash() -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from millpond.models.native.encoder import NativeEncoder
-from millpond.models.native.plan import Plan, Unfit, kernels_of
+from millpond.models.native.plan import Int8, Plan, Unfit, kernels_of
 
 logger = logging.getLogger(__name__)
 
@@ -23,15 +23,15 @@ _PLANS = {
 }
 
 
-def native_forward(backbone: nn.Module) -> NativeEncoder | None:
+def native_forward(backbone: nn.Module, int8: Int8 = "none") -> NativeEncoder | None:
     """The native forward of a packed backbone on a CPU, whose linear layers are in torch's own form.
 
     ``None`` if this processor has no kernels for its precision, or the backbone has something that they lack. The
-    weights are copied: ``backbone`` is not needed any more.
+    weights are copied: ``backbone`` is not needed any more. ``int8`` says which of them are in eight bits.
     """
     module = _PLANS.get(type(backbone).__name__)
     weight = next(backbone.parameters(), None)
-    if module is None or weight is None or (kernels := kernels_of(weight.dtype)) is None:
+    if module is None or weight is None or (kernels := kernels_of(weight.dtype, int8=int8)) is None:
         return None
     build: Callable[[Any, Any, torch.dtype], Plan] = import_module(module).plan
     try:

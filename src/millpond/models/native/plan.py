@@ -10,7 +10,7 @@ import errno
 import mmap
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 UNIT = 32
 _ALIGNMENT = 2 << 20  # huge pages
 _WIDEST = 8192  # kMostColumns of norms.h
+# Of int8 weights: inner numbers that one range of a row's codes spans, and those of a panel (int8.h).
+_CHUNK, _CODE_PANEL = 384, 64
+
+# The weights in eight bits: none, those of the feeds, or all.
+Int8 = Literal["none", "feeds", "all"]
 
 
 class Unfit(Exception):  # noqa: N818 - not an error: the backbone runs in torch's operators
@@ -43,6 +48,8 @@ class Kernels:
         workspace: Bytes of workspace for each thread of a call.
         lanes: Columns of gate and up that alternate in a gated feed.
         tiles: Whether they multiply tiles (AMX).
+        pack_int8: Packs a weight in eight bits.
+        int8: Which weights are in eight bits.
     """
 
     pack: Any
@@ -50,18 +57,23 @@ class Kernels:
     workspace: Any
     lanes: int
     tiles: bool = False
+    pack_int8: Any = None
+    int8: Int8 = "none"
 
 
-def kernels_of(dtype: torch.dtype, highest: str | None = None) -> Kernels | None:
+def kernels_of(dtype: torch.dtype, highest: str | None = None, *, int8: Int8 = "none") -> Kernels | None:
     """The fastest kernels for a precision on this processor; ``None`` if it has none.
 
     Args:
-        dtype: float32 or bfloat16.
+        dtype: float32 or bfloat16, of the states and of the weights that are not in eight bits.
         highest: The highest instruction set; ``None``: that of ``MILLPOND_ISA``.
+        int8: Which weights are in eight bits.
     """
     table = library.kernel_table(highest)
     name = {torch.float32: "float32", torch.bfloat16: "bfloat16"}.get(dtype)
     if table is None or name is None or not getattr(table, f"encode_{name}"):
+        return None
+    if int8 != "none" and not table.pack_weight_int8:
         return None
     isa = library.isa() if highest is None else highest
     return Kernels(
@@ -70,6 +82,8 @@ def kernels_of(dtype: torch.dtype, highest: str | None = None) -> Kernels | None
         workspace=getattr(table, f"encoder_workspace_{name}"),
         lanes=8 if isa == "avx2" else 16,
         tiles=dtype is torch.bfloat16 and bool(table.attention_bfloat16),
+        pack_int8=table.pack_weight_int8,
+        int8=int8,
     )
 
 
@@ -289,8 +303,8 @@ class PlanBuilder:
         self._branch |= branch
         inner = self._columns(up.weight.shape[0])
         self._inner = max(self._inner, inner)
-        weight = self._weight(up) if gate is None else self._gated(gate, up)
-        narrow = self._weight(down)
+        weight = self._weight(up, feed=True) if gate is None else self._gated(gate, up)
+        narrow = self._weight(down, feed=True)
         self._hidden = max(self._hidden, narrow.out)
         self._add(
             kind=structs.FEED,
@@ -318,17 +332,17 @@ class PlanBuilder:
 
     def build(self) -> Plan:
         """Pack the weights into one piece of memory, in the order of their use."""
-        size = self._dtype.itemsize
         total = sum(weight.numel() for _, weight in self._weights)
-        memory = Memory(total * size + 4096)
+        memory = Memory(sum(self._bytes(weight) for _, weight in self._weights) + 4096)
         at, count = memory.address, len(self._weights)
         while self._weights:
             struct, weight = self._weights.pop(0)
-            whole = weight.detach().to(self._dtype).contiguous()
+            int8 = weight.dtype is torch.int8
+            whole = weight.detach().to(weight.dtype if int8 else self._dtype).contiguous()
             struct.units = at
             call = structs.PackCall(whole.data_ptr(), at, *whole.shape)
-            self._kernels.pack(ctypes.addressof(call))
-            at += whole.numel() * size
+            (self._kernels.pack_int8 if int8 else self._kernels.pack)(ctypes.addressof(call))
+            at += self._bytes(weight)
         assert count
         steps = (structs.Step * len(self._steps))(*self._steps)
         self._copy_units(steps)
@@ -341,6 +355,7 @@ class PlanBuilder:
             heads=self._heads,
             inner=self._inner,
             branch=self._branch,
+            codes=max((step.weight.in_ for step in self._steps if step.weight.scales), default=0),
             output=self._hidden,
         )
         return Plan(
@@ -369,15 +384,21 @@ class PlanBuilder:
     def _bound(self, positions: int) -> None:
         self._positions = min(self._positions or positions, positions)
 
+    def _bytes(self, weight: torch.Tensor) -> int:
+        """Of a weight, packed."""
+        if weight.dtype is torch.int8:
+            return weight.shape[0] * -(-weight.shape[1] // _CODE_PANEL) * _CODE_PANEL
+        return weight.numel() * self._dtype.itemsize
+
     def _columns(self, columns: int) -> int:
         if columns % UNIT:
             raise Unfit(f"{columns} columns are no multiple of {UNIT}")
         return columns
 
-    def _weight(self, *parts: Any) -> structs.Weight:
+    def _weight(self, *parts: Any, feed: bool = False) -> structs.Weight:
         weight = parts[0].weight if len(parts) == 1 else torch.cat([part.weight.detach() for part in parts])
         bias = None if all(part.bias is None for part in parts) else torch.cat([_bias_of(part) for part in parts])
-        return self._packed(weight, bias)
+        return self._packed(weight, bias, feed=feed)
 
     def _gated(self, gate: Any, up: Any) -> structs.Weight:
         """The columns of gate and up in turn, a vector of each."""
@@ -390,11 +411,14 @@ class PlanBuilder:
         bias = None
         if gate.bias is not None or up.bias is not None:
             bias = interleaved(_bias_of(gate), _bias_of(up))
-        return self._packed(interleaved(gate.weight, up.weight), bias)
+        return self._packed(interleaved(gate.weight, up.weight), bias, feed=True)
 
-    def _packed(self, weight: torch.Tensor, bias: torch.Tensor | None) -> structs.Weight:
+    def _packed(self, weight: torch.Tensor, bias: torch.Tensor | None, *, feed: bool) -> structs.Weight:
         out, into = (self._columns(size) for size in weight.shape)
         struct = structs.Weight(bias=self._floats(bias), out=out, in_=into)
+        if self._kernels.int8 == "all" or (feed and self._kernels.int8 == "feeds"):
+            weight, scales = _eight_bits(weight)
+            struct.scales = self._floats(scales)
         self._weights.append((struct, weight))
         return struct
 
@@ -414,3 +438,12 @@ def _bias_of(part: Any) -> torch.Tensor:
     """Zeros if a linear layer has none."""
     bias = part.bias
     return part.weight.new_zeros(len(part.weight)) if bias is None else bias.detach()
+
+
+def _eight_bits(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight as int8 ``[out, in]``, and float32 ``[1 + chunks, out]``: scales, and sums of each chunk's integers."""
+    whole = weight.detach().float()
+    scales = whole.abs().amax(1).clamp_(min=1e-12).div_(127)
+    codes = (whole / scales[:, None]).round_().to(torch.int8)
+    sums = [chunk.sum(1).float() for chunk in codes.split(_CHUNK, dim=1)]
+    return codes, torch.stack([scales, *sums])

@@ -62,7 +62,7 @@ class Model(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("steps", ctypes.POINTER(Step)),
-        *((name, _int) for name in ("count", "hidden", "heads", "inner", "branch", "output")),
+        *((name, _int) for name in ("count", "hidden", "heads", "inner", "branch", "codes", "output")),
     ]
 
 

@@ -89,4 +89,19 @@ MILLPOND_INLINE Floats activated(Floats x, int64_t activation) {
   }
 }
 
+// Sums [count, kColumns] of a product, activated, to rows of states. Gated: of gate and up side by side, to half as many.
+template <class Isa, bool kGated, int64_t kActivation>
+MILLPOND_INLINE void store_activated(const float* sums, int64_t count, const States<Isa>& to, int64_t row,
+                                     int64_t column) {
+  for (int64_t r = 0; r < count; r++, sums += kColumns) {
+    const Floats low = activated<Isa>(load(sums), kActivation), high = load(sums + kLanes);
+    if (kGated) {
+      Isa::store_state(to.row(row + r, column), scaled(low, high));
+    } else {
+      Isa::store_state(to.row(row + r, column), low);
+      Isa::store_state(to.row(row + r, column + kLanes), activated<Isa>(high, kActivation));
+    }
+  }
+}
+
 }  // namespace

@@ -8,12 +8,12 @@
 
 #include "../parallel.h"
 #include "attention.h"
+#include "int8.h"
 #include "norms.h"
 #include "team.h"
 
 namespace {
 
-constexpr int64_t kChunk = 384;       // inner columns of a feed that are computed, used and forgotten together
 constexpr int64_t kWholeFeed = 64;    // rows for which all inner columns are kept
 constexpr int64_t kShared = 256;      // tokens of a call whose steps the threads share
 
@@ -32,12 +32,13 @@ struct Forward {
   struct Room {
     States<Isa> states, heads, inner;
     Sums sums, branch;
+    Codes codes, inner_codes;  // of the states or heads, and of a feed's inner states
     typename Attention<Isa>::Room attention;
   };
 
   struct Sizes {
     int64_t rows, keys, dim;
-    int64_t states, heads, sums, branch, attention, bytes;
+    int64_t states, heads, sums, branch, codes, ranges, inner_codes, inner_ranges, attention, bytes;
   };
 
   static int64_t most_dim(const Model& model) {
@@ -57,15 +58,22 @@ struct Forward {
     if (sizes.rows % 64 == 0) sizes.rows += 32;
     sizes.keys = longest;
     sizes.dim = most_dim(model);
-    const int64_t whole = (sizes.rows < kWholeFeed + 96 ? sizes.rows : kWholeFeed + 96) * model.inner;
-    const int64_t inner = most_of(whole, sizes.rows * least_of(model.inner, kChunk));
+    const auto inner_of = [&](int64_t columns) {
+      return most_of(least_of(sizes.rows, kWholeFeed + 96) * columns, sizes.rows * least_of(columns, kChunk));
+    };
     const auto bytes = [](int64_t numbers, int64_t size) { return (numbers * size + 4096 + 64) / 64 * 64; };
     sizes.states = bytes(sizes.rows * model.hidden, sizeof(State));
-    sizes.heads = bytes(most_of(sizes.rows * model.heads, inner), sizeof(State));
+    sizes.heads = bytes(most_of(sizes.rows * model.heads, inner_of(model.inner)), sizeof(State));
     sizes.sums = bytes(sizes.rows * model.hidden + 64 * model.hidden / kColumns, 4);
     sizes.branch = model.branch ? sizes.sums : 0;
+    const int64_t inner = model.codes ? model.inner : 0, ranges = sizes.rows * int64_t(sizeof(Range));
+    sizes.codes = bytes(sizes.rows * code_panels(model.codes) * kCodePanel, 1);
+    sizes.ranges = bytes(quotient_up(model.codes, kChunk) * ranges, 1);
+    sizes.inner_codes = bytes(inner_of(code_panels(inner) * kCodePanel), 1);
+    sizes.inner_ranges = bytes(quotient_up(inner, kChunk) * ranges, 1);
     sizes.attention = bytes(Attention<Isa>::room_bytes(sizes.keys, sizes.dim), 1);
-    sizes.bytes = sizes.states + sizes.heads + sizes.sums + sizes.branch + sizes.attention;
+    sizes.bytes = sizes.states + sizes.heads + sizes.sums + sizes.branch + sizes.codes + sizes.ranges +
+                  sizes.inner_codes + sizes.inner_ranges + sizes.attention;
     return sizes;
   }
 
@@ -81,6 +89,12 @@ struct Forward {
     room.inner = room.heads;  // queries are done with by then
     room.sums = {(float*)take(sizes.sums), sizes.rows * kColumns + 64};
     room.branch = {(float*)take(sizes.branch), sizes.rows * kColumns + 64};
+    const auto codes_at = [&](int64_t codes, int64_t ranges) {
+      auto* at = (uint8_t*)take(codes);
+      return Codes{at, sizes.rows * kCodePanel, (Range*)take(ranges), sizes.rows};
+    };
+    room.codes = codes_at(sizes.codes, sizes.ranges);
+    room.inner_codes = codes_at(sizes.inner_codes, sizes.inner_ranges);
     room.attention = Attention<Isa>::room_at(take(sizes.attention), sizes.keys, sizes.dim);
     return room;
   }
@@ -134,14 +148,31 @@ struct Forward {
       for (int64_t r = 0; r < rows; r++) store(sums.row(r, c), sum_of(load(sums.row(r, c)), load(bias + c)));
   }
 
-  // Panels [from, from + depth) of a weight, to the sums or the branch.
-  static void add_product(const Block& block, const States<Isa>& a, const Weight& weight, int64_t target, int64_t from,
-                          int64_t depth) {
+  // The input of a product in eight bits, if its weight is int8: a step of its own.
+  static void quantize(const Block& block, const States<Isa>& a, const Weight& weight, int64_t columns, const Codes& to) {
+    if constexpr (Int8Of<Isa>::kOffered) {
+      if (!weight.scales) return;
+      block.team.share([&] {
+        quantize_rows<Isa>(a, block.team.first(block.rows), block.team.last(block.rows), columns, to);
+      });
+    }
+  }
+
+  // Inner columns [column, column + width) of a weight, to the sums or the branch.
+  static void add_product(const Block& block, const States<Isa>& a, const Codes& codes, const Weight& weight,
+                          int64_t target, int64_t column, int64_t width) {
     const int64_t panels = weight.in / Isa::kPanel, units = weight.out / kColumns;
+    const int64_t from = column / Isa::kPanel, depth = width / Isa::kPanel;
     const int64_t first = block.team.first(units), last = block.team.last(units);
     const Sums& to = target == 3 ? block.room.branch : block.room.sums;
     const bool fresh = target != 2 && from == 0;
     if (!fresh && from == 0) add_bias(to, block.rows, first, last, weight.bias);
+    if constexpr (Int8Of<Isa>::kOffered) {
+      if (weight.scales) {
+        code_product_to_sums<Isa>(codes, block.rows, weight, column, width, first, last, fresh, to);
+        return;
+      }
+    }
     alignas(64) static const float kNone[kMostColumns] = {};
     product_to_sums<Isa>(a, block.rows, (const State*)weight.units + unit_size<Isa>(from), unit_size<Isa>(panels), depth,
                          first, last, fresh ? (weight.bias ? weight.bias : kNone) : nullptr, to);
@@ -152,19 +183,14 @@ struct Forward {
                                 int64_t last, const States<Isa>& to, int64_t to_column) {
     constexpr int64_t kOut = kGated ? kLanes : kColumns;
     const int64_t panels = weight.in / Isa::kPanel;
+    const auto done = [&](int64_t unit, int64_t row, int64_t count, const float* sums) __attribute__((always_inline)) {
+      store_activated<Isa, kGated, kActivation>(sums, count, to, row, unit * kOut - to_column);
+    };
+    if constexpr (Int8Of<Isa>::kOffered) {
+      if (weight.scales) return code_product<Isa>(block.room.codes, block.rows, weight, first, last, done);
+    }
     product<Isa>(a, block.rows, (const State*)weight.units, unit_size<Isa>(panels), panels, first, last, weight.bias,
-                 [&](int64_t unit, int64_t row, int64_t count, const float* sums) __attribute__((always_inline)) {
-                   const int64_t column = unit * kOut - to_column;
-                   for (int64_t r = 0; r < count; r++, sums += kColumns) {
-                     const Floats low = activated<Isa>(load(sums), kActivation);
-                     if (kGated) {
-                       Isa::store_state(to.row(row + r, column), scaled(low, load(sums + kLanes)));
-                     } else {
-                       Isa::store_state(to.row(row + r, column), low);
-                       Isa::store_state(to.row(row + r, column + kLanes), activated<Isa>(load(sums + kLanes), kActivation));
-                     }
-                   }
-                 });
+                 done);
   }
 
   template <bool kGated>
@@ -180,16 +206,20 @@ struct Forward {
     }
   }
 
+  static const States<Isa>& input_of(const Block& block, const Step& step) {
+    return step.target == 0 || step.target == 4 ? block.room.states : block.room.heads;
+  }
+
   static void multiply(const Block& block, const Step& step) {
     const Weight& weight = step.weight;
+    const States<Isa>& a = input_of(block, step);
     if (step.target == 0) {
       const int64_t units = weight.out / kColumns;
-      activated_product<false>(block, block.room.states, weight, step.activation, block.team.first(units),
-                               block.team.last(units), block.room.heads, 0);
+      activated_product<false>(block, a, weight, step.activation, block.team.first(units), block.team.last(units),
+                               block.room.heads, 0);
       return;
     }
-    const States<Isa>& a = step.target == 4 ? block.room.states : block.room.heads;
-    add_product(block, a, weight, step.target == 4 ? 1 : step.target, 0, weight.in / Isa::kPanel);
+    add_product(block, a, block.room.codes, weight, step.target == 4 ? 1 : step.target, 0, weight.in);
   }
 
   static void feed(const Block& block, const Step& step) {
@@ -198,6 +228,9 @@ struct Forward {
     const int64_t chunk = block.rows <= kWholeFeed ? inner : least_of(kChunk, inner);
     States<Isa> states = block.room.inner;
     if (chunk == inner && inner > kChunk) states.stride = (block.rows + 31) / 32 * 32 * Isa::kPanel + 32 * Isa::kPanel;
+    quantize(block, block.room.states, up, up.in, block.room.codes);
+    Codes codes = block.room.inner_codes;
+    if (chunk == inner) codes.stride = (block.rows + 31) / 32 * 32 * kCodePanel + 32 * kCodePanel;
     for (int64_t column = 0; column < inner; column += chunk) {
       const int64_t width = least_of(chunk, inner - column), units = width / of_unit, from = column / of_unit;
       block.team.share([&] {
@@ -207,8 +240,8 @@ struct Forward {
         else
           activated_product<false>(block, block.room.states, up, step.activation, first, last, states, column);
       });
-      block.team.share(
-          [&] { add_product(block, states, down, step.target, column / Isa::kPanel, width / Isa::kPanel); });
+      quantize(block, states, down, width, codes);
+      block.team.share([&] { add_product(block, states, codes, down, step.target, column, width); });
     }
   }
 
@@ -291,7 +324,10 @@ struct Forward {
       switch (step.kind) {
         case kEmbed: team.share([&] { embed(block, step); }); break;
         case kNorm: team.share([&] { norm(block, step); }); break;
-        case kProduct: team.share([&] { multiply(block, step); }); break;
+        case kProduct:
+          quantize(block, input_of(block, step), step.weight, step.weight.in, block.room.codes);
+          team.share([&] { multiply(block, step); });
+          break;
         case kHeads: team.share([&] { turn(block, step); }); break;
         case kAttention:
           team.share([&] { attend(block, step); });
@@ -369,6 +405,12 @@ struct Forward {
     Job job{&call, sizes_of(call), false, {0, 0, 0}, 0};
     job.shared = call.threads > 1 && (call.bounds[call.texts] <= kShared || call.texts < call.threads);
     run_team(work, &job, call.threads);
+    return 0;
+  }
+
+  static int64_t pack_int8(const void* argument) {
+    const auto& call = *(const PackCall*)argument;
+    pack_codes((const int8_t*)call.weight, call.out, call.in, (int8_t*)call.units);
     return 0;
   }
 

@@ -22,7 +22,9 @@ struct Weight {
   const void* units;        // null: none
   const float* bias;        // [out]; null: none
   std::int64_t out, in;
-  const float* scales;      // of int8 weights, [out]; null: the model's own precision
+  // Of int8 weights [1 + chunks of 384 inner numbers, out]: the scales of the columns, and the sums of each chunk's
+  // integers; null: the weights have the model's precision.
+  const float* scales;
 };
 
 struct NormWeights {
@@ -69,6 +71,7 @@ struct Model {
   std::int64_t heads;    // most columns of heads
   std::int64_t inner;    // most inner columns of a feed
   std::int64_t branch;   // whether any step uses the branch
+  std::int64_t codes;    // most inner columns of an int8 weight, but for a feed's second one; 0: no weight is int8
   std::int64_t output;   // columns of the result
 };
 

@@ -4,11 +4,13 @@
 #include "../encoder/forward.h"
 #include "../kernel_table.h"
 #include "segment_attention.h"
+#include "tile_codes.h"
 
 extern "C" void millpond_add_encoder_amx(KernelTable* table) {
   table->pack_weight_bfloat16 = Forward<TileIsa>::pack;
   table->encode_bfloat16 = Forward<TileIsa>::encode;
   table->encoder_workspace_bfloat16 = Forward<TileIsa>::workspace;
+  table->pack_weight_int8 = Forward<TileIsa>::pack_int8;
   table->attention_bfloat16 = SegmentAttention::run;
   table->attention_workspace_bfloat16 = SegmentAttention::workspace;
 }

@@ -1,5 +1,5 @@
 // Compiler flags: -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
-// The encoder in float32, for processors with AVX512.
+// The encoder in float32, for processors with AVX512. From here on its products may be in eight bits.
 
 #include "../encoder/forward.h"
 #include "../encoder/speed.h"
@@ -10,4 +10,5 @@ extern "C" void millpond_add_encoder_avx512(KernelTable* table) {
   table->pack_weight_float32 = Forward<FmaIsa>::pack;
   table->encode_float32 = Forward<FmaIsa>::encode;
   table->encoder_workspace_float32 = Forward<FmaIsa>::workspace;
+  table->pack_weight_int8 = Forward<FmaIsa>::pack_int8;
 }

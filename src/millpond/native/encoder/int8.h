@@ -1,0 +1,250 @@
+// Products in eight bits: of int8 weights with states that are quantized row by row.
+//
+// A row is quantized in chunks of kChunk columns, each by its own range: x = step * (code - zero), with codes from 0 to
+// 255 and the range from the least number or 0 to the greatest or 0. A product's chunks are summed in float32:
+//   sum += (codes W - zero * sums of W's columns) * step * scale of the column
+// The bracket is a whole number below 2^25, from two that float32 holds exactly. Neither depends on other rows.
+//
+//   codes    panels of 64 bytes a row: [columns / 64][rows][64]
+//   weights  units of kColumns columns: [panels of 64 inner numbers][2 halves][16 groups of 4][16 columns][4]
+// Inner numbers beyond the last one are 0 in both.
+//
+// An instruction set is a class with kRows, begin(), end() and block(), as in products.h.
+#pragma once
+
+#include "plan.h"
+#include "products.h"
+
+namespace {
+
+constexpr int64_t kChunk = 384;  // columns of a range, and inner columns of a feed that are computed and used together
+constexpr int64_t kCodePanel = 64;
+
+using std::int8_t;
+using std::uint8_t;
+
+struct Range {
+  float step, zero;
+};
+
+struct Codes {
+  uint8_t* at;
+  int64_t stride;  // from panel to panel
+  Range* ranges;   // [chunks][capacity]
+  int64_t capacity;
+
+  MILLPOND_INLINE uint8_t* row(int64_t row, int64_t column) const {
+    return at + column / kCodePanel * stride + row * kCodePanel + column % kCodePanel;
+  }
+};
+
+// What one block multiplies: integer sums of up to kRows rows and one unit.
+struct CodeProduct {
+  const uint8_t* rows;  // panels of the first row
+  int64_t panel;        // from panel to panel
+  const int8_t* unit;
+  int64_t depth;  // panels
+  int32_t* to;    // [rows, kColumns]
+  const char* ahead;
+  int64_t ahead_lines;  // of each panel
+};
+
+// Bytes of a unit of so many inner numbers.
+constexpr int64_t code_panels(int64_t columns) { return (columns + kCodePanel - 1) / kCodePanel; }
+
+// The integer products that serve an instruction set; none by default.
+template <class Isa>
+struct Int8Of {
+  static constexpr bool kOffered = false;
+};
+
+#ifdef __AVX512VNNI__
+
+struct VnniIsa {
+  static constexpr int kRows = 12;
+  static void begin() {}
+  static void end() {}
+
+  template <int R>
+  static void rows_of(const CodeProduct& p) {
+    __m512i sums[R][2];
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm512_setzero_si512();
+    const uint8_t* a = p.rows;
+    const int8_t* b = p.unit;
+    const char* ahead = p.ahead;
+    for (int64_t k = 0; k < p.depth; k++, a += p.panel, b += 2048) {
+      fetch(ahead, p.ahead_lines);
+      ahead += 64 * p.ahead_lines;
+#pragma GCC unroll 4
+      for (int d = 0; d < 16; d++) {
+        const __m512i b0 = load_bits(b + d * 64), b1 = load_bits(b + 1024 + d * 64);
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) {
+          int32_t four;
+          std::memcpy(&four, a + r * kCodePanel + 4 * d, sizeof four);
+          const __m512i x = _mm512_set1_epi32(four);
+          sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], x, b0);
+          sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], x, b1);
+        }
+      }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+      store_bits(p.to + r * kColumns, sums[r][0]);
+      store_bits(p.to + r * kColumns + 16, sums[r][1]);
+    }
+  }
+
+  template <int R>
+  static MILLPOND_INLINE void some_rows(const CodeProduct& p, int64_t rows) {
+    if constexpr (R > 0) {
+      if (rows == R) return rows_of<R>(p);
+      some_rows<R - 1>(p, rows);
+    }
+  }
+
+  static void block(const CodeProduct& p, int64_t rows) { some_rows<kRows>(p, rows); }
+};
+
+template <>
+struct Int8Of<FmaIsa> {
+  static constexpr bool kOffered = true;
+  using Type = VnniIsa;
+};
+
+#ifdef __AVX512BF16__
+template <>
+struct Int8Of<DotIsa> : Int8Of<FmaIsa> {};
+#endif
+
+// Codes of kLanes numbers. Both terms are rounded before they are added: the least number's code is 0, the greatest's 255
+// or cut to it.
+MILLPOND_INLINE void store_codes(uint8_t* to, Floats codes, Ints zero) {
+  _mm_storeu_si128((__m128i*)to, _mm512_cvtusepi32_epi8(_mm512_add_epi32(_mm512_cvtps_epi32(codes), zero)));
+}
+
+#endif
+
+// The range of a row's `width` columns; NaN if one of them is not finite. Returns codes per unit of x.
+template <class Isa>
+MILLPOND_INLINE float range_of(const States<Isa>& from, int64_t row, int64_t start, int64_t width, Range* range) {
+  Floats low = zeros(), high = zeros(), odd = zeros();
+  for (int64_t c = start; c < start + width; c += kLanes) {
+    const Floats x = Isa::load_state(from.row(row, c));
+    low = smaller(low, x);
+    high = maximum(high, x);
+    odd = multiply_add(x, zeros(), odd);  // NaN from NaN and infinity on
+  }
+  const float least = -largest_of(difference(zeros(), low)), most = largest_of(high), rest = sum_of(odd);
+  const float step = most * (1.0f / 255.0f) - least * (1.0f / 255.0f);
+  const bool some = step >= 1.2e-38f;  // less has no inverse: such numbers are 0
+  const float codes = rest == 0.0f && some ? 1.0f / step : 0.0f;
+  range->step = rest == 0.0f ? (some ? step : 0.0f) : __builtin_nanf("");
+  range->zero = __builtin_rintf(-least * codes);
+  return codes;
+}
+
+// Rows [first, last) of states in eight bits.
+template <class Isa>
+void quantize_rows(const States<Isa>& from, int64_t first, int64_t last, int64_t columns, const Codes& to) {
+  for (int64_t start = 0; start < columns; start += kChunk) {
+    const int64_t width = least_of(kChunk, columns - start);
+    for (int64_t r = first; r < last; r++) {
+      Range& range = to.ranges[start / kChunk * to.capacity + r];
+      const Floats codes = broadcast(range_of<Isa>(from, r, start, width, &range));
+      const Ints zero = broadcast_bits(int32_t(range.zero));
+      for (int64_t c = start; c < start + width; c += kLanes)
+        store_codes(to.row(r, c), scaled(Isa::load_state(from.row(r, c)), codes), zero);
+      if (width % kCodePanel) std::memset(to.row(r, start + width), 0, kCodePanel / 2);
+    }
+  }
+}
+
+// sums = from + what a chunk's integers stand for.
+MILLPOND_INLINE void add_integers(const int32_t* integers, const Range& range, const float* scales,
+                                  const float* column_sums, const float* from, float* to) {
+  for (int64_t c = 0; c < kColumns; c += kLanes) {
+    const Floats whole = multiply_add(load(column_sums + c), broadcast(-range.zero), to_floats(load_bits(integers + c)));
+    store(to + c, multiply_add(whole, scaled(load(scales + c), broadcast(range.step)), load(from + c)));
+  }
+}
+
+// In lagged_codes.h.
+template <class Isa, class SumsAt, class Done>
+void lagged_code_products(const Codes& codes, int64_t rows, const Weight& weight, int64_t chunk, int64_t end,
+                          int64_t first, int64_t last, bool fresh, const SumsAt& sums_at, const Done& done);
+
+// Units [first, last) of chunks [chunk, end) of a weight. `sums_at(unit, row)` is where the sums [count, kColumns] of a
+// block are: they start from the bias if `fresh`, else from what is there. `done(unit, row, count, sums)` gets each block.
+template <class Isa, class SumsAt, class Done>
+MILLPOND_INLINE void code_products(const Codes& codes, int64_t rows, const Weight& weight, int64_t chunk, int64_t end,
+                                   int64_t first, int64_t last, bool fresh, const SumsAt& sums_at, const Done& done) {
+  if constexpr (Isa::kTiles)
+    return lagged_code_products<Isa>(codes, rows, weight, chunk, end, first, last, fresh, sums_at, done);
+  using Int8 = typename Int8Of<Isa>::Type;
+  constexpr int64_t kPanels = kChunk / kCodePanel, kSize = kCodePanel * kColumns;
+  alignas(64) int32_t integers[Int8::kRows * kColumns];
+  const int64_t panels = code_panels(weight.in), begin = chunk * kPanels, depth = least_of(end * kPanels, panels) - begin;
+  CodeProduct p;
+  p.panel = codes.stride;
+  p.to = integers;
+  p.ahead_lines = quotient_up(kSize / 64, quotient_up(rows, Int8::kRows));
+  for (int64_t u = first; u < last; u++) {
+    const auto* unit = (const int8_t*)weight.units + (u * panels + begin) * kSize;
+    const float *scales = weight.scales + u * kColumns, *bias = weight.bias ? weight.bias + u * kColumns : kNoSums;
+    p.ahead = (const char*)(unit + panels * kSize);
+    for (int64_t row = 0; row < rows; row += Int8::kRows) {
+      const int64_t count = least_of(rows - row, Int8::kRows);
+      float* sums = sums_at(u, row);
+      for (int64_t panel = 0; panel < depth; panel += kPanels) {
+        p.rows = codes.row(row, panel * kCodePanel);
+        p.unit = unit + panel * kSize;
+        p.depth = least_of(kPanels, depth - panel);
+        Int8::block(p, count);
+        p.ahead += p.depth * p.ahead_lines * 64;
+        const Range* ranges = codes.ranges + panel / kPanels * codes.capacity + row;
+        const float* column_sums = scales + (1 + chunk + panel / kPanels) * weight.out;
+        for (int64_t r = 0; r < count; r++) {
+          float* to = sums + r * kColumns;
+          add_integers(integers + r * kColumns, ranges[r], scales, column_sums, fresh && panel == 0 ? bias : to, to);
+        }
+      }
+      done(u, row, count, sums);
+    }
+  }
+}
+
+// As `product` of products.h.
+template <class Isa, class Done>
+MILLPOND_INLINE void code_product(const Codes& codes, int64_t rows, const Weight& weight, int64_t first, int64_t last,
+                                  const Done& done) {
+  alignas(64) float sums[Int8Of<Isa>::Type::kRows * kColumns];
+  code_products<Isa>(
+      codes, rows, weight, 0, quotient_up(weight.in, kChunk), first, last, true,
+      [&](int64_t, int64_t) { return sums; }, done);
+}
+
+// As `product_to_sums` of products.h, for inner columns [column, column + width).
+template <class Isa>
+MILLPOND_INLINE void code_product_to_sums(const Codes& codes, int64_t rows, const Weight& weight, int64_t column,
+                                          int64_t width, int64_t first, int64_t last, bool fresh, const Sums& to) {
+  code_products<Isa>(
+      codes, rows, weight, column / kChunk, quotient_up(column + width, kChunk), first, last, fresh,
+      [&](int64_t unit, int64_t row) { return to.row(row, unit * kColumns); },
+      [](int64_t, int64_t, int64_t, const float*) {});
+}
+
+// Packs an int8 weight [out, in] into units.
+inline void pack_codes(const int8_t* weight, int64_t out, int64_t in, int8_t* to) {
+  for (int64_t u = 0; u < out; u += 32)
+    for (int64_t k = 0; k < in; k += kCodePanel)
+      for (int64_t half = 0; half < 32; half += 16)
+        for (int64_t group = k; group < k + kCodePanel; group += 4)
+          for (int64_t c = 0; c < 16; c++)
+            for (int64_t i = group; i < group + 4; i++) *to++ = i < in ? weight[(u + half + c) * in + i] : int8_t(0);
+}
+
+}  // namespace
+
+#include "lagged_codes.h"
