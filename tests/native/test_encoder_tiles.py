@@ -122,20 +122,20 @@ def ids_of(lengths, seed=1):
     return np.random.default_rng(seed).integers(0, 200, sum(lengths)).astype(np.int32)
 
 
-def assert_close(out, reference):
+def assert_close(out, reference, most=0.02):
     """Each row's error is that of rounding to bfloat16, some layers long."""
     assert out.isfinite().all()
     error = (out - reference).norm(dim=1) / reference.norm(dim=1)
-    assert error.max() < 0.02, error.max()
+    assert error.max() < most, error.max()
 
 
-def assert_both_agree(tiles, pairs, lengths, *, block=None, call=None, **model):
+def assert_both_agree(tiles, pairs, lengths, *, call=None, most=0.02, **model):
     ids, bounds, call = ids_of(lengths), bounds_of(lengths), call or {}
     ours, theirs = encoder_of(tiles, **model), encoder_of(pairs, **model)
     reference = theirs.encode(ids, bounds, **call)
-    for ours.block in [block] if block else [64, 256]:
+    for ours.block in (64, 256):
         for threads in (1, 2):
-            assert_close(ours.encode(ids, bounds, threads=threads, **call), reference)
+            assert_close(ours.encode(ids, bounds, threads=threads, **call), reference, most)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=list(LENGTHS))
@@ -186,7 +186,8 @@ EIGHT_BITS = [
 @pytest.mark.parametrize("model", EIGHT_BITS)
 def test_eight_bits(table, model, lengths, int8):
     ours, theirs = kernels_in(table, int8), kernels_of(torch.bfloat16, "avx512bf16", int8=int8)
-    assert_both_agree(ours, theirs, lengths, **model)
+    # A rounding in another place gives another code, a step of 2^-8 of the range.
+    assert_both_agree(ours, theirs, lengths, most=0.04, **model)
 
 
 def test_products_in_eight_bits_equal_those_of_pairs(table):
