@@ -61,4 +61,4 @@ def test_the_numbers_of_kinds_are_those_of_the_header():
     assert set(structs.ACTIVATIONS.values()) == set(range(len(activations)))
 
 
-STEPS = ("EMBED", "NORM", "PRODUCT", "HEADS", "ATTENTION", "FEED")
+STEPS = ("EMBED", "NORM", "PRODUCT", "HEADS", "ATTENTION", "FEED", "ADAPT")
