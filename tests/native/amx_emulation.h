@@ -76,21 +76,22 @@ inline void check_shapes(const Tile& sums, const Tile& a, const Tile& b) {
   require(a.row_bytes == 4 * b.rows, "the operands do not go together");
 }
 
-// `First` is the type of the first operand's bytes.
-template <class First>
-void dpbsd(int n, int left, int right) {
+// Sums of four products of integers, of bytes that have a sign or none.
+template <class Left>
+inline void multiply_bytes(int n, int left, int right) {
   Tile& sums = tile(n);
   const Tile &a = tile(left), &b = tile(right);
   check_shapes(sums, a, b);
-  for (int r = 0; r < sums.rows; r++)
-    for (int c = 0; c < sums.row_bytes / 4; c++) {
-      std::int32_t sum;
-      std::memcpy(&sum, sums.bytes[r] + 4 * c, 4);
-      for (int k = 0; k < a.row_bytes; k++)
-        sum += int((First)a.bytes[r][k]) * int((signed char)b.bytes[k / 4][4 * c + k % 4]);
-      std::memcpy(sums.bytes[r] + 4 * c, &sum, 4);
-    }
+  for (int r = 0; r < sums.rows; r++) {
+    std::int32_t of_row[16];
+    std::memcpy(of_row, sums.bytes[r], 64);
+    for (int k = 0; k < a.row_bytes; k++)
+      for (int c = 0; c < 16; c++) of_row[c] += int(Left(a.bytes[r][k])) * int((signed char)b.bytes[k / 4][4 * c + k % 4]);
+    std::memcpy(sums.bytes[r], of_row, sums.row_bytes);
+  }
 }
+inline void dpbssd(int n, int left, int right) { multiply_bytes<signed char>(n, left, right); }
+inline void dpbusd(int n, int left, int right) { multiply_bytes<unsigned char>(n, left, right); }
 
 // The even and the odd numbers of a row of 16 pairs, as float32.
 inline void pairs_of(const unsigned char* row, float* even, float* odd) {
@@ -140,6 +141,6 @@ inline void dpbf16ps(int n, int left, int right) {
 #define _tile_loadd(n, from, stride) amx_emulation::load(n, from, stride)
 #define _tile_stream_loadd(n, from, stride) amx_emulation::load(n, from, stride)
 #define _tile_stored(n, to, stride) amx_emulation::store(n, to, stride)
-#define _tile_dpbssd(n, left, right) amx_emulation::dpbsd<signed char>(n, left, right)
-#define _tile_dpbusd(n, left, right) amx_emulation::dpbsd<unsigned char>(n, left, right)
+#define _tile_dpbssd(n, left, right) amx_emulation::dpbssd(n, left, right)
+#define _tile_dpbusd(n, left, right) amx_emulation::dpbusd(n, left, right)
 #define _tile_dpbf16ps(n, left, right) amx_emulation::dpbf16ps(n, left, right)

@@ -44,8 +44,8 @@ class WeightMemory(ExactMemory):
 def main(folder):
     table = emulated_table(Path(folder), "-fsanitize=address", "-g1", "-O1")
     encoder.Memory, plan.Memory = ExactMemory, WeightMemory
-    kernels = tests.kernels_in(table)
     for model in tests.EXACT_MODELS:
+        kernels = tests.kernels_in(table, model.pop("int8", "none"))
         built = tests.encoder_of(kernels, **model)
         for lengths in ([1], [15, 1], [16], [17, 16], [31, 33, 2], [70, 5], [300]):
             for built.block in (32, 256):

@@ -24,8 +24,9 @@ from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.native_config import translate
 from millpond.engine.engine import Engine
 from millpond.models import load as loading
+from millpond.models.int8 import Int8Linear
 from millpond.models.jina import JinaEncoder
-from millpond.models.linear import plain_linears
+from millpond.models.linear import PlainLinear, ReorderedLinear, linear, plain_linears
 from millpond.models.load import load_backbone
 from millpond.models.modernbert import PackedModernBert
 from millpond.models.native import jina, modernbert, rotary_encoder
@@ -282,13 +283,26 @@ def test_what_the_kernels_do_not_compute_runs_in_torchs_operators(variant, folde
     assert apart(states(module), expected_states(folder)) <= TOLERANCE
 
 
-@compiled
-@pytest.mark.parametrize("variant", ["modernbert", "nomic", "gte"])
-def test_loading_chooses_the_native_forward(variant, folder_of):
+@pytest.mark.parametrize("variant", ["modernbert", "nomic", "gte", "jina"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_loading_chooses_the_native_forward(variant, dtype, folder_of):
+    if kernels_of(dtype) is None:
+        pytest.skip("this processor has no kernels for it, or there was no compiler")
     folder = folder_of(variant)
-    module = backbone(folder, native=True)
+    module = backbone(folder, dtype, native=True)
     assert isinstance(module, NativeEncoder)
-    assert apart(states(module), expected_states(folder)) <= TOLERANCE
+    if dtype is torch.float32:
+        expected = states(backbone(folder)) if variant == "jina" else expected_states(folder)
+        assert apart(states(module), expected) <= TOLERANCE
+
+
+@pytest.mark.skipif(kernels_of(torch.bfloat16) is None, reason="no kernels for bfloat16")
+def test_what_is_unfit_has_its_layers_in_onednns_order(folder_of, tmp_path):
+    jina_folder = write_checkpoint(tmp_path / "model", "jina", config=JINA | {"lora_rank": 40})
+    for folder in (folder_of("width-48"), jina_folder):
+        module = backbone(folder, torch.bfloat16, native=True)
+        kinds = {type(layer) for layer in module.modules() if isinstance(layer, PlainLinear | ReorderedLinear)}
+        assert kinds == {type(linear(torch.zeros(32, 32, dtype=torch.bfloat16), None))}
 
 
 @pytest.mark.parametrize("scaling", [DYNAMIC, LONG], ids=["dynamic", "longrope"])
@@ -398,7 +412,7 @@ def test_the_engine_gives_each_text_its_adapter(folder_of):
     folder = folder_of("jina")
     texts = ["The pond is deep.", "a", " ".join(["How deep is it?"] * 20)]
     with Engine(str(folder), dtype="float32") as engine, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "native_forward", lambda backbone: None)
+        patch.setattr(loading, "native_forward", lambda *_: None)
         with Engine(str(folder), dtype="float32") as reference:
             for adapter in (None, *JINA_TASKS):
                 own, theirs = (one.embed(texts, adapter=adapter).embeddings for one in (engine, reference))
@@ -409,6 +423,13 @@ def test_the_engine_gives_each_text_its_adapter(folder_of):
 def test_more_adapters_than_columns_run_in_torchs_operators(tmp_path):
     folder = write_checkpoint(tmp_path / "model", "jina", config=JINA | {"lora_rank": 40})
     assert type(backbone(folder, native=True)) is JinaEncoder
+
+
+@pytest.mark.skipif(kernels_of(torch.bfloat16) is None, reason="no kernels for bfloat16")
+def test_int8_beside_adapters_runs_in_torchs_operators(folder_of):
+    module = backbone(folder_of("jina"), torch.bfloat16, native=True, quantization="int8")
+    assert type(module) is JinaEncoder
+    assert any(isinstance(layer, Int8Linear) for layer in module.modules())
 
 
 @compiled

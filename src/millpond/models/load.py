@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -63,6 +64,7 @@ def load_backbone(
     # In a forked child torch creates its thread pool on first use, which fails if two threads do so at once, and
     # transformers loads with several. This call creates it on one thread.
     torch.set_num_threads(torch.get_num_threads())
+    natively = packed and native and device.type == "cpu"
     backbone = None
     if packed and architecture.encoder is not None and architecture.module is None:
         backbone = read_encoder(
@@ -73,9 +75,10 @@ def load_backbone(
             is_head_tensor=partial(is_head_tensor, architecture=architecture),
         )
     if backbone is None:
-        backbone = _load_by_transformers(checkpoint, architecture, device=device, dtype=dtype)
+        with plain_linears() if natively else nullcontext():  # jina's backbone is complete when it is loaded
+            backbone = _load_by_transformers(checkpoint, architecture, device=device, dtype=dtype)
     backbone = backbone.eval().to(device)
-    if packed and native and device.type == "cpu":
+    if natively:
         return _native_forward(backbone, architecture, quantization)
     if packed:
         backbone = packed_forward(backbone, architecture)

@@ -114,9 +114,9 @@ def kernel_table(highest: str | None = None) -> KernelTable | None:
     return None if isinstance(filled := _fill(highest), str) else filled[0]
 
 
-def isa() -> str | None:
+def isa(highest: str | None = None) -> str | None:
     """The highest instruction set of :func:`kernel_table`, as it is named in :data:`ISAS`; ``None`` without a table."""
-    return None if isinstance(filled := _fill(None), str) else filled[1]
+    return None if isinstance(filled := _fill(highest), str) else filled[1]
 
 
 def absent() -> str | None:

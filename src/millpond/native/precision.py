@@ -14,8 +14,8 @@ from millpond.native import library
 
 # bfloat16 keeps three digits: it has to be faster by that much.
 _LEAST_GAIN = 1.25
-# A run takes some tens of microseconds. The shortest of several counts: others may use the processor, and it may have to
-# raise its clock first. In turn, so that both see the same clock.
+# A run takes some tens of microseconds. The shortest of several counts: others may use the processor, and it may have
+# to raise its clock first. In turn, so that both see the same clock.
 _ROUNDS, _RUNS = 4000, 12
 
 

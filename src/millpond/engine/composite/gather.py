@@ -11,7 +11,7 @@ from millpond.engine.schedule.timing import CallFuture, CallTimer
 
 
 def combine(
-    parts: Sequence[Future[Any]], assemble: Callable[[list[Any]], Any], threads: Executor, timer: CallTimer
+    parts: Sequence[Future[Any]], assemble: Callable[[list[Any]], Any], threads: Executor | None, timer: CallTimer
 ) -> CallFuture[Any]:
     """A future of ``assemble([results])``.
 
@@ -21,7 +21,8 @@ def combine(
     Args:
         parts: At least one.
         assemble: Runs in ``threads``, since the thread that finishes a part has batches to run.
-        threads: The executor; if it is shut down, the thread that finished the last part runs ``assemble``.
+        threads: The executor; ``None``, or if it is shut down: the thread that finished the last part runs
+            ``assemble``.
         timer: The timer that the parts share.
     """
     whole: CallFuture[Any] = CallFuture()
@@ -35,11 +36,14 @@ def combine(
         with lock:
             missing -= 1
             last = missing == 0
-        if last:
-            try:
-                threads.submit(finish)
-            except RuntimeError:  # the engine was closed, and waits for nothing else
-                finish()
+        if not last:
+            return
+        if threads is None:
+            return finish()
+        try:
+            threads.submit(finish)
+        except RuntimeError:  # the engine was closed, and waits for nothing else
+            finish()
 
     def finish() -> None:
         try:

@@ -50,12 +50,12 @@ def _as_list(texts: str | Sequence[str], name: str) -> list[str]:
 
 
 def apart(
-    pairs: Sequence[Pair], embed: Embed, score: Callable[[Any, Any, Slots], Scores], threads: Executor
+    pairs: Sequence[Pair], embed: Embed, score: Callable[[Any, Any, Slots], Scores], threads: Executor | None
 ) -> CallFuture[ScoreOutput]:
     """Score ``pairs`` by two calls, one over the queries and one over the documents.
 
     Both calls are as long as ``pairs``, so that the index in an error is that of a pair; but one query for all
-    documents is one text, and counts once.
+    documents is one text, and counts once. ``threads`` run ``score``; ``None``: the thread that ends the later call.
     """
     queries = [pair.query for pair in pairs]
     first_of: dict[str, int] = {}

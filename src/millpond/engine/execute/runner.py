@@ -90,7 +90,8 @@ class Runner:
     def run(self, requests: Sequence[Request]) -> list[RequestResult]:
         """Run a batch; each request with its result, ``[d]``, or ``[tokens, d]`` for a per-token task."""
         if self._pipeline is not None:
-            return self.start(requests).result()
+            with torch.inference_mode():
+                return self._pipeline.start(requests).result()
         batch = DeviceBatch.pack(requests, position_offset=self._offset, device=self.device, rounded=self._rounded)
         readouts = {request.call.plan.readout for request in batch.requests}
         if isinstance(self.backbone, NativeEncoder):
@@ -119,12 +120,13 @@ class Runner:
             types=packed.types,
             keys=None if packed.keys is None else np.array(packed.keys, dtype=np.int32),
             skip=packed.skip if kind == "mean" else None,
+            leads=None if packed.prefixes is None else np.array(packed.prefixes, dtype=np.int32),
             rows=_ROWS[kind],
             adapters=None if packed.adapters is None else packed.adapters[packed.bounds[:-1]],
             threads=native_threads(),
         )
         if kind is not None and all(map(self.pooler.is_plain, readouts)):
-            rows = list(hidden.numpy())  # without an operator of torch, which a single short text would notice
+            rows = list(self.pooler.tokens(hidden).numpy())  # no operator: a single short text would notice
             return dict.fromkeys(readouts, rows)
         return self._read_states(batch, hidden, readouts, kind)
 

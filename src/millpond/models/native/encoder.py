@@ -19,8 +19,11 @@ from millpond.models.native.plan import Memory, Plan
 # Bytes of a block's buffers: a thread's part of the second cache.
 _BLOCK_BYTES = 768 << 10
 _LEAST_BLOCK, _LARGEST_BLOCK = 64, 512
-# Tiles are so fast that the weights, read anew for each block, are what a short block waits for. The processors with AMX
-# have 2 MiB of second cache, and a third cache that takes what exceeds it.
+# With more weights than a third cache holds, each block reads all of them from memory. 256 tokens are enough work to
+# hide that, with tiles too, and the states of a block are then read from the third cache.
+_LARGE_MODEL, _LEAST_BLOCK_OF_LARGE = 32 << 20, 256
+# Tiles are so fast that the weights, read anew for each block, are what a short block waits for. The processors with
+# AMX have 2 MiB of second cache, and a third cache that takes what exceeds it.
 _TILES_BYTES, _LEAST_TILES_BLOCK = 1792 << 10, 384
 
 Rows = Literal["all", "first", "last", "mean"]
@@ -58,6 +61,7 @@ class NativeEncoder(nn.Module):
         types: npt.NDArray[np.int32] | None = None,  # [tokens]
         keys: npt.NDArray[np.int32] | None = None,  # [texts]
         skip: npt.NDArray[np.int32] | None = None,  # [texts]
+        leads: npt.NDArray[np.int32] | None = None,  # [texts]
         rows: Rows = "all",
         adapters: npt.NDArray[np.int32] | None = None,  # [texts]
         threads: int = 1,
@@ -72,6 +76,8 @@ class NativeEncoder(nn.Module):
             types: Token types; ``None``: all 0.
             keys: Number of first tokens of each text that are attended to; ``None``: all.
             skip: Number of first tokens of each text that a mean and the first row leave out; ``None``: none.
+            leads: Index of the text that each text continues, -1 for none: its positions go on from there, and it
+                attends to that text, too. A lead continues no other text. ``None``: no text continues another.
             rows: Which rows are read.
             adapters: The adapter of each text, -1 for none; ``None``: none at all.
             threads: Threads to run on, this one included.
@@ -82,7 +88,7 @@ class NativeEncoder(nn.Module):
             MemoryError: There is none for the workspace.
         """
         texts = len(bounds) - 1
-        self._check(ids, bounds, offset=offset, types=types, adapters=adapters)
+        self._check(ids, bounds, offset=offset, types=types, leads=leads, adapters=adapters)
         count = int(bounds[-1]) if rows == "all" else texts
         out = torch.empty((count, self.plan.hidden), dtype=torch.float32)
         call = structs.EncodeCall(
@@ -92,6 +98,7 @@ class NativeEncoder(nn.Module):
             None if types is None else types.ctypes.data,
             None if keys is None else keys.ctypes.data,
             None if skip is None else skip.ctypes.data,
+            None if leads is None else leads.ctypes.data,
             out.data_ptr(),
             None,
             texts,
@@ -128,6 +135,7 @@ class NativeEncoder(nn.Module):
             offset=int(position_ids[0, 0]),
             types=None if token_type_ids is None else token_type_ids[0].int().numpy(),
             keys=None if segments.seqused_k is None else segments.seqused_k.numpy(),
+            leads=None if segments.prefixes is None else _leads(segments.prefixes, segments.cu_seqlens),
             adapters=None if adapter_ids is None else adapter_ids[0][bounds[:-1].long()].int().numpy(),
             threads=torch.get_num_threads(),
         )
@@ -140,6 +148,7 @@ class NativeEncoder(nn.Module):
         *,
         offset: int,
         types: npt.NDArray[np.int32] | None,
+        leads: npt.NDArray[np.int32] | None,
         adapters: npt.NDArray[np.int32] | None,
     ) -> None:
         """The kernels check nothing: no address outside of a table may be reached."""
@@ -151,7 +160,8 @@ class NativeEncoder(nn.Module):
         if adapters is not None and (adapters.max() >= plan.adapters or adapters.min() < -1):
             raise IndexError(f"adapter {adapters.max()} is outside of the model's {plan.adapters}")
         if plan.positions or plan.rotations:
-            longest = offset + int((bounds[1:] - bounds[:-1]).max())
+            # With leads a text may be as long as two; all together are not shorter.
+            longest = offset + (int((bounds[1:] - bounds[:-1]).max()) if leads is None else int(bounds[-1]))
             if plan.positions and longest > plan.positions:
                 raise IndexError(f"position {longest - 1} is outside of the model's {plan.positions}")
             for rotation in plan.rotations:
@@ -166,10 +176,18 @@ class NativeEncoder(nn.Module):
         return kept if kept.size >= size else Memory(size)
 
 
+def _leads(prefixes: torch.Tensor, bounds: torch.Tensor) -> npt.NDArray[np.int32]:
+    """int32 ``[texts]``: index of the text whose tokens are those of each prefix, -1 for an empty one."""
+    leads = torch.searchsorted(bounds, prefixes[:, 0].contiguous(), right=True).int() - 1
+    return leads.masked_fill_(prefixes[:, 0] == prefixes[:, 1], -1).numpy()
+
+
 def _block_of(plan: Plan) -> int:
     model = plan.model
     of_token = (model.hidden + max(model.heads, 384)) * 2 + (1 + model.branch) * model.hidden * 4
     size, least = (_TILES_BYTES, _LEAST_TILES_BLOCK) if plan.kernels.tiles else (_BLOCK_BYTES, _LEAST_BLOCK)
+    if plan.weights > _LARGE_MODEL:
+        least = max(least, _LEAST_BLOCK_OF_LARGE)
     return max(least, min(_LARGEST_BLOCK, int(size // of_token // 32 * 32)))
 
 

@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 # The packed forward's class and the module with its plan; imported when a backbone is of that class.
 _PLANS = {
     "PackedEncoder": "millpond.models.native.bert",
+    "PackedDecoder": "millpond.models.native.decoder",
     "PackedModernBert": "millpond.models.native.modernbert",
     "JinaEncoder": "millpond.models.native.jina",
     "PackedRotaryEncoder": "millpond.models.native.rotary_encoder",

@@ -8,8 +8,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 # A product computes that many columns at a time, and a panel of states has as many, in all instruction sets.
 UNIT = 32
 _ALIGNMENT = 2 << 20  # huge pages
+# Else the memory is shared with forked processes, which would write into each other's workspaces, and most systems give
+# no huge pages to shared memory.
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 _WIDEST = 8192  # kMostColumns of norms.h
 # Of int8 weights: inner numbers that one range of a row's codes spans, and those of a panel (int8.h).
 _CHUNK, _CODE_PANEL = 384, 64
@@ -77,12 +82,11 @@ def kernels_of(dtype: torch.dtype, highest: str | None = None, *, int8: Int8 = "
         return None
     if int8 != "none" and not table.pack_weight_int8:
         return None
-    isa = library.isa() if highest is None else highest
     return Kernels(
         pack=getattr(table, f"pack_weight_{name}"),
         encode=getattr(table, f"encode_{name}"),
         workspace=getattr(table, f"encoder_workspace_{name}"),
-        lanes=8 if isa == "avx2" else 16,
+        lanes=8 if library.isa(highest) == "avx2" else 16,
         pack_int8=table.pack_weight_int8,
         int8=int8,
         tiles=dtype is torch.bfloat16 and bool(table.attention_bfloat16),
@@ -98,7 +102,7 @@ class Memory:
 
     def __init__(self, size: int) -> None:
         try:
-            self._map = mmap.mmap(-1, size + _ALIGNMENT)
+            self._map = mmap.mmap(-1, size + _ALIGNMENT, **_PRIVATE)
         except OSError as error:
             if error.errno == errno.ENOMEM:
                 raise MemoryError(f"no memory for {size} bytes") from error
@@ -174,7 +178,7 @@ class PlanBuilder:
         self._kernels = kernels
         self._dtype = dtype
         self._steps: list[structs.Step] = []
-        self._weights: list[tuple[structs.Weight, torch.Tensor]] = []
+        self._weights: list[tuple[structs.Weight, Callable[[], torch.Tensor]]] = []
         self._owned: list[Any] = []
         self._rotations: dict[int, Rotation] = {}  # by step
         self._hidden = 0
@@ -229,7 +233,7 @@ class PlanBuilder:
         keep: bool = False,
         branch: bool = False,
     ) -> None:
-        """A norm, ``states = norm(sums)``, or of sums + states (``residual``).
+        """A norm of the sums, or of sums + states (``residual``), whose result are the states.
 
         With ``keep`` the sums take the result too. With ``branch`` instead: ``sums += norm(branch)``.
         """
@@ -375,17 +379,18 @@ class PlanBuilder:
 
     def build(self) -> Plan:
         """Pack the weights into one piece of memory, in the order of their use."""
-        total = sum(weight.numel() for _, weight in self._weights)
-        memory = Memory(sum(self._bytes(weight) for _, weight in self._weights) + 4096)
+        total = sum(struct.out * struct.in_ for struct, _ in self._weights)
+        memory = Memory(sum(self._bytes(struct) for struct, _ in self._weights) + 4096)
         at, count = memory.address, len(self._weights)
         while self._weights:
-            struct, weight = self._weights.pop(0)
-            int8 = weight.dtype is torch.int8
-            whole = weight.detach().to(weight.dtype if int8 else self._dtype).contiguous()
+            struct, weight = self._weights.pop(0)  # the last reference to it, if its module is gone
+            int8 = bool(struct.scales)
+            whole = weight().detach().to(torch.int8 if int8 else self._dtype).contiguous()
             struct.units = at
             call = structs.PackCall(whole.data_ptr(), at, *whole.shape)
             (self._kernels.pack_int8 if int8 else self._kernels.pack)(ctypes.addressof(call))
-            at += self._bytes(weight)
+            at += self._bytes(struct)
+            del whole, weight
         assert count
         steps = (structs.Step * len(self._steps))(*self._steps)
         self._copy_units(steps)
@@ -430,11 +435,11 @@ class PlanBuilder:
     def _bound(self, positions: int) -> None:
         self._positions = min(self._positions or positions, positions)
 
-    def _bytes(self, weight: torch.Tensor) -> int:
+    def _bytes(self, weight: structs.Weight) -> int:
         """Of a weight, packed."""
-        if weight.dtype is torch.int8:
-            return weight.shape[0] * -(-weight.shape[1] // _CODE_PANEL) * _CODE_PANEL
-        return weight.numel() * self._dtype.itemsize
+        if weight.scales:
+            return int(weight.out * -(-weight.in_ // _CODE_PANEL) * _CODE_PANEL)
+        return int(weight.out * weight.in_ * self._dtype.itemsize)
 
     def _columns(self, columns: int) -> int:
         if columns % UNIT:
@@ -451,7 +456,8 @@ class PlanBuilder:
         down = adapter.down.detach()
         if self._low > down.shape[1]:  # behind the queries stand as many columns of keys
             raise Unfit(f"{self._adapters} adapters of rank {self._rank} for {down.shape[1]} columns")
-        return self._packed(F.pad(down, (0, 0, 0, self._low - len(down))), None, feed=False)
+        whole = F.pad(down, (0, 0, 0, self._low - len(down)))
+        return self._packed(partial(torch.Tensor.contiguous, whole), whole.shape, None, feed=False)
 
     def _merged(self, table: torch.Tensor, adapter: LowRank) -> torch.Tensor:
         """``[(1 + adapters) rows, columns]``: a table, and below it those with each of its adapters."""
@@ -461,14 +467,21 @@ class PlanBuilder:
         return torch.cat([whole, *merged])
 
     def _weight(self, *parts: Any, adapter: LowRank | None = None, feed: bool = False) -> structs.Weight:
-        weight = parts[0].weight if len(parts) == 1 else torch.cat([part.weight.detach() for part in parts])
+        weights = [part.weight.detach() for part in parts]
+        up: torch.Tensor | None = None
         if adapter is not None:
             if self._kernels.int8 != "none":
                 raise Unfit("adapters of weights in eight bits")
             up = adapter.up.detach()
-            weight = torch.cat([weight, F.pad(up, (0, self._low - up.shape[1]))], dim=1)
+            up = F.pad(up, (0, self._low - up.shape[1]))
+
+        def whole() -> torch.Tensor:
+            weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+            return weight if up is None else torch.cat([weight, up], dim=1)
+
+        shape = (sum(map(len, weights)), weights[0].shape[1] + (0 if up is None else self._low))
         bias = None if all(part.bias is None for part in parts) else torch.cat([_bias_of(part) for part in parts])
-        return self._packed(weight, bias, feed=feed)
+        return self._packed(whole, shape, bias, feed=feed)
 
     def _gated(self, gate: Any, up: Any) -> structs.Weight:
         """The columns of gate and up in turn, a vector of each."""
@@ -481,15 +494,21 @@ class PlanBuilder:
         bias = None
         if gate.bias is not None or up.bias is not None:
             bias = interleaved(_bias_of(gate), _bias_of(up))
-        return self._packed(interleaved(gate.weight, up.weight), bias, feed=True)
+        weights = [gate.weight.detach(), up.weight.detach()]
+        shape = (len(weights[0]) + len(weights[1]), weights[0].shape[1])
+        return self._packed(partial(interleaved, *weights), shape, bias, feed=True)
 
-    def _packed(self, weight: torch.Tensor, bias: torch.Tensor | None, *, feed: bool) -> structs.Weight:
-        out, into = (self._columns(size) for size in weight.shape)
+    def _packed(
+        self, whole: Callable[[], torch.Tensor], shape: Sequence[int], bias: torch.Tensor | None, *, feed: bool
+    ) -> structs.Weight:
+        """A weight that ``whole`` arranges when it is packed, so that only one is in memory twice."""
+        out, into = (self._columns(size) for size in shape)
         struct = structs.Weight(bias=self._floats(bias), out=out, in_=into)
         if self._kernels.int8 == "all" or (feed and self._kernels.int8 == "feeds"):
-            weight, scales = _eight_bits(weight)
+            codes, scales = _eight_bits(whole())
             struct.scales = self._floats(scales)
-        self._weights.append((struct, weight))
+            whole = partial(torch.Tensor.contiguous, codes)
+        self._weights.append((struct, whole))
         return struct
 
     def _table(self, table: torch.Tensor | None) -> int | None:
@@ -506,8 +525,8 @@ class PlanBuilder:
 
 def _bias_of(part: Any) -> torch.Tensor:
     """Zeros if a linear layer has none."""
-    bias = part.bias
-    return part.weight.new_zeros(len(part.weight)) if bias is None else bias.detach()
+    bias: torch.Tensor = part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias.detach()
+    return bias
 
 
 def _eight_bits(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -74,7 +74,7 @@ class EncodeCall(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("model", ctypes.POINTER(Model)),
-        *((name, _pointer) for name in ("ids", "bounds", "types", "keys", "skip", "out", "workspace")),
+        *((name, _pointer) for name in ("ids", "bounds", "types", "keys", "skip", "leads", "out", "workspace")),
         *((name, _int) for name in ("texts", "offset", "reading", "block", "threads")),
         ("adapters", _pointer),
         ("timings", _pointer),

@@ -8,6 +8,14 @@
 
 namespace {
 
+// The rows of a block with the keys that a text attends to: those of the text that it continues, then its own.
+struct KeyRows {
+  int64_t lead_start, lead;  // lead: number of keys of the other text; 0: it continues none
+  int64_t start;             // of its own rows
+
+  MILLPOND_INLINE int64_t row(int64_t key) const { return key < lead ? lead_start + key : start + key - lead; }
+};
+
 // Query rows of a head, for an instruction set that computes their attention in its own way: Isa::attend(rows).
 template <class State>
 struct AttentionRows {
@@ -52,11 +60,14 @@ struct Attention {
     return room;
   }
 
-  // Keys [count, dim] from `first` on as units of kColumns keys; keys that a unit lacks are 0.
-  static void pack_keys(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim, float* to);
-  static void pack_values(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim, float* to);
-  static void pack_keys(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim, uint16_t* to);
-  static void pack_values(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim,
+  // Keys [count, dim] as units of kColumns keys; keys that a unit lacks are 0.
+  static void pack_keys(const States<Isa>& heads, const KeyRows& rows, int64_t column, int64_t count, int64_t dim,
+                        float* to);
+  static void pack_values(const States<Isa>& heads, const KeyRows& rows, int64_t column, int64_t count, int64_t dim,
+                          float* to);
+  static void pack_keys(const States<Isa>& heads, const KeyRows& rows, int64_t column, int64_t count, int64_t dim,
+                        uint16_t* to);
+  static void pack_values(const States<Isa>& heads, const KeyRows& rows, int64_t column, int64_t count, int64_t dim,
                           uint16_t* to);
 
   // Turns a row's scores into weights; returns 1 / their sum.
@@ -100,27 +111,28 @@ struct Attention {
     return key / Isa::kPanel * Isa::kPanel * Isa::kRows + key % Isa::kPanel;
   }
 
-  // Rows [first_row, last_row) of a text for the query heads of one key head. `start`: the text's first row in the block.
-  static void run(const Step& step, const States<Isa>& heads, const Room& room, int64_t start, int64_t count,
+  // Rows [first_row, last_row) of a text for the query heads of one key head; `count`: keys, the lead's included.
+  static void run(const Step& step, const States<Isa>& heads, const Room& room, const KeyRows& key_rows, int64_t count,
                   int64_t kv_head, int64_t first_row, int64_t last_row) {
     const int64_t dim = step.dim, panels = dim / Isa::kPanel, group = step.heads / step.kv_heads, keys = padded(count);
-    pack_keys(heads, start, (step.heads + kv_head) * dim, count, dim, room.keys);
-    pack_values(heads, start, (step.heads + step.kv_heads + kv_head) * dim, count, dim, room.values);
+    pack_keys(heads, key_rows, (step.heads + kv_head) * dim, count, dim, room.keys);
+    pack_values(heads, key_rows, (step.heads + step.kv_heads + kv_head) * dim, count, dim, room.values);
     for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++) {
       const float* distances = step.distances ? step.distances + h * (2 * step.reach - 1) : nullptr;
       for (int64_t row = first_row; row < last_row; row += Isa::kRows) {
         const int64_t rows = least_of(last_row - row, Isa::kRows);
+        const int64_t position = key_rows.lead + row;
         if constexpr (Isa::kTiles) {
-          Isa::attend({step, distances, heads.row(start + row, h * dim), heads.stride, rows, row, room.keys, room.values,
-                       count, keys * kColumns, room.scores, room.weights});
+          Isa::attend({step, distances, heads.row(key_rows.start + row, h * dim), heads.stride, rows, position, room.keys,
+                       room.values, count, keys * kColumns, room.scores, room.weights});
           continue;
         }
-        int64_t from = row - step.before, to = least_of(row + rows - 1 + step.after + 1, count);
+        int64_t from = position - step.before, to = least_of(position + rows - 1 + step.after + 1, count);
         if (from > to - 1) from = to - 1;  // no row attends to anything: one step of masked scores
         from = from < 0 ? 0 : from / kStep * kStep;
         to = padded(to);
         BlockProduct<State> p;
-        p.rows = heads.row(start + row, h * dim);
+        p.rows = heads.row(key_rows.start + row, h * dim);
         p.panel = heads.stride;
         p.depth = panels;
         p.from = kNoSums;
@@ -136,7 +148,7 @@ struct Attention {
         float shares[Isa::kRows];
         for (int64_t r = 0; r < rows; r++)
           shares[r] = weigh(step, distances, room.scores + r * kColumns, room.weights + r * Isa::kPanel, from, to, count,
-                            row + r);
+                            position + r);
         alignas(64) float sums[Isa::kRows * kColumns];
         p.rows = room.weights;
         p.panel = Isa::kPanel * Isa::kRows;
@@ -147,7 +159,7 @@ struct Attention {
           Isa::block(p, rows);
           for (int64_t r = 0; r < rows; r++)
             for (int64_t c = 0; c < kColumns; c += kLanes)
-              Isa::store_state(heads.row(start + row + r, h * dim + d + c),
+              Isa::store_state(heads.row(key_rows.start + row + r, h * dim + d + c),
                                scaled(load(sums + r * kColumns + c), broadcast(shares[r])));
         }
       }
@@ -156,51 +168,52 @@ struct Attention {
 };
 
 template <class Isa>
-void Attention<Isa>::pack_keys(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim,
+void Attention<Isa>::pack_keys(const States<Isa>& heads, const KeyRows& rows, int64_t column, int64_t count, int64_t dim,
                                float* to) {
   for (int64_t k = 0; k < padded(count); k += kColumns)
     for (int64_t d = 0; d < dim; d += kLanes, to += kLanes * kColumns)
       for (int64_t c = 0; c < kColumns; c += kLanes) {
-        Floats rows[kLanes];
+        Floats lanes[kLanes];
 #pragma GCC unroll 16
         for (int64_t i = 0; i < kLanes; i++)
-          rows[i] = k + c + i < count ? load((const float*)heads.row(first + k + c + i, column + d)) : zeros();
-        transpose(rows);
+          lanes[i] = k + c + i < count ? load((const float*)heads.row(rows.row(k + c + i), column + d)) : zeros();
+        transpose(lanes);
 #pragma GCC unroll 16
-        for (int64_t i = 0; i < kLanes; i++) store(to + i * kColumns + c, rows[i]);
+        for (int64_t i = 0; i < kLanes; i++) store(to + i * kColumns + c, lanes[i]);
       }
 }
 
 template <class Isa>
-void Attention<Isa>::pack_values(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim,
+void Attention<Isa>::pack_values(const States<Isa>& heads, const KeyRows& rows, int64_t column, int64_t count, int64_t dim,
                                  float* to) {
   for (int64_t d = 0; d < dim; d += kColumns)
     for (int64_t k = 0; k < padded(count); k++)
       for (int64_t c = 0; c < kColumns; c += kLanes, to += kLanes)
-        store(to, k < count ? load((const float*)heads.row(first + k, column + d + c)) : zeros());
+        store(to, k < count ? load((const float*)heads.row(rows.row(k), column + d + c)) : zeros());
 }
 
 // One head of a block's keys or values.
 template <class Isa>
 struct HeadRowsOf {
   const States<Isa>& heads;
-  int64_t first, column;
+  const KeyRows& rows;
+  int64_t column;
   MILLPOND_INLINE const uint16_t* row(int64_t key, int64_t of_dim) const {
-    return (const uint16_t*)heads.row(first + key, column + of_dim);
+    return (const uint16_t*)heads.row(rows.row(key), column + of_dim);
   }
 };
 
 #ifdef __AVX512BW__
 template <class Isa>
-void Attention<Isa>::pack_keys(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim,
+void Attention<Isa>::pack_keys(const States<Isa>& heads, const KeyRows& rows, int64_t column, int64_t count, int64_t dim,
                                uint16_t* to) {
-  pack_key_units(HeadRowsOf<Isa>{heads, first, column}, count, dim, to);
+  pack_key_units(HeadRowsOf<Isa>{heads, rows, column}, count, dim, to);
 }
 
 template <class Isa>
-void Attention<Isa>::pack_values(const States<Isa>& heads, int64_t first, int64_t column, int64_t count, int64_t dim,
+void Attention<Isa>::pack_values(const States<Isa>& heads, const KeyRows& rows, int64_t column, int64_t count, int64_t dim,
                                  uint16_t* to) {
-  pack_value_units(HeadRowsOf<Isa>{heads, first, column}, count, dim, to);
+  pack_value_units(HeadRowsOf<Isa>{heads, rows, column}, count, dim, to);
 }
 #endif
 

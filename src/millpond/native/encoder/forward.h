@@ -48,11 +48,18 @@ struct Forward {
     return dim;
   }
 
+  static int64_t length_of(const EncodeCall& call, int64_t text) { return call.bounds[text + 1] - call.bounds[text]; }
+  // Tokens of the text that a text continues: the position of its first token.
+  static int64_t lead_of(const EncodeCall& call, int64_t text) {
+    return call.leads && call.leads[text] >= 0 ? length_of(call, call.leads[text]) : 0;
+  }
+
   static Sizes sizes_of(const EncodeCall& call) {
     const Model& model = *call.model;
     int64_t longest = 1;
-    for (int64_t t = 0; t < call.texts; t++) longest = most_of(longest, call.bounds[t + 1] - call.bounds[t]);
-    const int64_t block = most_of(least_of(call.block, call.bounds[call.texts]), longest);
+    for (int64_t t = 0; t < call.texts; t++) longest = most_of(longest, lead_of(call, t) + length_of(call, t));
+    const int64_t tokens = call.bounds[call.texts];
+    const int64_t block = call.leads ? tokens : most_of(least_of(call.block, tokens), longest);
     Sizes sizes;
     // Panels an odd number of 32 rows apart: else their rows meet in the same sets of the cache.
     sizes.rows = (block + 31) / 32 * 32 + 32;
@@ -102,7 +109,7 @@ struct Forward {
     return room;
   }
 
-  // A block: texts [first, last) of a call, and the buffers they are in.
+  // A block: texts [first, last) of a call, and the buffers they are in. A slice of it: some of its rows.
   struct Block {
     const EncodeCall& call;
     const Room& room;  // shared by the team, but for the attention's
@@ -110,34 +117,53 @@ struct Forward {
     Team& team;
     int64_t first, last;
     int64_t rows;       // tokens, or texts once only one row of each is left
+    int64_t row = 0;    // of a slice: its first row in the block
+    int64_t total = 0;  // rows of the block that a slice is of
 
     int64_t start(int64_t text) const { return call.bounds[text] - call.bounds[first]; }
     int64_t adapter(int64_t text) const { return call.adapters ? call.adapters[text] : -1; }
+
+    // Calls `done(row, position, token, text)` for the rows of this piece; the position is that within the text.
+    template <class Done>
+    MILLPOND_INLINE void each_token(const Done& done) const {
+      const int64_t from = row + team.first(rows), to = row + team.last(rows);
+      for (int64_t t = first; t < last; t++) {
+        const int64_t begin = start(t), offset = lead_of(call, t) - begin;
+        for (int64_t r = most_of(begin, from); r < least_of(start(t + 1), to); r++)
+          done(r - row, r + offset, call.bounds[first] + r, t);
+      }
+    }
   };
+
+  // What only passes from one step to the next (codes, products with adapters) is for the rows of one slice.
+  static Room slice_of(const Room& room, int64_t row) {
+    Room slice = room;
+    slice.states.at = room.states.row(row, 0);
+    slice.heads.at = slice.inner.at = room.heads.row(row, 0);
+    slice.sums.at = room.sums.row(row, 0);
+    slice.branch.at = room.branch.row(row, 0);
+    return slice;
+  }
 
   static void embed(const Block& block, const Step& step) {
     const EncodeCall& call = block.call;
     const State *words = (const State*)step.words, *positions = (const State*)step.positions;
     const State* types = (const State*)step.types;
     const Floats scale = broadcast(float(step.scale));
-    const int64_t from = block.team.first(block.rows), to = block.team.last(block.rows);
-    for (int64_t t = block.first; t < block.last; t++) {
-      const int64_t adapter = block.adapter(t), kinds = step.low_words ? (adapter + 1) * step.kinds : 0;
-      for (int64_t row = most_of(block.start(t), from); row < least_of(block.start(t + 1), to); row++) {
-        const int64_t token = call.bounds[block.first] + row;
-        const int64_t id = call.ids[token], kind = kinds + (call.types ? call.types[token] : 0);
-        const State* word = words + id * step.columns;
-        const State* position = positions ? positions + (call.offset + row - block.start(t)) * step.columns : nullptr;
-        const State* type = types ? types + kind * step.columns : nullptr;
-        for (int64_t c = 0; c < step.columns; c += kLanes) {
-          Floats x = scaled(Isa::load_state(word + c), scale);
-          if (step.low_words && adapter >= 0) x = adapted_word(x, step, id, c, adapter, call.model->rank);
-          if (type) x = sum_of(x, Isa::load_state(type + c));
-          if (position) x = sum_of(x, Isa::load_state(position + c));
-          store(block.room.sums.row(row, c), x);
-        }
+    block.each_token([&](int64_t row, int64_t at, int64_t token, int64_t text) {
+      const int64_t adapter = block.adapter(text), kinds = step.low_words ? (adapter + 1) * step.kinds : 0;
+      const int64_t id = call.ids[token], kind = kinds + (call.types ? call.types[token] : 0);
+      const State* word = words + id * step.columns;
+      const State* position = positions ? positions + (call.offset + at) * step.columns : nullptr;
+      const State* type = types ? types + kind * step.columns : nullptr;
+      for (int64_t c = 0; c < step.columns; c += kLanes) {
+        Floats x = scaled(Isa::load_state(word + c), scale);
+        if (step.low_words && adapter >= 0) x = adapted_word(x, step, id, c, adapter, call.model->rank);
+        if (type) x = sum_of(x, Isa::load_state(type + c));
+        if (position) x = sum_of(x, Isa::load_state(position + c));
+        store(block.room.sums.row(row, c), x);
       }
-    }
+    });
   }
 
   static void norm(const Block& block, const Step& step) {
@@ -167,12 +193,12 @@ struct Forward {
 
   // Behind `column` of each row, the columns of its text's adapter.
   static void place_low(const Block& block, const States<Isa>& to, int64_t column) {
-    const int64_t from = block.team.first(block.rows), end = block.team.last(block.rows);
-    const bool dropped = block.rows == block.last - block.first;  // a row for each text
+    const int64_t from = block.row + block.team.first(block.rows), end = block.row + block.team.last(block.rows);
+    const bool dropped = block.total == block.last - block.first;  // a row for each text
     for (int64_t t = block.first; t < block.last; t++) {
       const int64_t first = dropped ? t - block.first : block.start(t), last = dropped ? first + 1 : block.start(t + 1);
-      place_adapter<Isa>(block.room.low, to, column, most_of(first, from), least_of(last, end), block.adapter(t),
-                         *block.call.model);
+      place_adapter<Isa>(block.room.low, to, column, most_of(first, from) - block.row, least_of(last, end) - block.row,
+                         block.adapter(t), *block.call.model);
     }
   }
 
@@ -258,7 +284,9 @@ struct Forward {
   static void feed(const Block& block, const Step& step) {
     const Weight &up = step.weight, &down = step.down;
     const int64_t inner = step.low.units ? step.low.in : down.in, of_unit = step.gated ? kLanes : kColumns;
-    const int64_t chunk = block.rows <= kWholeFeed ? inner : least_of(kChunk, inner);
+    // All inner columns of a slice would overwrite the heads of the next one.
+    const bool whole = block.rows <= kWholeFeed && block.rows == block.total;
+    const int64_t chunk = whole ? inner : least_of(kChunk, inner);
     States<Isa> states = block.room.inner;
     if (chunk == inner && inner > kChunk) states.stride = (block.rows + 31) / 32 * 32 * Isa::kPanel + 32 * Isa::kPanel;
     quantize(block, block.room.states, up, up.in, block.room.codes);
@@ -287,23 +315,23 @@ struct Forward {
   }
 
   static void turn(const Block& block, const Step& step) {
-    const int64_t from = block.team.first(block.rows), to = block.team.last(block.rows);
-    for (int64_t t = block.first; t < block.last; t++)
-      for (int64_t row = most_of(block.start(t), from); row < least_of(block.start(t + 1), to); row++)
-        turn_heads<Isa>(block.room.heads, row, block.call.offset + row - block.start(t), step);
+    block.each_token([&](int64_t row, int64_t at, int64_t, int64_t) {
+      turn_heads<Isa>(block.room.heads, row, block.call.offset + at, step);
+    });
   }
 
   static void attend(const Block& block, const Step& step) {
     const int64_t part = block.team.members > 1 ? Attention<Isa>::kTaskRows : INT64_MAX;
     int64_t task = 0;
     for (int64_t t = block.first; t < block.last; t++) {
-      const int64_t start = block.start(t), length = block.start(t + 1) - start;
-      const int64_t keys = block.call.keys ? block.call.keys[t] : length;
+      const int64_t length = length_of(block.call, t), lead = lead_of(block.call, t);
+      const KeyRows rows{lead > 0 ? block.start(block.call.leads[t]) : 0, lead, block.start(t)};
+      const int64_t keys = lead + (block.call.keys ? block.call.keys[t] : length);
       for (int64_t h = 0; h < step.kv_heads; h++)
         for (int64_t row = 0, end; row < length; row = end, task++) {
           end = part < length - row ? row + part : length;
           if (task % block.team.pieces == block.team.piece)
-            Attention<Isa>::run(step, block.room.heads, block.attention, start, keys, h, row, end);
+            Attention<Isa>::run(step, block.room.heads, block.attention, rows, keys, h, row, end);
         }
     }
   }
@@ -356,34 +384,51 @@ struct Forward {
     return double(at.tv_sec) + 1e-9 * double(at.tv_nsec);
   }
 
+  static void run_step(Block& block, const Step& step, double* timings) {
+    Team& team = block.team;
+    const double begun = timings ? now() : 0;
+    switch (step.kind) {
+      case kEmbed: team.share([&] { embed(block, step); }); break;
+      case kNorm: team.share([&] { norm(block, step); }); break;
+      case kProduct:
+        quantize(block, input_of(block, step), step.weight, step.weight.in, block.room.codes);
+        team.share([&] { multiply(block, step); });
+        break;
+      case kHeads: team.share([&] { turn(block, step); }); break;
+      case kAttention:
+        team.share([&] { attend(block, step); });
+        if (step.last && (block.call.reading == kFirstRow || block.call.reading == kLastRow)) {
+          team.share([&] { drop_rows(block, step); });
+          block.rows = block.last - block.first;
+        }
+        break;
+      case kAdapt: adapt(block, step); break;
+      default: feed(block, step);
+    }
+    if (timings) timings[step.kind == kProduct && step.target != 0 ? 6 : step.kind] += now() - begun;
+  }
+
   static void run_block(Block& block, double* timings) {
     const Model& model = *block.call.model;
-    Team& team = block.team;
-    for (int64_t i = 0; i < model.count; i++) {
-      const Step& step = model.steps[i];
-      const double begun = timings ? now() : 0;
-      switch (step.kind) {
-        case kEmbed: team.share([&] { embed(block, step); }); break;
-        case kNorm: team.share([&] { norm(block, step); }); break;
-        case kProduct:
-          quantize(block, input_of(block, step), step.weight, step.weight.in, block.room.codes);
-          team.share([&] { multiply(block, step); });
-          break;
-        case kHeads: team.share([&] { turn(block, step); }); break;
-        case kAttention:
-          team.share([&] { attend(block, step); });
-          if (step.last && (block.call.reading == kFirstRow || block.call.reading == kLastRow)) {
-            team.share([&] { drop_rows(block, step); });
-            block.rows = block.last - block.first;
-          }
-          break;
-        case kAdapt: adapt(block, step); break;
-        default: feed(block, step);
+    for (int64_t i = 0, end; i < model.count; i = end) {
+      end = i + 1;
+      if (model.steps[i].kind == kAttention) {
+        run_step(block, model.steps[i], timings);
+        continue;
       }
-      if (timings) timings[step.kind == kProduct && step.target != 0 ? 6 : step.kind] += now() - begun;
+      // Attention reads the whole block. The steps from one attention to the next are run on one slice after the other.
+      while (end < model.count && model.steps[end].kind != kAttention) end++;
+      const int64_t slices = block.rows > block.call.block ? quotient_up(block.rows, block.call.block) : 1;
+      const int64_t several = quotient_up(quotient_up(block.rows, slices), 32) * 32;
+      for (int64_t row = 0; row < block.rows; row += several) {
+        const Room room = slice_of(block.room, row);
+        Block slice{block.call, room, block.attention, block.team, block.first, block.last,
+                    least_of(several, block.rows - row), row, block.rows};
+        for (int64_t step = i; step < end; step++) run_step(slice, model.steps[step], timings);
+      }
     }
     const double begun = timings ? now() : 0;
-    team.share([&] { read(block); });
+    block.team.share([&] { read(block); });
     if (timings) timings[7] += now() - begun;
   }
 
@@ -396,7 +441,9 @@ struct Forward {
   };
 
   // Texts [from, result) are a block. Blocks end near equal parts of the call, of which each thread has the same number.
+  // With leads all texts are one block, since a layer reads the lead's keys of this layer.
   static int64_t block_end(const EncodeCall& call, int64_t from, int64_t threads) {
+    if (call.leads) return call.texts;
     const int64_t total = call.bounds[call.texts], begin = call.bounds[from];
     const int64_t parts = threads * quotient_up(total, threads * call.block);
     const int64_t part = (2 * begin * parts + total) / (2 * total);  // the one that begins next to here
@@ -444,7 +491,7 @@ struct Forward {
   static int64_t encode(const void* argument) {
     const auto& call = *(const EncodeCall*)argument;
     Job job{&call, sizes_of(call), false, {0, 0, 0}, 0};
-    job.shared = call.threads > 1 && (call.bounds[call.texts] <= kShared || call.texts < call.threads);
+    job.shared = call.threads > 1 && (call.bounds[call.texts] <= kShared || call.texts < call.threads || call.leads);
     run_team(work, &job, call.threads);
     return 0;
   }

@@ -140,7 +140,7 @@ MILLPOND_INLINE float range_of(const States<Isa>& from, int64_t row, int64_t sta
     odd = multiply_add(x, zeros(), odd);  // NaN from NaN and infinity on
   }
   const float least = -largest_of(difference(zeros(), low)), most = largest_of(high), rest = sum_of(odd);
-  const float step = most * (1.0f / 255.0f) - least * (1.0f / 255.0f);
+  const float step = (0.5f * most - 0.5f * least) * (1.0f / 127.5f);  // the whole range may be beyond float32
   const bool some = step >= 1.2e-38f;  // less has no inverse: such numbers are 0
   const float codes = rest == 0.0f && some ? 1.0f / step : 0.0f;
   range->step = rest == 0.0f ? (some ? step : 0.0f) : __builtin_nanf("");

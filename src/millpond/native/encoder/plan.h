@@ -92,12 +92,13 @@ struct EncodeCall {
   const std::int32_t* types;   // [tokens]; null: all 0
   const std::int32_t* keys;    // [texts], number of first tokens that are attended to; null: all
   const std::int32_t* skip;    // [texts], first tokens that a mean and the first row leave out; null: none
+  const std::int32_t* leads;   // [texts], the text of the call that each continues, -1 for none; null: none does
   float* out;                  // [tokens, output], or [texts, output] unless all rows are read
   void* workspace;             // threads * workspace_bytes(call)
   std::int64_t texts;
   std::int64_t offset;         // position of a text's first token
   std::int64_t reading;
-  std::int64_t block;          // tokens of a block; a longer text is a block of its own
+  std::int64_t block;          // tokens of a block; a longer text is a block of its own, computed in slices of so many
   std::int64_t threads;
   const std::int32_t* adapters;  // [texts], -1: none; null: none at all
   double* timings;             // [8] seconds of each kind of step, added up; null: not measured

@@ -10,6 +10,7 @@ extern "C" void millpond_add_encoder_amx(KernelTable* table) {
   table->pack_weight_bfloat16 = Forward<TileIsa>::pack;
   table->encode_bfloat16 = Forward<TileIsa>::encode;
   table->encoder_workspace_bfloat16 = Forward<TileIsa>::workspace;
+  table->pack_weight_int8 = Forward<TileIsa>::pack_int8;
   table->attention_bfloat16 = SegmentAttention::run;
   table->attention_workspace_bfloat16 = SegmentAttention::workspace;
 }
