@@ -78,7 +78,7 @@ def cut(
     head = rows[:, :dimensions]
     if not normalize:
         return np.ascontiguousarray(head)
-    norms = np.sqrt(np.vecdot(head, head))
+    norms = np.sqrt(np.einsum("nd,nd->n", head, head, dtype=np.float32))
     np.maximum(norms, 1e-12, out=norms)
     in_place = own and head.shape == rows.shape
     result: npt.NDArray[Any] = np.divide(head, norms[:, None], out=head if in_place else None)

@@ -160,5 +160,5 @@ def _continued(requests: Sequence[Request], leads: Leads) -> list[int] | None:
 def _types(requests: Sequence[Request]) -> Ints:
     """``[tokens]`` token types of the whole row."""
     return np.concatenate(
-        [np.zeros(r.length, dtype=np.int32) if r.types is None else r.types.astype(np.int32) for r in requests]
-    )
+        [np.zeros(r.length, dtype=np.int64) if r.types is None else r.types.astype(np.int64) for r in requests]
+    ).astype(np.int32)
