@@ -50,7 +50,7 @@ class ForwardInput(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, init=False, eq=False)
 class DeviceBatch:
     """Packed requests, and tensors of them on a device: each is made on first use, since a native forward reads none.
 
@@ -61,6 +61,10 @@ class DeviceBatch:
 
     packed: PackedRequests
     device: torch.device
+
+    def __init__(self, *, packed: PackedRequests, device: torch.device, **made: Any) -> None:
+        """``made``: tensors, by the names of the properties below, in place of those that ``packed`` would give."""
+        vars(self).update(packed=packed, device=device, **made)
 
     @classmethod
     def pack(
