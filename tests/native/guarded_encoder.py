@@ -18,6 +18,7 @@ from millpond.models.native import encoder as encoders
 from millpond.models.native import plan as plans
 from millpond.models.native import structs
 from millpond.models.native.encoder import NativeEncoder, bounds_of
+from millpond.models.native.kernels import kernels_of
 from millpond.native import library
 
 READINGS = (structs.ALL_ROWS, structs.FIRST_ROW, structs.LAST_ROW, structs.MEAN_ROW)
@@ -67,7 +68,7 @@ def run(isa, guards, *, beyond):
     texts = 0
     dtype = PRECISIONS[isa]
     for model in (*(make(dtype) for make in MODELS.values()), with_distances(dtype), with_distances(dtype, window=40)):
-        builder = plans.PlanBuilder(plans.kernels_of(dtype, isa), dtype)
+        builder = plans.PlanBuilder(kernels_of(dtype, isa), dtype)
         model(builder)
         encoder = NativeEncoder(builder.build())
         for lengths in ([1], [5], [150], [1, 33, 64, 7, 149], [1] * 70):

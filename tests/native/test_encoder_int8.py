@@ -11,7 +11,8 @@ from torch import nn
 
 from millpond.models.native import structs
 from millpond.models.native.encoder import NativeEncoder, bounds_of
-from millpond.models.native.plan import PlanBuilder, kernels_of
+from millpond.models.native.kernels import kernels_of
+from millpond.models.native.plan import PlanBuilder
 from millpond.native.library import ISAS, isa, kernel_table
 
 CHUNK = 384

@@ -22,7 +22,8 @@ from millpond.models.load import load_backbone
 from millpond.models.native import rotation
 from millpond.models.native.decoder import plan
 from millpond.models.native.encoder import NativeEncoder, bounds_of
-from millpond.models.native.plan import Unfit, kernels_of
+from millpond.models.native.kernels import kernels_of
+from millpond.models.native.plan import Unfit
 from millpond.native import library
 
 CPU = torch.device("cpu")

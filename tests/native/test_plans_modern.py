@@ -31,7 +31,8 @@ from millpond.models.load import load_backbone
 from millpond.models.modernbert import PackedModernBert
 from millpond.models.native import jina, modernbert, rotary_encoder
 from millpond.models.native.encoder import NativeEncoder, bounds_of
-from millpond.models.native.plan import Unfit, kernels_of
+from millpond.models.native.kernels import kernels_of
+from millpond.models.native.plan import Unfit
 from millpond.models.native.rotation import Rotation
 from millpond.models.rotary_encoder import PackedRotaryEncoder
 from millpond.native.library import ISAS, isa

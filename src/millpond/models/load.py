@@ -24,7 +24,7 @@ from millpond.errors import ModelLoadError, UnsupportedArchitectureError, Weight
 from millpond.models.encoder_file import read_encoder
 from millpond.models.linear import plain_linears, reorder
 from millpond.models.native.families import native_forward
-from millpond.models.native.plan import Int8
+from millpond.models.native.kernels import Int8
 from millpond.models.quantize import quantize
 from millpond.tasks import Quantization
 

@@ -52,8 +52,8 @@ def resolve_dtype(dtype: str, device: torch.device, architecture: Architecture, 
     """The precision of the backbone; pooling and heads are always float32.
 
     ``auto`` on a CPU is bfloat16 if the compiled kernels are faster in it, else float32; without them it is bfloat16 if
-    the hardware has bfloat16 products. On a GPU it is bfloat16 if the
-    checkpoint is stored so or its family needs the range, else float16.
+    the hardware has bfloat16 products. On a GPU it is bfloat16 if the checkpoint is stored so or its family needs the
+    range, else float16.
 
     Raises:
         ModelLoadError: The name is unknown.

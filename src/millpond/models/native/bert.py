@@ -9,7 +9,8 @@ from torch import nn
 
 from millpond.models.encoder import PackedEncoder, RelativeBias
 from millpond.models.native import structs
-from millpond.models.native.plan import Kernels, Plan, PlanBuilder, Unfit
+from millpond.models.native.kernels import Kernels
+from millpond.models.native.plan import Plan, PlanBuilder, Unfit
 
 _EMBEDDING_PARTS = {"word_embeddings", "position_embeddings", "token_type_embeddings", "LayerNorm", "dropout"}
 

@@ -9,7 +9,8 @@ from torch import nn
 
 from millpond.models.decoder import PackedDecoder, PackedLayer
 from millpond.models.native import structs
-from millpond.models.native.plan import Kernels, Plan, PlanBuilder
+from millpond.models.native.kernels import Kernels
+from millpond.models.native.plan import Plan, PlanBuilder
 from millpond.models.native.rotation import Rotation
 from millpond.models.rms_norm import RMSNorm
 

@@ -14,7 +14,8 @@ from torch import nn
 from millpond.attention.segments import Segments
 from millpond.models.encoder import Output
 from millpond.models.native import structs
-from millpond.models.native.plan import Memory, Plan
+from millpond.models.native.memory import Memory
+from millpond.models.native.plan import Plan
 
 # Bytes of a block's buffers: a thread's part of the second cache.
 _BLOCK_BYTES = 768 << 10

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from millpond.models.native.encoder import NativeEncoder
-from millpond.models.native.plan import Int8, Plan, Unfit, kernels_of
+from millpond.models.native.kernels import Int8, kernels_of
+from millpond.models.native.plan import Plan, Unfit
 
 logger = logging.getLogger(__name__)
 

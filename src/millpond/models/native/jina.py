@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from millpond.models.jina import JinaEncoder
-from millpond.models.native.plan import Kernels, LowRank, Plan, PlanBuilder
+from millpond.models.native.kernels import Kernels
+from millpond.models.native.plan import LowRank, Plan, PlanBuilder
 from millpond.models.native.rotation import Rotation
 
 

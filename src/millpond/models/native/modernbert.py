@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from millpond.models.modernbert import PackedModernBert
-from millpond.models.native.plan import Kernels, Plan, PlanBuilder
+from millpond.models.native.kernels import Kernels
+from millpond.models.native.plan import Plan, PlanBuilder
 from millpond.models.native.rotation import Rotation
 
 

@@ -6,115 +6,33 @@ A family says what it computes in methods of :class:`PlanBuilder`; the steps the
 from __future__ import annotations
 
 import ctypes
-import errno
-import mmap
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from millpond.models.native import structs
-from millpond.native import library
+from millpond.models.native.kernels import Kernels
+from millpond.models.native.memory import Memory
 
 if TYPE_CHECKING:
     from millpond.models.native.rotation import Rotation
 
 # A product computes that many columns at a time, and a panel of states has as many, in all instruction sets.
 UNIT = 32
-_ALIGNMENT = 2 << 20  # huge pages
-# Else the memory is shared with forked processes, which would write into each other's workspaces, and most systems give
-# no huge pages to shared memory.
-_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 _WIDEST = 8192  # kMostColumns of norms.h
 # Of int8 weights: inner numbers that one range of a row's codes spans, and those of a panel (int8.h).
 _CHUNK, _CODE_PANEL = 384, 64
 
-# The weights in eight bits: none, those of the feeds, or all.
-Int8 = Literal["none", "feeds", "all"]
 _WEIGHTS = ("weight", "down", "low")  # of a step
 
 
 class Unfit(Exception):  # noqa: N818 - not an error: the backbone runs in torch's operators
     """The native encoder does not compute this model."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kernels:
-    """The entries of the kernel table for one precision.
-
-    Attributes:
-        pack: Packs a weight.
-        encode: Runs a forward pass.
-        workspace: Bytes of workspace for each thread of a call.
-        lanes: Columns of gate and up that alternate in a gated feed.
-        pack_int8: Packs a weight in eight bits.
-        int8: Which weights are in eight bits.
-        tiles: Whether they multiply tiles (AMX).
-    """
-
-    pack: Any
-    encode: Any
-    workspace: Any
-    lanes: int
-    pack_int8: Any = None
-    int8: Int8 = "none"
-    tiles: bool = False
-
-
-def kernels_of(dtype: torch.dtype, highest: str | None = None, *, int8: Int8 = "none") -> Kernels | None:
-    """The fastest kernels for a precision on this processor; ``None`` if it has none.
-
-    Args:
-        dtype: float32 or bfloat16, of the states and of the weights that are not in eight bits.
-        highest: The highest instruction set; ``None``: that of ``MILLPOND_ISA``.
-        int8: Which weights are in eight bits.
-    """
-    table = library.kernel_table(highest)
-    name = {torch.float32: "float32", torch.bfloat16: "bfloat16"}.get(dtype)
-    if table is None or name is None or not getattr(table, f"encode_{name}"):
-        return None
-    if int8 != "none" and not table.pack_weight_int8:
-        return None
-    return Kernels(
-        pack=getattr(table, f"pack_weight_{name}"),
-        encode=getattr(table, f"encode_{name}"),
-        workspace=getattr(table, f"encoder_workspace_{name}"),
-        lanes=8 if library.isa(highest) == "avx2" else 16,
-        pack_int8=table.pack_weight_int8,
-        int8=int8,
-        tiles=dtype is torch.bfloat16 and bool(table.attention_bfloat16),
-    )
-
-
-class Memory:
-    """Zeroed memory outside of Python's heap, on a boundary of 2 MiB and in huge pages where the system has them.
-
-    Raises:
-        MemoryError: There is none.
-    """
-
-    def __init__(self, size: int) -> None:
-        try:
-            self._map = mmap.mmap(-1, size + _ALIGNMENT, **_PRIVATE)
-        except OSError as error:
-            if error.errno == errno.ENOMEM:
-                raise MemoryError(f"no memory for {size} bytes") from error
-            raise
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without huge pages
-                self._map.madvise(mmap.MADV_HUGEPAGE)
-        whole = np.frombuffer(self._map, dtype=np.uint8)
-        start = -whole.ctypes.data % _ALIGNMENT
-        self.size = size
-        self.bytes: npt.NDArray[np.uint8] = whole[start : start + size]
-        self.address: int = self.bytes.ctypes.data
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

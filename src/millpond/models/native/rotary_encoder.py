@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from millpond.models.native.plan import Kernels, Plan, PlanBuilder
+from millpond.models.native.kernels import Kernels
+from millpond.models.native.plan import Plan, PlanBuilder
 from millpond.models.native.rotation import Rotation
 from millpond.models.rotary_encoder import PackedRotaryEncoder
 

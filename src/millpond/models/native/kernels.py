@@ -1,0 +1,61 @@
+"""Kernels: the entries of the kernel table that run a plan in one precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from millpond.native import library
+
+# The weights in eight bits: none, those of the feeds, or all.
+Int8 = Literal["none", "feeds", "all"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """The entries of the kernel table for one precision.
+
+    Attributes:
+        pack: Packs a weight.
+        encode: Runs a forward pass.
+        workspace: Bytes of workspace for each thread of a call.
+        lanes: Columns of gate and up that alternate in a gated feed.
+        pack_int8: Packs a weight in eight bits.
+        int8: Which weights are in eight bits.
+        tiles: Whether they multiply tiles (AMX).
+    """
+
+    pack: Any
+    encode: Any
+    workspace: Any
+    lanes: int
+    pack_int8: Any = None
+    int8: Int8 = "none"
+    tiles: bool = False
+
+
+def kernels_of(dtype: torch.dtype, highest: str | None = None, *, int8: Int8 = "none") -> Kernels | None:
+    """The fastest kernels for a precision on this processor; ``None`` if it has none.
+
+    Args:
+        dtype: float32 or bfloat16, of the states and of the weights that are not in eight bits.
+        highest: The highest instruction set; ``None``: that of ``MILLPOND_ISA``.
+        int8: Which weights are in eight bits.
+    """
+    table = library.kernel_table(highest)
+    name = {torch.float32: "float32", torch.bfloat16: "bfloat16"}.get(dtype)
+    if table is None or name is None or not getattr(table, f"encode_{name}"):
+        return None
+    if int8 != "none" and not table.pack_weight_int8:
+        return None
+    return Kernels(
+        pack=getattr(table, f"pack_weight_{name}"),
+        encode=getattr(table, f"encode_{name}"),
+        workspace=getattr(table, f"encoder_workspace_{name}"),
+        lanes=8 if library.isa(highest) == "avx2" else 16,
+        pack_int8=table.pack_weight_int8,
+        int8=int8,
+        tiles=dtype is torch.bfloat16 and bool(table.attention_bfloat16),
+    )
