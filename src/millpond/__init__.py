@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from millpond.engine.schedule.timing import CallFuture
     from millpond.errors import (
         CacheError,
+        DeviceLostError,
         EngineClosedError,
         EngineOverloadedError,
         FingerprintMismatchError,
@@ -59,6 +60,7 @@ _HOMES = {
     "CallFuture": "engine.schedule.timing",
     "ClassificationOutput": "outputs",
     "EmbeddingOutput": "outputs",
+    "DeviceLostError": "errors",
     "Engine": "engine.engine",
     "EngineClosedError": "errors",
     "EngineOverloadedError": "errors",
@@ -109,6 +111,7 @@ __all__ = [
     "CallFuture",
     "ClassificationOutput",
     "EmbeddingOutput",
+    "DeviceLostError",
     "Engine",
     "EngineClosedError",
     "EngineOverloadedError",
