@@ -19,6 +19,7 @@ from millpond.engine.execute.cuda.worker import OverlappingWorker
 from millpond.engine.execute.device_errors import LostDevice, LostDevices
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.execute.lanes import CpuLanes, DeviceLane, Lanes
+from millpond.engine.execute.switch_interval import shorten_switch_interval
 from millpond.engine.execute.threads import Threads
 from millpond.engine.execute.worker import Worker
 from millpond.engine.fork import inherited_pool, outside_inherited_pool
@@ -54,31 +55,39 @@ class Dispatcher:
             budget: Most tokens of a batch.
             max_queue: Most texts of running calls.
             cache: Vectors are read from it and committed to it.
+
+        Raises:
+            InvalidRequestError: The switch interval in the environment is none.
         """
+        overlaps = any(runner.overlaps for runner in replicas.runners)
+        self._restore_interval = shorten_switch_interval() if overlaps else None
         self._replicas = replicas
         self._model = replicas.model
         self._scheduler = Scheduler(budget, prepare=lambda calls: self._intake.prepare(calls))
         self._name = f"millpond-{id(self):x}"
-        self.threads = ThreadPoolExecutor(_intake_threads(replicas), thread_name_prefix=f"{self._name}-intake")
+        feeders = _intake_threads(replicas)
+        self.threads = ThreadPoolExecutor(feeders, thread_name_prefix=f"{self._name}-intake")
         self.large_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-large")
         self._committer: Committer | None = None
         if cache is not None:
             name = f"{self._name}-commit"
             self._committer = Committer(cache, namespace=self._namespace, budget=budget, name=name)
-        self._intake = Intake(
-            scheduler=self._scheduler,
-            encoder=self._model.encoder,
-            threads=self.threads,
-            large_thread=self.large_thread,
-            cache=cache,
-            namespace=self._namespace,
-        )
         self._pid = os.getpid()
         self.counters = Counters()
         self._heap = Heap()
         self._admission = Admission(max_queue, self.counters)
         self._lost_devices = LostDevices(len(replicas.runners))
         self.workers = self._workers()
+        self._intake = Intake(
+            scheduler=self._scheduler,
+            encoder=self._model.encoder,
+            threads=self.threads,
+            feeders=feeders,
+            large_thread=self.large_thread,
+            cache=cache,
+            namespace=self._namespace,
+            batch_tokens=budget * len(self.workers),
+        )
         for worker in self.workers:
             worker.start()
 
@@ -258,6 +267,8 @@ class Dispatcher:
         self.large_thread.shutdown(wait=False)
         if self._committer is not None:
             self._committer.close(wait=False)
+        if self._restore_interval is not None:
+            self._restore_interval()
 
     @property
     def _crowded(self) -> bool:
@@ -323,7 +334,7 @@ class Dispatcher:
 
     def _release(self, call: Call) -> None:
         try:
-            self._intake.drop(call)
+            call.backlog = None
             if isinstance(call.future.failure(), CancelledError):
                 call.future.set_running_or_notify_cancel()  # wakes threads that wait for several futures
         finally:
@@ -348,6 +359,9 @@ def _has_torch_modes() -> bool:
 
 
 def _intake_threads(replicas: Replicas) -> int:
-    """Threads that tokenize: six for each GPU, four for a CPU, and at most half the cores."""
+    """Threads that tokenize: six for each GPU, four for a CPU, and at most half the cores.
+
+    For a GPU at least two: while one waits for the tokenizer, the other makes requests of what it gave.
+    """
     devices = sum(runner.overlaps for runner in replicas.runners)
-    return max(1, min(6 * devices or 4, usable() // 2))
+    return max(2 if devices else 1, min(6 * devices or 4, usable() // 2))

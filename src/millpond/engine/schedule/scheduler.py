@@ -86,6 +86,10 @@ class Scheduler:
             size_of(item) // _CHARACTERS_PER_TOKEN for call in list(self._deferred) for item in call.items
         )
 
+    def queued(self, call: Call) -> int:
+        """Number of a call's requests that wait."""
+        return len(self._queues.get(call, ()))
+
     @property
     def busy(self) -> int:
         """Number of other threads that run a batch."""
@@ -253,7 +257,10 @@ class Scheduler:
         batch = []
         served = {}
         calls, tokens, most = self._turn()
-        room = budget = min(most, max(_MIN_BATCH_TOKENS, self._part(tokens, lanes, most)))
+        if tokens >= lanes * most and any(call.continues for call in calls):
+            room = budget = most  # there will be more: equal parts of what waits now would be too small
+        else:
+            room = budget = min(most, max(_MIN_BATCH_TOKENS, self._part(tokens, lanes, most)))
         share = max(1, budget // max(1, len(calls)))
         for quota in (share, budget):
             misfits = 0
