@@ -91,6 +91,7 @@ class Pooler(nn.Module):
         self.language_head = language_head
         self._reading = threading.Lock()
         self._rows: dict[tuple[int, ...], VocabularyRows] = {}
+        self._columns: dict[tuple[int, ...], torch.Tensor] = {}
 
     def reads_mean(self, readout: Readout) -> bool:
         """Whether a readout reads only the mean of each text's rows."""
@@ -132,6 +133,16 @@ class Pooler(nn.Module):
                 while len(self._rows) > _KEPT_ROWS:  # drops the oldest; a queued call that needs it reads it again
                     del self._rows[next(iter(self._rows))]
         return rows
+
+    def columns_of(self, columns: tuple[int, ...], device: torch.device) -> torch.Tensor:
+        """int64 ``[columns]`` on the device, copied once: an index in a Python list waits for the device every time."""
+        with self._reading:
+            kept = self._columns.get(columns)
+            if kept is None:
+                kept = self._columns[columns] = torch.tensor(columns, device=device)
+                while len(self._columns) > _KEPT_ROWS:
+                    del self._columns[next(iter(self._columns))]
+        return kept
 
 
 class Reading:
@@ -187,7 +198,9 @@ class Reading:
         if readout.kind == "logits":
             return ReadoutRows(values=self._pooler.classifier.pool(self._hidden, self._segments), counts=None)
         logits = self._pooler.classifier.tokens(self._hidden.float())
-        return self._each(logits[:, list(readout.token_ids)] if readout.token_ids else logits)
+        if readout.token_ids:
+            logits = logits.index_select(1, self._pooler.columns_of(readout.token_ids, logits.device))
+        return self._each(logits)
 
     def _each(self, values: torch.Tensor) -> ReadoutRows:
         return ReadoutRows(values=values, counts=self._segments.lengths)

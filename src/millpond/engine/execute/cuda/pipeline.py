@@ -78,8 +78,10 @@ class Pipeline:
         remaining = readouts - rows.keys()
         if remaining:
             batch = self._placed(packed)
-            states = self._model.states(batch) if replayed is None or replayed.states is None else replayed.states
-            reading = self._model.reading(batch, states)
+            states = None if replayed is None else replayed.states
+            reading = self._model.reading_of_rows(batch, remaining) if states is None else None
+            if reading is None:
+                reading = self._model.reading(batch, self._model.states(batch) if states is None else states)
             late = {readout: reading.launch_sparse() for readout in remaining if readout.kind == "sparse"}
             rows |= {readout: reading.rows(readout) for readout in remaining - late.keys()}
         return rows, late
