@@ -118,8 +118,8 @@ def test_no_batch_is_short_of_texts_before_the_last_ones(threads, folder, monkey
 
 
 @pytest.mark.parametrize("threads", [3], indirect=True)
-def test_several_threads_tokenize_one_call_at_once(threads, engine, monkeypatch):
-    """While the batches have too few texts: two wait for each other here."""
+def test_several_threads_tokenize_one_call_at_once(threads, folder, monkeypatch):
+    """While too few texts wait for batches: two threads wait for each other here."""
     together, reached = threading.Barrier(2), threading.Event()
 
     def meet(items: Sequence[Any]) -> None:
@@ -129,7 +129,8 @@ def test_several_threads_tokenize_one_call_at_once(threads, engine, monkeypatch)
 
     tokenized = Tokenized(monkeypatch, meet)
     texts = short_texts(8000)
-    assert len(engine.embed(texts)) == len(texts) == tokenized.texts
+    with Engine(folder, device="cpu", dtype="float32", max_batch_tokens=8192) as engine:
+        assert len(engine.embed(texts)) == len(texts) == tokenized.texts
     assert reached.is_set()
 
 
