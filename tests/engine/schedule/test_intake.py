@@ -93,7 +93,7 @@ def test_a_long_call_keeps_only_a_bounded_number_tokenized(threads, engine, monk
 
 @pytest.mark.parametrize("threads", [1], indirect=True)
 def test_no_batch_is_short_of_texts_before_the_last_ones(threads, folder, monkeypatch):
-    """Each batch is held until what is tokenized ahead of it is there: then all of them but the last are full."""
+    """Each batch is held until what is tokenized ahead of it is there: then batches are full."""
     recording.pretend_varlen(monkeypatch)
     monkeypatch.setattr(loading, "_backend", lambda device: Recording())
     monkeypatch.setenv("MILLPOND_CUDA_GRAPHS", "0")
@@ -113,8 +113,8 @@ def test_no_batch_is_short_of_texts_before_the_last_ones(threads, folder, monkey
     monkeypatch.setattr(Runner, "start", held)
     with Engine(folder, device="cpu", dtype="float32", max_batch_tokens=BUDGET) as engine:
         assert len(engine.embed(texts)) == len(texts)
-    assert len(sizes) > 15
-    assert min(sizes[:-6]) > 0.99 * BUDGET, sizes
+    assert len(sizes) > 30
+    assert min(sizes[:-10]) > 0.99 * BUDGET, sizes  # the last stretch is divided into equal parts
 
 
 @pytest.mark.parametrize("threads", [3], indirect=True)
