@@ -16,6 +16,7 @@ import torch
 from millpond.cache import VectorCache
 from millpond.engine.execute.cores import process_cores, usable
 from millpond.engine.execute.cuda.worker import OverlappingWorker
+from millpond.engine.execute.device_errors import LostDevice, LostDevices
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.execute.lanes import CpuLanes, DeviceLane, Lanes
 from millpond.engine.execute.switch_interval import shorten_switch_interval
@@ -75,6 +76,7 @@ class Dispatcher:
         self.counters = Counters()
         self._heap = Heap()
         self._admission = Admission(max_queue, self.counters)
+        self._lost_devices = LostDevices(len(replicas.runners))
         self.workers = self._workers()
         self._intake = Intake(
             scheduler=self._scheduler,
@@ -94,18 +96,31 @@ class Dispatcher:
         workers: list[Worker] = []
         for runner in self._replicas.runners:
             lanes: Lanes = DeviceLane()
+            name, device = f"{self._name}-{runner.device}-{len(workers)}", str(runner.device)
             if runner.overlaps:
-                name = f"{self._name}-{runner.device}-{len(workers)}"
-                devices = len(self._replicas.runners)
                 workers.append(
-                    OverlappingWorker(self._scheduler, runner, name=name, devices=devices, counters=self.counters)
+                    OverlappingWorker(
+                        self._scheduler,
+                        runner,
+                        name=name,
+                        counters=self.counters,
+                        device=device,
+                        lost_devices=self._lost_devices,
+                    )
                 )
                 continue
             if runner.device.type == "cpu":
                 lanes = CpuLanes(Threads(runner.backbone), process_cores())
-            name = f"{self._name}-{runner.device}"
             workers += [
-                Worker(self._scheduler, runner, name=f"{name}-{len(workers)}", lanes=lanes, counters=self.counters)
+                Worker(
+                    self._scheduler,
+                    runner,
+                    name=name,
+                    lanes=lanes,
+                    counters=self.counters,
+                    device=device,
+                    lost_devices=self._lost_devices,
+                )
                 for _ in range(lanes.count)
             ]
         return workers
@@ -172,8 +187,10 @@ class Dispatcher:
         Raises:
             EngineOverloadedError: Too many texts are waiting.
             EngineClosedError: Closed, or in a forked process.
+            DeviceLostError: No device is left.
         """
         self.check_process()
+        self._check_devices()
         # The cache holds vectors of texts and of token ids, in different namespaces: a mixture is not cached.
         caches = self._committer is not None and plan.task == "embed" and len({type(item) for item in items}) <= 1
         outside_inherited_pool(partial(self._replicas.prepare, plan.readout))
@@ -288,9 +305,20 @@ class Dispatcher:
         Raises:
             EngineOverloadedError: Too many texts are waiting.
             EngineClosedError: Closed, or in a forked process.
+            DeviceLostError: No device is left.
         """
         self.check_process()
+        self._check_devices()
         self._admission.check_room(texts)
+
+    @property
+    def lost_devices(self) -> tuple[LostDevice, ...]:
+        """The devices that no batch can run on any more, in the order of their loss."""
+        return self._lost_devices.lost
+
+    def _check_devices(self) -> None:
+        if not self._lost_devices.left and not self.closed:
+            raise self._lost_devices.lost[-1].error()
 
     def check_process(self) -> None:
         """Check that this process has the threads; a forked one must not even touch their locks.
