@@ -93,7 +93,7 @@ def test_a_long_call_keeps_only_a_bounded_number_tokenized(threads, engine, monk
 
 @pytest.mark.parametrize("threads", [1], indirect=True)
 def test_no_batch_is_short_of_texts_before_the_last_ones(threads, folder, monkeypatch):
-    """Each batch is held until what is tokenized ahead of it is there: then all of them but the last are full."""
+    """Each batch is held until what is tokenized ahead of it is there: then batches are full."""
     recording.pretend_varlen(monkeypatch)
     monkeypatch.setattr(loading, "_backend", lambda device: Recording())
     monkeypatch.setenv("MILLPOND_CUDA_GRAPHS", "0")
@@ -113,13 +113,13 @@ def test_no_batch_is_short_of_texts_before_the_last_ones(threads, folder, monkey
     monkeypatch.setattr(Runner, "start", held)
     with Engine(folder, device="cpu", dtype="float32", max_batch_tokens=BUDGET) as engine:
         assert len(engine.embed(texts)) == len(texts)
-    assert len(sizes) > 15
-    assert min(sizes[:-6]) > 0.99 * BUDGET, sizes
+    assert len(sizes) > 30
+    assert min(sizes[:-10]) > 0.99 * BUDGET, sizes  # the last stretch is divided into equal parts
 
 
 @pytest.mark.parametrize("threads", [3], indirect=True)
-def test_several_threads_tokenize_one_call_at_once(threads, engine, monkeypatch):
-    """While the batches have too few texts: two wait for each other here."""
+def test_several_threads_tokenize_one_call_at_once(threads, folder, monkeypatch):
+    """While too few texts wait for batches: two threads wait for each other here."""
     together, reached = threading.Barrier(2), threading.Event()
 
     def meet(items: Sequence[Any]) -> None:
@@ -129,7 +129,8 @@ def test_several_threads_tokenize_one_call_at_once(threads, engine, monkeypatch)
 
     tokenized = Tokenized(monkeypatch, meet)
     texts = short_texts(8000)
-    assert len(engine.embed(texts)) == len(texts) == tokenized.texts
+    with Engine(folder, device="cpu", dtype="float32", max_batch_tokens=8192) as engine:
+        assert len(engine.embed(texts)) == len(texts) == tokenized.texts
     assert reached.is_set()
 
 

@@ -18,7 +18,7 @@ from millpond.engine.schedule.backlog import STRETCH_TEXTS, Backlog, Stretch
 from millpond.engine.schedule.cache_errors import CacheErrors
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.prefixes import shared_prefixes
-from millpond.engine.schedule.request import Prefix, Request
+from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.inputs import key_of, size_of
 from millpond.sqlitefile import CacheFileError
@@ -224,20 +224,8 @@ class Intake:
         prefixes = shared_prefixes([call.items[slot] for slot in slots], tokenized) if call.plan.shares else {}
         call.note(slots, tokenized)
         requests = [
-            _request(call, slot, item, prefixes.get(i))
+            Request(call, slot, item.ids, item.types, item.attended, item.kept, prefixes.get(i) if prefixes else None)
             for i, (slot, item) in enumerate(zip(slots, tokenized, strict=True))
         ]
         requests.sort(key=lambda request: -len(request.ids))
         return requests
-
-
-def _request(call: Call, slot: int, item: Tokenized, prefix: Prefix | None) -> Request:
-    return Request(
-        call=call,
-        slot=slot,
-        ids=item.ids,
-        types=item.types,
-        attended=item.attended,
-        kept=item.kept,
-        prefix=prefix,
-    )
