@@ -20,7 +20,7 @@ def installed(request):
 def test_the_installed_torch_has_what_millpond_calls(installed):
     problems, roads = report(installed)
     assert problems == []
-    assert installed.version == torch.__version__
+    assert torch.__version__.startswith(installed.version)  # metadata may lack the build
     lacking = [
         f"{name} has no {parameter}: {instead}"
         for (name, parameter), instead in ROADS.items()
