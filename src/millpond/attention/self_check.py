@@ -116,11 +116,13 @@ def similarity(found: torch.Tensor, expected: torch.Tensor) -> float:
     return least if least == least and bool(a.isfinite().all()) else 0.0
 
 
-def token_ids(count: int, vocabulary: int) -> npt.NDArray[np.int32]:
-    """``[count]`` ids from all over the vocabulary. (numpy's random numbers are a library that takes time to load.)"""
-    ids: npt.NDArray[np.int32] = ((np.arange(count, dtype=np.uint64) * 2654435761 + 12345) % vocabulary).astype(
-        np.int32
-    )
+def token_ids(count: int, vocabulary: int, *, start: int = 0) -> npt.NDArray[np.int32]:
+    """``[count]`` ids from all over the vocabulary, others for another ``start``.
+
+    numpy's random numbers are a library of their own, which takes time to load.
+    """
+    places = np.arange(start, start + count, dtype=np.uint64)
+    ids: npt.NDArray[np.int32] = ((places * 2654435761 + 12345) % vocabulary).astype(np.int32)
     return ids
 
 
