@@ -30,14 +30,24 @@ class Recording:
         log: The operations in order: ``upload``, ``capture``, ``replay``, ``drain``, and ``download`` and ``wait`` with
             the number of the download.
         refuse: Called by each capture, which fails with the exception that this raises.
+        fault: Called by each operation with its name; the operation fails with the exception that this raises.
+        lost: Raised by every operation, as by a device that is lost; ``None``: it works.
     """
 
     def __init__(self, *, refuse: Callable[[], None] = lambda: None) -> None:
         self.log: list[str] = []
         self.refuse = refuse
+        self.fault: Callable[[str], None] = lambda operation: None
+        self.lost: Exception | None = None
         self.graphs: list[RecordedGraph] = []
         self.forgotten = 0
         self._downloads = 0
+
+    def reach(self, operation: str) -> None:
+        """An operation begins."""
+        if self.lost is not None:
+            raise self.lost
+        self.fault(operation)
 
     @contextmanager
     def _nothing(self) -> Iterator[None]:
@@ -53,18 +63,21 @@ class Recording:
         return torch.full((size,), GARBAGE, dtype=torch.int32)
 
     def upload(self, host: torch.Tensor, buffer: torch.Tensor) -> None:
+        self.reach("upload")
         assert host.shape == buffer.shape and not (host == GARBAGE).any()
         buffer.copy_(host)
         host.fill_(GARBAGE)
         self.log.append("upload")
 
     def download(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], RecordedEvent]:
+        self.reach("download")
         number, self._downloads = self._downloads, self._downloads + 1
         self.log.append(f"download {number}")
         hosts = [torch.full_like(tensor, float("nan")) for tensor in tensors]
         return hosts, RecordedEvent(self, number, list(zip(hosts, tensors, strict=True)))
 
     def capture(self, forward: Callable[[], Any]) -> tuple[RecordedGraph, Any]:
+        self.reach("capture")
         forward()
         self.refuse()
         out = forward()
@@ -78,6 +91,7 @@ class Recording:
         self.forgotten += 1
 
     def drain(self) -> None:
+        self.reach("drain")
         self.log.append("drain")
 
 
@@ -87,6 +101,7 @@ class RecordedEvent:
 
     @torch.inference_mode()
     def wait(self) -> None:
+        self._backend.reach("wait")
         for host, tensor in self._copies:
             host.copy_(tensor)
         self._backend.log.append(f"wait {self._number}")
@@ -97,6 +112,7 @@ class RecordedGraph:
         self._backend, self._forward, self._out = backend, forward, out
 
     def replay(self) -> None:
+        self._backend.reach("replay")
         for graph in self._backend.graphs:
             graph.spoil()
         for result, new in zip(_tensors(self._out), _tensors(self._forward()), strict=True):

@@ -1,6 +1,8 @@
 """The kernels of the encoder for AMX over emulated tile instructions, for processors without them."""
 
 import ctypes
+import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -30,16 +32,27 @@ def tile_flags():
 def emulated_table(folder, *options):
     """The entries that the encoder's kernels for AMX set in a table; others are empty.
 
-    ``options``: more of the compiler's.
+    Compiled once for all files and processes of a run.
+
+    Args:
+        folder: A temporary folder of pytest's, for a file or a session.
+        options: More of the compiler's.
     """
     pytest.importorskip("hatchling")
-    source = folder / "fill.cpp"
-    source.write_text(
-        f'#include "{NATIVE}/x86_amx/encoder.cpp"\n#include "{NATIVE}/parallel.cpp"\n'
-        'extern "C" void fill(KernelTable* table) { millpond_add_encoder_amx(table); }\n'
-    )
-    library = folder / "emulated.so"
-    subprocess.run(["g++", *tile_flags(), *options, "-shared", "-o", library, source], check=True)
+    # The folders of a run: a process of several has one of its own in it.
+    run = folder.parents[1] if "PYTEST_XDIST_WORKER" in os.environ else folder.parent
+    library = run / "-".join(["emulated-tiles", *(option.strip("-").replace("=", "-") for option in options)])
+    with open(f"{library}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            source = folder / "fill.cpp"
+            source.write_text(
+                f'#include "{NATIVE}/x86_amx/encoder.cpp"\n#include "{NATIVE}/parallel.cpp"\n'
+                'extern "C" void fill(KernelTable* table) { millpond_add_encoder_amx(table); }\n'
+            )
+            made = folder / "emulated.so"
+            subprocess.run(["g++", *tile_flags(), *options, "-shared", "-o", made, source], check=True)
+            made.rename(library)
     table = KernelTable()
     ctypes.CDLL(str(library)).fill(ctypes.byref(table))
     return table

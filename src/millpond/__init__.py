@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from millpond.engine.schedule.timing import CallFuture
     from millpond.errors import (
         CacheError,
+        DeviceLostError,
         EngineClosedError,
         EngineOverloadedError,
         FingerprintMismatchError,
@@ -59,6 +60,7 @@ _HOMES = {
     "CallFuture": "engine.schedule.timing",
     "ClassificationOutput": "outputs",
     "EmbeddingOutput": "outputs",
+    "DeviceLostError": "errors",
     "Engine": "engine.engine",
     "EngineClosedError": "errors",
     "EngineOverloadedError": "errors",
@@ -108,6 +110,7 @@ __all__ = [
     "CacheError",
     "CallFuture",
     "ClassificationOutput",
+    "DeviceLostError",
     "EmbeddingOutput",
     "Engine",
     "EngineClosedError",

@@ -14,6 +14,7 @@
     ├── UnknownModelError (LookupError)
     ├── EngineOverloadedError
     ├── EngineClosedError
+    ├── DeviceLostError
     ├── CacheError
     ├── JournalError
     ├── SinkError
@@ -142,6 +143,24 @@ class EngineOverloadedError(MillpondError):
 
 class EngineClosedError(MillpondError):
     """The engine was closed, or belongs to another process (it does not survive a fork)."""
+
+
+class DeviceLostError(MillpondError):
+    """A device failed in a way that no later batch of this process can recover from.
+
+    Attributes:
+        device: Name of the device; ``None`` if it is not known.
+        reason: The device's own error, in one line; ``None`` if it is not known.
+    """
+
+    def __init__(self, message: str, *, device: str | None = None, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.device = device
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep the attributes: exceptions are unpickled from their positional arguments only."""
+        return partial(type(self), device=self.device, reason=self.reason), self.args, self.__dict__
 
 
 class CacheError(MillpondError):

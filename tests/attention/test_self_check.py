@@ -25,7 +25,7 @@ from millpond.attention.self_check import (
     token_ids,
     warn_once,
 )
-from millpond.attention.signature import Masking
+from millpond.attention.signature import KernelError, Masking
 
 CPU = torch.device("cpu")
 PLAIN = Masking(scale=0.25, causal=False)
@@ -254,6 +254,20 @@ def test_when_every_kernel_raises_none_is_to_blame(monkeypatch):
     plant(monkeypatch, sdpa, broken)
     with pytest.raises(DeviceBrokenError, match="lost"):
         watched(call())
+
+
+def test_a_kernel_that_knows_its_limits_is_followed_by_the_next(only, monkeypatch, caplog):
+    """It raises KernelError, and fits such calls no more; it is not wrong."""
+    only(matmul_attention)
+
+    def limited(*call):
+        monkeypatch.setattr(matmul_attention, "fits", lambda *call: False)
+        raise KernelError("matmul cannot serve such calls here")
+
+    monkeypatch.setattr(matmul_attention, "attend", limited)
+    found, (result,) = watched(call())
+    assert torch.equal(result, sdpa.attend(*call())) and not any(check.wrong for check in found)
+    assert warnings(caplog) == ["matmul cannot serve such calls here"] and kernels.withdrawn(matmul_attention) is None
 
 
 def test_no_memory_says_nothing_about_a_kernel(only, monkeypatch, caplog):

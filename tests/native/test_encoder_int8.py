@@ -197,6 +197,24 @@ def test_a_row_has_the_same_bits_in_any_batch(dtype, gated, int8):
         assert np.array_equal(together[first:last], alone)
 
 
+@pytest.mark.parametrize("int8", ["feeds", "all"])
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_text_longer_than_a_block_has_the_same_bits(dtype, gated, int8):
+    """Such a text runs in slices, each with codes of its own rows only."""
+    up, down, gate = linear(416, 1184, seed=1), linear(1184, 416, seed=2), linear(416, 1184, seed=3)
+    builder = with_rows(kernels(dtype, int8), dtype, rows_like(520, 416))
+    builder.feed(up, down, "gelu", gate=gate if gated else None, add=True)
+    builder.norm(structs.NormWeights(kind=structs.COPY), 416)
+    encoder = NativeEncoder(builder.build())
+    ids = np.arange(520, dtype=np.int32)
+    encoder.block = 1024
+    whole = encoder.encode(ids, bounds_of([193, 7, 320]))
+    for encoder.block in (32, 64, 96):
+        for threads in (1, 2, 3):
+            assert torch.equal(encoder.encode(ids, bounds_of([193, 7, 320]), threads=threads), whole)
+
+
 def test_only_the_feeds_are_in_eight_bits_unless_all_are_asked_for():
     rows, layer = rows_like(20, 96), linear(96, 64)
     found = []

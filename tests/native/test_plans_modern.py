@@ -386,6 +386,24 @@ def test_one_row_of_each_text_with_its_adapter(threads, folder_of):
 
 
 @compiled
+@pytest.mark.parametrize("variant", ["jina", "jina-rank-16", "jina-wide-feed"])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_text_longer_than_a_block_keeps_its_adapter(variant, threads, folder_of):
+    """Such a text runs in slices, which add its adapter's products row by row."""
+    encoder = plan_of(loaded(folder_of(variant)))
+    lengths = [33, 3 * 64 + 1, 1, 2 * 64, 5 * 64 + 40]
+    chosen = np.array([1, 0, -1, 2, 1], dtype=np.int32) % encoder.plan.adapters
+    chosen[2] = -1
+    ids, bounds = some_ids(lengths).int().numpy(), bounds_of(lengths)
+    for rows in ("all", "first", "last", "mean"):
+        encoder.block = 512
+        whole = encoder.encode(ids, bounds, adapters=chosen, rows=rows)
+        encoder.block = 64
+        assert torch.equal(encoder.encode(ids, bounds, adapters=chosen, rows=rows, threads=threads), whole)
+    assert not torch.equal(whole, encoder.encode(ids, bounds, rows="mean"))  # without any adapter
+
+
+@compiled
 def test_types_of_each_adapter(folder_of):
     """The types are merged with the adapters; torch's operators add both to each token."""
     module = loaded(folder_of("jina-types"))

@@ -15,6 +15,7 @@ from tests.parity.oracles import oracle
 from tests.tiny import FAMILIES, MAX_TOKENS, TEXTS, write_checkpoint
 
 from millpond.attention import dense, matmul_attention, sdpa
+from millpond.attention.padded_row import PaddedRow
 from millpond.attention.segments import Segments
 from millpond.checkpoints import architectures
 from millpond.checkpoints.architectures import ARCHITECTURES, find
@@ -97,6 +98,23 @@ def test_matmul_attention_equals_transformers(family, engine_of, alone, monkeypa
     monkeypatch.setattr(matmul_attention, "_FEW_SCORES", 0)
     monkeypatch.setattr(matmul_attention, "_FAST_DTYPES", (torch.float32,))
     worst = difference(states(engine_of(family), TEXTS), alone(family, TEXTS))
+    assert worst <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", SHARED)
+def test_padded_attention_equals_transformers(family, engine_of, alone, monkeypatch):
+    """What the reference kernel does on CUDA, where MPNet's bias and float32 come to it."""
+    monkeypatch.setattr(matmul_attention, "fits", lambda *call: False)
+    filled = []
+
+    def padded(query, key, value, segments, masking):
+        row = PaddedRow.of(segments, query.device)
+        filled.append(len(row.rows) - segments.total)
+        return sdpa.attend_padded(query, key, value, segments, masking)
+
+    monkeypatch.setattr(sdpa, "attend", padded)
+    worst = difference(states(engine_of(family), TEXTS), alone(family, TEXTS))
+    assert max(filled) > 0
     assert worst <= TOLERANCE
 
 

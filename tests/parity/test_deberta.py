@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.dispatched import Dispatched
 from tests.parity.oracles import oracle
 from tests.parity.test_backbones import SHORT, TOLERANCE, VISIBLE, _ids, difference, states
 from tests.tiny import TEXTS, write_checkpoint
@@ -47,6 +48,72 @@ def test_every_form_equals_transformers(form, block, tmp_path, monkeypatch):
     with Engine(folder, dtype="float32", device="cpu") as engine:
         worst = difference(states(engine, TEXTS), expected_of(folder, TEXTS))
     assert worst <= TOLERANCE
+
+
+@pytest.mark.parametrize("block", [None, 400], ids=["whole", "blocks"])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_equals_transformers_as_on_cuda(form, block, tmp_path, monkeypatch):
+    """There texts of similar lengths are filled up to one batch."""
+    monkeypatch.setattr(deberta, "_pads", lambda device: True)
+    if block is not None:
+        monkeypatch.setattr(deberta, "_SCORE_BLOCK", block)
+    batches = []
+    right = deberta.PackedDeberta._batches
+
+    def noted(self, *call):
+        batches.append(right(self, *call))
+        return batches[-1]
+
+    monkeypatch.setattr(deberta.PackedDeberta, "_batches", noted)
+    folder = write_checkpoint(tmp_path / "model", "deberta-v2", config=FORMS[form])
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        worst = difference(states(engine, TEXTS), expected_of(folder, TEXTS))
+    assert worst <= TOLERANCE
+    assert any(len(made.row.rows) > len(made.row.places) for made in batches)  # texts were filled up
+
+
+def test_a_mixed_batch_takes_few_kernel_starts(monkeypatch):
+    from transformers import DebertaV2Config, DebertaV2Model
+
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = DebertaV2Config(
+        **size, relative_attention=True, pos_att_type="p2c|c2p", position_buckets=16, vocab_size=50, share_att_key=True
+    )
+    packed = deberta.PackedDeberta(DebertaV2Model(config).eval())
+    lengths = list(range(5, 65))
+    ids = torch.ones(1, sum(lengths), dtype=torch.long)
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+
+    def starts():
+        forward = {"input_ids": ids, "position_ids": positions}
+        with torch.inference_mode():
+            packed(**forward, segments=Segments.of(lengths))
+            with Dispatched() as dispatched:
+                packed(**forward, segments=Segments.of(lengths))
+        return dispatched
+
+    by_run = starts().number
+    monkeypatch.setattr(deberta, "_pads", lambda device: True)
+    padded = starts()
+    assert by_run > 1000
+    assert padded.number < 150
+
+
+def test_the_table_of_distances_is_placed_once(monkeypatch):
+    """A copy in each forward would wait for the device; it grows with the longest text."""
+    distances = deberta.Distances(span=16, buckets=True, farthest=64)
+    monkeypatch.setattr(deberta, "_REACH", 8)
+    placed = []
+    monkeypatch.setattr(deberta, "on_device", lambda table, device: placed.append(len(table)) or table)
+    model = deberta.PackedDeberta.__new__(deberta.PackedDeberta)
+    torch.nn.Module.__init__(model)
+    model._table, model.distances = None, distances
+    for longest in (3, 8, 1, 9, 16, 10, 5):
+        batches = model._batches(Segments.of([longest, 2, 1]), torch.device("cpu"))
+        assert {length: rows.tolist() for length, rows in batches.distances.items()} == {
+            length: distances.rows(length).tolist() for length in {longest, 2, 1}
+        }
+    assert placed == [15, 31]
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "v3"])
@@ -100,8 +167,10 @@ def test_skewed_is_a_gather(n, m):
     assert torch.equal(deberta.skewed(products), products.gather(-1, index.expand(2, 3, n, m)))
 
 
-def test_tokens_that_are_not_keys_have_no_effect(tmp_path):
+@pytest.mark.parametrize("pads", [False, True], ids=["runs", "as on CUDA"])
+def test_tokens_that_are_not_keys_have_no_effect(tmp_path, pads, monkeypatch):
     """A limit on the keys (for the expansion of a late-interaction query) applies as in the shared kernels."""
+    monkeypatch.setattr(deberta, "_pads", lambda device: pads)
     from transformers import DebertaV2Config, DebertaV2Model
 
     fields = {

@@ -69,6 +69,15 @@ def test_blocks_hold_each_token_once_and_little_padding(seed):
         assert (block.rows.diff()[within] == 1).all()
 
 
+def test_the_indices_of_all_batches_are_one_copy(monkeypatch):
+    """To a GPU each copy from the host takes a start, and from pageable memory it waits for the device."""
+    copies = []
+    monkeypatch.setattr(jamba, "on_device", lambda indices, device: copies.append(len(indices)) or indices)
+    lengths = [1, 2, 3, 9, 64, 200]
+    assert len(jamba.padded_batches(Segments.of(lengths), torch.device("cpu"))) > 3
+    assert copies == [2 * sum(lengths)]
+
+
 def test_the_segments_are_forgotten_behind_a_forward(plain):
     """Segments live as long as the call; the next call and other engines have their own."""
     with Engine(plain("jamba"), dtype="float32", device="cpu") as engine:

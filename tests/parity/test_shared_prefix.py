@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.tiny import SENTENCES, write_checkpoint
 
-from millpond.attention import dense, flex, sdpa, varlen
+from millpond.attention import dense, flex, matmul_attention, sdpa, varlen
 from millpond.attention.kernels import select
 from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
@@ -85,6 +85,24 @@ def test_scores_equal_those_of_pairs_computed_whole(family, rerankers, monkeypat
     for expected in (whole, alone):
         assert np.abs(shared - expected).max() <= 1e-5 * np.abs(expected).max()
     assert np.ptp(whole) > 0.1 * np.abs(whole).max()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_are_the_same_in_padded_batches(family, rerankers, monkeypatch):
+    """What the reference kernel does on CUDA, where no other kernel takes shared prefixes."""
+    engine = rerankers(family)
+    expected = engine.score(QUERY, DOCUMENTS, activation=False).scores
+    shared = []
+
+    def padded(query, key, value, segments, masking):
+        shared.append(segments.shared)
+        return sdpa.attend_padded(query, key, value, segments, masking)
+
+    monkeypatch.setattr(matmul_attention, "fits", lambda *call: False)
+    monkeypatch.setattr(sdpa, "attend", padded)
+    scores = engine.score(QUERY, DOCUMENTS, activation=False).scores
+    assert any(shared)
+    assert np.abs(scores - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
 def test_a_prefix_left_out_or_of_another_query_is_noticed(rerankers, monkeypatch):

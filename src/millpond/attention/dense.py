@@ -67,6 +67,11 @@ def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Masking, 
         mask = masking.bias[:, :length, :keys]
     elif mask is not None:
         mask = mask[before:, :keys]
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1 and q.device.type == "cuda":
+        # There torch has a fused kernel for grouped heads only in half precision without a mask; otherwise it would
+        # write out all scores.
+        k, v, groups = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1), 1
     return F.scaled_dot_product_attention(
         q,
         k,
@@ -74,7 +79,7 @@ def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Masking, 
         attn_mask=mask,
         is_causal=masking.causal and mask is None and length > 1,
         scale=masking.scale,
-        enable_gqa=q.shape[1] != k.shape[1],
+        enable_gqa=groups > 1,
     )
 
 

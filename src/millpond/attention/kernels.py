@@ -12,7 +12,7 @@ import torch
 
 from millpond.attention import flex, matmul_attention, native, sdpa, varlen
 from millpond.attention.segments import Segments
-from millpond.attention.signature import Kernel, Masking
+from millpond.attention.signature import Kernel, KernelError, Masking
 
 logger = logging.getLogger(__name__)
 
@@ -73,12 +73,27 @@ def attend(
 ) -> torch.Tensor:  # [tokens, heads, dim]
     """Attention within each segment of a packed row, by the kernel that :func:`select` names.
 
-    With debug logging, the first call of each kind logs the kernel that served it.
+    A kernel that finds out only now that it cannot run such calls is followed by the next one, with one warning. With
+    debug logging, the first call of each kind logs the kernel that served it.
     """
     stand_in = STAND_IN.get()
     if stand_in is not None:
         return stand_in(query, key, value, segments, masking)
-    kernel = select(query, key, value, segments, masking)
+    try:
+        return _attend(select(query, key, value, segments, masking), query, key, value, segments, masking)
+    except KernelError as error:
+        logger.warning("%s", error)
+    return attend(query, key, value, segments, masking)  # the kernel no longer fits such calls
+
+
+def _attend(
+    kernel: Kernel,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: Segments,
+    masking: Masking,
+) -> torch.Tensor:
     if logger.isEnabledFor(logging.DEBUG):
         _log_kind(
             kernel.NAME, query.device.type, query.dtype, query.shape[1:], key.shape[1], options(segments, masking)

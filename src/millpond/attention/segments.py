@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from operator import eq
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from millpond.cached_property import cached_property
+
+T = TypeVar("T")
 
 # Microseconds that joining a run to a longer neighbour may cost: about what a separate kernel start costs.
 _START_COST = 70
@@ -123,14 +125,14 @@ class Segments:
     @cached_property
     def cu_seqlens(self) -> torch.Tensor:
         """int32 ``[n + 1]`` on the device: cumulative lengths from 0."""
-        return torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32).to(self.device, non_blocking=True)
+        return on_device(torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32), self.device)
 
     @cached_property
     def seqused_k(self) -> torch.Tensor | None:
         """int32 ``[n]`` on the device: ``keys``, as the packed kernel takes them."""
         if self.keys is None:
             return None
-        return torch.tensor(self.keys, dtype=torch.int32).to(self.device, non_blocking=True)
+        return on_device(torch.tensor(self.keys, dtype=torch.int32), self.device)
 
     @cached_property
     def max_seqlen(self) -> int:
@@ -173,6 +175,22 @@ class Segments:
         parts.append(_part(group))
         return tuple(reversed(parts))
 
+    def derive(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` returns, made on the first call with ``key``: all layers of a forward share it.
+
+        Args:
+            key: Names the kernel or model that it is for, and what else it depends on.
+            make: Makes it from these segments.
+        """
+        if key not in self._derived:
+            self._derived[key] = make()
+        made: T = self._derived[key]
+        return made
+
+    @cached_property
+    def _derived(self) -> dict[Hashable, Any]:
+        return {}
+
 
 class Fixed(Segments):
     """Sequences whose lengths are known on the device only: what a captured CUDA graph may read.
@@ -194,6 +212,17 @@ class Fixed(Segments):
 
 class HostLengthsError(RuntimeError):
     """A forward read lengths on the host, which a captured graph does not have."""
+
+
+def on_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """A tensor of the host copied to a device, without waiting for what the device computes.
+
+    A GPU copies from pageable memory only after all earlier work of the stream, and the caller waits for it. From
+    pinned memory it copies in the order of the stream, and the caller goes on; the tensor may be dropped at once.
+    """
+    if torch.device(device).type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def _part(group: Sequence[Run]) -> Run | Joined:

@@ -28,7 +28,7 @@ import torch
 
 from millpond.attention import kernels, sdpa
 from millpond.attention.segments import Segments
-from millpond.attention.signature import Kernel, Masking
+from millpond.attention.signature import Kernel, KernelError, Masking
 from millpond.native import library
 
 logger = logging.getLogger(__name__)
@@ -269,6 +269,9 @@ class CallChecks:
             self.results.append(check)
             if out is not None and not check.wrong:
                 return out
+            if not check.wrong and kernels.select(*call) is not kernel:
+                logger.warning("%s", check.obstacle)  # it no longer fits such calls
+                continue
             last = kernel is kernels.KERNELS[-1]
             if last and check.raised:
                 raise DeviceBrokenError(check.obstacle)
@@ -316,6 +319,8 @@ def compare(
         found = out.detach().cpu()  # waits for it, and raises what went wrong on the device
     except (MemoryError, torch.OutOfMemoryError):
         raise
+    except KernelError as error:  # no mistake: the table goes on
+        return KernelCheck(kernel=kernel.NAME, call=words, obstacle=str(error)), None
     except Exception as error:
         logger.debug("%s raised in the self-check", kernel.NAME, exc_info=error)
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"

@@ -39,9 +39,20 @@ class Masking:
         window = self.window if self.window is not None and self.window < length else None
         if window is None and not (self.causal and keep_causal):
             return None
-        distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)[None, :]
-        allowed = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
-        return allowed if window is None else allowed & (distance.abs() < window)
+        # Compared, not subtracted: a matrix of distances would take eight times the memory of the mask.
+        row = torch.arange(length, device=device)[:, None]
+        key = torch.arange(length, device=device)[None, :]
+        if window is None:
+            return key <= row
+        near = key > row - window
+        return near.logical_and_(key <= row if self.causal else key < row + window)
+
+
+class KernelError(RuntimeError):
+    """A kernel that fits a call cannot serve it in this process; the table goes on to the next kernel that fits.
+
+    Raised before anything has been computed. The kernel no longer fits such calls.
+    """
 
 
 class Kernel(Protocol):
@@ -78,5 +89,9 @@ class Kernel(Protocol):
         segments: Segments,
         masking: Masking,
     ) -> torch.Tensor:  # [tokens, heads, dim]
-        """Attention within each segment, for a call that fits."""
+        """Attention within each segment, for a call that fits.
+
+        Raises:
+            KernelError: It cannot run such calls on this machine, which was not known before.
+        """
         ...

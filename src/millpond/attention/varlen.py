@@ -1,7 +1,8 @@
 """torch's packed flash attention: CUDA, float16 and bfloat16, head widths to 256.
 
-Its signature changed between releases: 2.10 has ``is_causal`` and no window, 2.11 the window but no ``enable_gqa``,
-2.12 both. The signature is read once, and features that an older release lacks are implemented here.
+Its signature changed between releases: 2.10 has ``is_causal`` and no window, 2.11 the window but no ``enable_gqa`` and
+no ``seqused_k``, 2.12 all of them. The signature is read once, and features that an older release lacks are implemented
+here.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def unavailable() -> str | None:
     """Why it cannot run on this machine; ``None`` if it can."""
     if not torch.cuda.is_available():
         return "no CUDA device"
+    if not _new_enough(torch.cuda.current_device()):
+        return "this GPU is older than compute capability 8.0"
     return None if parameters() >= _REQUIRED else "this torch has no varlen_attn with a window; 2.11 has one"
 
 
@@ -48,8 +51,15 @@ def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: 
         and masking.softcap is None
         and masking.bias is None
         and parameters() >= _REQUIRED
+        and _new_enough(query.device.index)
         and limits_keys(segments, masking)
     )
+
+
+@cache
+def _new_enough(device: int | None) -> bool:
+    """Whether torch's flash attention has code for this GPU."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def limits_keys(segments: Segments, masking: Masking) -> bool:
@@ -95,9 +105,9 @@ def attend(
     elif groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     out = varlen_attn(
-        query.contiguous(),
-        key.contiguous(),
-        value.contiguous(),
+        readable(query),
+        readable(key),
+        readable(value),
         segments.cu_seqlens,
         segments.cu_seqlens,
         segments.max_seqlen,
@@ -108,3 +118,14 @@ def attend(
     )
     assert isinstance(out, torch.Tensor)  # a pair only with return_aux
     return out
+
+
+def readable(states: torch.Tensor) -> torch.Tensor:  # [tokens, heads, dim]
+    """The same states as the kernel reads them: without a copy if each head's numbers are in a row of aligned 16 bytes.
+
+    Queries, keys and values cut out of one product are.
+    """
+    *strides, last = states.stride()
+    eight = 16 // states.element_size()
+    aligned = states.data_ptr() % 16 == 0 and all(stride % eight == 0 for stride in strides)
+    return states if last == 1 and aligned else states.contiguous()

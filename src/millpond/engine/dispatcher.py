@@ -16,8 +16,10 @@ import torch
 from millpond.cache import VectorCache
 from millpond.engine.execute.cores import process_cores, usable
 from millpond.engine.execute.cuda.worker import OverlappingWorker
+from millpond.engine.execute.device_errors import LostDevice, LostDevices
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.execute.lanes import CpuLanes, DeviceLane, Lanes
+from millpond.engine.execute.switch_interval import shorten_switch_interval
 from millpond.engine.execute.threads import Threads
 from millpond.engine.execute.worker import Worker
 from millpond.engine.fork import inherited_pool, outside_inherited_pool
@@ -53,30 +55,39 @@ class Dispatcher:
             budget: Most tokens of a batch.
             max_queue: Most texts of running calls.
             cache: Vectors are read from it and committed to it.
+
+        Raises:
+            InvalidRequestError: The switch interval in the environment is none.
         """
+        overlaps = any(runner.overlaps for runner in replicas.runners)
+        self._restore_interval = shorten_switch_interval() if overlaps else None
         self._replicas = replicas
         self._model = replicas.model
         self._scheduler = Scheduler(budget, prepare=lambda calls: self._intake.prepare(calls))
         self._name = f"millpond-{id(self):x}"
-        self.threads = ThreadPoolExecutor(_intake_threads(replicas), thread_name_prefix=f"{self._name}-intake")
+        feeders = _intake_threads(replicas)
+        self.threads = ThreadPoolExecutor(feeders, thread_name_prefix=f"{self._name}-intake")
         self.large_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-large")
         self._committer: Committer | None = None
         if cache is not None:
             name = f"{self._name}-commit"
             self._committer = Committer(cache, namespace=self._namespace, budget=budget, name=name)
-        self._intake = Intake(
-            scheduler=self._scheduler,
-            encoder=self._model.encoder,
-            threads=self.threads,
-            large_thread=self.large_thread,
-            cache=cache,
-            namespace=self._namespace,
-        )
         self._pid = os.getpid()
         self.counters = Counters()
         self._heap = Heap()
         self._admission = Admission(max_queue, self.counters)
+        self._lost_devices = LostDevices(len(replicas.runners))
         self.workers = self._workers()
+        self._intake = Intake(
+            scheduler=self._scheduler,
+            encoder=self._model.encoder,
+            threads=self.threads,
+            feeders=feeders,
+            large_thread=self.large_thread,
+            cache=cache,
+            namespace=self._namespace,
+            batch_tokens=budget * len(self.workers),
+        )
         for worker in self.workers:
             worker.start()
 
@@ -85,18 +96,31 @@ class Dispatcher:
         workers: list[Worker] = []
         for runner in self._replicas.runners:
             lanes: Lanes = DeviceLane()
+            name, device = f"{self._name}-{runner.device}-{len(workers)}", str(runner.device)
             if runner.overlaps:
-                name = f"{self._name}-{runner.device}-{len(workers)}"
-                devices = len(self._replicas.runners)
                 workers.append(
-                    OverlappingWorker(self._scheduler, runner, name=name, devices=devices, counters=self.counters)
+                    OverlappingWorker(
+                        self._scheduler,
+                        runner,
+                        name=name,
+                        counters=self.counters,
+                        device=device,
+                        lost_devices=self._lost_devices,
+                    )
                 )
                 continue
             if runner.device.type == "cpu":
                 lanes = CpuLanes(Threads(runner.backbone), process_cores())
-            name = f"{self._name}-{runner.device}"
             workers += [
-                Worker(self._scheduler, runner, name=f"{name}-{len(workers)}", lanes=lanes, counters=self.counters)
+                Worker(
+                    self._scheduler,
+                    runner,
+                    name=name,
+                    lanes=lanes,
+                    counters=self.counters,
+                    device=device,
+                    lost_devices=self._lost_devices,
+                )
                 for _ in range(lanes.count)
             ]
         return workers
@@ -163,8 +187,10 @@ class Dispatcher:
         Raises:
             EngineOverloadedError: Too many texts are waiting.
             EngineClosedError: Closed, or in a forked process.
+            DeviceLostError: No device is left.
         """
         self.check_process()
+        self._check_devices()
         # The cache holds vectors of texts and of token ids, in different namespaces: a mixture is not cached.
         caches = self._committer is not None and plan.task == "embed" and len({type(item) for item in items}) <= 1
         outside_inherited_pool(partial(self._replicas.prepare, plan.readout))
@@ -241,6 +267,8 @@ class Dispatcher:
         self.large_thread.shutdown(wait=False)
         if self._committer is not None:
             self._committer.close(wait=False)
+        if self._restore_interval is not None:
+            self._restore_interval()
 
     @property
     def _crowded(self) -> bool:
@@ -277,9 +305,20 @@ class Dispatcher:
         Raises:
             EngineOverloadedError: Too many texts are waiting.
             EngineClosedError: Closed, or in a forked process.
+            DeviceLostError: No device is left.
         """
         self.check_process()
+        self._check_devices()
         self._admission.check_room(texts)
+
+    @property
+    def lost_devices(self) -> tuple[LostDevice, ...]:
+        """The devices that no batch can run on any more, in the order of their loss."""
+        return self._lost_devices.lost
+
+    def _check_devices(self) -> None:
+        if not self._lost_devices.left and not self.closed:
+            raise self._lost_devices.lost[-1].error()
 
     def check_process(self) -> None:
         """Check that this process has the threads; a forked one must not even touch their locks.
@@ -295,7 +334,7 @@ class Dispatcher:
 
     def _release(self, call: Call) -> None:
         try:
-            self._intake.drop(call)
+            call.backlog = None
             if isinstance(call.future.failure(), CancelledError):
                 call.future.set_running_or_notify_cancel()  # wakes threads that wait for several futures
         finally:
@@ -320,6 +359,9 @@ def _has_torch_modes() -> bool:
 
 
 def _intake_threads(replicas: Replicas) -> int:
-    """Threads that tokenize: six for each GPU, four for a CPU, and at most half the cores."""
+    """Threads that tokenize: six for each GPU, four for a CPU, and at most half the cores.
+
+    For a GPU at least two: while one waits for the tokenizer, the other makes requests of what it gave.
+    """
     devices = sum(runner.overlaps for runner in replicas.runners)
-    return max(1, min(6 * devices or 4, usable() // 2))
+    return max(2 if devices else 1, min(6 * devices or 4, usable() // 2))

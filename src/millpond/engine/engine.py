@@ -27,7 +27,7 @@ from millpond.engine.schedule.counters import Observer
 from millpond.engine.schedule.timing import CallFuture
 from millpond.engine.submission import Submission
 from millpond.engine.task_methods import EmbedOptions, TaskMethods, embed_params, shows_options_of
-from millpond.errors import InvalidRequestError
+from millpond.errors import DeviceLostError, InvalidRequestError
 from millpond.inputs import Item
 from millpond.outputs import ScoreOutput, TokenSpans
 from millpond.params import PoolingParams
@@ -166,6 +166,15 @@ class Engine(TaskMethods):
         """Whether :meth:`close` was called."""
         return self._dispatcher.closed
 
+    @property
+    def lost_devices(self) -> tuple[DeviceLostError, ...]:
+        """The errors of the devices that no batch can run on any more, in the order of their loss; empty if all work.
+
+        While a device is left, it serves every call. After the last one every call fails with its error, and only a new
+        process can use the devices again.
+        """
+        return tuple(lost.error() for lost in self._dispatcher.lost_devices)
+
     @shows_options_of(TaskMethods.embed)
     def embed_iter(self, texts: Iterable[str], **options: Unpack[EmbedOptions]) -> Iterator[npt.NDArray[Any]]:
         """One ``[d]`` vector per text, in order, from an iterable of any length, in bounded memory.
@@ -192,6 +201,7 @@ class Engine(TaskMethods):
             InvalidRequestError: A text or an option that cannot be served; nothing was queued.
             EngineOverloadedError: Too many texts are waiting.
             EngineClosedError: The engine was closed.
+            DeviceLostError: Every device of the engine is lost.
         """
         return self._submission.start(task, inputs, params or PoolingParams())
 
@@ -333,6 +343,7 @@ class Engine(TaskMethods):
         Raises:
             EngineOverloadedError: Too many texts are waiting.
             EngineClosedError: The engine was closed.
+            DeviceLostError: Every device of the engine is lost.
         """
         self._dispatcher.check_room(texts)
 

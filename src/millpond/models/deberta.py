@@ -2,7 +2,9 @@
 
 To the score of a query i and a key j its attention adds two products with the embedding of their distance i - j: the
 query times it (content to position) and the key times it (position to content). transformers computes them on padded
-batches, without the attention interface; here they are computed for each run of texts of equal length.
+batches, without the attention interface; here they are computed for each run of texts of equal length, and on CUDA for
+texts of similar lengths filled up to one (:class:`~millpond.attention.padded_row.PaddedRow`): there starting a kernel
+takes longer than most runs.
 
 :func:`skewed` turns a row with a product per distance into a row with a product per key, without moving data.
 """
@@ -17,7 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from millpond.attention.segments import Run, Segments
+from millpond.attention.padded_row import PaddedRow
+from millpond.attention.segments import Run, Segments, on_device
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.models.add_norm import AddNorm
 from millpond.models.encoder import Output
@@ -25,6 +28,8 @@ from millpond.models.linear import linear
 
 # Attention scores that are computed at once.
 _SCORE_BLOCK = 1 << 24
+# Length of texts that the first table of distances is made for; it doubles for longer ones.
+_REACH = 512
 
 
 def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -67,6 +72,29 @@ class Distances:
         return torch.where(distance.abs() <= exact, distance, bucket * distance.sign())
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batches:
+    """The dense batches that attention computes, for all layers of a forward.
+
+    Attributes:
+        runs: The batches, in the packed row or in the padded one.
+        row: Where the tokens are in the padded row; ``None``: the packed row itself holds the batches.
+        distances: int64 ``[2 length - 1]`` on the device for each length of a batch: rows of the position table.
+    """
+
+    runs: tuple[Run, ...]
+    row: PaddedRow | None
+    distances: Mapping[int, torch.Tensor]
+
+    def laid_out(self, states: torch.Tensor) -> torch.Tensor:  # [tokens, ...] -> [padded, ...]
+        """Each token's states where the batches have them; a token that fills a text up repeats its last one."""
+        return states if self.row is None else states.index_select(0, self.row.rows)
+
+    def packed(self, states: torch.Tensor) -> torch.Tensor:  # [padded, ...] -> [tokens, ...]
+        """The states of each token of the packed row."""
+        return states if self.row is None else states.index_select(0, self.row.places)
+
+
 class PackedDeberta(nn.Module):
     """A loaded DeBERTa v2 or v3 backbone, run on one packed row."""
 
@@ -86,6 +114,7 @@ class PackedDeberta(nn.Module):
             table = table[: 2 * span]
         self.layers = nn.ModuleList(PackedLayer(layer, table, config.hidden_act) for layer in encoder.layer)
         self.convolution = None if encoder.conv is None else Convolution(encoder.conv)
+        self._table: torch.Tensor | None = None  # int64 [2 reach - 1]: rows of the distances up to a power of two
 
     def forward(
         self,
@@ -98,15 +127,34 @@ class PackedDeberta(nn.Module):
         """Hidden states of every token."""
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         embedded = self.embeddings(input_ids=input_ids, position_ids=position_ids, token_type_ids=types)[0]
-        rows = {}
-        if self.distances is not None:
-            rows = {run.length: self.distances.rows(run.length).to(embedded.device) for run in segments.runs}
+        batches = self._batches(segments, embedded.device)
         hidden = embedded  # [tokens, hidden]
         for i, layer in enumerate(self.layers):
-            hidden = layer(hidden, segments, rows)
+            hidden = layer(hidden, batches)
             if i == 0 and self.convolution is not None:
                 hidden = self.convolution(embedded, hidden, segments)
         return Output(last_hidden_state=hidden[None])
+
+    def _batches(self, segments: Segments, device: torch.device) -> Batches:
+        row = _row(segments, device)
+        runs = segments.runs if row is None else row.runs
+        distances = {}
+        if self.distances is not None:
+            table = self._distance_rows(self.distances, segments.max_seqlen, device)
+            reach = (len(table) + 1) // 2
+            distances = {run.length: table[reach - run.length : reach + run.length - 1] for run in runs}
+        return Batches(runs=runs, row=row, distances=distances)
+
+    def _distance_rows(self, distances: Distances, length: int, device: torch.device) -> torch.Tensor:
+        """The rows of at least this length's distances, on the device: copied there when a longer text than ever comes.
+
+        Lanes that share the model may each make the table; they make the same.
+        """
+        table = self._table
+        if table is None or table.device != device or len(table) < 2 * length - 1:
+            table = on_device(distances.rows(max(_REACH, 1 << (length - 1).bit_length())), device)
+            self._table = table
+        return table
 
 
 class PackedLayer(nn.Module):
@@ -140,13 +188,17 @@ class PackedLayer(nn.Module):
         self.down = _linear_of(layer.output.dense)
         self.norm = AddNorm(layer.output.LayerNorm)
 
-    def forward(self, hidden: torch.Tensor, segments: Segments, rows: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """``[tokens, hidden]`` in and out; ``rows`` holds the position table's rows by length of text."""
-        qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # [tokens, 3, heads, dim]
-        mixed = hidden.new_empty(len(hidden), self.heads, qkv.shape[-1])
-        for run in segments.runs:
-            self._attend(qkv, run, rows.get(run.length), mixed)
-        hidden = self.attention_norm(self.attention_out(mixed.flatten(1)), hidden)
+    def forward(self, hidden: torch.Tensor, batches: Batches) -> torch.Tensor:
+        """``[tokens, hidden]`` in and out."""
+        qkv = batches.laid_out(self.qkv(hidden)).unflatten(-1, (3, self.heads, -1))  # [padded, 3, heads, dim]
+        mixed = qkv.new_empty(len(qkv), self.heads, qkv.shape[-1])
+        for run in batches.runs:
+            out_of_sight = None
+            if batches.row is not None:
+                out_of_sight = batches.row.hidden[run.start : run.stop].view(run.count, 1, 1, run.length)
+            self._attend(qkv, run, batches.distances.get(run.length), out_of_sight, mixed)
+        mixed = batches.packed(mixed).flatten(1)  # [tokens, hidden]
+        hidden = self.attention_norm(self.attention_out(mixed), hidden)
         return self.norm(self.down(self.up(hidden)), hidden)  # type: ignore[no-any-return]
 
     def _table(self, part: nn.Module, table: torch.Tensor) -> torch.Tensor:
@@ -155,8 +207,15 @@ class PackedLayer(nn.Module):
         by_head: torch.Tensor = rows.unflatten(-1, (self.heads, -1)).transpose(0, 1)
         return by_head.contiguous()
 
-    def _attend(self, qkv: torch.Tensor, run: Run, rows: torch.Tensor | None, mixed: torch.Tensor) -> None:
-        """Attention within each text of a run; the output goes to the run's part of ``mixed``."""
+    def _attend(
+        self,
+        qkv: torch.Tensor,  # [padded, 3, heads, dim]
+        run: Run,
+        rows: torch.Tensor | None,  # [2 length - 1]
+        hidden: torch.Tensor | None,  # bool [texts, 1, 1, length]
+        mixed: torch.Tensor,  # [padded, heads, dim]
+    ) -> None:
+        """Attention within each text of a run, to all keys but ``hidden``; the output goes to its part of ``mixed``."""
         shape = (run.count, run.length)
         parts = qkv[run.start : run.stop].unflatten(0, shape).permute(2, 0, 3, 1, 4)  # [3, texts, heads, length, dim]
         out = mixed[run.start : run.stop].unflatten(0, shape).transpose(1, 2)  # [texts, heads, length, dim]
@@ -172,7 +231,9 @@ class PackedLayer(nn.Module):
             if query_table is not None:
                 reached = query_table[:, first : last + run.length - 1]
                 scores += skewed(key @ reached.transpose(-1, -2)).transpose(-1, -2)
-            if run.keys is not None:
+            if hidden is not None:
+                scores = scores.masked_fill_(hidden[texts], float("-inf"))
+            elif run.keys is not None:
                 scores[..., run.keys :] = float("-inf")
             out[texts, :, first:last] = scores.softmax(-1) @ value
 
@@ -190,11 +251,27 @@ class Convolution(nn.Module):
 
     def forward(self, embedded: torch.Tensor, hidden: torch.Tensor, segments: Segments) -> torch.Tensor:
         """``[tokens, hidden]`` in and out; each text is padded with zeros at both ends."""
+        row = _row(segments, embedded.device)
+        if row is not None:  # zeros, where the layout for attention repeats a token
+            zeros = embedded.new_zeros(len(row.rows), embedded.shape[1])
+            embedded = zeros.index_copy_(0, row.places, embedded)  # [padded, hidden]
         local = torch.empty_like(embedded)
-        for run in segments.runs:
+        for run in segments.runs if row is None else row.runs:
             texts = embedded[run.start : run.stop].unflatten(0, (run.count, run.length))
             local[run.start : run.stop] = self.conv(texts.transpose(1, 2)).transpose(1, 2).flatten(0, 1)
+        if row is not None:
+            local = local.index_select(0, row.places)  # [tokens, hidden]
         return self.norm(hidden + self.activate(local))  # type: ignore[no-any-return]
+
+
+def _row(segments: Segments, device: torch.device) -> PaddedRow | None:
+    """The padded row of a forward; ``None`` where the packed row's own runs are computed."""
+    return PaddedRow.of(segments, device) if _pads(device) else None
+
+
+def _pads(device: torch.device) -> bool:
+    """Whether texts of similar lengths are computed as one batch, rather than only those of equal length."""
+    return device.type == "cuda"
 
 
 def skewed(products: torch.Tensor) -> torch.Tensor:

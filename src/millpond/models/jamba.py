@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from millpond.attention.segments import Segments
+from millpond.attention.segments import Segments, on_device
 from millpond.checkpoints.checkpoint import Checkpoint
 
 
@@ -47,14 +47,25 @@ def padded_batches(segments: Segments, device: torch.device) -> tuple[PaddedBatc
     for length in segments.lengths:
         groups[(length - 1).bit_length()].append((start, length))
         start += length
-    return tuple(_padded_batch(texts, device) for _, texts in sorted(groups.items()))
+    batches = [texts for _, texts in sorted(groups.items())]
+    indices = [index for texts in batches for index in _indices(texts)]
+    # One copy for all of them.
+    placed = iter(on_device(torch.cat(indices), device).split([len(index) for index in indices]))
+    return tuple(
+        PaddedBatch(rows=next(placed), slots=next(placed), texts=len(texts), longest=_longest(texts))
+        for texts in batches
+    )
 
 
-def _padded_batch(texts: list[tuple[int, int]], device: torch.device) -> PaddedBatch:
-    longest = max(length for _, length in texts)
+def _indices(texts: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the tokens of ``[(first token, length)]``: index in the packed row and in the flattened padded batch."""
     rows = torch.cat([torch.arange(start, start + length) for start, length in texts])
-    slots = torch.cat([torch.arange(length) + i * longest for i, (_, length) in enumerate(texts)])
-    return PaddedBatch(rows=rows.to(device), slots=slots.to(device), texts=len(texts), longest=longest)
+    slots = torch.cat([torch.arange(length) + i * _longest(texts) for i, (_, length) in enumerate(texts)])
+    return rows, slots
+
+
+def _longest(texts: list[tuple[int, int]]) -> int:
+    return max(length for _, length in texts)
 
 
 class PackedJamba(nn.Module):

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from millpond.errors import (
+    DeviceLostError,
     EngineClosedError,
     EngineOverloadedError,
     IndexLockedError,
@@ -169,6 +170,7 @@ _TABLE: tuple[tuple[type[Exception], int, str, Callable[[Any, Request], _WireErr
     (UnknownModelError, 404, "NotFoundError", _own_message),
     (EngineOverloadedError, 429, "TooManyRequestsError", _overloaded),
     (EngineClosedError, 503, "ServiceUnavailableError", _closed),
+    (DeviceLostError, 503, "ServiceUnavailableError", _own_message),
     (IndexLockedError, 503, "ServiceUnavailableError", _locked),
     (Exception, 500, "InternalServerError", _unexpected),
 )

@@ -25,7 +25,7 @@ _FAILURES = {
     429: "The queue is full; `Retry-After` says for about how many seconds.",
     500: "The server is at fault.",
     501: "The model does not serve this route.",
-    503: "The server is about to stop.",
+    503: "The server is about to stop, or has lost its device.",
     504: "The answer took too long.",
 }
 

@@ -66,10 +66,13 @@ class Replica:
 
         Raises:
             EngineClosedError: An engine no longer accepts requests.
+            DeviceLostError: An engine has lost a device, which only a new process gets back.
         """
         for model in self._models:
             if model.engine.closed:
                 raise EngineClosedError(f"the engine of {model.name!r} is closed")
+            for error in model.engine.lost_devices:
+                raise error
 
 
 def deployment(

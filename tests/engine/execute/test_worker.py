@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from millpond.engine.execute.worker import Worker, is_out_of_memory
+from millpond.engine.execute.device_errors import is_out_of_memory
+from millpond.engine.execute.worker import Worker
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call

@@ -10,10 +10,17 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
+from tests.recording import Recording
 
+from millpond import Engine
+from millpond.engine import loading
 from millpond.server.app import create_app
-from millpond.server.models import ServedModels
+from millpond.server.models import ServedModel, ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
+from millpond.vllm_dialect.model import PoolingModel
+from millpond.vllm_dialect.pooler_config import PoolerConfig
+from tests import recording
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +111,61 @@ def test_a_model_that_there_is_not(ask: Any, name: str) -> None:
         "param": None,
         "code": 404,
     }
+
+
+@pytest.fixture
+def recorded(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ServedModels, list[Recording]]]:
+    """A model on two devices that only record."""
+    recording.pretend_varlen(monkeypatch)
+    backends: list[Recording] = []
+
+    def backend(device: object) -> Recording:
+        backends.append(Recording())
+        return backends[-1]
+
+    monkeypatch.setattr(loading, "_backend", backend)
+    engine = Engine(embedder, device=["cpu", "cpu"], dtype="float32")
+    yield (
+        ServedModels([ServedModel(names=("tiny",), root=str(embedder), pooling=PoolingModel(engine, PoolerConfig()))]),
+        backends,
+    )
+    engine.close()
+
+
+def test_a_lost_device_is_said_and_the_rest_serves(recorded: tuple[ServedModels, list[Recording]]) -> None:
+    models, backends = recorded
+    (model,) = models
+    app = create_app(models, ServerConfig())
+    error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore")
+
+    def ask(method: str, path: str, **body: Any) -> httpx.Response:
+        async def once() -> httpx.Response:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://pond") as client:
+                return await client.request(method, path, json=body or None)
+
+        return asyncio.run(once())
+
+    def lose(count: int) -> None:
+        while len(model.engine.lost_devices) < count:
+            model.engine.submit("embed", [f"text {i}" for i in range(50)]).exception(60)
+
+    backends[0].lost = error
+    lose(1)
+    for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
+        response = ask(method, path)
+        assert response.status_code == 503
+        message = response.json()["error"]["message"]
+        assert "the device cpu is lost (CUDA error: an illegal memory access was encountered)" in message
+        assert "restart the process" in message and "more" not in message
+    assert ask("HEAD", "/health").status_code == 503
+    assert ask("GET", "/ready").status_code == 200  # the other device serves until the server is replaced
+    assert ask("POST", "/v1/embeddings", model="tiny", input="a").status_code == 200
+
+    backends[1].lost = error
+    lose(2)
+    for method, path in (("GET", "/health"), ("GET", "/ready")):
+        assert ask(method, path).status_code == 503
+    response = ask("POST", "/v1/embeddings", model="tiny", input="a")
+    assert response.status_code == 503
+    assert response.json()["error"]["type"] == "ServiceUnavailableError"
+    assert "the device cpu is lost" in response.json()["error"]["message"]

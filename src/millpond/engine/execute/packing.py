@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -53,8 +54,10 @@ class PackedRequests:
     def of(cls, requests: Sequence[Request], *, position_offset: int) -> PackedRequests:
         """Pack requests, shortest first; a prefix that several of them share comes first, and only once."""
         leads = _leads(requests)
-        ordered = tuple(sorted(requests, key=lambda request: _order(request, leads)))
-        skipped = [0] * len(leads) + [_skipped(request, leads) for request in ordered]
+        ordered = tuple(sorted(requests, key=partial(_order, leads=leads) if leads else _length))
+        skipped = [0] * len(leads) + (
+            [_skipped(request, leads) for request in ordered] if leads else [0] * len(ordered)
+        )
         rows = [ids for _, ids in leads.values()] + [request.ids for request in ordered]
         pieces = [ids[n:] if n else ids for ids, n in zip(rows, skipped, strict=True)]
         lengths = [len(ids) for ids in pieces]
@@ -138,6 +141,10 @@ def _leads(requests: Sequence[Request]) -> Leads:
             leads[prefix] = (len(leads), request.ids[: prefix.length])
         seen[prefix] = request
     return leads
+
+
+def _length(request: Request) -> int:
+    return len(request.ids)
 
 
 def _skipped(request: Request, leads: Leads) -> int:

@@ -30,6 +30,7 @@ from millpond.attention.self_check import (
 from millpond.attention.signature import Masking
 from millpond.engine.execute.batch import DeviceBatch
 from millpond.engine.execute.cuda.graphs import Graphs
+from millpond.engine.execute.device_errors import is_device_lost, is_out_of_memory
 from millpond.engine.execute.packing import PackedRequests
 from millpond.engine.execute.runner import Runner
 from millpond.models.native.encoder import NativeEncoder
@@ -146,9 +147,9 @@ def _check_graphs(runner: Runner, graphs: Graphs, batches: Sequence[PackedReques
                 assert replayed.states is not None
                 near.append(similarity(replayed.states, states))
                 near.append(similarity(replayed.rows[_POOLED], rows))
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
     except Exception as error:
+        if is_device_lost(error) or is_out_of_memory(error):
+            raise
         logger.debug("a graph raised in the self-check", exc_info=error)
         obstacle = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
     finally:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from millpond.engine.execute.device_errors import LostDevice, LostDevices, is_device_lost, is_out_of_memory
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.execute.lanes import DeviceLane, Lanes
 from millpond.engine.execute.results import RequestResult
@@ -33,7 +34,12 @@ class RunsBatches(Protocol):
 
 
 class Worker:
-    """The loop of one lane; a caller that waits for a small call may run a batch in its own thread."""
+    """The loop of one lane; a caller that waits for a small call may run a batch in its own thread.
+
+    If the device is lost, the loop ends: the calls of the batches that it has not finished fail with
+    :class:`~millpond.errors.DeviceLostError`, since one of them may be the cause, and what waits is left to the other
+    devices. When the last one is lost, every call fails.
+    """
 
     def __init__(
         self,
@@ -43,11 +49,17 @@ class Worker:
         name: str,
         lanes: Lanes | None = None,
         counters: Counters | None = None,
+        device: str | None = None,
+        lost_devices: LostDevices | None = None,
     ) -> None:
+        """``device``: its name in errors; ``lost_devices``: those of the engine."""
         self._scheduler = scheduler
         self._runner = runner
         self._lanes = lanes or DeviceLane()
         self._counters = counters or Counters()
+        self._device = device or name
+        self._lost_devices = lost_devices or LostDevices()
+        self._lost: LostDevice | None = None
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
     def start(self) -> None:
@@ -76,7 +88,7 @@ class Worker:
 
     def _loop(self) -> None:
         self._lanes.enter()
-        while self._scheduler.wait():
+        while self._lost is None and self._scheduler.wait():
             try:
                 self._turn()
             except Exception:  # a bug; the worker must go on
@@ -135,12 +147,18 @@ class Worker:
         requests = [request for request in requests if not request.call.done]
         if not requests:
             return []
+        if self._lost is not None:  # with an earlier part of the batch; no blame falls on this one
+            self._scheduler.put_back(requests)
+            return []
         try:
             with computing():
                 results = self._runner.run(requests)
             self._scheduler.recover()
             return results
         except Exception as error:
+            if self._loses(error):
+                self._fail_lost(requests)
+                return []
             memory = is_out_of_memory(error)
             if len(requests) == 1:
                 logger.exception("a text of %d tokens could not be run", requests[0].length)
@@ -151,12 +169,38 @@ class Worker:
         # Outside the except block: the traceback would hold the failed forward's tensors alive.
         if memory:
             self._scheduler.shrink(tokens // 2)
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            self._free_memory()
         # By length, so that the halves separate the long from the short.
         ordered = sorted(requests, key=lambda request: request.length)
         middle = len(ordered) // 2
         return self._run(ordered[:middle]) + self._run(ordered[middle:])
+
+    def _free_memory(self) -> None:
+        """Give cached memory of the device back, which may be too scattered for a batch."""
+        if not torch.cuda.is_available():
+            return
+        try:
+            torch.cuda.empty_cache()
+        except Exception as error:  # the halves may fit even so
+            if not self._loses(error):
+                logger.warning("memory of %s could not be freed (%s)", self._device, error)
+
+    def _loses(self, error: Exception) -> bool:
+        """Whether the device is lost; ``error`` came from it, or it was lost before."""
+        if self._lost is None and not self._lanes.shared and is_device_lost(error):
+            self._lost = LostDevice.of(self._device, error)
+            self._lost_devices.add(self._lost)
+            left = self._lost_devices.left
+            logger.critical("the device %s is lost; %d are left", self._device, left, exc_info=error)
+            if not left:
+                self._scheduler.refuse(self._lost.error)
+        return self._lost is not None
+
+    def _fail_lost(self, requests: Sequence[Request]) -> None:
+        """Fail the calls of a batch that the lost device had."""
+        assert self._lost is not None
+        for call in dict.fromkeys(request.call for request in requests):
+            call.fail(self._lost.error())
 
     def _note(self, begun: float, results: Sequence[RequestResult]) -> None:
         """Count a batch before its callers get their results, so that they find it counted."""
@@ -182,12 +226,3 @@ def fail(requests: Sequence[Request], error: BaseException) -> None:
     logger.error("a batch could not be resolved", exc_info=error)
     for request in requests:
         request.call.fail(error)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, on any device."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(
-        phrase in str(error) for phrase in ("out of memory", "not enough memory", "DefaultCPUAllocator: can't allocate")
-    )

@@ -30,9 +30,9 @@ class TokenAlignment:
         return TokenAlignment(offsets=self.offsets[kept], special=self.special[kept], words=self.words[kept])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(kw_only=True, slots=True, eq=False)  # one for every text: a frozen one would take five times as long to make
 class Tokenized:
-    """One item, ready to run.
+    """One item, ready to run; not to be changed.
 
     Attributes:
         ids: int32 ``[tokens]``, special tokens and prompt included.

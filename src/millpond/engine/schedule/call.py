@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from millpond.engine.input.plan import Plan
 from millpond.engine.input.tokenized import TokenAlignment, Tokenized
+from millpond.engine.schedule.backlog import Backlog
 from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.engine.schedule.truncation import truncated_noun, warn_truncated
 from millpond.errors import MillpondError
@@ -47,6 +48,7 @@ class Call:
         hits: Items found in the cache.
         misses: Items looked up in the cache and not found.
         heavy: Whether much of the call was queued at once; set by the scheduler.
+        backlog: What of it is not queued yet; set by the intake. ``None``: all was queued at once.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Call:
         self.cached = np.zeros(count, dtype=np.bool_)
         self.hits = self.misses = 0
         self.heavy = False
+        self.backlog: Backlog | None = None
         self._missing = count
         self._uncommitted = 0  # rows that were delivered, and are not in the cache yet
         self._assemble = assemble
@@ -127,6 +130,12 @@ class Call:
     def index_of(self, slot: int) -> int:
         """Index of a distinct item in the caller's list; of duplicates, the first one's."""
         return self._first_index + (slot if self._slot_of is None else int(np.argmax(self._slot_of == slot)))
+
+    @property
+    def continues(self) -> bool:
+        """Whether more of it is going to be queued."""
+        backlog = self.backlog  # read once: it is dropped when the call is over
+        return backlog is not None and not backlog.finished
 
     def refill(self, queued: int) -> None:
         """Called when ``queued`` of the call's requests are still waiting."""

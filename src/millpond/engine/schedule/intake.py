@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from itertools import islice
@@ -15,24 +14,28 @@ from millpond.cache import VectorCache
 from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.large_texts import is_large
 from millpond.engine.input.tokenized import Tokenized
+from millpond.engine.schedule.backlog import STRETCH_TEXTS, Backlog, Stretch
 from millpond.engine.schedule.cache_errors import CacheErrors
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.prefixes import shared_prefixes
-from millpond.engine.schedule.request import Prefix, Request
+from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.inputs import key_of, size_of
 from millpond.sqlitefile import CacheFileError
 
-# Items of a call that are tokenized at a time. More sort better by length; fewer start sooner.
-_STRETCH = 1024
-# A call with fewer queued requests than this gets its next stretch.
-_LOW_WATER = 512
+# Items that are looked up in the cache at a time.
+_LOOKED_UP = 8192
+# Items that the tokenizer gets at a time.
+_TOKENIZED = 2048
 # A call of at most this many texts is tokenized in the thread that made it: handing it over would take longer.
 INLINE_TEXTS = 16
 
 
 class Intake:
-    """Feeds the scheduler; keeps no more of a call in tokenized form than the next batches need."""
+    """Feeds the scheduler; keeps no more of a call in tokenized form than the next batches need.
+
+    A call is tokenized stretch by stretch, by several threads at once if its texts do not last for the next batches.
+    """
 
     def __init__(
         self,
@@ -40,20 +43,33 @@ class Intake:
         scheduler: Scheduler,
         encoder: InputEncoder,
         threads: Executor,
+        feeders: int,
         large_thread: Executor,
         cache: VectorCache | None,
         namespace: Callable[[Call], str],
+        batch_tokens: int,
     ) -> None:
+        """No calls yet.
+
+        Args:
+            scheduler: Gets the requests.
+            encoder: Tokenizes.
+            threads: Where texts are tokenized.
+            feeders: Number of these threads.
+            large_thread: Where large texts are.
+            cache: Vectors are read from it.
+            namespace: Names what decides a call's vectors besides its texts.
+            batch_tokens: Most tokens of a batch, on all devices and cores together.
+        """
         self._scheduler = scheduler
         self._encoder = encoder
         self._threads = threads
+        self._feeders = feeders
         self._large_thread = large_thread
         self._cache = cache
         self._namespace = namespace
+        self._batch_tokens = batch_tokens
         self._errors = CacheErrors("vectors cannot be read from the cache, and are computed", logging.WARNING)
-        # Slots that are not tokenized yet, the next stretch last; a call whose stretch is being tokenized is absent.
-        self._backlogs: dict[Call, list[int]] = {}
-        self._lock = threading.Lock()
 
     def admit(self, call: Call, *, inline: bool, caches: bool, crowded: bool) -> None:
         """Start a call, with a look-up in the cache first if it ``caches``.
@@ -98,13 +114,10 @@ class Intake:
         ]
 
     def refill(self, call: Call, queued: int) -> None:
-        """Tokenize a call's next stretch if few of its requests are queued."""
-        if queued >= _LOW_WATER or not self._backlogs:  # a call's backlog is here before its requests are queued
-            return
-        with self._lock:
-            backlog = self._backlogs.pop(call, None)
-        if backlog:
-            self._thread_for(call, backlog).submit(self._feed, call, backlog)
+        """Tokenize more of a call if few of its requests are queued."""
+        backlog = call.backlog  # it is there before the call's requests are queued
+        while backlog is not None and (stretch := backlog.take(queued)) is not None:
+            self._thread_for(call, stretch.slots).submit(self._feed_stretch, call, backlog, stretch)
 
     def _thread_for(self, call: Call, slots: Sequence[int]) -> Executor:
         """Which threads tokenize ``slots``, the longest item last."""
@@ -116,16 +129,16 @@ class Intake:
         try:
             if not call.items:
                 return call.finish()
-            slots = self._look_up(call) if caches else list(range(len(call.items)))
-            # Characters stand in for tokens, so that stretches are nearly sorted. The longest texts come last in the
-            # list: they are popped first, and the last batches are the cheap ones.
-            slots.sort(key=lambda slot: size_of(call.items[slot]))
+            slots = self._look_up(call) if caches else range(len(call.items))
             # An item that is too long must refuse the call before any of it is queued.
-            tokenize = self._put if call.plan.truncate == "error" else self._feed
-            if inline or self._thread_for(call, slots) is self._threads:
-                tokenize(call, slots, quiet=inline)
+            if len(slots) <= INLINE_TEXTS or call.plan.truncate == "error":
+                ordered = sorted(slots, key=lambda slot: size_of(call.items[slot]))
+                if inline or self._thread_for(call, ordered) is self._threads:
+                    self._put(call, ordered, quiet=inline)
+                else:
+                    self._large_thread.submit(self._put, call, ordered)
             else:
-                self._large_thread.submit(tokenize, call, slots)
+                self._feed(call, slots, inline=inline)
         except Exception as error:  # concerns this caller alone
             call.fail(error)
 
@@ -134,10 +147,10 @@ class Intake:
         assert self._cache is not None
         keys = self._cache.keys(self._namespace(call), [key_of(item) for item in call.items])
         missing: list[int] = []
-        for start in range(0, len(keys), _STRETCH * 8):
+        for start in range(0, len(keys), _LOOKED_UP):
             if call.done:
                 break
-            part = keys[start : start + _STRETCH * 8]
+            part = keys[start : start + _LOOKED_UP]
             try:
                 # Nobody else writes these rows before they are known to be missing.
                 rows = call.rows[start : start + len(part)]
@@ -159,35 +172,44 @@ class Intake:
                 call.deliver_cached(len(found))
         return missing
 
-    def _feed(self, call: Call, backlog: list[int], quiet: bool = False) -> None:
-        """Queue the next stretch, and remember the rest."""
-        if call.done or not backlog:
+    def _feed(self, call: Call, slots: Sequence[int], *, inline: bool) -> None:
+        """Tokenize a call's first stretch, or let a thread do so, and leave the rest to :meth:`refill`."""
+        call.backlog = backlog = Backlog(
+            call.items, slots, limit=call.plan.limit, batch_tokens=self._batch_tokens, feeders=self._feeders
+        )
+        # If this thread is one of the intake's, in a callback, the others may wait for it: it does more at once.
+        stretch = backlog.take(0, least=STRETCH_TEXTS if inline else 1)
+        assert stretch is not None
+        self.refill(call, 0)
+        if inline or self._thread_for(call, stretch.slots) is self._threads:
+            self._feed_stretch(call, backlog, stretch, quiet=inline)
+        else:
+            self._large_thread.submit(self._feed_stretch, call, backlog, stretch)
+
+    def _feed_stretch(self, call: Call, backlog: Backlog, stretch: Stretch, quiet: bool = False) -> None:
+        """Tokenize and queue a stretch, and have the next one tokenized if that is not enough."""
+        tokens = self._put(call, stretch.slots, quiet)
+        if call.done:
             return
         try:
-            stretch = backlog[-_STRETCH:]
-            del backlog[-_STRETCH:]
-            requests = self._tokenize(call, stretch)
+            backlog.done(stretch, tokens)
+            self.refill(call, self._scheduler.queued(call))
         except Exception as error:  # concerns this caller alone
-            return call.fail(error)
-        if backlog:
-            with self._lock:
-                self._backlogs[call] = backlog
-                if call.done:  # cancelled meanwhile; drop() came before there was a backlog to drop
-                    del self._backlogs[call]
-        self._scheduler.put(call, requests, quiet=quiet)
+            call.fail(error)
 
-    def _put(self, call: Call, slots: Sequence[int], quiet: bool = False) -> None:
-        """Tokenize all of a call, then queue it."""
+    def _put(self, call: Call, slots: Sequence[int], quiet: bool = False) -> int:
+        """Tokenize ``slots``, the longest item last, then queue all of them; returns the number of their tokens."""
         requests: list[Request] = []
         try:
-            for start in range(0, len(slots), _STRETCH):
+            for end in range(len(slots), 0, -_TOKENIZED):
                 if call.done:
-                    return
-                requests += self._tokenize(call, slots[start : start + _STRETCH])
+                    return 0
+                requests += self._tokenize(call, slots[max(0, end - _TOKENIZED) : end])
+            if requests:
+                self._scheduler.put(call, requests, quiet=quiet)
         except Exception as error:  # concerns this caller alone
-            return call.fail(error)
-        if requests:
-            self._scheduler.put(call, requests, quiet=quiet)
+            call.fail(error)
+        return sum([len(request.ids) for request in requests])
 
     def _tokenize(self, call: Call, slots: Sequence[int]) -> list[Request]:
         """Requests for ``slots``, longest first."""
@@ -202,25 +224,8 @@ class Intake:
         prefixes = shared_prefixes([call.items[slot] for slot in slots], tokenized) if call.plan.shares else {}
         call.note(slots, tokenized)
         requests = [
-            _request(call, slot, item, prefixes.get(i))
+            Request(call, slot, item.ids, item.types, item.attended, item.kept, prefixes.get(i) if prefixes else None)
             for i, (slot, item) in enumerate(zip(slots, tokenized, strict=True))
         ]
         requests.sort(key=lambda request: -len(request.ids))
         return requests
-
-    def drop(self, call: Call) -> None:
-        """Forget the slots of a call that is over."""
-        with self._lock:
-            self._backlogs.pop(call, None)
-
-
-def _request(call: Call, slot: int, item: Tokenized, prefix: Prefix | None) -> Request:
-    return Request(
-        call=call,
-        slot=slot,
-        ids=item.ids,
-        types=item.types,
-        attended=item.attended,
-        kept=item.kept,
-        prefix=prefix,
-    )

@@ -24,9 +24,9 @@ class Prefix:
     length: int
 
 
-@dataclass(slots=True, frozen=True, eq=False)
+@dataclass(slots=True, eq=False)  # one for every text: a frozen one would take five times as long to make
 class Request:
-    """One distinct item of a call, tokenized.
+    """One distinct item of a call, tokenized; not to be changed.
 
     Attributes:
         call: The call.

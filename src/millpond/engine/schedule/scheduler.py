@@ -72,6 +72,7 @@ class Scheduler:
         self._running: dict[int, tuple[int, float]] = {}  # by thread: tokens of its batch, and its start
         self._rate = 0.0  # tokens per second of a lane, moving average
         self._closing = False
+        self._refusal: Callable[[], Exception] | None = None  # makes the error of every call, once no device is left
 
     @property
     def empty(self) -> bool:
@@ -85,6 +86,10 @@ class Scheduler:
             size_of(item) // _CHARACTERS_PER_TOKEN for call in list(self._deferred) for item in call.items
         )
 
+    def queued(self, call: Call) -> int:
+        """Number of a call's requests that wait."""
+        return len(self._queues.get(call, ()))
+
     @property
     def busy(self) -> int:
         """Number of other threads that run a batch."""
@@ -93,9 +98,13 @@ class Scheduler:
     def put(self, call: Call, requests: Sequence[Request], *, quiet: bool = False) -> None:
         """Append requests to a call's queue; ``quiet``: the caller will :meth:`pick` them itself, or :meth:`wake`."""
         with self._lock:
-            self._append(call, requests)
-            if not quiet and self._idle:
-                self._ready.notify_all()
+            refusal = self._refusal
+            if refusal is None:
+                self._append(call, requests)
+                if not quiet and self._idle:
+                    self._ready.notify_all()
+        if refusal is not None:
+            call.fail(refusal())
 
     def defer(self, call: Call) -> None:
         """Take a call that is not tokenized yet; a worker tokenizes all calls that came while it ran a batch.
@@ -104,15 +113,24 @@ class Scheduler:
         between any two operators.
         """
         with self._lock:
-            self._deferred.append(call)
-            if self._idle:
-                self._ready.notify()
+            refusal = self._refusal
+            if refusal is None:
+                self._deferred.append(call)
+                if self._idle:
+                    self._ready.notify()
+        if refusal is not None:
+            call.fail(refusal())
 
     def put_all(self, requests_of: Iterable[tuple[Call, Sequence[Request]]]) -> None:
         """Append requests to the queues of several calls; the caller will :meth:`pick` them itself, or :meth:`wake`."""
         with self._lock:
-            for call, requests in requests_of:
-                self._append(call, requests)
+            refusal = self._refusal
+            if refusal is None:
+                for call, requests in requests_of:
+                    self._append(call, requests)
+        if refusal is not None:
+            for call, _ in requests_of:
+                call.fail(refusal())
 
     def _append(self, call: Call, requests: Sequence[Request]) -> None:
         queue = self._queues.get(call)
@@ -125,12 +143,16 @@ class Scheduler:
     def put_back(self, requests: Sequence[Request]) -> None:
         """Return picked requests that could not be run; they are the next ones."""
         with self._lock:
-            for request in reversed(requests):
-                self._queues.setdefault(request.call, deque()).appendleft(request)
-                self._tokens += request.length
-            self._ready.notify_all()
-        for call in {request.call for request in requests}:
+            refusal = self._refusal
+            if refusal is None:
+                for request in reversed(requests):
+                    self._queues.setdefault(request.call, deque()).appendleft(request)
+                    self._tokens += request.length
+                self._ready.notify_all()
+        for call in dict.fromkeys(request.call for request in requests):
             call.timer.returned()
+            if refusal is not None:
+                call.fail(refusal())
 
     def wake(self) -> None:
         """Wake the workers for requests that were put quietly."""
@@ -189,6 +211,22 @@ class Scheduler:
             self._closing = True
             self._ready.notify_all()
 
+    def refuse(self, error: Callable[[], Exception]) -> None:
+        """Fail every call that waits, and every call that comes later: no device is left to run it.
+
+        Args:
+            error: Makes the error of one call.
+        """
+        with self._lock:
+            self._refusal = error
+            calls = [*self._queues, *self._deferred]
+            self._queues.clear()
+            self._deferred.clear()
+            self._tokens = 0
+            self._ready.notify_all()
+        for call in calls:  # outside the lock: a future's callbacks run here
+            call.fail(error())
+
     def shrink(self, budget: int) -> None:
         """Limit later batches to ``budget`` tokens: a batch did not fit the memory."""
         with self._lock:
@@ -219,7 +257,10 @@ class Scheduler:
         batch = []
         served = {}
         calls, tokens, most = self._turn()
-        room = budget = min(most, max(_MIN_BATCH_TOKENS, self._part(tokens, lanes, most)))
+        if tokens >= lanes * most and any(call.continues for call in calls):
+            room = budget = most  # there will be more: equal parts of what waits now would be too small
+        else:
+            room = budget = min(most, max(_MIN_BATCH_TOKENS, self._part(tokens, lanes, most)))
         share = max(1, budget // max(1, len(calls)))
         for quota in (share, budget):
             misfits = 0

@@ -53,6 +53,8 @@ class CallTimer:
         """A batch with some of the texts is over, or they were put back into the queue."""
         now = perf_counter()
         with self._lock:
+            if self._batches == 0:  # of a batch that ended in two parts, on a device that was lost
+                return
             self._batches -= 1
             if self._batches == 0:
                 self._inference += now - self._since

@@ -18,20 +18,27 @@ router = APIRouter(tags=["The server"])
 
 
 async def health(request: Request) -> Response:
-    """Whether the server works: after 503 an orchestrator should replace it."""
+    """Whether the server works: after 503 an orchestrator should replace it.
+
+    One lost device is enough for 503, since only a new process gets it back; the others serve until then.
+    """
     for model in models_of(request):
         if model.engine.closed:
             raise EngineClosedError(f"the engine of {model.name} was closed")
+        for error in model.engine.lost_devices:
+            raise error
     return JSONResponse({"status": "ok"})
 
 
 async def ready(request: Request) -> Response:
-    """Whether to send new requests here: 503 from the start of the shutdown."""
+    """Whether to send new requests here: 503 from the start of the shutdown, or if a model has no device left."""
     if drain_of(request).begun:
         raise RequestError(
             "The server is about to stop", status=503, type="ServiceUnavailableError", headers={"Retry-After": "1"}
         )
-    return await health(request)
+    for model in models_of(request):
+        model.engine.check_room(0)  # closed, or without a device
+    return JSONResponse({"status": "ok"})
 
 
 # SageMaker sends /ping; load balancers use HEAD.

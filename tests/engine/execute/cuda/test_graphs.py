@@ -267,3 +267,21 @@ def test_a_wait_for_the_device_is_noticed(backends, plain, monkeypatch):
     monkeypatch.setattr(methods, "_lengths", lambda segments: torch.tensor(segments.cu_seqlens.diff().tolist()))
     with torch.inference_mode(), pytest.raises((RuntimeError, NotImplementedError), match=r"(?i)meta"):
         runner.reading(batch, runner.states(batch)).rows(Readout(kind="pooled"))
+
+
+def test_memory_that_runs_out_at_every_point_of_a_batch_costs_no_result(backends, expected, plain):
+    """At the upload, in a capture, in a replay, at the download and at the wait for it."""
+    with Engine(plain("bert"), dtype="float32", device="cpu") as engine:
+        for operation in ("upload", "capture", "replay", "download", "wait"):
+            reached = []
+
+            def fault(name: str, operation: str = operation, reached: list[str] = reached) -> None:
+                if name == operation and not reached:
+                    reached.append(name)
+                    raise torch.OutOfMemoryError("CUDA out of memory")
+
+            backends[0].fault = fault
+            assert worst(read(engine, TEXTS), expected(plain("bert"), TEXTS)) <= 1e-5
+            assert reached == [operation]
+            backends[0].fault = lambda name: None
+            engine._replicas.runner._pipeline._graphs.clear()

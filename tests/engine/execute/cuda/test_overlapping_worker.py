@@ -16,6 +16,7 @@ from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
+from millpond.errors import DeviceLostError
 from millpond.pooling.pooler import Readout
 
 PLAN = Plan(task="embed", readout=Readout(kind="pooled"), limit=512, truncate="end", width=2)
@@ -148,3 +149,57 @@ def test_a_result_that_cannot_be_delivered_stops_nobody_else(monkeypatch):
     with pytest.raises(ValueError, match="unpack"):
         first.future.result()
     assert lengths(second) == [6]
+
+
+def too_large(limit: int) -> Refusal:
+    """Memory for ``limit`` tokens."""
+    return lambda requests: torch.OutOfMemoryError("no") if sum(r.length for r in requests) > limit else None
+
+
+@pytest.mark.parametrize("stage", ["start", "result"])
+def test_a_text_without_memory_even_alone_fails_its_own_call_only(stage, monkeypatch):
+    monkeypatch.setattr(cuda_worker, "_AHEAD_TOKENS", 1)
+    good, bad, other = drive(Device(**{stage: too_large(20)}), [5, 6], [7, 21, 3], [8, 9], budget=64)
+    assert lengths(good) == [5, 6] and lengths(other) == [8, 9]
+    with pytest.raises(torch.OutOfMemoryError):
+        bad.future.result()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED"),
+    ],
+    ids=["accelerator", "cublas", "assertion"],
+)
+def test_memory_that_runs_out_under_another_name_bounds_the_next_batches_too(error):
+    device = Device(start=lambda requests: error if sum(r.length for r in requests) > 20 else None)
+    (call,) = drive(device, [8] * 12, budget=32)
+    assert lengths(call) == [8] * 12
+    assert [len(entry) - 1 for entry in device.log if entry[0] == "start"][-2:] == [2, 2]
+
+
+def test_memory_that_cannot_be_freed_does_not_stop_the_halves(monkeypatch, caplog):
+    def empty_cache() -> None:
+        raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    (call,) = drive(Device(start=too_large(20)), [8] * 4, budget=32)
+    assert lengths(call) == [8] * 4
+    assert "could not be freed" in caplog.text
+
+
+def test_a_device_that_is_lost_while_memory_is_freed_runs_no_halves(monkeypatch):
+    def empty_cache() -> None:
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    device = Device(start=too_large(20))
+    first, second = drive(device, [8] * 4, [8], budget=32)
+    for call in (first, second):
+        assert isinstance(call.future.exception(), DeviceLostError)
+    assert [entry[0] for entry in device.log] == ["start", "alone", "start"]

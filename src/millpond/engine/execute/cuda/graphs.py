@@ -4,15 +4,20 @@ A shape that is seen again is captured once and replayed from then on, without P
 launches of a forward. A model that cannot be captured is found out by itself: code that reads lengths on the host
 (kernels that work run by run, Jamba's mixers, FlexAttention's block masks) raises
 :class:`~millpond.attention.segments.HostLengthsError` in the first warm-up, and the model then runs without graphs.
+
+A capture waits for the device and empties torch's caches, so captures must stay few, however many shapes there are. A
+shape that lost its graph to another one starts again from nothing, and once as many were captured as are kept, the time
+spent in captures is a small part of the time in which batches ran.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from time import perf_counter
+from typing import Protocol
 
 import torch
 
@@ -21,6 +26,7 @@ from millpond.engine.execute.batch import ForwardInput
 from millpond.engine.execute.cuda.buckets import Bucket, Buckets
 from millpond.engine.execute.cuda.layout import BufferLayout
 from millpond.engine.execute.cuda.streams import Backend, Graph
+from millpond.engine.execute.device_errors import is_device_lost, is_out_of_memory
 from millpond.engine.execute.packing import PackedRequests
 from millpond.pooling.pooler import Reading, Readout
 
@@ -31,6 +37,16 @@ _USES = 2
 _MOST_GRAPHS = 64
 # Of inputs and results, which each graph has memory for; all graphs share one pool for intermediate values.
 _MOST_BYTES = 2 << 30
+# Shapes without a graph whose uses are counted: the ones used last.
+_MOST_SEEN = 1024
+# Captures that are made without regard to their time: those of the shapes that a program begins with.
+_FREE_CAPTURES = 64
+# After them, the part of the running time that captures may take.
+_CAPTURE_SHARE = 0.05
+# Seconds between two batches that count as running time; more is idleness, which pays for no capture.
+_LONGEST_GAP = 1.0
+# Shapes whose capture failed, after which no other shape is tried.
+_MOST_FAILURES = 4
 # Kinds of readouts with a row for each text, computed inside the graph; others are read from its hidden states.
 _INSIDE = ("pooled", "logits")
 
@@ -110,8 +126,13 @@ class Graphs:
         self._most = most
         self._most_bytes = most_bytes
         self._captured: OrderedDict[GraphShape, _CapturedGraph] = OrderedDict()  # least recently replayed first
-        self._seen: Counter[GraphShape] = Counter()
+        self._seen: OrderedDict[GraphShape, int] = OrderedDict()  # uses of shapes without a graph; least recent first
+        self._failed: set[GraphShape] = set()
         self._usable = True
+        self._captures = 0  # attempts
+        self._capturing = 0.0  # seconds
+        self._running = 0.0  # seconds
+        self._last = perf_counter()  # when the last batch came
 
     @property
     def shapes(self) -> tuple[GraphShape, ...]:
@@ -122,6 +143,9 @@ class Graphs:
         """Replay the graph of a batch, capturing it first if necessary; ``None`` if the batch must run without one.
 
         Limited keys and shared prefixes have no graph: kernels take them by other arguments.
+
+        Raises:
+            Exception: The device is lost.
         """
         if not self._usable or packed.keys is not None or packed.prefixes is not None:
             return None
@@ -131,9 +155,9 @@ class Graphs:
         inside = frozenset(readout for readout in readouts if readout.kind in _INSIDE)
         layout = BufferLayout.of(packed, bucket)
         shape = GraphShape(layout=layout, longest=bucket.longest, inside=inside, states=inside != readouts)
-        self._seen[shape] += 1
         captured = self._captured.get(shape)
-        if captured is None and self._seen[shape] < self._uses:
+        self._count_time()
+        if captured is None and not self._deserves_graph(shape):
             return None
         host = self._backend.pinned(layout.size)
         layout.fill(host, packed, bucket)
@@ -162,8 +186,24 @@ class Graphs:
         self._captured.clear()
         self._backend.forget()
 
+    def _count_time(self) -> None:
+        now = perf_counter()
+        self._running += min(now - self._last, _LONGEST_GAP)
+        self._last = now
+
+    def _deserves_graph(self, shape: GraphShape) -> bool:
+        """Whether to capture a shape that is used once more."""
+        if shape in self._failed:
+            return False
+        uses = self._seen[shape] = self._seen.pop(shape, 0) + 1
+        while len(self._seen) > _MOST_SEEN:
+            self._seen.popitem(last=False)
+        if uses < self._uses:
+            return False
+        return self._captures < _FREE_CAPTURES or self._capturing <= _CAPTURE_SHARE * self._running
+
     def _capture(self, shape: GraphShape, bucket: Bucket, buffer: torch.Tensor) -> _CapturedGraph | None:
-        """Capture a shape; ``None`` if that failed."""
+        """Capture a shape; ``None`` if that failed, and the batch runs without a graph."""
 
         def forward() -> tuple[dict[Readout, torch.Tensor], torch.Tensor | None]:
             batch = shape.layout.static(buffer, bucket)
@@ -172,29 +212,54 @@ class Graphs:
             rows = {readout: reading.rows(readout).values for readout in shape.inside}
             return rows, states if shape.states else None
 
+        begun = perf_counter()
         try:
             graph, (rows, states) = self._backend.capture(forward)
         except HostLengthsError as reason:
-            self._give_up("this model runs without CUDA graphs: %s", reason)
-            return None
-        except (MemoryError, torch.OutOfMemoryError):
-            # Perhaps another program has the memory: try again when the shape has been seen as often again.
+            logger.info("this model runs without CUDA graphs: %s", reason)
+            self._usable = keep = False
+        except Exception as error:
+            if is_device_lost(error):
+                raise
+            # If memory is short, perhaps another program has it: the shape is tried again when it has been seen as
+            # often again, and what the other graphs have is given back.
+            keep = not is_out_of_memory(error)
+            if keep:
+                self._note_failure(shape, error)
+        else:
+            captured = self._captured[shape] = _CapturedGraph(graph=graph, buffer=buffer, rows=rows, states=states)
+            while len(self._captured) > 1 and (len(self._captured) > self._most or self._bytes() > self._most_bytes):
+                self._captured.popitem(last=False)
+            return captured
+        finally:
+            self._seen.pop(shape, None)
+            self._captures += 1
+            self._capturing += perf_counter() - begun
+        # Outside the except block: the traceback would hold the failed forward's tensors alive.
+        if keep and self._usable:
+            self._backend.forget()
+        else:
             self.clear()
-            self._seen[shape] = 0
-            return None
-        except Exception as error:  # the batch can run without a graph
-            logger.warning("a CUDA graph could not be captured; running without graphs", exc_info=error)
-            self._give_up("no more CUDA graphs after %s", type(error).__name__)
-            return None
-        captured = self._captured[shape] = _CapturedGraph(graph=graph, buffer=buffer, rows=rows, states=states)
-        while len(self._captured) > 1 and (len(self._captured) > self._most or self._bytes() > self._most_bytes):
-            self._captured.popitem(last=False)
-        return captured
+        return None
+
+    def _note_failure(self, shape: GraphShape, error: Exception) -> None:
+        """A shape cannot be captured; other shapes are, until several of them failed."""
+        self._failed.add(shape)
+        if len(self._failed) >= _MOST_FAILURES:
+            self._usable = False
+            logger.warning(
+                "CUDA graphs are given up: %d shapes could not be captured, the last one with %s: %s",
+                len(self._failed),
+                type(error).__name__,
+                error,
+            )
+            return
+        logger.log(
+            logging.WARNING if len(self._failed) == 1 else logging.INFO,
+            "a batch of %d tokens could not be captured as a CUDA graph; batches of its shape run without one",
+            shape.layout.tokens,
+            exc_info=error,
+        )
 
     def _bytes(self) -> int:
         return sum(captured.bytes for captured in self._captured.values())
-
-    def _give_up(self, message: str, reason: Any) -> None:
-        logger.info(message, reason)
-        self._usable = False
-        self.clear()

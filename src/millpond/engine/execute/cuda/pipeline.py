@@ -15,6 +15,7 @@ import torch
 from millpond.engine.execute.cuda.graphs import ForwardModel, Graphs
 from millpond.engine.execute.cuda.layout import BufferBatch, BufferLayout
 from millpond.engine.execute.cuda.streams import Backend, Event
+from millpond.engine.execute.device_errors import is_out_of_memory
 from millpond.engine.execute.packing import PackedRequests
 from millpond.engine.execute.results import RequestResult, split_results
 from millpond.engine.schedule.request import Request
@@ -54,8 +55,8 @@ class Pipeline:
             with self._backend.computing():
                 rows = self._rows(packed, readouts)
             hosts, done = self._backend.download([read.values for read in rows.values()])
-        except torch.OutOfMemoryError:
-            if self._graphs is not None:
+        except Exception as error:
+            if self._graphs is not None and is_out_of_memory(error):
                 self._graphs.clear()  # the next attempt may need their memory
             raise
         return _Launched(packed=packed, rows=rows, hosts=hosts, done=done)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -71,6 +71,9 @@ class Backend(Protocol):
 
         The tensors that it reads and returns keep their memory. All graphs share one pool for intermediate values: a
         result is valid until the next replay of any graph.
+
+        Raises:
+            Exception: What ``forward`` raised, or the capture did. Nothing is being captured any more.
         """
         ...
 
@@ -94,8 +97,9 @@ class Cuda:
         self._compute = torch.cuda.Stream(device)
         self._copying = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
-        # The weights were copied on the default stream.
-        self._compute.wait_stream(torch.cuda.default_stream(device))
+        # The weights were copied on the current stream of this thread, which loads them, or on the default stream.
+        for stream in (torch.cuda.current_stream(device), torch.cuda.default_stream(device)):
+            self._compute.wait_stream(stream)
 
     def computing(self) -> AbstractContextManager[Any]:
         """See :class:`Backend`; inside, the device is the current one, as Triton's kernels need."""
@@ -133,15 +137,39 @@ class Cuda:
         with self.computing():
             for _ in range(_WARM_UPS):
                 forward()
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may allocate meanwhile: another replica's, or a caller's.
-        with (
-            self._capturing,
-            torch.cuda.device(self._device),
-            torch.cuda.graph(graph, pool=self._pool, stream=self._compute, capture_error_mode="thread_local"),
-        ):
-            out = forward()
+        graph, failures = torch.cuda.CUDAGraph(), list[Exception]()
+        # torch's context does not restore the stream if the end of the capture fails; the outer one does.
+        with self._capturing, torch.cuda.device(self._device), self.computing():
+            try:
+                # Other threads may allocate meanwhile: another replica's, or a caller's.
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._compute, capture_error_mode="thread_local"):
+                    try:
+                        out = forward()
+                    except Exception as error:  # the end of the capture would raise another one in its place
+                        failures.append(error)
+            except Exception as error:
+                failures.append(error)
+            if failures:
+                self._abandon(graph)
+                del failures[1:]  # it follows from the first one
+                raise failures.pop()
         return graph, out
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Undo what a failed capture has left.
+
+        From torch 2.13 on the end of a capture, failed or not, ends the allocator's use of the pool. In 2.11 and 2.12 a
+        failed end leaves it, and in all of them a failed beginning does. The allocator then holds a capture to be
+        underway, and asserts that there is none when it has to free memory (pytorch#180395, #190308). What the pool
+        has reserved is not given back before the process ends, up to 2.13 (#190348): so a shape whose capture failed is
+        not tried again.
+        """
+        with suppress(RuntimeError):
+            graph.reset()
+        end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+        if end is not None:
+            with suppress(RuntimeError):  # "not currently recording": all is well
+                end(torch.cuda.current_device(), self._pool)
 
     def forget(self) -> None:
         """See :class:`Backend`; a pool whose last graph is gone cannot be used again."""

@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Protocol
 
 from millpond.engine.execute.cuda.pipeline import PendingBatch
+from millpond.engine.execute.device_errors import LostDevices
 from millpond.engine.execute.results import RequestResult
 from millpond.engine.execute.worker import Worker, fail
 from millpond.engine.schedule.counters import Counters
@@ -48,7 +49,8 @@ class OverlappingWorker(Worker):
     """The loop of one device: schedule, launch, and resolve what was launched before; in order, in one thread.
 
     A batch that fails, at its launch or later, is run again alone, when no other batch takes memory; if it fails again,
-    in halves, as by any worker.
+    in halves, as by any worker. If the device is lost, the batches that it had launched are still waited for: those
+    whose results had arrived are delivered.
     """
 
     def __init__(
@@ -59,23 +61,34 @@ class OverlappingWorker(Worker):
         name: str,
         devices: int = 1,
         counters: Counters | None = None,
+        device: str | None = None,
+        lost_devices: LostDevices | None = None,
     ) -> None:
         """``devices``: number of devices that share the scheduler; waiting work is divided between them."""
-        super().__init__(scheduler, runner, name=name, counters=counters)
+        super().__init__(
+            scheduler,
+            runner,
+            name=name,
+            counters=counters,
+            device=device,
+            lost_devices=lost_devices or LostDevices(devices),
+        )
         self._starter = runner
-        self._devices = devices
         self._ended = 0.0  # when the host saw the last batch end
 
     def _loop(self) -> None:
         launched: deque[_LaunchedBatch] = deque()
-        while launched or self._scheduler.wait():
+        while self._lost is None and (launched or self._scheduler.wait()):
             if not launched or (len(launched) < _DEPTH and self._scheduler.tokens >= _AHEAD_TOKENS):
                 self._launch(launched)
             else:
                 self._finish(launched)
+        while launched:
+            self._finish(launched)
+        self._scheduler.done()
 
     def _launch(self, launched: deque[_LaunchedBatch]) -> None:
-        requests = self._scheduler.pick(max(1, self._devices - self._scheduler.busy))
+        requests = self._scheduler.pick(max(1, self._lost_devices.left - self._scheduler.busy))
         if not requests:
             return
         begun = self._counters.begin()
@@ -84,6 +97,8 @@ class OverlappingWorker(Worker):
             return
         except Exception as error:
             self._counters.end(begun)
+            if self._loses(error):
+                return self._fail_lost(requests)
             logger.warning("a batch could not be sent off (%s); it runs by itself", type(error).__name__)
         # Outside the except block: the traceback would hold the failed forward's tensors alive.
         self._alone(requests, launched)
@@ -97,6 +112,8 @@ class OverlappingWorker(Worker):
                 self._scheduler.done()
         except Exception as error:
             self._counters.end(oldest.begun)
+            if self._loses(error):
+                return self._fail_lost(oldest.requests)
             logger.warning("a batch failed on its way (%s); it runs by itself", type(error).__name__)
         else:
             self._scheduler.recover()

@@ -1,0 +1,119 @@
+"""Backlog: the items of a call that are not tokenized yet, and how many of them are tokenized next."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.inputs import Item, size_of
+
+# The next stretch of a call is tokenized while fewer of its texts wait than this, or fewer tokens than those of this
+# many batches: a fast device runs a batch in a few milliseconds, and must not wait for the tokenizer then.
+_LEAST_TEXTS = 512
+_LEAST_BATCHES = 3
+# A stretch has the tokens of this many batches at least; the first one of a call has those of one, to start sooner.
+_STRETCH_BATCHES = 2
+# It also has this many texts, since more sort better by length, but of long texts not more than have this many tokens.
+STRETCH_TEXTS = 1024
+_STRETCH_TOKENS = 1 << 16
+# Tokens of a character before any text was tokenized, and the characters that special tokens and a prompt stand for.
+_PER_CHARACTER = 0.25
+_MORE_CHARACTERS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stretch:
+    """Slots of a call to be tokenized together.
+
+    Attributes:
+        slots: The slots, that of the longest item last.
+        tokens: The estimated tokens of their items.
+    """
+
+    slots: list[int]
+    tokens: float
+
+
+class Backlog:
+    """Hands out slots of a call in stretches, those of the longest items first; thread-safe.
+
+    Longest first, so that the last batches are the cheap ones. Characters stand in for tokens: stretches are nearly
+    sorted, and how many tokens a character has is learnt from the stretches before.
+    """
+
+    def __init__(
+        self, items: Sequence[Item], slots: Sequence[int], *, limit: int, batch_tokens: int, feeders: int
+    ) -> None:
+        """Nothing is handed out yet.
+
+        Args:
+            items: The items of the call, by slot.
+            slots: The slots that are to be tokenized.
+            limit: Most tokens of an item.
+            batch_tokens: Most tokens of a batch, on all devices and cores together.
+            feeders: Most stretches that are tokenized at a time.
+        """
+        sizes = np.fromiter((size_of(items[slot]) for slot in slots), dtype=np.int64, count=len(slots))
+        order = np.argsort(sizes, kind="stable")
+        self._slots: npt.NDArray[np.int64] = np.fromiter(slots, dtype=np.int64, count=len(slots))[order]
+        self._sizes: npt.NDArray[np.int64] = sizes[order]  # in characters, ascending
+        self._left = len(slots)  # handed out from the end
+        self._limit = limit
+        self._batch_tokens = batch_tokens
+        self._feeders = feeders
+        self._under_way = 0  # stretches that are being tokenized
+        self._texts_under_way = 0
+        self._per_character = _PER_CHARACTER
+        self._per_text = 0.0  # tokens of a text in the last stretch; 0: there was none
+        self._lock = threading.Lock()
+
+    @property
+    def finished(self) -> bool:
+        """Whether every slot was handed out and is done."""
+        with self._lock:
+            return self._left == self._under_way == 0
+
+    def take(self, waiting: int, *, least: int = 1) -> Stretch | None:
+        """The next stretch, which is under way until it is :meth:`done`; ``None`` if it is not time for one.
+
+        Args:
+            waiting: Number of the call's texts that are tokenized and wait for a batch.
+            least: Least number of texts, if as many are left.
+        """
+        with self._lock:
+            if not self._left or self._under_way >= self._feeders or self._has_enough(waiting):
+                return None
+            count, tokens = self._next(least)
+            stretch = Stretch(slots=self._slots[self._left - count : self._left].tolist(), tokens=tokens)
+            self._left -= count
+            self._under_way += 1
+            self._texts_under_way += count
+            self._per_text = tokens / count
+            return stretch
+
+    def done(self, stretch: Stretch, tokens: int) -> None:
+        """A stretch is tokenized, has so many tokens, and waits for batches."""
+        with self._lock:
+            self._under_way -= 1
+            self._texts_under_way -= len(stretch.slots)
+            self._per_text = tokens / len(stretch.slots)
+            self._per_character *= tokens / stretch.tokens
+
+    def _has_enough(self, waiting: int) -> bool:
+        """Whether the texts that wait, or will in a moment, last for the next batches."""
+        texts = waiting + self._texts_under_way
+        return texts >= _LEAST_TEXTS and texts * self._per_text >= _LEAST_BATCHES * self._batch_tokens
+
+    def _next(self, least: int) -> tuple[int, float]:
+        """Number of texts in the next stretch, and their estimated tokens."""
+        wanted = (_STRETCH_BATCHES if self._per_text else 1) * self._batch_tokens
+        most = max(least, STRETCH_TEXTS, wanted)  # no text has less than one token
+        sizes = self._sizes[max(0, self._left - most) : self._left][::-1]
+        tokens = np.cumsum(np.minimum(self._limit, self._per_character * (sizes + _MORE_CHARACTERS)))
+        enough, plenty = np.searchsorted(tokens, (wanted, _STRETCH_TOKENS)) + 1
+        count = min(len(sizes), max(least, int(enough), min(STRETCH_TEXTS, int(plenty))))
+        return count, float(tokens[count - 1])

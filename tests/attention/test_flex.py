@@ -1,0 +1,314 @@
+"""FlexAttention's kernel: the blocks of keys that each row attends to, their size, and what happens uncompiled."""
+
+from functools import cache, partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tests.dispatched import Dispatched
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from millpond.attention import flex, kernels, matmul_attention, native, sdpa
+from millpond.attention.key_blocks import BLOCK, KeyBlocks
+from millpond.attention.segments import Fixed, Segments
+from millpond.attention.signature import KernelError, Masking
+
+# Lengths, and keys of some of them.
+LAYOUTS = {
+    "one token": ([1], None),
+    "one text": ([7], None),
+    "one block": ([BLOCK], None),
+    "one token more": ([BLOCK + 1], None),
+    "several blocks": ([5 * BLOCK + 3], None),
+    "edges of blocks": ([BLOCK - 1, 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1], None),
+    "many": ([3, 40, 7, 1, 200, 64, 128, 9, 500, 2, 2, 2], None),
+    "single tokens": ([1] * 300, None),
+    "queries": ([32] * 9, [5, 32, 1, 7, 7, 20, 32, 3, 9]),
+    "few keys in long texts": ([400, 10, 300, 1, 129], [1, 10, 299, 1, 128]),
+}
+WINDOWS = [None, 1, 5, 130, 300, 100_000]
+
+
+def packed(name):
+    lengths, keys = LAYOUTS[name]
+    return Segments.of(lengths, keys=keys)
+
+
+def allowed(segments, causal, window):
+    """bool [tokens, tokens], written out."""
+    keys = segments.keys or segments.lengths
+    text = torch.tensor([i for i, length in enumerate(segments.lengths) for _ in range(length)])
+    place = torch.cat([torch.arange(length) for length in segments.lengths])
+    distance = place[:, None] - place[None, :]
+    inside = (text[:, None] == text[None, :]) & (place < torch.tensor(keys)[text])[None, :]
+    if causal:
+        inside &= distance >= 0
+    if window is not None:
+        inside &= distance.abs() < window
+    return inside
+
+
+def states(segments, heads=2, kv_heads=1, dim=16, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(segments.total, count, dim) for count in (heads, kv_heads, kv_heads)]
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def listed(counts, indices):
+    """The blocks that each block of rows names."""
+    return [set(row[:count].tolist()) for count, row in zip(counts[0, 0].tolist(), indices[0, 0], strict=True)]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_blocks_are_those_of_the_mask_written_out(name, causal, window):
+    segments = packed(name)
+    made = KeyBlocks.of(segments, causal=causal, window=window)
+    truth = allowed(segments, causal, window)
+    key = torch.arange(segments.total)
+    assert torch.equal((key >= made.first[:, None]) & (key < made.stop[:, None]), truth)
+    blocks = -(-segments.total // BLOCK)
+    filled = torch.zeros(blocks * BLOCK, blocks * BLOCK, dtype=torch.bool)
+    filled[: segments.total, : segments.total] = truth
+    tiles = filled.view(blocks, BLOCK, blocks, BLOCK).transpose(1, 2).flatten(2)  # [blocks, blocks, pairs]
+    full = [set(row.nonzero()[:, 0].tolist()) for row in tiles.all(2)]
+    reached = [set(row.nonzero()[:, 0].tolist()) for row in tiles.any(2)]
+    partial_ = listed(made.partial_count, made.partial)
+    assert listed(made.full_count, made.full) == full
+    for masked, whole, needed in zip(partial_, full, reached, strict=True):
+        assert not masked & whole and masked | whole >= needed
+        # Between keys that are left out, blocks may be named that the mask then empties.
+        assert segments.keys is not None or masked | whole == needed
+    for indices in (made.partial, made.full):
+        assert indices.dtype == torch.int32 and indices.min() >= 0 and indices.max() < blocks
+
+
+def test_torchs_own_blocks_are_the_same():
+    segments, masking = packed("many"), Masking(scale=1.0, causal=True, window=70, softcap=1.0)
+    made = flex.key_blocks(segments, masking)
+    truth = allowed(segments, True, 70)
+    theirs = create_block_mask(lambda b, h, q, k: truth[q, k], None, None, segments.total, segments.total, device="cpu")
+    assert listed(made.partial_count, made.partial) == listed(theirs.kv_num_blocks, theirs.kv_indices)
+    assert listed(made.full_count, made.full) == listed(theirs.full_kv_num_blocks, theirs.full_kv_indices)
+
+
+@pytest.mark.parametrize("window", [None, 5, 130])
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_attention_equals_the_reference(name, causal, window, monkeypatch):
+    # Else torch traces each call anew, which takes seconds.
+    monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    segments = packed(name)
+    masking = Masking(scale=0.3, causal=causal, window=window, softcap=2.0)
+    q, k, v = states(segments)
+    out = flex.attend(q, k, v, segments, masking, flex=flex_attention)
+    torch.testing.assert_close(out, sdpa.attend(q, k, v, segments, masking), atol=2e-6, rtol=1e-5)
+
+
+LONG = 1 << 15
+
+
+@pytest.mark.parametrize("lengths", [[LONG], [8] * (LONG // 8), [5000] * 6 + [1, LONG - 30_001]])
+@pytest.mark.parametrize("window", [None, 4096])
+def test_nothing_has_a_row_and_a_column_for_each_token(lengths, window):
+    """At 32 k tokens a mask of all pairs takes 1 GB, and their distances 8 GB; here nothing takes 1 MB."""
+    segments = Segments.of(lengths)
+    with Dispatched() as dispatched:
+        KeyBlocks.of(segments, causal=True, window=window)
+    assert dispatched.largest <= 1 << 20
+    assert dispatched.number < 60
+    few = Segments.of([4096])
+    truth = flex.key_blocks(few, Masking(scale=1.0, causal=True, softcap=1.0))
+    with Dispatched() as control:  # what is measured would show the dense mask
+        create_block_mask(lambda b, h, q, k: q >= truth.first[k], None, None, 4096, 4096, device="cpu")
+    assert control.largest >= 4096**2
+
+
+def test_the_blocks_are_made_once_for_all_layers(monkeypatch):
+    made = []
+    right = KeyBlocks.of.__func__
+    monkeypatch.setattr(
+        KeyBlocks, "of", classmethod(lambda cls, *call, **options: made.append(options) or right(cls, *call, **options))
+    )
+    segments = packed("many")
+    for _ in range(13):
+        for window in (None, 64, 100_000):  # the last one limits no text
+            flex.key_blocks(segments, Masking(scale=1.0, causal=True, window=window, softcap=50.0))
+    assert made == [{"causal": True, "window": None}, {"causal": True, "window": 64}]
+    flex.key_blocks(packed("many"), Masking(scale=1.0, causal=True, softcap=50.0))
+    assert len(made) == 3  # another forward
+
+
+def test_a_graph_can_hold_the_blocks():
+    """Made from the cumulative lengths on the device, with empty sequences at the end, and no lengths on the host."""
+    ends = torch.tensor([0, 100, 300, 512, 512, 512], dtype=torch.int32)
+    static = Fixed(cu_seqlens=ends, max_seqlen=256, total=512)
+    made = KeyBlocks.of(static, causal=True, window=50)
+    same = KeyBlocks.of(Segments.of([100, 200, 212]), causal=True, window=50)
+    for name in ("first", "stop", "partial_count", "full_count", "partial", "full"):
+        assert torch.equal(getattr(made, name), getattr(same, name))
+
+
+@pytest.fixture
+def flex_on_cpu(monkeypatch):
+    """The table's kernel ``flex`` serves softcaps on this CPU, forgetting afterwards what it compiled."""
+    for kernel in (native, matmul_attention):
+        monkeypatch.setattr(kernel, "fits", lambda *call: False)
+    monkeypatch.setattr(flex, "_ran", set())
+    monkeypatch.setattr(flex, "_refused", set())
+    right = flex.fits
+
+    def fits(query, key, value, segments, masking):
+        there = SimpleNamespace(device=torch.device("cuda"), dtype=query.dtype, shape=query.shape)
+        return right(there, key, value, segments, masking)
+
+    # A kind names its device, so that fits finds it again.
+    kind = flex._Kind.of
+    monkeypatch.setattr(
+        flex._Kind,
+        "of",
+        lambda query, *rest: kind(
+            SimpleNamespace(device=torch.device("cuda"), dtype=query.dtype, shape=query.shape), *rest
+        ),
+    )
+    monkeypatch.setattr(flex, "fits", fits)
+    monkeypatch.setattr(flex, "_compiled", cache(flex._compiled.__wrapped__))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def traced_only(monkeypatch):
+    """torch.compile traces as always, but generates no code, which takes most of the time."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+
+
+def compilations():
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+CAPPED = Masking(scale=0.25, causal=True, softcap=2.0)
+ORDER = ["many", "one text", "several blocks", "one block", "queries", "one token more", "edges of blocks"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("flex_on_cpu", "traced_only")
+def test_lengths_windows_and_keys_need_few_compilations():
+    torch._dynamo.utils.counters.clear()
+    for name in ORDER:
+        segments = packed(name)
+        for window in (None, 5, 77, 130):
+            for causal in (True, False):
+                masking = Masking(scale=0.25, causal=causal, window=window, softcap=2.0)
+                out = kernels.attend(*states(segments), segments, masking)
+                expected = sdpa.attend(*states(segments), segments, masking)
+                torch.testing.assert_close(out, expected, atol=2e-6, rtol=1e-5)
+    assert 1 <= compilations() <= 4
+    assert not flex._refused
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("flex_on_cpu", "traced_only")
+def test_many_models_do_not_share_a_limit_of_compilations():
+    segments = packed("one text")
+    for heads in range(1, 11):  # torch's limit for one function is 8
+        masking = Masking(scale=0.25, causal=True, softcap=float(heads))
+        q, k, v = states(segments, heads=heads)
+        torch.testing.assert_close(
+            kernels.attend(q, k, v, segments, masking), sdpa.attend(q, k, v, segments, masking), atol=2e-6, rtol=1e-5
+        )
+    assert len(flex._ran) == 10 and not flex._refused
+
+
+@pytest.mark.usefixtures("flex_on_cpu")
+def test_nothing_runs_uncompiled(caplog):
+    """A process that switches the compiler off gets the next kernel, and one warning, not gigabytes of scores."""
+    segments = packed("many")
+    q, k, v = states(segments)
+    expected = sdpa.attend(q, k, v, segments, CAPPED)
+    with torch.compiler.set_stance("force_eager"), caplog.at_level("WARNING", logger="millpond"):
+        for _ in range(3):
+            assert torch.equal(kernels.attend(q, k, v, segments, CAPPED), expected)
+    assert kernels.select(q, k, v, segments, CAPPED) is sdpa
+    [message] = caplog.messages
+    for part in ("flex", torch.__version__, "2 heads of 16 in float32", "compiler is switched off", "Triton"):
+        assert part in message
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("flex_on_cpu", "traced_only")
+def test_a_limit_of_compilations_is_no_way_to_run_uncompiled(monkeypatch):
+    monkeypatch.setattr(flex, "_COMPILATIONS", 1)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        short, long = packed("one text"), packed("many")
+        kernels.attend(*states(short), short, CAPPED)
+        with pytest.raises(KernelError, match="cannot compile"):
+            flex.attend(*states(long), long, CAPPED)
+
+
+@pytest.mark.usefixtures("flex_on_cpu")
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError, torch.AcceleratorError])
+def test_lack_of_memory_and_a_lost_device_say_nothing_of_the_kernel(error, monkeypatch):
+    def failing(*operands):
+        try:
+            raise error("12 GB")
+        except error as reason:
+            raise RuntimeError("while compiling") from reason
+
+    monkeypatch.setattr(flex, "_compiled", lambda kind: failing)
+    segments = packed("one text")
+    with pytest.raises(RuntimeError, match="while compiling"):
+        kernels.attend(*states(segments), segments, CAPPED)
+    assert not flex._refused
+
+
+@pytest.mark.usefixtures("flex_on_cpu")
+def test_an_error_after_a_first_run_is_an_error():
+    """What ran before is compiled: an error then is about this call, and is not hidden by a slower kernel."""
+    segments = packed("one text")
+    operands = states(segments)
+    flex._ran.add(flex._Kind.of(operands[0], operands[1], CAPPED))
+
+    def failing(kind):
+        def call(*operands):
+            raise ValueError("of this call")
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flex, "_compiled", failing)
+        with pytest.raises(ValueError, match="of this call"):
+            kernels.attend(*operands, segments, CAPPED)
+
+
+def test_narrow_heads_and_refused_kinds_do_not_fit(monkeypatch):
+    segments = packed("one text")
+
+    def fits(dim, **changes):
+        there = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, shape=torch.Size((7, 2, dim)))
+        key = torch.zeros(7, 1, dim, dtype=torch.bfloat16)
+        masking = Masking(**{"scale": 0.25, "causal": True, "softcap": 2.0, **changes})
+        return flex.fits(there, key, key, segments, masking), flex._Kind.of(there, key, masking)
+
+    assert fits(16)[0] and not fits(8)[0]
+    monkeypatch.setattr(flex, "_refused", {fits(16)[1]})
+    assert not fits(16)[0] and fits(16, softcap=3.0)[0] and fits(32)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("flex_on_cpu")
+@pytest.mark.parametrize("kv_heads", [2, 1])
+def test_compiled_code_equals_the_reference(kv_heads):
+    """torch's generated code for a CPU walks the blocks, as Triton's does: a block left out or too many shows."""
+    for name in LAYOUTS:
+        segments = packed(name)
+        for window in (None, 5, 130):
+            for causal in (True, False):
+                masking = Masking(scale=0.25, causal=causal, window=window, softcap=2.0)
+                q, k, v = states(segments, kv_heads=kv_heads)
+                out = kernels.attend(q, k, v, segments, masking)
+                torch.testing.assert_close(out, sdpa.attend(q, k, v, segments, masking), atol=2e-5, rtol=1e-4)
+    assert not flex._refused

@@ -1,0 +1,240 @@
+"""When shapes are captured: few times, however many there are, and in spite of captures that fail."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from itertools import cycle, islice
+
+import numpy as np
+import pytest
+import torch
+from tests.recording import Recording
+
+from millpond.checkpoints.modules import Pooling
+from millpond.engine.execute.batch import ForwardInput
+from millpond.engine.execute.cuda import graphs
+from millpond.engine.execute.cuda.buckets import Bucket, Buckets
+from millpond.engine.execute.cuda.graphs import Graphs
+from millpond.engine.execute.packing import PackedRequests
+from millpond.engine.input.plan import Plan
+from millpond.engine.output.assemble import assemble
+from millpond.engine.schedule.call import Call
+from millpond.engine.schedule.request import Request
+from millpond.pooling.pooler import Pooler, Reading, Readout
+
+POOLED = frozenset((Readout(kind="pooled"),))
+PLAN = Plan(task="embed", readout=Readout(kind="pooled"), limit=512, truncate="end", width=2)
+
+
+class Clock:
+    """Seconds that pass only when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class NumberedShapes(Buckets):
+    """Shapes that differ in their number of sequences: that of the shape whose turn it is."""
+
+    turn = 0
+
+    def __init__(self) -> None:
+        super().__init__(longest=64)
+
+    def fit(self, lengths: Sequence[int]) -> Bucket:
+        return Bucket(tokens=64, sequences=4 + self.turn, longest=64)
+
+
+class TokenIds:
+    """A model whose hidden states are the token ids: here it is counted what is captured, not computed."""
+
+    def __init__(self) -> None:
+        pooling = Pooling(modes=("lasttoken",), include_prompt=True)
+        self._pooler = Pooler(pooling, token_heads=(), heads=(), device=torch.device("cpu"))
+
+    def states(self, batch: ForwardInput) -> torch.Tensor:
+        return batch.input_ids[0].float()[:, None]
+
+    def reading(self, batch: ForwardInput, states: torch.Tensor) -> Reading:
+        return Reading(self._pooler, states, segments=batch.segments, skip=batch.skip, input_ids=batch.input_ids[0])
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(graphs, "perf_counter", made)
+    return made
+
+
+def packed() -> PackedRequests:
+    call = Call(
+        ["a"], PLAN, native_width=2, labels=(), assemble=assemble, commit=None, progress=None, refill=lambda *_: None
+    )
+    return PackedRequests.of([Request(call=call, slot=0, ids=np.full(5, 7, dtype=np.int32))], position_offset=0)
+
+
+class Pond:
+    """Graphs over a recording backend; a batch takes 50 ms of the clock, a capture 100 ms more."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.backend, self.shapes, self.clock = Recording(), NumberedShapes(), clock
+        self.graphs = Graphs(TokenIds(), self.backend, self.shapes)
+        self.refused: Callable[[int], Exception | None] = lambda turn: None
+        self.backend.refuse = self._refuse
+        self.attempts: list[int] = []
+        self._packed = packed()
+
+    def _refuse(self) -> None:
+        self.clock.now += 0.1
+        self.attempts.append(self.shapes.turn)
+        error = self.refused(self.shapes.turn)
+        if error is not None:
+            raise error
+
+    @torch.inference_mode()
+    def run(self, turn: int) -> bool:
+        """One batch of a shape; returns whether a graph ran it."""
+        self.clock.now += 0.05
+        self.shapes.turn = turn
+        rows = self.graphs.run(self._packed, POOLED)
+        if rows is None:
+            return False
+        assert rows.rows[Readout(kind="pooled")].tolist() == [[7]]
+        return True
+
+
+@pytest.fixture
+def pond(clock: Clock) -> Pond:
+    return Pond(clock)
+
+
+def test_two_hundred_shapes_are_captured_few_times(pond: Pond) -> None:
+    for turn in islice(cycle(range(200)), 200 * 10):
+        pond.run(turn)
+    assert (len(pond.attempts), len(pond.graphs.shapes)) == (
+        64,
+        64,
+    )  # one for nearly every batch, if nothing bounds them
+
+
+def test_captures_are_a_small_part_of_the_time(pond: Pond) -> None:
+    for turn in islice(cycle(range(200)), 200 * 20):
+        pond.run(turn)
+    assert len(pond.attempts) > 64  # graphs still change hands, as shapes may go out of use
+    assert 0.1 * (len(pond.attempts) - 1) <= 0.05 * pond.clock.now
+    assert len(pond.graphs.shapes) == 64
+
+
+def test_a_shape_that_is_always_used_keeps_its_graph(pond: Pond) -> None:
+    ran = [pond.run(turn) for other in islice(cycle(range(1, 200)), 200 * 8) for turn in (0, other)]
+    assert ran[:3:2] == [False, True] and all(ran[2::2])
+    assert pond.attempts.count(0) == 1
+
+
+def test_a_shape_that_lost_its_graph_starts_again_from_nothing(pond: Pond, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pond.graphs, "_most", 1)
+    ran = [pond.run(turn) for turn in (0, 0, 1, 1, 0, 0, 0)]
+    assert ran == [False, True, False, True, False, True, True]
+    assert pond.attempts == [0, 1, 0]
+
+
+def test_an_idle_hour_pays_for_no_captures(pond: Pond) -> None:
+    for turn in [*range(200)] * 2:
+        pond.run(turn)
+    assert len(pond.attempts) == 64
+    pond.clock.now += 3600
+    for turn in [*range(200)] * 2:
+        pond.run(turn)
+    assert len(pond.attempts) == 64
+
+
+def test_shapes_without_a_graph_are_not_remembered_for_ever(pond: Pond) -> None:
+    for turn in range(3000):
+        pond.run(turn)
+    assert pond.attempts == []
+    assert len(pond.graphs._seen) == 1024
+    pond.run(0)  # forgotten: seen for the first time
+    assert pond.attempts == []
+    pond.run(2999)
+    assert pond.attempts == [2999]
+
+
+def refusal() -> Exception:
+    return torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing")
+
+
+def levels(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.levelname for record in caplog.records]
+
+
+def test_a_capture_that_fails_concerns_its_shape_alone(pond: Pond, caplog: pytest.LogCaptureFixture) -> None:
+    pond.refused = lambda turn: refusal() if turn in (1, 3) else None
+    ran = [[pond.run(turn) for turn in range(5)] for _ in range(4)]
+    assert ran == [[False] * 5] + [[True, False, True, False, True]] * 3
+    assert pond.attempts == [0, 1, 2, 3, 4]  # one that failed is not tried again
+    assert pond.backend.forgotten == 2 and "drain" not in pond.backend.log
+    assert levels(caplog) == ["WARNING"]
+    assert "64 tokens" in caplog.text and "not permitted" in caplog.text
+
+
+def test_after_several_failures_graphs_are_given_up(pond: Pond, caplog: pytest.LogCaptureFixture) -> None:
+    pond.refused = lambda turn: refusal() if turn else None
+    for _ in range(3):
+        for turn in range(10):
+            pond.run(turn)
+    assert pond.attempts == [0, 1, 2, 3, 4]
+    assert pond.graphs.shapes == () and not pond.run(0)
+    given_up = [record for record in caplog.records if "given up" in record.getMessage()]
+    assert [record.levelname for record in given_up] == ["WARNING"] and "4 shapes" in given_up[0].getMessage()
+    assert levels(caplog) == ["WARNING", "WARNING"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError(),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError('captures_underway.empty() INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp":3941'),
+    ],
+    ids=["torch", "host", "accelerator", "assertion"],
+)
+def test_a_capture_without_memory_gives_back_what_graphs_have(
+    error: Exception, pond: Pond, caplog: pytest.LogCaptureFixture
+) -> None:
+    short = True
+    pond.refused = lambda turn: error if turn == 1 and short else None
+    assert [pond.run(turn) for turn in (0, 0, 1, 1)] == [False, True, False, False]
+    assert pond.graphs.shapes == () and pond.backend.forgotten == 1
+    short = False
+    assert [pond.run(turn) for turn in (1, 1, 0, 0)] == [False, True, False, True]  # seen as often again
+    assert levels(caplog) == []
+
+
+def test_captures_without_memory_take_little_time_too(pond: Pond, caplog: pytest.LogCaptureFixture) -> None:
+    pond.refused = lambda turn: torch.OutOfMemoryError("CUDA out of memory")
+    for turn in islice(cycle(range(10)), 3_000):
+        pond.run(turn)
+    assert len(pond.attempts) == 64 or 0.1 * (len(pond.attempts) - 1) <= 0.05 * pond.clock.now
+    assert len(pond.attempts) < 100 and levels(caplog) == []
+
+
+def test_a_lost_device_is_no_failed_capture(pond: Pond, caplog: pytest.LogCaptureFixture) -> None:
+    pond.refused = lambda turn: torch.AcceleratorError("CUDA error: unspecified launch failure")
+    pond.run(0)
+    with pytest.raises(torch.AcceleratorError, match="unspecified"):
+        pond.run(0)
+    assert levels(caplog) == [] and pond.backend.forgotten == 0
+
+
+def test_what_reads_lengths_on_the_host_is_tried_once(pond: Pond, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    pond.refused = lambda turn: graphs.HostLengthsError("the lengths are on the device")
+    for turn in [*range(10)] * 3:
+        assert not pond.run(turn)
+    assert pond.attempts == [0]
+    assert [record.levelname for record in caplog.records if "without CUDA graphs" in record.getMessage()] == ["INFO"]
