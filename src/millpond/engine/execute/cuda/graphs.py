@@ -184,6 +184,11 @@ class Graphs:
             states=None if captured.states is None else captured.states[: len(packed.ids)].clone(),
         )
 
+    def switch_off(self) -> None:
+        """Run every later batch without a graph."""
+        self._usable = False
+        self.clear()
+
     def clear(self) -> None:
         """Free the memory of all graphs; shapes are captured again when they are seen again."""
         self._backend.drain()
