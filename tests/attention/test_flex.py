@@ -209,7 +209,7 @@ def test_lengths_windows_and_keys_need_few_compilations():
                 out = kernels.attend(*states(segments), segments, masking)
                 expected = sdpa.attend(*states(segments), segments, masking)
                 torch.testing.assert_close(out, expected, atol=2e-6, rtol=1e-5)
-    assert 1 <= compilations() <= 4
+    assert compilations() == 2  # more than one block of tokens, and one
     assert not flex._refused
 
 
