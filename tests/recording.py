@@ -56,6 +56,10 @@ class Recording:
     def computing(self) -> AbstractContextManager[Any]:
         return self._nothing()
 
+    def copying(self) -> AbstractContextManager[Any]:
+        self.reach("copying")
+        return self._nothing()
+
     def pinned(self, size: int) -> torch.Tensor:
         return torch.full((size,), GARBAGE, dtype=torch.int32)
 

@@ -25,6 +25,7 @@ class MaskedLanguageHead(nn.Module):
             tensor = tensors.get(name)
             self.register_buffer(name, None if tensor is None else tensor.float(), persistent=False)
         self.epsilon = epsilon
+        self._half: tuple[torch.Tensor, torch.Tensor | None] | None = None  # decoder and bias in float16
         self.activate = ACT2FN[activation]
 
     @property
@@ -33,11 +34,21 @@ class MaskedLanguageHead(nn.Module):
         assert isinstance(self.decoder, torch.Tensor)
         return self.decoder.shape[0]
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:  # [n, hidden] -> [n, vocabulary]
-        """Logits of each row."""
+    def forward(self, hidden: torch.Tensor, half: bool = False) -> torch.Tensor:  # [n, hidden] -> [n, vocabulary]
+        """Logits of each row; ``half``: the product with the vocabulary, and so the logits, are in float16."""
         rows = self.activate(nn.functional.linear(hidden, self.dense, self.dense_bias))  # type: ignore[arg-type]
         rows = nn.functional.layer_norm(rows, rows.shape[-1:], self.norm, self.norm_bias, self.epsilon)  # type: ignore[arg-type]
+        if half:
+            decoder, bias = self._half_decoder()
+            return nn.functional.linear(rows.half(), decoder, bias)
         return nn.functional.linear(rows, self.decoder, self.decoder_bias)  # type: ignore[arg-type]
+
+    def _half_decoder(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if self._half is None:  # on first use: only a GPU needs it
+            assert isinstance(self.decoder, torch.Tensor)
+            bias = self.decoder_bias
+            self._half = self.decoder.half(), bias.half() if isinstance(bias, torch.Tensor) else None
+        return self._half
 
 
 def build_masked_head(folder: Path, config: Mapping[str, Any], device: torch.device) -> MaskedLanguageHead:

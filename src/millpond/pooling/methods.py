@@ -16,6 +16,10 @@ import torch
 from millpond.attention.segments import Segments
 from millpond.spec import PoolingMode
 
+# Tokens of one part of a long text on a GPU, whose kernel sums a text's column in one thread: 8,192 rows, one after
+# another, in few threads if the texts are few.
+_PART = 128
+
 Method = Callable[[torch.Tensor, Segments, "torch.Tensor | None"], torch.Tensor]
 
 
@@ -58,8 +62,32 @@ def _sums(rows: torch.Tensor, segments: Segments) -> torch.Tensor:
 
 
 def _reduced(rows: torch.Tensor, how: str, segments: Segments) -> torch.Tensor:
+    """``[n, width]`` of each segment's rows.
+
+    On a GPU texts of more than :data:`_PART` tokens are reduced in parts, whatever else is in the row. A shorter text
+    is one part, and its result the same to the bit with parts and without.
+    """
+    if rows.is_cuda and segments.max_seqlen > _PART:
+        return _reduced_in_parts(rows, how, segments)
+    return _segment_reduce(rows, how, _lengths(segments))
+
+
+def _reduced_in_parts(rows: torch.Tensor, how: str, segments: Segments) -> torch.Tensor:
+    """The same, first of parts of each segment, cut at multiples of :data:`_PART` from its start, then of these."""
+    starts, lengths = segments.cu_seqlens[:-1], _lengths(segments)
+    counts = (lengths + _PART - 1) // _PART  # [n] parts of each segment
+    ends = counts.cumsum(0)  # [n] index of the first part after each
+    # [most + 1] as many parts as there may be, so that their number need not be read; the last ones are empty.
+    parts = torch.arange(segments.total // _PART + len(lengths) + 1, device=rows.device)
+    owner = torch.searchsorted(ends, parts, right=True).clamp_(max=len(lengths) - 1)
+    cuts = starts[owner] + (parts - (ends - counts)[owner]) * _PART
+    cuts = torch.minimum(cuts, segments.cu_seqlens[1:][owner])
+    return _segment_reduce(_segment_reduce(rows, how, cuts.diff()), how, counts)
+
+
+def _segment_reduce(rows: torch.Tensor, how: str, lengths: torch.Tensor) -> torch.Tensor:
     """``unsafe`` skips a check of the lengths that would wait for the device."""
-    return torch.segment_reduce(rows, how, lengths=_lengths(segments), axis=0, unsafe=True)
+    return torch.segment_reduce(rows, how, lengths=lengths, axis=0, unsafe=True)
 
 
 def cls(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:

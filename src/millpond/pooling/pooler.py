@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -54,6 +54,12 @@ class SparseHead(Protocol):
         """``(token ids [k], weights [k], number of them for each text)``."""
         ...
 
+    def launch(
+        self, hidden: torch.Tensor, segments: Segments, input_ids: torch.Tensor
+    ) -> Callable[[], tuple[torch.Tensor, torch.Tensor, Sequence[int]]]:
+        """Compute without waiting for the device; the returned function waits, and returns what :meth:`read` does."""
+        ...
+
 
 class Pooler(nn.Module):
     """The part of a checkpoint after its backbone: all of its heads.
@@ -85,6 +91,7 @@ class Pooler(nn.Module):
         self.language_head = language_head
         self._reading = threading.Lock()
         self._rows: dict[tuple[int, ...], VocabularyRows] = {}
+        self._columns: dict[tuple[int, ...], torch.Tensor] = {}
 
     def reads_mean(self, readout: Readout) -> bool:
         """Whether a readout reads only the mean of each text's rows."""
@@ -127,6 +134,16 @@ class Pooler(nn.Module):
                     del self._rows[next(iter(self._rows))]
         return rows
 
+    def columns_of(self, columns: tuple[int, ...], device: torch.device) -> torch.Tensor:
+        """int64 ``[columns]`` on the device, copied once: an index in a Python list waits for the device every time."""
+        with self._reading:
+            kept = self._columns.get(columns)
+            if kept is None:
+                kept = self._columns[columns] = torch.tensor(columns, device=device)
+                while len(self._columns) > _KEPT_ROWS:
+                    del self._columns[next(iter(self._columns))]
+        return kept
+
 
 class Reading:
     """A batch's hidden states, read once for each different readout; shared intermediate results are computed once."""
@@ -152,21 +169,28 @@ class Reading:
 
     def read(self, readout: Readout) -> Sequence[Matrix]:
         """A result for each text: ``[d]``, ``[tokens, d]``, or for ``sparse`` ``[k, 2]`` (token id, weight)."""
+        if readout.kind == "sparse":
+            assert self._pooler.sparse is not None
+            return _sparse_rows(*self._pooler.sparse.read(self._hidden, self._segments, self._input_ids))
         rows = self.rows(readout)
         return rows.split(rows.values.cpu().numpy())
 
+    def launch_sparse(self) -> Callable[[], Sequence[Matrix]]:
+        """What :meth:`read` returns for ``sparse``, computed as far as nothing waits for the device.
+
+        The returned function waits for it, and may be called on another stream once this one has come so far.
+        """
+        assert self._pooler.sparse is not None
+        finish = self._pooler.sparse.launch(self._hidden, self._segments, self._input_ids)
+        return lambda: _sparse_rows(*finish())
+
     def rows(self, readout: Readout) -> ReadoutRows:
-        """The same on the device; only ``sparse`` waits for it."""
+        """The same on the device, without waiting for it; all kinds but ``sparse``, whose size the device decides."""
         if readout.kind == "pooled":
             return ReadoutRows(values=self._pooler.pool(self._tokens, self._segments, self._skip), counts=None)
         if readout.kind == "tokens":
             projection = self._pooler.token_vectors
             return self._each(self._tokens if projection is None else projection(self._hidden.float()))
-        if readout.kind == "sparse":
-            assert self._pooler.sparse is not None
-            ids, weights, counts = self._pooler.sparse.read(self._hidden, self._segments, self._input_ids)
-            # Ids are far below float32's 2^24.
-            return ReadoutRows(values=torch.stack((ids.float(), weights.float()), dim=1), counts=counts)
         if readout.kind == "head_rows":
             rows = self._pooler.rows_of(readout.token_ids, self._hidden.device)
             return self._each(rows(self._hidden.float()))
@@ -174,10 +198,17 @@ class Reading:
         if readout.kind == "logits":
             return ReadoutRows(values=self._pooler.classifier.pool(self._hidden, self._segments), counts=None)
         logits = self._pooler.classifier.tokens(self._hidden.float())
-        return self._each(logits[:, list(readout.token_ids)] if readout.token_ids else logits)
+        if readout.token_ids:
+            logits = logits.index_select(1, self._pooler.columns_of(readout.token_ids, logits.device))
+        return self._each(logits)
 
     def _each(self, values: torch.Tensor) -> ReadoutRows:
         return ReadoutRows(values=values, counts=self._segments.lengths)
+
+
+def _sparse_rows(ids: torch.Tensor, weights: torch.Tensor, counts: Sequence[int]) -> Sequence[Matrix]:
+    values = torch.stack((ids.float(), weights.float()), dim=1)  # ids are far below float32's 2^24
+    return ReadoutRows(values=values, counts=counts).split(values.cpu().numpy())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -2,11 +2,17 @@
 
 Each reads ``hidden [tokens, width]``, the segments and ``input_ids [tokens]``, and returns ``(token ids [k],
 weights [k], number of them for each text)``: texts in order, ids ascending, positive weights only.
+
+The number of weights is known on the device only, so whoever reads them waits for it. On a GPU ``launch`` does what
+needs no waiting, and returns a function for the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +29,8 @@ Weights = tuple[torch.Tensor, torch.Tensor, list[int]]
 
 # Logits in memory at once: 64 MiB, which is 550 tokens with BERT's vocabulary or 67 with XLM-R's.
 _LOGITS = 1 << 24
+# The same on a GPU, for which such a product is small: 256 MiB, or 128 in half precision.
+_GPU_LOGITS = 1 << 26
 
 
 class SpladeHead(nn.Module):
@@ -36,6 +44,7 @@ class SpladeHead(nn.Module):
         self.strategy = strategy
         self.twice = activation == "log1p_relu"
         self.chunk = max(1, logits // vocabulary.vocabulary)  # tokens
+        self.gpu_chunk = max(1, (_GPU_LOGITS if logits == _LOGITS else logits) // vocabulary.vocabulary)
 
     def read(self, hidden: torch.Tensor, segments: Segments, input_ids: torch.Tensor) -> Weights:
         """Weights of every vocabulary entry with a positive weight."""
@@ -46,6 +55,49 @@ class SpladeHead(nn.Module):
             weights.append(pooled[entries])
             counts.append(len(entries))
         return torch.cat(ids).int(), torch.cat(weights), counts
+
+    def launch(
+        self, hidden: torch.Tensor, segments: Segments, input_ids: torch.Tensor, *, half: bool | None = None
+    ) -> Callable[[], Weights]:
+        """The pooled rows of all texts, computed without waiting; the returned function waits and reads the weights.
+
+        Args:
+            hidden: ``[tokens, width]``.
+            segments: The texts; their lengths are read on the host.
+            input_ids: Not read.
+            half: Whether the product with the vocabulary is in float16, whose ten bits are TF32's, and which holds the
+                normalized rows and their logits; ``None``: on a GPU, if the backbone is not in float32.
+        """
+        if half is None:
+            half = hidden.is_cuda and hidden.dtype is not torch.float32
+        return partial(self._entries, self._pooled_at_once(hidden, segments, half))
+
+    def _pooled_at_once(self, hidden: torch.Tensor, segments: Segments, half: bool) -> torch.Tensor:
+        """``[n, vocabulary]`` maxima before saturation, or sums after it, of all texts; a chunk of tokens at a time."""
+        greatest = self.strategy == "max"
+        ends = [0, *accumulate(segments.lengths)]
+        pooled = torch.full(
+            (len(segments.lengths), self.vocabulary.vocabulary),
+            float("-inf") if greatest else 0.0,
+            dtype=torch.float16 if half and greatest else torch.float32,
+            device=hidden.device,
+        )
+        for first in range(0, ends[-1], self.gpu_chunk):
+            last = min(first + self.gpu_chunk, ends[-1])
+            begin, end = bisect_right(ends, first) - 1, bisect_left(ends, last)  # texts with tokens in the chunk
+            logits = self.vocabulary(hidden[first:last].float(), half=half)
+            lengths = segments.cu_seqlens[begin : end + 1].clamp(first, last).diff()
+            rows = logits if greatest else self._saturate(logits.float())
+            part = torch.segment_reduce(rows, self.strategy, lengths=lengths, axis=0, unsafe=True)
+            pooled[begin:end] = torch.maximum(pooled[begin:end], part) if greatest else pooled[begin:end] + part
+        return pooled
+
+    def _entries(self, pooled: torch.Tensor) -> Weights:
+        """The weights of each text; waits for the device."""
+        texts, ids = (~(pooled <= 0)).nonzero(as_tuple=True)  # of the order of the texts and ids; NaN is to be noticed
+        weights = pooled[texts, ids].float()
+        counts = torch.bincount(texts, minlength=len(pooled))
+        return ids.int(), self._saturate(weights) if self.strategy == "max" else weights, counts.tolist()
 
     def _pooled(self, hidden: torch.Tensor, segments: Segments) -> Iterator[torch.Tensor]:
         """The pooled row of each text, with the logits of one chunk of tokens in memory at a time."""
@@ -88,8 +140,15 @@ class TokenWeightHead(nn.Module):
 
     def read(self, hidden: torch.Tensor, segments: Segments, input_ids: torch.Tensor) -> Weights:
         """Weights of the tokens in each text."""
+        return self.launch(hidden, segments, input_ids)()
+
+    def launch(self, hidden: torch.Tensor, segments: Segments, input_ids: torch.Tensor) -> Callable[[], Weights]:
+        """The weight of each token, computed without waiting; the returned function waits and reads the texts'."""
+        return partial(self._entries, self.linear(hidden.float())[:, 0].relu(), segments, input_ids)
+
+    def _entries(self, token_weights: torch.Tensor, segments: Segments, input_ids: torch.Tensor) -> Weights:
+        """The weights of each text; waits for the device."""
         assert isinstance(self.unused, torch.Tensor)
-        token_weights = self.linear(hidden.float())[:, 0].relu()  # [tokens]
         texts = torch.repeat_interleave(
             torch.arange(len(segments.lengths), device=token_weights.device),
             segments.cu_seqlens.diff().long(),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from millpond.attention.segments import Segments
+from millpond.attention.segments import Fixed, Segments
 from millpond.checkpoints.architecture import Architecture
 from millpond.engine.execute.batch import DeviceBatch, ForwardInput
 from millpond.engine.execute.cuda.buckets import Buckets
@@ -163,10 +163,15 @@ class Runner:
             )
         return {readout: reading.read(readout) for readout in readouts}
 
-    def _reading_of_rows(self, batch: DeviceBatch, readouts: set[Readout]) -> Reading | None:
+    def reading_of_rows(self, batch: ForwardInput, readouts: Set[Readout]) -> Reading | None:
+        """One row of each text, if no readout needs more and the backbone can compute only these."""
+        return self._reading_of_rows(batch, readouts)
+
+    def _reading_of_rows(self, batch: ForwardInput, readouts: Set[Readout]) -> Reading | None:
         """A reading of one row per text, if no call reads more: the last layer is computed for these rows only.
 
-        ``None`` if more rows are read, or the backbone cannot compute some rows only.
+        Nothing waits for the device, so a CUDA graph can capture it. ``None`` if more rows are read, or the backbone
+        cannot compute some rows only.
         """
         wanted_rows = {self.pooler.row_of(readout) for readout in readouts}
         if not getattr(self.backbone, "takes_rows", False) or len(wanted_rows) != 1 or None in wanted_rows:
@@ -175,7 +180,8 @@ class Runner:
         if wanted_rows == {"lasttoken"}:
             rows = ends[1:].long() - 1
         elif batch.skip is None:
-            rows = ends[:-1].long()
+            # In a graph an empty sequence begins after the last row.
+            rows = ends[:-1].long().clamp(max=batch.segments.total - 1)
         else:
             return None  # the first token after the prompt is not the first row
         if self._rounded and len(rows) > _ROW_STEP:  # pad with the last row; the copies are not read
@@ -183,7 +189,11 @@ class Runner:
         return Reading(
             self.pooler,
             self.states(batch, rows=rows),
-            segments=Segments.of([1] * len(rows), self.device),
+            segments=Fixed(
+                cu_seqlens=torch.arange(len(rows) + 1, dtype=torch.int32, device=rows.device),
+                max_seqlen=1,
+                total=len(rows),
+            ),
             skip=None,
             input_ids=batch.input_ids[0][rows],
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from itertools import cycle, islice
 
 import numpy as np
@@ -61,6 +61,9 @@ class TokenIds:
 
     def reading(self, batch: ForwardInput, states: torch.Tensor) -> Reading:
         return Reading(self._pooler, states, segments=batch.segments, skip=batch.skip, input_ids=batch.input_ids[0])
+
+    def reading_of_rows(self, batch: ForwardInput, readouts: Set[Readout]) -> None:
+        return None
 
 
 @pytest.fixture

@@ -285,3 +285,52 @@ def test_memory_that_runs_out_at_every_point_of_a_batch_costs_no_result(backends
             assert reached == [operation]
             backends[0].fault = lambda name: None
             engine._replicas.runner._pipeline._graphs.clear()
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3"])
+@pytest.mark.parametrize("pooling", ["cls", "lasttoken"])
+@pytest.mark.parametrize("graphs_on", [True, False], ids=["graph", "eager"])
+def test_only_the_rows_that_are_read_pass_the_last_layer(
+    graphs_on, pooling, family, backends, plain, monkeypatch, tmp_path
+):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "_backend", lambda device: None)
+        with Engine(plain(family), dtype="float32", device="cpu", pooling=pooling) as engine:
+            reference = read(engine, TEXTS)
+    if not graphs_on:
+        monkeypatch.setenv("MILLPOND_CUDA_GRAPHS", "0")
+    rows_of: list[int | None] = []
+    right = Runner.states
+
+    def states(self: Runner, batch: Any, rows: torch.Tensor | None = None) -> torch.Tensor:
+        rows_of.append(None if rows is None else len(rows))
+        return right(self, batch, rows)
+
+    monkeypatch.setattr(Runner, "states", states)
+    with Engine(plain(family), dtype="float32", device="cpu", pooling=pooling) as engine:
+        found = read(engine, TEXTS)
+        assert worst(found, reference) <= 1e-5
+        seen = [*rows_of]
+        assert None not in seen and max(filter(None, seen)) < 64  # of texts, dummies and empty ones, not of tokens
+        if family != "bert":  # the other readout needs every token
+            return
+        mixed = [engine.submit("embed", TEXTS), engine.submit("token_embed", TEXTS)]
+        assert [len(each.result()) for each in mixed] == [len(TEXTS)] * 2
+        assert None in rows_of
+
+
+def test_a_prompt_that_is_left_out_reads_every_row(backends, expected, tmp_path):
+    layout = Layout(modules=(Pooling(modes=("cls",), include_prompt=False), Normalize()))
+    folder = write_checkpoint(tmp_path / "model", "bert", sentence_transformers=layout)
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        found = read(engine, TEXTS, prompt="query: ")
+        assert worst(found, expected(folder, TEXTS, prompt="query: ")) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("tokens", "total", "wasted"),
+    [(8192, 4097, False), (9216, 8640, False), (9216, 8639, True), (18432, 16900, True), (32768, 31000, False)],
+)
+def test_a_large_batch_with_much_padding_has_no_graph(tokens: int, total: int, wasted: bool) -> None:
+    bucket = Bucket(tokens=tokens, sequences=4, longest=8192)
+    assert graphs._wastes(bucket, total) is wasted

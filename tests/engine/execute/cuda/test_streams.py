@@ -324,3 +324,9 @@ def test_a_forward_that_fails_in_the_warm_up_begins_no_capture(cuda: Cuda, runti
 def test_draining_waits_for_both_streams(cuda: Cuda, runtime: Runtime) -> None:
     cuda.drain()
     assert runtime.log == ["host waits for compute", "host waits for copying"]
+
+
+def test_what_waits_runs_on_the_copying_stream(cuda: Cuda, runtime: Runtime) -> None:
+    with cuda.copying():
+        assert runtime.current == "copying"
+    assert runtime.current == "loading"

@@ -48,7 +48,8 @@ class Buckets:
         """The smallest shape for sequences of these lengths; ``None`` if no shape is large enough.
 
         Fewer than a third of a shape's tokens are dummies; from 513 tokens on fewer than a fifth, from 4,097 on fewer
-        than a ninth. Up to 64 tokens there is one shape.
+        than a ninth. Up to 64 tokens there is one shape. A large batch that would have many dummies runs without a
+        graph, see :mod:`.graphs`.
         """
         total, most = sum(lengths), max(lengths)
         if most > self._longest or total > self._tokens:

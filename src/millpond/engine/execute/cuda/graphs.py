@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
@@ -37,6 +37,11 @@ _USES = 2
 _MOST_GRAPHS = 64
 # Of inputs and results, which each graph has memory for; all graphs share one pool for intermediate values.
 _MOST_BYTES = 2 << 30
+# A batch of more tokens than this keeps a device busy for longer than its launch takes, beside the batch before. Then a
+# graph saves less than much padding costs: more than a sixteenth of the rows, and the batch runs without one. (Finer
+# shapes would keep the graphs, but twice as many would share the same room; full batches fill their shape anyway.)
+_LARGE_TOKENS = 8192
+_LARGE_WASTE = 1 / 16
 # Shapes without a graph whose uses are counted: the ones used last.
 _MOST_SEEN = 1024
 # Captures that are made without regard to their time: those of the shapes that a program begins with.
@@ -60,6 +65,10 @@ class ForwardModel(Protocol):
 
     def reading(self, batch: ForwardInput, states: torch.Tensor) -> Reading:
         """Reads a batch's hidden states."""
+        ...
+
+    def reading_of_rows(self, batch: ForwardInput, readouts: Set[Readout]) -> Reading | None:
+        """Reads one row of each text, if no readout needs more and the backbone can compute only these."""
         ...
 
 
@@ -150,7 +159,7 @@ class Graphs:
         if not self._usable or packed.keys is not None or packed.prefixes is not None:
             return None
         bucket = self._buckets.fit(packed.lengths.tolist())
-        if bucket is None:
+        if bucket is None or _wastes(bucket, len(packed.ids)):
             return None
         inside = frozenset(readout for readout in readouts if readout.kind in _INSIDE)
         layout = BufferLayout.of(packed, bucket)
@@ -207,8 +216,10 @@ class Graphs:
 
         def forward() -> tuple[dict[Readout, torch.Tensor], torch.Tensor | None]:
             batch = shape.layout.static(buffer, bucket)
-            states = self._model.states(batch)
-            reading = self._model.reading(batch, states)
+            reading, states = None if shape.states else self._model.reading_of_rows(batch, shape.inside), None
+            if reading is None:
+                states = self._model.states(batch)
+                reading = self._model.reading(batch, states)
             rows = {readout: reading.rows(readout).values for readout in shape.inside}
             return rows, states if shape.states else None
 
@@ -263,3 +274,8 @@ class Graphs:
 
     def _bytes(self) -> int:
         return sum(captured.bytes for captured in self._captured.values())
+
+
+def _wastes(bucket: Bucket, tokens: int) -> bool:
+    """Whether a batch of ``tokens`` is faster without padding, and so without a graph."""
+    return bucket.tokens > _LARGE_TOKENS and bucket.tokens - tokens > _LARGE_WASTE * bucket.tokens

@@ -6,7 +6,7 @@ while the host packs the next batch. :meth:`PendingBatch.result` waits for the d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +19,9 @@ from millpond.engine.execute.device_errors import is_out_of_memory
 from millpond.engine.execute.packing import PackedRequests
 from millpond.engine.execute.results import RequestResult, split_results
 from millpond.engine.schedule.request import Request
-from millpond.pooling.pooler import Readout, ReadoutRows
+from millpond.pooling.pooler import Matrix, Readout, ReadoutRows
+
+LateRows = Callable[[], Sequence[Matrix]]  # waits for the device
 
 
 class PendingBatch(Protocol):
@@ -53,27 +55,36 @@ class Pipeline:
         readouts = frozenset(request.call.plan.readout for request in packed.requests)
         try:
             with self._backend.computing():
-                rows = self._rows(packed, readouts)
+                rows, late = self._rows(packed, readouts)
             hosts, done = self._backend.download([read.values for read in rows.values()])
         except Exception as error:
             if self._graphs is not None and is_out_of_memory(error):
                 self._graphs.clear()  # the next attempt may need their memory
             raise
-        return _Launched(packed=packed, rows=rows, hosts=hosts, done=done)
+        return _Launched(packed=packed, rows=rows, late=late, hosts=hosts, done=done, backend=self._backend)
 
-    def _rows(self, packed: PackedRequests, readouts: frozenset[Readout]) -> dict[Readout, ReadoutRows]:
-        """The rows of each readout, on the device; a graph computes some or all of them, if there is one."""
+    def _rows(
+        self, packed: PackedRequests, readouts: frozenset[Readout]
+    ) -> tuple[dict[Readout, ReadoutRows], dict[Readout, LateRows]]:
+        """The rows of each readout, on the device; a graph computes some or all of them, if there is one.
+
+        The second ones have a size that the device decides: they are read when the batch has run.
+        """
         replayed = None if self._graphs is None else self._graphs.run(packed, readouts)
         rows: dict[Readout, ReadoutRows] = {}
         if replayed is not None:
             rows = {readout: ReadoutRows(values=values, counts=None) for readout, values in replayed.rows.items()}
+        late: dict[Readout, LateRows] = {}
         remaining = readouts - rows.keys()
         if remaining:
             batch = self._placed(packed)
-            states = self._model.states(batch) if replayed is None or replayed.states is None else replayed.states
-            reading = self._model.reading(batch, states)
-            rows |= {readout: reading.rows(readout) for readout in remaining}
-        return rows
+            states = None if replayed is None else replayed.states
+            reading = self._model.reading_of_rows(batch, remaining) if states is None else None
+            if reading is None:
+                reading = self._model.reading(batch, self._model.states(batch) if states is None else states)
+            late = {readout: reading.launch_sparse() for readout in remaining if readout.kind == "sparse"}
+            rows |= {readout: reading.rows(readout) for readout in remaining - late.keys()}
+        return rows, late
 
     def _placed(self, packed: PackedRequests) -> BufferBatch:
         """Copy a batch to the device, at once."""
@@ -88,14 +99,19 @@ class Pipeline:
 class _Launched:
     packed: PackedRequests
     rows: Mapping[Readout, ReadoutRows]  # kept until they are downloaded
+    late: Mapping[Readout, LateRows]
     hosts: Sequence[torch.Tensor]
     done: Event
+    backend: Backend
 
     def result(self) -> list[RequestResult]:
         self.done.wait()
-        read = {}
+        read: dict[Readout, Sequence[Matrix]] = {}
         for (readout, rows), host in zip(self.rows.items(), self.hosts, strict=True):
             # A call copies rows, but keeps matrices: these must not keep pinned memory alive.
             values = host.numpy() if rows.counts is None else host.numpy().copy()
             read[readout] = rows.split(values)
+        if self.late:
+            with torch.inference_mode(), self.backend.copying():  # the next batch is running on the other stream
+                read |= {readout: finish() for readout, finish in self.late.items()}
         return split_results(self.packed.requests, self.packed.lead, read)

@@ -1,7 +1,8 @@
 """Streams: a small protocol with the device operations of the GPU path: streams, pinned copies, captured graphs.
 
 There are two streams. Uploads, forwards and readouts run on the first, in the order of the batches, so that they need
-no events between them; downloads run on the second, each after an event of the first. (An upload is about 100 KB; a
+no events between them; downloads run on the second, each after an event of the first, and so does what must be waited
+for. (An upload is about 100 KB; a
 separate stream for uploads would need two of every buffer to save microseconds.)
 """
 
@@ -41,10 +42,14 @@ class Graph(Protocol):
 
 
 class Backend(Protocol):
-    """A device, driven by one thread; only :meth:`drain` waits for the device."""
+    """A device, driven by one thread; only :meth:`drain` waits for it, and what runs in :meth:`copying`."""
 
     def computing(self) -> AbstractContextManager[Any]:
         """Context in which kernels are launched on the compute stream."""
+        ...
+
+    def copying(self) -> AbstractContextManager[Any]:
+        """Context in which kernels are launched, and waited for, beside those of the compute stream."""
         ...
 
     def pinned(self, size: int) -> torch.Tensor:
@@ -104,6 +109,11 @@ class Cuda:
     def computing(self) -> AbstractContextManager[Any]:
         """See :class:`Backend`; inside, the device is the current one, as Triton's kernels need."""
         context: AbstractContextManager[Any] = torch.cuda.stream(self._compute)
+        return context
+
+    def copying(self) -> AbstractContextManager[Any]:
+        """See :class:`Backend`."""
+        context: AbstractContextManager[Any] = torch.cuda.stream(self._copying)
         return context
 
     def pinned(self, size: int) -> torch.Tensor:
