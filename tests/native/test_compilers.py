@@ -66,6 +66,7 @@ def problems(hook, compiler, *options, folder=None):
         return {source.relative_to(NATIVE).as_posix(): text[:1000] for source, text in said if text}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", COMPILERS[:1])
 def test_the_syntax_gives_no_warning(hook, compiler):
     assert problems(hook, compiler, "-fsyntax-only") == {}
