@@ -490,6 +490,15 @@ def test_the_hook_builds_a_wheel_of_this_platform(tmp_path, monkeypatch):
     assert ctypes.CDLL(str(made)).millpond_supported() == 1
 
 
+def test_it_is_there_where_this_tree_has_one():
+    """All tests of the kernels skip without the library; that must not hide one that does not load."""
+    if os.environ.get("MILLPOND_NATIVE") == "0" or not Path(place.LIBRARY).exists():
+        pytest.skip("switched off, or not built")
+    if ctypes.CDLL(str(place.LIBRARY)).millpond_supported():
+        assert library() is not None, "install millpond again: its kernels are of other sources"
+
+
+@pytest.mark.slow  # compiles every source
 def test_where_it_can_be_built_and_run_it_is_there(tmp_path, monkeypatch):
     """All tests of the kernels skip without the library; that must not hide one that no longer builds or loads."""
     if os.environ.get("MILLPOND_NATIVE") == "0":

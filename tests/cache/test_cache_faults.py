@@ -75,12 +75,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("faults", "reason"),
     [
         pytest.param(f"write -wal {errno.ENOSPC}", "space", id="disk full at the commit"),
-        pytest.param(f"write -wal {errno.EIO}", "check the disk", id="input/output error at the commit"),
-        pytest.param(f"write -wal {errno.EDQUOT}", "check the disk", id="quota"),
-        pytest.param(f"write cache.db {errno.ENOSPC}", None, id="disk full at the checkpoint"),
-        pytest.param(f"sync -wal {errno.EIO}", None, id="fsync of the log fails"),
+        pytest.param(
+            f"write -wal {errno.EIO}", "check the disk", id="input/output error at the commit", marks=pytest.mark.slow
+        ),
+        pytest.param(f"write -wal {errno.EDQUOT}", "check the disk", id="quota", marks=pytest.mark.slow),
+        pytest.param(f"write cache.db {errno.ENOSPC}", None, id="disk full at the checkpoint", marks=pytest.mark.slow),
+        pytest.param(f"sync -wal {errno.EIO}", None, id="fsync of the log fails", marks=pytest.mark.slow),
         pytest.param(f"sync cache.db {errno.EIO}", None, id="fsync of the file fails"),
-        pytest.param(f"truncate -wal {errno.EIO} truncate cache.db {errno.EIO}", None, id="truncation fails"),
+        pytest.param(
+            f"truncate -wal {errno.EIO} truncate cache.db {errno.EIO}",
+            None,
+            id="truncation fails",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             f"write cache.db {errno.ENOSPC} write -wal {errno.ENOSPC} write -shm {errno.ENOSPC}",
             "space",

@@ -78,7 +78,7 @@ def killed(model: Path, folder: Path, *, words: int, rows: int, first: int = 0) 
     return lost, waiting + threads * max(batches)
 
 
-@pytest.mark.parametrize("words", [1, 60])
+@pytest.mark.parametrize("words", [1, pytest.param(60, marks=pytest.mark.slow)])
 def test_a_killed_engine_loses_at_most_a_batch_for_each_thread_and_what_may_wait(
     model: Path, tmp_path: Path, words: int
 ) -> None:

@@ -315,6 +315,7 @@ print("parent: works")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.3, 1.2])
 @pytest.mark.timeout(300)
 def test_a_fork_while_another_thread_loads_a_model(seconds: float) -> None:
@@ -349,6 +350,7 @@ child("after", lambda: Engine(model).embed(["tides"]) and None)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_child_of_a_load_that_takes_long_is_refused() -> None:
     assert run(_LOADING_LONG, minilm()) == {"during": "refused", "after": "works"}

@@ -284,6 +284,7 @@ def test_a_process_that_ends_is_left_out_with_its_last_words(tmp_path: Path):
     assert left_out == {"millpond": "its process ended with -9: nothing was said"}
 
 
+@pytest.mark.slow
 def test_an_environment_that_cannot_be_made_leaves_nothing(tmp_path: Path):
     environments = Environments(tmp_path, interpreters={}, torch_args="--no-such-option")
     with pytest.raises(UnavailableError, match="no such option: --no-such-option"):

@@ -252,10 +252,12 @@ def both(pure: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_pip_takes_the_wheel_with_kernels_only_where_it_fits(both: Path):
     assert [*pip_problems(both)] == []
 
 
+@pytest.mark.slow
 def test_a_pip_that_takes_the_wrong_wheel_is_found(both: Path):
     (both / KERNELS).unlink()
     assert f"pip takes {PURE} for {distributions.PLATFORM}" in [*pip_problems(both)]

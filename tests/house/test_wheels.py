@@ -29,7 +29,8 @@ WHEELS = {  # folder: (root of its sources, its packages...)
 }
 
 
-@pytest.mark.parametrize("folder", WHEELS)
+# That of the root compiles the kernels.
+@pytest.mark.parametrize("folder", [pytest.param(".", marks=pytest.mark.slow), *list(WHEELS)[1:]])
 def test_a_wheel_contains_its_packages(folder: str, tmp_path: Path):
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT / folder]
     run = subprocess.run(build, capture_output=True, text=True, timeout=120)

@@ -160,9 +160,10 @@ def failing_fsync(tmp_path_factory):
     return library
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part",
-    [pytest.param("/journal", marks=pytest.mark.slow), pytest.param("/cache.db", marks=pytest.mark.slow), "/qdrant/"],
+    ["/journal", "/cache.db", "/qdrant/"],
 )
 def test_a_disk_that_does_not_keep_what_is_written_loses_nothing(model, tmp_path, failing_fsync, part):
     pytest.importorskip("millpond_qdrant")

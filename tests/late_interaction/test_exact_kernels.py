@@ -431,6 +431,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*ISAS, "amx emulated"])
 def test_nothing_is_read_outside_the_arrays(name, request):
     library = ""

@@ -13,6 +13,7 @@ from millpond.native.library import ISAS, isa
 
 pytestmark = pytest.mark.skipif(isa() is None, reason="no compiled kernels: no C++ compiler, or no AVX2")
 
+pytestmark = pytest.mark.slow  # a process for each cap
 _CAPS = ISAS[: ISAS.index(isa() or "avx2") + 1]
 
 _EMBED = """

@@ -32,6 +32,7 @@ def test_nothing_is_touched_beyond_the_end_of_any_array(isa):
     assert done.stdout.endswith(" texts\n")
 
 
+@pytest.mark.slow
 @every_isa
 def test_the_guard_ends_a_process_that_reads_beyond(isa):
     assert run(isa, "pages", "--beyond").returncode == -signal.SIGSEGV

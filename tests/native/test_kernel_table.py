@@ -114,6 +114,7 @@ def compiler(tmp_path, unknown):
     return [str(script)]
 
 
+@pytest.mark.slow
 @needs_gcc
 def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(hook, sources, tmp_path):
     for name in ("attention", "norm", "rotary"):

@@ -39,13 +39,11 @@ class Masking:
         window = self.window if self.window is not None and self.window < length else None
         if window is None and not (self.causal and keep_causal):
             return None
-        # Compared, not subtracted: a matrix of distances would take eight times the memory of the mask.
-        row = torch.arange(length, device=device)[:, None]
-        key = torch.arange(length, device=device)[None, :]
-        if window is None:
-            return key <= row
-        near = key > row - window
-        return near.logical_and_(key <= row if self.causal else key < row + window)
+        # Two bytes where they suffice: for a long text these matrices are large.
+        token = torch.arange(length, device=device, dtype=torch.int16 if length <= 1 << 15 else torch.int32)
+        distance = token[:, None] - token[None, :]  # of the row from the key
+        allowed = distance >= 0 if self.causal else distance.new_ones((), dtype=torch.bool)
+        return allowed if window is None else allowed & (distance.abs() < window)
 
 
 class KernelError(RuntimeError):

@@ -128,4 +128,4 @@ def readable(states: torch.Tensor) -> torch.Tensor:  # [tokens, heads, dim]
     *strides, last = states.stride()
     eight = 16 // states.element_size()
     aligned = states.data_ptr() % 16 == 0 and all(stride % eight == 0 for stride in strides)
-    return states if last == 1 and aligned else states.contiguous()
+    return states if last == 1 and aligned else states.clone(memory_format=torch.contiguous_format)

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import sys
 from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from millpond.cli import options
+
+if TYPE_CHECKING:
+    from millpond.attention.self_check import KernelCheck
 
 _PACKAGES = (
     "millpond",
@@ -36,8 +46,67 @@ _PREFIXES = (
 )  # fmt: skip
 
 
-def env() -> None:
+def env(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="With --check: hub id or local folder of a model to compare.", metavar="[MODEL]"),
+    ] = None,
+    *,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Compare what the kernels compute with float32, on random numbers, or with MODEL on its weights, and "
+            "print a table. Exit code 1 if one is wrong.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    revision: options.Revision = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    quantization: options.Quantization = None,
+) -> None:
     """Print versions, devices, kernels and settings for a bug report. Values of variables are never printed."""
+    if model is not None and not check:
+        raise typer.BadParameter(f"{model!r} is only read with --check; add --check, or leave it out")
+    facts = _facts()
+    checks: list[KernelCheck] | None = None
+    if check:
+        from millpond.cli.self_check import of_machine, of_model
+
+        if model is None:
+            checks = of_machine()
+        else:
+            from millpond.config import EngineConfig
+
+            checks = of_model(
+                EngineConfig(model=model, revision=revision, device=device, dtype=dtype, quantization=quantization)
+            )
+    _print(facts, checks, as_json=as_json)
+    if checks is not None and any(one.wrong for one in checks):
+        sys.exit(1)
+
+
+def _print(facts: dict[str, str], checks: list[KernelCheck] | None, *, as_json: bool) -> None:
+    if as_json:
+        from millpond.cli.self_check import as_objects
+
+        print(
+            json.dumps({"environment": facts, **({} if checks is None else {"checks": as_objects(checks)})}, indent=2)
+        )
+        return
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        print(f"{name.ljust(width)}  {value}")
+    if checks is not None:
+        from millpond.cli.self_check import table
+
+        print()
+        for line in table(checks):
+            print(line)
+
+
+def _facts() -> dict[str, str]:
     import sqlite3
 
     import torch
@@ -64,10 +133,7 @@ def env() -> None:
         "sinks": ", ".join(sorted(point.name for point in entry_points(group="millpond.sinks"))) or "none",
         "variables set": ", ".join(sorted(name for name in os.environ if name.startswith(_PREFIXES))) or "none",
     }
-    facts |= _attention_kernels()
-    width = max(map(len, facts))
-    for name, value in facts.items():
-        print(f"{name.ljust(width)}  {value}")
+    return facts | _attention_kernels()
 
 
 def _attention_kernels() -> dict[str, str]:
@@ -91,7 +157,12 @@ def _version(package: str) -> str | None:
 def _accelerator(device: object) -> str:
     import torch
 
+    from millpond.models.placement import unusable_gpu
+
     if not torch.cuda.is_available():
+        unusable = unusable_gpu()
+        if unusable is not None:
+            return f"none that can be used: {unusable}"
         return "none" if str(device) == "cpu" else str(device)
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return f"{', '.join(names)}; CUDA {torch.version.cuda}"

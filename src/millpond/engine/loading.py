@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 
+from millpond.attention.self_check import KernelCheck, is_on
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint
@@ -20,6 +21,7 @@ from millpond.config import EngineConfig
 from millpond.engine.execute.cuda.buckets import Buckets
 from millpond.engine.execute.cuda.streams import Backend, Cuda
 from millpond.engine.execute.runner import Runner
+from millpond.engine.execute.self_check import check_runner
 from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenizer
@@ -47,11 +49,13 @@ class Replicas:
         model: Description of the checkpoint and of its inputs.
         runners: Backbone and pooler, one replica for each device.
         dtype: Precision of the backbone, by name.
+        checks: What the self-check compared; see :mod:`millpond.attention.self_check`.
     """
 
     model: LoadedModel
     runners: tuple[Runner, ...]
     dtype: str
+    checks: tuple[KernelCheck, ...] = ()
 
     @property
     def runner(self) -> Runner:
@@ -92,8 +96,14 @@ def read_model(config: EngineConfig) -> LoadedModel:
     return _model(_read(config), config, torch.device("cpu"))
 
 
-def load(config: EngineConfig) -> Replicas:
-    """Read, check and build; everything that config and tokenizer files decide is checked before weights are read."""
+def load(config: EngineConfig, *, check: bool | None = None) -> Replicas:
+    """Read, check and build; everything that config and tokenizer files decide is checked before weights are read.
+
+    Args:
+        config: The engine's options.
+        check: Whether to compare the kernels that the model is going to use with float32; ``None``: unless
+            ``MILLPOND_SELF_CHECK=0`` is set.
+    """
     devices = resolve_devices(config.device)
     if any(device.type == "cpu" for device in devices):
         bound_compiled_products()
@@ -111,10 +121,28 @@ def load(config: EngineConfig) -> Replicas:
 
             check_compiler(device)
     model = _model(description, config, devices[0], encoder)
+    checks: list[KernelCheck] | None = [] if (is_on() if check is None else check) else None
     runners = tuple(
-        _runner(description, pooling, device, dtype, quantization, compiled=config.compile) for device in devices
+        _runner(description, pooling, device, dtype, quantization, compiled=config.compile, checks=checks)
+        for device in devices
     )
-    return Replicas(model=model, runners=runners, dtype=str(dtype).removeprefix("torch."))
+    if checks is not None:
+        for runner in runners:
+            checks += _check(runner, description, dtype)
+    return Replicas(model=model, runners=runners, dtype=str(dtype).removeprefix("torch."), checks=tuple(checks or ()))
+
+
+def _check(runner: Runner, description: _Description, dtype: torch.dtype) -> list[KernelCheck]:
+    """Compare a model's kernels, where they are the device's: a GPU's, or a CPU's without streams."""
+    if runner.device.type != ("cpu" if runner.backend is None else "cuda"):
+        return []
+    return check_runner(
+        runner,
+        dtype=dtype,
+        vocabulary=int(description.checkpoint.config.get("vocab_size") or 1),
+        longest=description.spec.max_length,
+        limited_keys=description.layout.late_interaction is not None,
+    )
 
 
 def _model(
@@ -144,6 +172,7 @@ def _runner(
     quantization: Quantization | None,
     *,
     compiled: bool,
+    checks: list[KernelCheck] | None,
 ) -> Runner:
     """A replica on one device; its weights are read here."""
     architecture, layout, head = description.architecture, description.layout, description.detected.classifier
@@ -167,6 +196,7 @@ def _runner(
         dtype=dtype,
         quantization=quantization,
         native=not compiled,
+        checks=checks,
     )
     offset = architecture.position_offset(config)
     if compiled:

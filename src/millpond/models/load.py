@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from millpond.attention import interface
+from millpond.attention.self_check import KernelCheck, device_name, warn_once
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.quiet import quiet_transformers
@@ -23,8 +24,9 @@ from millpond.checkpoints.weights import read_tensors
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models.encoder_file import read_encoder
 from millpond.models.linear import plain_linears, reorder
-from millpond.models.native.families import native_forward
+from millpond.models.native.families import may_have_plan, native_forward
 from millpond.models.native.kernels import Int8
+from millpond.models.native.self_check import check, expected_of
 from millpond.models.quantize import quantize
 from millpond.tasks import Quantization
 
@@ -51,11 +53,20 @@ def load_backbone(
     quantization: Quantization | None = None,
     packed: bool = True,
     native: bool = False,
+    checks: list[KernelCheck] | None = None,
 ) -> nn.Module:
     """The backbone in evaluation mode, on its device.
 
-    ``packed=False`` keeps transformers' own class where millpond has a packed forward: the tests compare them. With
-    ``native`` a packed forward on a CPU is replaced by one call of the compiled kernels, if they compute all of it.
+    Args:
+        checkpoint: The checkpoint.
+        architecture: Its row in the architecture table.
+        device: Where it runs.
+        dtype: The precision of its weights.
+        quantization: Keeps them in eight bits.
+        packed: ``False`` keeps transformers' own class where millpond has a packed forward: the tests compare them.
+        native: Replace a packed forward on a CPU by one call of the compiled kernels, if they compute all of it.
+        checks: A native forward is compared with the packed one, the comparison is added here, and the packed forward
+            serves if the native one is wrong. ``None``: it is not compared.
 
     Raises:
         ModelLoadError: The files cannot be read, or the config describes no valid model.
@@ -79,7 +90,11 @@ def load_backbone(
             backbone = _load_by_transformers(checkpoint, architecture, device=device, dtype=dtype)
     backbone = backbone.eval().to(device)
     if natively:
-        return _native_forward(backbone, architecture, quantization)
+        forward = _native_forward(backbone, architecture, quantization, checkpoint.config, checks)
+        if forward is not None:
+            return forward
+        del backbone  # a decoder that was packed has lost its layers
+        return _without_native_forward(checkpoint, architecture, dtype, quantization)
     if packed:
         backbone = packed_forward(backbone, architecture)
     return backbone if quantization is None else quantize(backbone, quantization, device)
@@ -94,14 +109,42 @@ def packed_forward(backbone: nn.Module, architecture: Architecture) -> nn.Module
     return module.eval()
 
 
-def _native_forward(backbone: nn.Module, architecture: Architecture, quantization: Quantization | None) -> nn.Module:
-    """The native forward of ``backbone``, else its packed one."""
+def _native_forward(
+    backbone: nn.Module,
+    architecture: Architecture,
+    quantization: Quantization | None,
+    config: Mapping[str, Any],
+    checks: list[KernelCheck] | None,
+) -> nn.Module | None:
+    """The native forward of ``backbone``, else its packed one; ``None`` if the native one turned out to be wrong."""
     with plain_linears():
         backbone = packed_forward(backbone, architecture)
-    forward = native_forward(backbone, _NATIVE_INT8[quantization])
-    if forward is not None:
-        return forward
-    return reorder(backbone) if quantization is None else quantize(backbone, quantization, torch.device("cpu"))
+    int8 = _NATIVE_INT8[quantization]
+    compared = checks is not None and may_have_plan(backbone, int8)
+    expected = expected_of(backbone, architecture, config) if compared else None
+    forward = native_forward(backbone, int8)
+    if forward is None:
+        return reorder(backbone) if quantization is None else quantize(backbone, quantization, torch.device("cpu"))
+    if checks is not None and expected is not None:
+        checks.append(check(forward, expected))
+        if checks[-1].wrong:
+            warn_once(
+                f"the native forward {checks[-1].kernel!r}",
+                checks[-1],
+                device=device_name(torch.device("cpu")),
+                consequence=f"{type(backbone).__name__} runs in torch's operators instead, which are slower.",
+            )
+            return None
+    return forward
+
+
+def _without_native_forward(
+    checkpoint: Checkpoint, architecture: Architecture, dtype: torch.dtype, quantization: Quantization | None
+) -> nn.Module:
+    """The packed forward of a checkpoint whose native one is wrong, read again."""
+    cpu = torch.device("cpu")
+    backbone = load_backbone(checkpoint, architecture, device=cpu, dtype=dtype)
+    return backbone if quantization is None else quantize(backbone, quantization, cpu, warn=False)
 
 
 def is_head_tensor(name: str, architecture: Architecture) -> bool:

@@ -67,13 +67,14 @@ def check_quantization(kind: Quantization | None, device: torch.device, dtype: t
     _torchao()
 
 
-def quantize(backbone: nn.Module, kind: Quantization, device: torch.device) -> nn.Module:
+def quantize(backbone: nn.Module, kind: Quantization, device: torch.device, *, warn: bool = True) -> nn.Module:
     """``backbone`` with the weights of its linear layers in eight bits, changed in place.
 
     Args:
         backbone: Loaded, in evaluation mode, on ``device``.
         kind: ``int8``, ``int8-all`` or ``fp8``; see :func:`check_quantization`.
         device: Where it runs.
+        warn: Whether to warn that it is not faster on a CPU.
 
     Raises:
         MissingExtraError: torchao is needed and not installed.
@@ -82,7 +83,7 @@ def quantize(backbone: nn.Module, kind: Quantization, device: torch.device) -> n
     linears = list(_linears(backbone))
     if not linears:
         raise ModelLoadError(f"quantization={kind!r}: this model has no linear layer to quantize; leave it out")
-    if device.type == "cpu":
+    if warn and device.type == "cpu":
         logger.warning(
             "quantization=%r saves memory here and is not faster than dtype='auto': the native int8 kernels do not "
             "serve this model on this processor; leave it out for speed",

@@ -318,8 +318,12 @@ def test_small_requests_have_a_thread_while_large_ones_fill_theirs() -> None:
     ("path", "small", "large"),
     [
         ("/embed", {"inputs": "a pond"}, {"inputs": "\u6c60" * 140_000}),
-        ("/tokenize", {"prompt": "a pond"}, {"prompt": "\u6c60" * 140_000}),
-        ("/rerank", {"query": "a", "texts": ["b"]}, {"query": "a", "texts": ["\u6c60" * 140_000], "truncate": True}),
+        pytest.param("/tokenize", {"prompt": "a pond"}, {"prompt": "\u6c60" * 140_000}, marks=pytest.mark.slow),
+        pytest.param(
+            *("/rerank", {"query": "a", "texts": ["b"]}),
+            {"query": "a", "texts": ["\u6c60" * 140_000], "truncate": True},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_small_requests_are_answered_while_large_texts_wait_for_their_turn(

@@ -35,6 +35,13 @@ class Runner:
 
     On a CPU any thread may run a batch at any time. With a backend one thread runs all batches, and may start one
     before it has the results of the one before.
+
+    Attributes:
+        backbone: The backbone.
+        pooler: Its pooler.
+        device: The device of both.
+        backend: The device's streams; ``None``: each batch ends before the next one begins.
+        graphs: The captured graphs; ``None``: no graphs.
     """
 
     def __init__(
@@ -68,9 +75,16 @@ class Runner:
         self._token_types = architecture.token_types
         self._adapters = architecture.adapters
         self._pipeline: Pipeline | None = None
+        self.backend = backend
+        self.graphs: Graphs | None = None
         if backend is not None:
-            graphs = None if buckets is None else Graphs(self, backend, buckets)
-            self._pipeline = Pipeline(self, backend, graphs, position_offset=offset)
+            self.graphs = None if buckets is None else Graphs(self, backend, buckets)
+            self._pipeline = Pipeline(self, backend, self.graphs, position_offset=offset)
+
+    @property
+    def position_offset(self) -> int:
+        """Position of a text's first token."""
+        return self._offset
 
     @property
     def overlaps(self) -> bool:

@@ -37,6 +37,7 @@ def plan(encoder: PackedEncoder, kernels: Kernels, dtype: torch.dtype) -> Plan:
         builder.norm(structs.NormWeights(kind=structs.COPY), hidden)
     distances = None if encoder.bias is None else _distances(encoder.bias, len(positions))
     for i, layer in enumerate(layers):
+        builder.begin_layer()
         builder.heads(layer.qkv)
         builder.attention(
             heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5, distances=distances, last=i == len(layers) - 1
@@ -45,6 +46,7 @@ def plan(encoder: PackedEncoder, kernels: Kernels, dtype: torch.dtype) -> Plan:
         builder.norm(_norm(builder, layer.attention_norm.norm), hidden, residual=True)
         builder.feed(layer.up, layer.down, layer.up.activation)
         builder.norm(_norm(builder, layer.norm.norm), hidden, residual=True)
+    builder.begin_layer()
     return builder.build()
 
 

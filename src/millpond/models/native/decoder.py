@@ -34,7 +34,9 @@ def plan(decoder: PackedDecoder, kernels: Kernels, dtype: torch.dtype) -> Plan:
         kind = layer.kind
         if kind not in rotations:
             rotations[kind] = Rotation(decoder.rotary, *(() if kind is None else (kind,)))
+        builder.begin_layer()
         _add_layer(builder, layer, rotations[kind], words.shape[1], last=i == last)
+    builder.begin_layer()
     builder.norm(_norm_weights(builder, decoder.norm), words.shape[1])
     decoder.layers = nn.ModuleList()
     return builder.build()

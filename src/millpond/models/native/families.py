@@ -26,6 +26,12 @@ _PLANS = {
 }
 
 
+def may_have_plan(backbone: nn.Module, int8: Int8 = "none") -> bool:
+    """Whether :func:`native_forward` would look for a plan: the family has one, and the precision has kernels."""
+    weight = next(backbone.parameters(), None)
+    return type(backbone).__name__ in _PLANS and weight is not None and kernels_of(weight.dtype, int8=int8) is not None
+
+
 def native_forward(backbone: nn.Module, int8: Int8 = "none") -> NativeEncoder | None:
     """The native forward of a packed backbone on a CPU, whose linear layers are in torch's own form.
 

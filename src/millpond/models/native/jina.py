@@ -29,6 +29,7 @@ def plan(backbone: JinaEncoder, kernels: Kernels, dtype: torch.dtype) -> Plan:
     builder.norm(builder.norm_of(backbone.norm), hidden)
     rotation = Rotation(backbone.rotary)
     for i, layer in enumerate(layers):
+        builder.begin_layer()
         heads, dim = layer.heads, hidden // layer.heads
         builder.heads(layer.qkv.base, adapter=_adapter(layer.qkv))
         builder.turn(heads=heads, kv_heads=heads, dim=dim, rotation=rotation)
@@ -38,6 +39,7 @@ def plan(backbone: JinaEncoder, kernels: Kernels, dtype: torch.dtype) -> Plan:
         up, down = layer.up, layer.down
         builder.feed(up.base, down.base, up.activation, adapter=_adapter(up), down_adapter=_adapter(down))
         builder.norm(builder.norm_of(layer.norm.norm), hidden, residual=True)
+    builder.begin_layer()
     return builder.build()
 
 

@@ -29,10 +29,12 @@ def plan(backbone: PackedModernBert, kernels: Kernels, dtype: torch.dtype) -> Pl
     for i, layer in enumerate(layers):
         if layer.kind not in rotations:
             rotations[layer.kind] = Rotation(backbone.rotary, layer.kind)
+        builder.begin_layer()
         # The first layer has no norm before its attention: the states are those of the embeddings already.
         if i or not isinstance(layer.attention_norm, nn.Identity):
             builder.norm(builder.norm_of(layer.attention_norm), words.shape[1])
         _add_layer(builder, layer, rotations[layer.kind], last=i == len(layers) - 1)
+    builder.begin_layer()
     builder.norm(builder.norm_of(backbone.norm), words.shape[1])
     return builder.build()
 

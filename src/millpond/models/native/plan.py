@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,7 @@ class Plan:
         adapters: Adapters of each weight; 0: none.
         rotations: Tables of rotary positions, which have to cover a call's longest text.
         owned: What the struct points to.
+        layers: Of each layer its first step, and last the step behind the last layer; empty: not marked.
     """
 
     model: structs.Model
@@ -75,6 +76,22 @@ class Plan:
     adapters: int
     rotations: tuple[Rotation, ...]
     owned: tuple[Any, ...]
+    layers: tuple[int, ...] = ()
+
+    def of_layers(self, chosen: Sequence[int]) -> Plan:
+        """The plan of the same model with only these of its layers; it shares the weights with this one."""
+        bounds = self.layers
+        kept = [*range(bounds[0])]
+        for layer in chosen:
+            kept += range(bounds[layer], bounds[layer + 1])
+        kept += range(bounds[-1], self.model.count)
+        steps = (structs.Step * len(kept))(*(self.model.steps[i] for i in kept))  # copies
+        attention = [step for step in steps if step.kind == structs.ATTENTION]
+        for step in attention:
+            step.last = step is attention[-1]
+        model = structs.Model.from_buffer_copy(self.model)
+        model.steps, model.count = steps, len(kept)
+        return replace(self, model=model, owned=(steps, self.owned), layers=())
 
 
 class PlanBuilder:
@@ -109,6 +126,11 @@ class PlanBuilder:
         self._adapters = adapters
         self._rank = rank
         self._low = -(-adapters * rank // UNIT) * UNIT  # columns of the first factors of all adapters
+        self._layers: list[int] = []  # see Plan
+
+    def begin_layer(self) -> None:
+        """The next step is the first one of a layer, or the first one behind the last layer."""
+        self._layers.append(len(self._steps))
 
     def embed(
         self,
@@ -337,6 +359,7 @@ class PlanBuilder:
             adapters=self._adapters,
             rotations=tuple(dict.fromkeys(self._rotations.values())),
             owned=(memory, steps, *self._owned),
+            layers=tuple(self._layers),
         )
 
     def _add(self, **fields: Any) -> None:

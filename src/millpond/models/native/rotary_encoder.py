@@ -26,7 +26,9 @@ def plan(backbone: PackedRotaryEncoder, kernels: Kernels, dtype: torch.dtype) ->
     rotation = Rotation(backbone.rotary)
     layers: Any = backbone.layers
     for i, layer in enumerate(layers):
+        builder.begin_layer()
         _add_layer(builder, layer, rotation, last=i == len(layers) - 1)
+    builder.begin_layer()
     return builder.build()
 
 

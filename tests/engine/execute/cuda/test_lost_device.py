@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,10 @@ def test_every_call_hears_of_the_loss_and_nothing_is_tried_again(
         tried: list[str] = []
         lose_at(backend, operation, after=1)
         fault = backend.fault
-        backend.fault = lambda reached: (tried.append(reached), fault(reached))[1]
+        submitted = threading.Event()
+        backend.fault = lambda reached: (submitted.wait(60), tried.append(reached), fault(reached))[2]
         futures = [engine.submit("embed", [f"{text} {i}" for text in MANY]) for i in range(3)]
+        submitted.set()
         errors = [future.exception(60) for future in futures]
         for error in errors:
             check(error)
