@@ -327,7 +327,7 @@ def test_several_replicas_are_compared_and_one_warning_is_logged(dtype, written,
 
 
 def test_a_check_that_cannot_run_leaves_the_encoder(written, monkeypatch, caplog):
-    monkeypatch.setattr("millpond.models.native.self_check._in_float32", lambda *_: 1 / 0)
+    monkeypatch.setattr("millpond.models.native.self_check._view_of", lambda *_: 1 / 0)
     loaded = load(config(written("bert")))
     assert isinstance(loaded.runner.backbone, NativeEncoder) and not loaded.checks
     assert not warnings(caplog)
@@ -378,6 +378,14 @@ def test_an_encoder_is_compared_with_what_it_must_give(written):
     assert check(encoder, replace(expected, states=expected.states.roll(1, 1))).wrong
 
 
+def test_a_plan_that_does_not_name_its_layers_is_not_compared(written):
+    backbone, row, fields = packed(written("bert"))
+    expected, encoder = expected_of(backbone, row, fields), families.native_forward(backbone)
+    encoder.plan = replace(encoder.plan, layers=())
+    found = check(encoder, expected)
+    assert found.similarity is None and not found.wrong and "layers" in found.finding
+
+
 def test_a_layer_of_each_kind_is_compared(tmp_path):
     kinds = ["sliding_attention"] * 5 + ["full_attention"]
     folder = write_checkpoint(
@@ -390,6 +398,17 @@ def test_a_layer_of_each_kind_is_compared(tmp_path):
     assert expected_of(*packed(write_checkpoint(tmp_path / "one", config={**SIZE, "num_hidden_layers": 1}))).layers == (
         0,
     )
+
+
+@every_dtype
+@pytest.mark.parametrize("family", ["bert", "qwen3", "modernbert"])
+def test_a_large_layer_runs_in_its_own_precision(family, dtype, written, monkeypatch, caplog):
+    monkeypatch.setattr("millpond.models.native.self_check._COPIED_WEIGHTS", 1)
+    monkeypatch.setattr("millpond.models.native.self_check._copied", lambda part: 1 / 0)
+    (compared,) = load(config(written(family), dtype)).checks
+    assert not compared.wrong and compared.similarity > 0.998
+    Damage(monkeypatch, encode=MISTAKES["no-feed"][1])
+    assert load(config(written(family), dtype)).checks[0].wrong
 
 
 def test_large_layers_are_fewer(written, monkeypatch):

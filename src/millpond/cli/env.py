@@ -157,7 +157,12 @@ def _version(package: str) -> str | None:
 def _accelerator(device: object) -> str:
     import torch
 
+    from millpond.models.placement import unusable_gpu
+
     if not torch.cuda.is_available():
+        unusable = unusable_gpu()
+        if unusable is not None:
+            return f"none that can be used: {unusable}"
         return "none" if str(device) == "cpu" else str(device)
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return f"{', '.join(names)}; CUDA {torch.version.cuda}"

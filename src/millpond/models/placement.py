@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 
 from millpond.checkpoints.architecture import Architecture
 from millpond.errors import ModelLoadError
 from millpond.native.precision import bfloat16_is_fast
+
+logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -27,7 +31,7 @@ def resolve_devices(device: str | Sequence[str]) -> tuple[torch.device, ...]:
 
 
 def resolve_device(device: str) -> torch.device:
-    """``auto`` is cuda, then mps, then cpu.
+    """``auto`` is cuda, then mps, then cpu; a GPU that this torch cannot use is named in a warning.
 
     Raises:
         ModelLoadError: The name is no device, or the device is missing or was used before this process was forked.
@@ -39,6 +43,8 @@ def resolve_device(device: str) -> torch.device:
                 'start it with the "spawn" method, fork before the GPU is used, or pass device="cpu"'
             )
         kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        if kind == "cpu":
+            _warn_of_unusable_gpu()
         return torch.device(kind)
     try:
         chosen = torch.device(device)
@@ -46,6 +52,34 @@ def resolve_device(device: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ModelLoadError(f"device={device!r} is not usable here: {str(error).splitlines()[0]}") from error
     return chosen
+
+
+def unusable_gpu() -> str | None:
+    """Why this torch, which is built for CUDA, cannot use the GPU of this machine; ``None`` if it can, or has none."""
+    if torch.version.cuda is None or torch.cuda.is_available():
+        return None
+    count = torch.cuda.device_count()  # by the driver's library, which an old driver has too
+    if not count:
+        return None
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    return "CUDA finds no usable device"
+
+
+@cache  # one warning in a process
+def _warn_of_unusable_gpu() -> None:
+    reason = unusable_gpu()
+    if reason is not None:
+        logger.warning(
+            'device="auto" is the CPU: this machine has a GPU, which torch %s for CUDA %s cannot use: %s. Update the '
+            "driver, or install a torch for an older CUDA (https://pytorch.org/get-started/locally); "
+            'device="cpu" chooses the CPU without this warning',
+            torch.__version__,
+            torch.version.cuda,
+            reason,
+        )
 
 
 def resolve_dtype(dtype: str, device: torch.device, architecture: Architecture, stored: str | None) -> torch.dtype:

@@ -5,8 +5,8 @@ It runs when a model is loaded, so it may cost neither seconds nor a second copy
 - The layers are the first of each kind of attention, at least two and at most four; the weights are the model's own.
   The other layers run through the same kernels, which their weights do not change. A step of the plan that is left out
   or damaged in a layer of no such kind would not be seen; a kernel that is wrong on a processor is.
-- torch's side is computed before the weights are packed, since packing a decoder takes its layers apart. In bfloat16
-  its layers are copied to float32, one large layer or a few small ones, and dropped at once.
+- torch's side is computed before the weights are packed, since packing a decoder takes its layers apart. Layers in
+  bfloat16 are copied to float32 if they are small, and the copies dropped at once; a large one runs as it is.
 - The native side is the plan with the steps of these layers only: structs that point to the packed weights.
 """
 
@@ -38,8 +38,10 @@ logger = logging.getLogger(__name__)
 # In float32 it is more than 0.999999.
 _LEAST = {torch.float32: LEAST, torch.bfloat16: 0.995}
 _LEAST_INT8 = 0.98
-# Layers that are compared, and the weights of them after which there are no more: 0.25 GiB in float32.
+# Layers that are compared, and the weights of them after which there are no more.
 _LAYERS, _MOST_LAYERS, _MOST_WEIGHTS = 2, 4, 1 << 26
+# The weights of a layer up to which it is copied to float32: 128 MiB then.
+_COPIED_WEIGHTS = 1 << 25
 
 Ints = npt.NDArray[np.int32]
 
@@ -94,6 +96,8 @@ def check(encoder: NativeEncoder, expected: Expected) -> KernelCheck:
         "call": ", ".join(words),
         "least": _LEAST[expected.dtype] if int8 == "none" else _LEAST_INT8,
     }
+    if not encoder.plan.layers:
+        return KernelCheck(**described, obstacle="its plan does not say where its layers begin")
     start = perf_counter()
     try:
         some = NativeEncoder(encoder.plan.of_layers(expected.layers))
@@ -110,7 +114,7 @@ _READ: tuple[Rows, ...] = ("first", "last", "mean")
 
 def _similarity(encoder: NativeEncoder, expected: Expected) -> float:
     """Of the states of all texts, and of the rows that one text each has in another reading of the short ones."""
-    few = expected.lengths[: len(LENGTHS) - 1]
+    few = expected.lengths[:2]
     near = [similarity(_encoded(encoder, expected, "all", expected.lengths), expected.states)]
     for rows in _READ:
         states = expected.states[: sum(few)].split(few)
@@ -163,7 +167,7 @@ def _expected_of(backbone: nn.Module, architecture: Architecture, config: Mappin
     token = kernels.STAND_IN.set(sdpa.attend)
     try:
         with torch.inference_mode():
-            out = _in_float32(backbone, chosen)(
+            out = _view_of(backbone, chosen)(
                 input_ids=_row(ids),
                 position_ids=_row(positions),
                 segments=Segments.of(lengths, keys=keys.tolist()),
@@ -201,20 +205,31 @@ def _chosen(layers: nn.ModuleList) -> tuple[int, ...]:
     chosen: list[int] = []
     weights = 0
     for i in (*first, *more):
-        weights += sum(weight.numel() for weight in layers[i].parameters())
+        weights += _weights_of(layers[i])
         if chosen and weights > _MOST_WEIGHTS:
             break
         chosen.append(i)
     return tuple(sorted(chosen))
 
 
-def _in_float32(backbone: nn.Module, chosen: tuple[int, ...]) -> nn.Module:
-    """A backbone with these layers only, in float32; weights that are float32 are not copied, nor are tables."""
-    view = copy.copy(backbone)
-    view._modules = {name: None if part is None else _widened(part) for name, part in backbone._modules.items()}
+def _view_of(backbone: nn.Module, chosen: tuple[int, ...]) -> nn.Module:
+    """A backbone with these layers only, in float32 unless they are large.
+
+    Weights that are float32 already are not copied, nor are tables.
+    """
     layers: Any = backbone.layers
-    view._modules["layers"] = nn.ModuleList(_copied(layers[i]) for i in chosen)
+    some = [layers[i] for i in chosen]
+    view = copy.copy(backbone)
+    if max(map(_weights_of, some)) > _COPIED_WEIGHTS:
+        view._modules = {**backbone._modules, "layers": nn.ModuleList(some)}
+        return view
+    view._modules = {name: None if part is None else _widened(part) for name, part in backbone._modules.items()}
+    view._modules["layers"] = nn.ModuleList(map(_copied, some))
     return view
+
+
+def _weights_of(layer: nn.Module) -> int:
+    return sum(weight.numel() for weight in layer.parameters())
 
 
 def _widened(part: nn.Module) -> nn.Module:
