@@ -122,6 +122,22 @@ def test_stretches_under_way_count_as_waiting():
     assert backlog.take(sum(len(stretch.slots) for stretch in stretches)) is None
 
 
+@pytest.mark.parametrize("per_text", [2, 400], ids=["fewer", "more"])
+def test_stretches_that_are_under_way_at_once_correct_the_estimate_once(per_text):
+    """Each found the same mistake of it; the next ones would be a hundred times too large, or too small."""
+    budget = 32_768
+    backlog = a_backlog([400] * 800_000, batch_tokens=budget, feeders=6)
+    for least, most in ((0.0, 1000.0), (0.9, 1.1), (0.9, 1.1)):
+        stretches = []
+        while (stretch := backlog.take(0)) is not None:
+            stretches.append(stretch)
+        assert stretches
+        for stretch in stretches:
+            assert least * 2 * budget <= per_text * len(stretch.slots) <= most * 2 * budget
+        for stretch in stretches:
+            backlog.done(stretch, per_text * len(stretch.slots))
+
+
 def test_no_more_stretches_are_under_way_than_there_are_feeders():
     backlog = a_backlog([200] * 200_000, batch_tokens=32_768, feeders=2)
     first, second = backlog.take(0), backlog.take(0)

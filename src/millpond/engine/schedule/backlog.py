@@ -32,10 +32,12 @@ class Stretch:
     Attributes:
         slots: The slots, that of the longest item last.
         tokens: The estimated tokens of their items.
+        per_character: The tokens of a character that the estimate counts on.
     """
 
     slots: list[int]
     tokens: float
+    per_character: float
 
 
 class Backlog:
@@ -88,7 +90,8 @@ class Backlog:
             if not self._left or self._under_way >= self._feeders or self._has_enough(waiting):
                 return None
             count, tokens = self._next(least)
-            stretch = Stretch(slots=self._slots[self._left - count : self._left].tolist(), tokens=tokens)
+            slots = self._slots[self._left - count : self._left].tolist()
+            stretch = Stretch(slots=slots, tokens=tokens, per_character=self._per_character)
             self._left -= count
             self._under_way += 1
             self._texts_under_way += count
@@ -101,7 +104,8 @@ class Backlog:
             self._under_way -= 1
             self._texts_under_way -= len(stretch.slots)
             self._per_text = tokens / len(stretch.slots)
-            self._per_character *= tokens / stretch.tokens
+            # Of its own estimate: stretches that were under way at once all say the same of the one before.
+            self._per_character = stretch.per_character * tokens / stretch.tokens
 
     def _has_enough(self, waiting: int) -> bool:
         """Whether the texts that wait, or will in a moment, last for the next batches."""
