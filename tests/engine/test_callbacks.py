@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.tiny import SENTENCES, write_checkpoint
 
-from millpond import Engine, PoolingParams
+from millpond import Engine, PoolingParams, VectorCache
 from millpond.engine import dispatcher
 from millpond.engine.execute.cores import Cores
 from millpond.engine.execute.lanes import DeviceLane
@@ -72,6 +72,36 @@ def test_a_callback_may_call_another_engine(checkpoint, cores):
         expected = other.embed(SENTENCES).embeddings
         for found in chained(engine, other, 6, SENTENCES):
             assert np.abs(found.embeddings - expected).max() <= 1e-6
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["texts", "a large text"])
+def test_a_callback_in_the_only_thread_that_tokenizes_may_make_a_call_of_many_texts(
+    checkpoint, tmp_path, monkeypatch, large
+):
+    """Whoever waits for that thread would wait for itself: a call that is all in the cache ends there."""
+    monkeypatch.setattr(dispatcher, "_intake_threads", lambda replicas: 1)
+    texts = [f"text {i}" for i in range(2500)] + ["mill " * 50_000] * large
+    begins, looked_up, where, got = threading.Event(), VectorCache.get, [], []
+
+    def held(cache, keys, **options):
+        assert begins.wait(60)
+        return looked_up(cache, keys, **options)
+
+    def again(_):
+        where.append(threading.current_thread().name)
+        got.append(len(engine.embed(texts).embeddings))
+        over.set()
+
+    with VectorCache(tmp_path / "vectors.db") as cache:
+        engine = Engine(checkpoint, dtype="float32", cache=cache, max_batch_tokens=512)
+        engine.embed(SENTENCES)
+        over = threading.Event()
+        monkeypatch.setattr(VectorCache, "get", held)
+        engine.submit("embed", SENTENCES, PoolingParams()).add_done_callback(again)
+        begins.set()
+        ended = over.wait(60)
+        engine.close(cancel=not ended)
+    assert ended and got == [len(texts)] and "intake" in where[0]
 
 
 def test_a_callback_in_the_thread_of_a_device_gets_an_error(checkpoint, monkeypatch):

@@ -213,7 +213,8 @@ class Dispatcher:
         call.future.add_done_callback(lambda _: self._release(held.pop()))
         try:
             # In a callback, no work is left to a worker: it may be the thread that waits.
-            self._intake.admit(call, inline=inline, caches=caches, crowded=self._crowded and not self.inside)
+            crowded = self._crowded and not self.inside
+            self._intake.admit(call, inline=inline, caches=caches, crowded=crowded, whole=self._tokenizes)
         except BaseException as error:
             if not (isinstance(error, RuntimeError) and call.done):  # the engine was closed: the future says so
                 call.future.cancel()  # the caller was interrupted and no longer waits; close() must not wait either
@@ -284,6 +285,11 @@ class Dispatcher:
     def inside(self) -> bool:
         """Whether the calling thread is one of the dispatcher's: it runs a future's callback."""
         return threading.current_thread().name.startswith(self._name)
+
+    @property
+    def _tokenizes(self) -> bool:
+        """Whether the calling thread is one of those that tokenize: it runs a future's callback."""
+        return threading.current_thread().name.startswith((f"{self._name}-intake", f"{self._name}-large"))
 
     @property
     def closed(self) -> bool:

@@ -72,18 +72,19 @@ class Intake:
         self._errors = CacheErrors("vectors cannot be read from the cache, and are computed", logging.WARNING)
         self._backlogs: dict[Call, Backlog] = {}  # of the calls that are not queued at once
 
-    def admit(self, call: Call, *, inline: bool, caches: bool, crowded: bool) -> None:
+    def admit(self, call: Call, *, inline: bool, caches: bool, crowded: bool, whole: bool = False) -> None:
         """Start a call, with a look-up in the cache first if it ``caches``.
 
         If many calls are running (``crowded``), a small one is tokenized by the worker that picks it. Otherwise this
         thread tokenizes it if it is ``inline``, since it will assist, else one of ``threads`` does. Large texts have a
-        thread of their own, so that none of these waits for them.
+        thread of their own, so that none of these waits for them. A thread that is one of these itself, in a future's
+        callback, tokenizes the ``whole`` call: nobody else may be there to do it.
         """
         small = 0 < len(call.items) <= INLINE_TEXTS and not any(map(is_large, call.items))
         if crowded and not caches and small:
             self._scheduler.defer(call)
         elif inline:
-            self._begin(call, caches, inline=True)
+            self._begin(call, caches, inline=True, whole=whole)
         else:
             self._threads.submit(self._begin, call, caches)
 
@@ -124,7 +125,7 @@ class Intake:
         """Which threads tokenize ``slots``, the longest item last."""
         return self._large_thread if slots and is_large(call.items[slots[-1]]) else self._threads
 
-    def _begin(self, call: Call, caches: bool, inline: bool = False) -> None:
+    def _begin(self, call: Call, caches: bool, inline: bool = False, whole: bool = False) -> None:
         if call.done:  # cancelled while it waited for this thread
             return
         try:
@@ -132,7 +133,7 @@ class Intake:
                 return call.finish()
             slots = self._look_up(call) if caches else range(len(call.items))
             # An item that is too long must refuse the call before any of it is queued.
-            if len(slots) <= INLINE_TEXTS or call.plan.truncate == "error":
+            if whole or len(slots) <= INLINE_TEXTS or call.plan.truncate == "error":
                 ordered = sorted(slots, key=lambda slot: size_of(call.items[slot]))
                 if inline or self._thread_for(call, ordered) is self._threads:
                     self._put(call, ordered, quiet=inline)
@@ -182,7 +183,7 @@ class Intake:
         call.continues = True
         if call.done:  # cancelled meanwhile; drop() came before there was a backlog to drop
             return self.drop(call)
-        # If this thread is one of the intake's, in a callback, the others may wait for it: it does more at once.
+        # If this thread is in a callback, the intake's may wait for it: it does more at once.
         stretch = backlog.take(0, least=STRETCH_TEXTS if inline else 1)
         assert stretch is not None
         self.refill(call, 0)
