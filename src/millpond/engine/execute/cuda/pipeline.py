@@ -112,6 +112,6 @@ class _Launched:
             values = host.numpy() if rows.counts is None else host.numpy().copy()
             read[readout] = rows.split(values)
         if self.late:
-            with torch.inference_mode(), self.backend.copying():  # the next batch is running on the other stream
+            with torch.inference_mode(), self.backend.copying():  # the next batch is running meanwhile
                 read |= {readout: finish() for readout, finish in self.late.items()}
         return split_results(self.packed.requests, self.packed.lead, read)

@@ -1,9 +1,10 @@
 """Streams: a small protocol with the device operations of the GPU path: streams, pinned copies, captured graphs.
 
-There are two streams. Uploads, forwards and readouts run on the first, in the order of the batches, so that they need
-no events between them; downloads run on the second, each after an event of the first, and so does what must be waited
-for. (An upload is about 100 KB; a
-separate stream for uploads would need two of every buffer to save microseconds.)
+There are three streams. Uploads, forwards and readouts run on the first, in the order of the batches, so that they need
+no events between them. Downloads run on the second, each after an event of the first: those of the next batch may have
+been launched already, and whatever follows them there waits for its forward. So what the host waits for in between runs
+on the third. (An upload is about 100 KB; a separate stream for uploads would need two of every buffer to save
+microseconds.)
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ class Backend(Protocol):
         ...
 
     def copying(self) -> AbstractContextManager[Any]:
-        """Context in which kernels are launched, and waited for, beside those of the compute stream."""
+        """Context in which kernels are launched, and waited for, beside those of the compute stream.
+
+        They read what the host has waited for, and wait for nothing that was launched since.
+        """
         ...
 
     def pinned(self, size: int) -> torch.Tensor:
@@ -101,6 +105,7 @@ class Cuda:
         self._device = device
         self._compute = torch.cuda.Stream(device)
         self._copying = torch.cuda.Stream(device)
+        self._late = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         # The weights were copied on the current stream of this thread, which loads them, or on the default stream.
         for stream in (torch.cuda.current_stream(device), torch.cuda.default_stream(device)):
@@ -113,7 +118,7 @@ class Cuda:
 
     def copying(self) -> AbstractContextManager[Any]:
         """See :class:`Backend`."""
-        context: AbstractContextManager[Any] = torch.cuda.stream(self._copying)
+        context: AbstractContextManager[Any] = torch.cuda.stream(self._late)
         return context
 
     def pinned(self, size: int) -> torch.Tensor:
@@ -189,6 +194,7 @@ class Cuda:
         """See :class:`Backend`."""
         self._compute.synchronize()
         self._copying.synchronize()
+        self._late.synchronize()
 
 
 class _Done:
