@@ -15,6 +15,7 @@ from millpond import matryoshka
 from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import (
     CacheError,
+    DeviceLostError,
     EngineClosedError,
     EngineOverloadedError,
     InvalidRequestError,
@@ -266,6 +267,9 @@ class RecordEmbedder:
             middle = len(records) // 2
             for half in (records[:middle], records[middle:]):
                 yield from self.complete(self.submit(half))
+            return
+        if isinstance(error, DeviceLostError):  # not the record's fault: another device embeds it, or the run stops
+            yield from self.complete(self.submit(records))
             return
         self._failing_records += 1
         if self._failing_records > _MAX_FAILING_RECORDS:

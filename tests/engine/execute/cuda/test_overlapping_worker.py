@@ -205,3 +205,18 @@ def test_a_device_that_is_lost_while_memory_is_freed_runs_no_halves(monkeypatch)
     for call in (first, second):
         assert isinstance(call.future.exception(), DeviceLostError)
     assert [entry[0] for entry in device.log] == ["start", "alone", "start"]
+
+
+def test_the_loop_survives_a_bug_in_the_scheduler(monkeypatch, caplog):
+    right, failed = Scheduler._pick, []
+
+    def once(self: Scheduler, lanes: int) -> Any:
+        if not failed:
+            failed.append(True)
+            raise RuntimeError("a bug")
+        return right(self, lanes)
+
+    monkeypatch.setattr(Scheduler, "_pick", once)
+    (call,) = drive(Device(), [5, 6], budget=8)
+    assert call.future.done() and lengths(call) == [5, 6]
+    assert failed and "a batch was lost" in caplog.text

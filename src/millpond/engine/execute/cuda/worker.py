@@ -79,10 +79,13 @@ class OverlappingWorker(Worker):
     def _loop(self) -> None:
         launched: deque[_LaunchedBatch] = deque()
         while self._lost is None and (launched or self._scheduler.wait()):
-            if not launched or (len(launched) < _DEPTH and self._scheduler.tokens >= _AHEAD_TOKENS):
-                self._launch(launched)
-            else:
-                self._finish(launched)
+            try:
+                if not launched or (len(launched) < _DEPTH and self._scheduler.tokens >= _AHEAD_TOKENS):
+                    self._launch(launched)
+                else:
+                    self._finish(launched)
+            except Exception:  # a bug; the worker must go on
+                logger.exception("a batch was lost")
         while launched:
             self._finish(launched)
         self._scheduler.done()
