@@ -76,7 +76,7 @@ def test_a_record_that_is_embedded_by_itself_is_not_rejected_either(backends: li
             if engine.lost_devices:
                 break
         lose_after(backends[1], 0)
+        sink = MemorySink(client, "docs")
         with pytest.raises(DeviceLostError, match="unspecified launch failure"):
-            sink = MemorySink(client, "docs")
             ingest([Record("last", "text", {})], engine=engine, sink=sink, dead_letters=letters, show_progress=False)
     assert not letters.exists() or letters.read_text() == ""
