@@ -226,6 +226,18 @@ def test_captures_without_memory_take_little_time_too(pond: Pond, caplog: pytest
     assert len(pond.attempts) < 100 and levels(caplog) == []
 
 
+def test_a_shape_that_never_has_memory_is_tried_less_and_less(pond: Pond) -> None:
+    """Each attempt drops all graphs, and what torch reserved for it is not given back."""
+    short = True
+    pond.refused = lambda turn: torch.OutOfMemoryError("CUDA out of memory") if short else None
+    tried = [number for number in range(1, 301) if (len(pond.attempts), pond.run(0))[0] < len(pond.attempts)]
+    assert tried == [2, 4, 8, 16, 32, 64, 128, 256]
+    short = False
+    assert [pond.run(0) for _ in range(300)].index(True) == 211  # the 512th use
+    pond.graphs.clear()
+    assert [pond.run(0), pond.run(0)] == [False, True]  # as ever, once it was captured
+
+
 def test_a_lost_device_is_no_failed_capture(pond: Pond, caplog: pytest.LogCaptureFixture) -> None:
     pond.refused = lambda turn: torch.AcceleratorError("CUDA error: unspecified launch failure")
     pond.run(0)

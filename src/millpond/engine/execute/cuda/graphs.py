@@ -137,6 +137,7 @@ class Graphs:
         self._captured: OrderedDict[GraphShape, _CapturedGraph] = OrderedDict()  # least recently replayed first
         self._seen: OrderedDict[GraphShape, int] = OrderedDict()  # uses of shapes without a graph; least recent first
         self._failed: set[GraphShape] = set()
+        self._short: dict[GraphShape, int] = {}  # captures of a shape that ran out of memory
         self._usable = True
         self._captures = 0  # attempts
         self._capturing = 0.0  # seconds
@@ -207,7 +208,7 @@ class Graphs:
         uses = self._seen[shape] = self._seen.pop(shape, 0) + 1
         while len(self._seen) > _MOST_SEEN:
             self._seen.popitem(last=False)
-        if uses < self._uses:
+        if uses < self._uses << max(0, self._short.get(shape, 0) - 1):
             return False
         return self._captures < _FREE_CAPTURES or self._capturing <= _CAPTURE_SHARE * self._running
 
@@ -233,11 +234,14 @@ class Graphs:
             if is_device_lost(error):
                 raise
             # If memory is short, perhaps another program has it: the shape is tried again when it has been seen as
-            # often again, and what the other graphs have is given back.
+            # often again, then twice as often and so on, and what the other graphs have is given back.
             keep = not is_out_of_memory(error)
-            if keep:
+            if not keep:
+                self._short[shape] = self._short.get(shape, 0) + 1
+            else:
                 self._note_failure(shape, error)
         else:
+            self._short.pop(shape, None)
             captured = self._captured[shape] = _CapturedGraph(graph=graph, buffer=buffer, rows=rows, states=states)
             while len(self._captured) > 1 and (len(self._captured) > self._most or self._bytes() > self._most_bytes):
                 self._captured.popitem(last=False)
