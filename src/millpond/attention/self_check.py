@@ -177,9 +177,10 @@ class CallChecks:
     """
 
     def __init__(self, *, seconds: float | None = None) -> None:
-        """``seconds``: after these no further call is compared; ``None``: all are."""
+        """``seconds``: so long after the first call, which loads libraries, no further one is compared; ``None``: all."""
         self.results: list[KernelCheck] = []
-        self._end = None if seconds is None else perf_counter() + seconds
+        self._seconds = seconds
+        self._end: float | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -211,13 +212,15 @@ class CallChecks:
     def _attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, masking: Masking
     ) -> torch.Tensor:
-        if self._end is not None and self.results and perf_counter() > self._end:
+        if self._end is not None and perf_counter() > self._end:
             raise BudgetSpentError
         if _is_reference(kernels.select(query, key, value, segments, masking), query):
             out = kernels.KERNELS[-1].attend(query, key, value, segments, masking)
         else:
             out = self._served(query, key, value, segments, masking)
         self._probe_kind(query, key, segments, masking)
+        if self._end is None and self._seconds is not None:
+            self._end = perf_counter() + self._seconds
         return out
 
     def _probe_kind(self, query: torch.Tensor, key: torch.Tensor, segments: Segments, masking: Masking) -> None:
