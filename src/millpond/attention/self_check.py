@@ -177,7 +177,7 @@ class CallChecks:
     """
 
     def __init__(self, *, seconds: float | None = None) -> None:
-        """``seconds``: so long after the first call, which loads libraries, no further one is compared; ``None``: all."""
+        """``seconds``: so long after the first call, which loads libraries, no other is compared; ``None``: all are."""
         self.results: list[KernelCheck] = []
         self._seconds = seconds
         self._end: float | None = None
