@@ -1,21 +1,25 @@
 """How fast the host feeds a fast device: tokens per second, and where a simulated device has nothing to do.
 
     python benchmarks/feed.py [--smoke] [--lengths 52,512,mixed] [--tokenizers stored,real] [--rounds 5]
-                              [--tokens 4000000] [--milliseconds 13] [--operators 0]
+                              [--tokens 4000000] [--milliseconds 13] [--operators 0] [--busy]
 
 The device takes so many milliseconds for 32,768 tokens and none of the processor's time: its batches end when a clock
 says so, in order, two launched at a time, and each text has a row of 768 floats. All else is the engine's own, from
 texts to vectors. ``stored``: the texts were tokenized before, and the tokenizer waits as long as it would take on other
 cores, so that the engine is measured by itself; ``real``: it tokenizes on the cores of this machine. ``--operators``
-runs so many small operators for each batch in place of a captured graph. The fastest of the rounds counts.
+runs so many small operators for each batch in place of a captured graph. ``--busy``: another thread of the program
+computes in Python meanwhile (MILLPOND_SWITCH_INTERVAL=0 shows what the interpreter's lock then costs). The fastest of
+the rounds counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +36,7 @@ from record import record
 
 from millpond.config import EngineConfig
 from millpond.engine.dispatcher import Dispatcher
+from millpond.engine.execute.switch_interval import VARIABLE
 from millpond.engine.loading import Replicas, read_model
 from millpond.engine.submission import Submission
 from millpond.params import PoolingParams
@@ -76,6 +81,8 @@ def main() -> None:
         "milliseconds": options.milliseconds,
         "operators": options.operators,
         "tokenizer_rate": options.tokenizer_rate,
+        "busy": options.busy,
+        "switch_interval": os.environ.get(VARIABLE, ""),
         "rows": rows,
     }
     print(feed_page.page(results))
@@ -96,6 +103,7 @@ def arguments() -> argparse.Namespace:
         "--operators", type=int, default=0, help="small operators for each batch, and no graphs; 0: graphs"
     )
     parser.add_argument("--tokenizer-rate", type=float, default=8e6, help="tokens per second of the stored tokenizer")
+    parser.add_argument("--busy", action="store_true", help="beside a thread that computes in Python")
     options = parser.parse_args()
     if unknown := set(options.tokenizers) - set(TOKENIZERS):
         parser.error(f"--tokenizers has no {', '.join(sorted(unknown))}; choose of {', '.join(TOKENIZERS)}")
@@ -127,9 +135,13 @@ def measure(model: Path, case: Case, options: argparse.Namespace) -> dict[str, A
     replicas = Replicas(model=loaded, runners=cast("Any", (runner,)), dtype="float16")
     dispatcher = Dispatcher(replicas, budget=BUDGET, max_queue=1 << 18, cache=None)
     submission = Submission(loaded, dispatcher)
+    over = threading.Event()
+    if options.busy:
+        threading.Thread(target=compute, args=(over,), daemon=True).start()
     try:  # the first round captures graphs
         rounds = [one_round(submission, timeline, case) for _ in range(options.rounds + 1)][1:]
     finally:
+        over.set()
         dispatcher.close()
     return {
         "lengths": case.lengths,
@@ -138,6 +150,12 @@ def measure(model: Path, case: Case, options: argparse.Namespace) -> dict[str, A
         "tokens": case.tokens,
         **max(rounds, key=lambda one: one["tokens_per_second"]),
     }
+
+
+def compute(over: threading.Event) -> None:
+    """Keep the interpreter busy."""
+    while not over.is_set():
+        sum(range(1000))
 
 
 def one_round(submission: Submission, timeline: Timeline, case: Case) -> dict[str, Any]:

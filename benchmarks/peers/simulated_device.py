@@ -99,6 +99,9 @@ class SimulatedBackend:
     def computing(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
+    def copying(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
     def pinned(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.int32)
 
@@ -168,6 +171,9 @@ class SimulatedModel:
 
     def reading(self, batch: ForwardInput, states: torch.Tensor) -> Any:
         return _Reading(torch.empty(batch.segments.cu_seqlens.shape[0] - 1, self._width, device="meta"))
+
+    def reading_of_rows(self, batch: ForwardInput, readouts: Any) -> None:
+        """It has no layer that could be computed for some rows only."""
 
 
 class _Reading:

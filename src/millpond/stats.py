@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Timings:
     """Where the time of one call went, in seconds; for a score from two calls, of both together.
 
-    ``queue + inference`` is at most ``total``. Tokenization comes before the queue, except in a call of more than a
-    thousand texts, which is tokenized in parts while batches run.
+    ``queue + inference`` is at most ``total``. Tokenization comes before the queue, except in a call of many texts,
+    which is tokenized in parts while batches run, by several threads whose times are added up.
 
     Attributes:
         tokenization: Time to tokenize its texts. Calls that were tokenized together have the whole time each: all of

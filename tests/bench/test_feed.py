@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import threading
 from pathlib import Path
 
 import feed
@@ -54,7 +55,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(**given: float) -> argparse.Namespace:
-    defaults = {"milliseconds": 0.5, "operators": 0, "tokenizer_rate": 1e9, "rounds": 2}
+    defaults = {"milliseconds": 0.5, "operators": 0, "tokenizer_rate": 1e9, "rounds": 2, "busy": False}
     return argparse.Namespace(**{**defaults, **given})
 
 
@@ -80,6 +81,23 @@ def test_a_call_runs_through_the_engine(model, tokenizer, operators, monkeypatch
     assert line.count("|") == len(feed_page.COLUMNS) + 1 and f"| {tokenizer} |" in line
 
 
+def test_the_thread_beside_it_ends_with_the_measurement(model, monkeypatch):
+    monkeypatch.setattr(feed, "BUDGET", 1024)
+    threads, start = [], threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        threads.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    feed.measure(model, case(model, "stored"), options(busy=True, rounds=1))
+    (busy,) = [
+        thread for thread in threads if getattr(thread, "_target", None) is feed.compute or "compute" in thread.name
+    ]
+    busy.join(timeout=60)
+    assert not busy.is_alive()
+
+
 def test_a_wrong_number_of_tokens_is_noticed(model, monkeypatch):
     monkeypatch.setattr(feed, "BUDGET", 1024)
     right = case(model, "stored")
@@ -97,7 +115,10 @@ def test_stored_texts_have_the_tokenizers_ids(model):
 
 
 def test_the_page_names_what_was_simulated():
-    results = {"milliseconds": 13.0, "operators": 170, "tokenizer_rate": 8e6, "rows": []}
-    page = feed_page.page(results)
+    results = {"milliseconds": 13.0, "operators": 170, "tokenizer_rate": 8e6, "busy": True, "switch_interval": "0"}
+    page = feed_page.page({**results, "rows": []})
     assert "13 ms" in page and "170 operators" in page and "8 M tokens/s" in page
+    assert "Another thread" in page and "environment is 0." in page
+    quiet = feed_page.page({**results, "busy": False, "switch_interval": "", "rows": []})
+    assert "Another thread" not in quiet and "environment" not in quiet
     assert page.splitlines()[-1].count("---:") == len(feed_page.COLUMNS)

@@ -81,4 +81,5 @@ def test_no_compiler_warns(hook, compiler, tmp_path):
         for path in tmp_path.glob("*.o"):
             run = subprocess.run(["nm", "-C", "--defined-only", path], capture_output=True, text=True, check=True)
             weak = re.findall(r"^\w+ [WVu] (.*)$", run.stdout, re.MULTILINE)
-            assert weak == [], path.name
+            # What fills the table is weak where the table is, which then knows what the compiler left out.
+            assert [name for name in weak if not name.startswith("millpond_add_")] == [], path.name

@@ -99,6 +99,11 @@ def test_a_mixed_batch_takes_few_kernel_starts(monkeypatch):
     assert padded.number < 150
 
 
+def test_texts_are_filled_up_on_cuda_only():
+    assert deberta._pads(torch.device("cuda", 1))
+    assert not deberta._pads(torch.device("cpu"))
+
+
 def test_the_table_of_distances_is_placed_once(monkeypatch):
     """A copy in each forward would wait for the device; it grows with the longest text."""
     distances = deberta.Distances(span=16, buckets=True, farthest=64)

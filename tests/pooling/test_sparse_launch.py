@@ -54,8 +54,10 @@ def splade(strategy: Any = "max", activation: Any = "relu", *, logits: int = 7 *
 
 
 def token_weights() -> TokenWeightHead:
-    torch.manual_seed(2)
-    return TokenWeightHead(nn.Linear(WIDTH, 1).requires_grad_(False), (0, 3))
+    linear = nn.Linear(WIDTH, 1).requires_grad_(False)
+    linear.weight.copy_(torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(2)))
+    linear.bias.fill_(0.1)
+    return TokenWeightHead(linear, (0, 3))
 
 
 def row(lengths: Sequence[int], seed: int = 0) -> tuple[torch.Tensor, Segments, torch.Tensor]:

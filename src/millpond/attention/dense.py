@@ -1,6 +1,6 @@
 """Attention over one run: a dense batch of equally long sequences inside the packed row, by torch's own operators.
 
-Kernels that go run by run are built from this. Nothing here depends on the device.
+Kernels that go run by run are built from this.
 """
 
 from __future__ import annotations

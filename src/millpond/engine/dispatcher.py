@@ -334,7 +334,7 @@ class Dispatcher:
 
     def _release(self, call: Call) -> None:
         try:
-            call.backlog = None
+            self._intake.drop(call)
             if isinstance(call.future.failure(), CancelledError):
                 call.future.set_running_or_notify_cancel()  # wakes threads that wait for several futures
         finally:

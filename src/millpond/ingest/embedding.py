@@ -15,7 +15,6 @@ from millpond import matryoshka
 from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import (
     CacheError,
-    DeviceLostError,
     EngineClosedError,
     EngineOverloadedError,
     InvalidRequestError,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from millpond.engine.engine import Engine
 
 # Engine errors that do not depend on the texts.
-_FATAL = (CacheError, DeviceLostError, EngineClosedError, InvalidRequestError, ModelLoadError)
+_FATAL = (CacheError, EngineClosedError, InvalidRequestError, ModelLoadError)
 # If more records in a row than this cannot be embedded, the engine is broken and not the records.
 _MAX_FAILING_RECORDS = 16
 

@@ -22,11 +22,14 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 
 from millpond import Engine
-from millpond.errors import EngineClosedError, InvalidRequestError, ModelLoadError
+from millpond.engine import loading
+from millpond.errors import DeviceLostError, EngineClosedError, InvalidRequestError, ModelLoadError
 from millpond.server.settings.config import ModelConfig, ServerConfig
 from millpond.server.settings.replicas import Autoscaling, Replicas, read
+from tests import recording
 
 TEXTS = ["still water", "a mill by the water", "grain"]
 CLUSTER = Path(__file__).with_name("ray_cluster.py")
@@ -194,6 +197,22 @@ async def test_a_replica_answers_and_is_well_until_it_is_shut_down(embedder: Pat
         replica.check_health()
     with pytest.raises(EngineClosedError, match="tiny"):
         replica.check_health()
+
+
+def test_a_replica_that_has_lost_a_device_is_to_be_replaced(embedder: Path, monkeypatch: pytest.MonkeyPatch):
+    recording.pretend_varlen(monkeypatch)
+    backend = recording.Recording()
+    monkeypatch.setattr(loading, "_backend", lambda device: backend)
+    model = ModelConfig(model=str(embedder), names=("tiny",), device="cpu", dtype="float32")
+    replica = ray_serve.Replica([model], ServerConfig())
+    replica.check_health()
+    backend.lost = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    (served,) = replica._models
+    with pytest.raises(DeviceLostError):
+        served.engine.embed(["a"])
+    with pytest.raises(DeviceLostError, match="the device cpu is lost"):
+        replica.check_health()
+    replica._models.close()
 
 
 def test_a_replica_of_a_wrong_model_does_not_come_up(tmp_path: Path):

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from millpond.engine.input.plan import Plan
 from millpond.engine.input.tokenized import TokenAlignment, Tokenized
-from millpond.engine.schedule.backlog import Backlog
 from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.engine.schedule.truncation import truncated_noun, warn_truncated
 from millpond.errors import MillpondError
@@ -48,7 +47,7 @@ class Call:
         hits: Items found in the cache.
         misses: Items looked up in the cache and not found.
         heavy: Whether much of the call was queued at once; set by the scheduler.
-        backlog: What of it is not queued yet; set by the intake. ``None``: all was queued at once.
+        continues: Whether more of the call is going to be queued; set by the intake.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class Call:
         self.cached = np.zeros(count, dtype=np.bool_)
         self.hits = self.misses = 0
         self.heavy = False
-        self.backlog: Backlog | None = None
+        self.continues = False
         self._missing = count
         self._uncommitted = 0  # rows that were delivered, and are not in the cache yet
         self._assemble = assemble
@@ -130,12 +129,6 @@ class Call:
     def index_of(self, slot: int) -> int:
         """Index of a distinct item in the caller's list; of duplicates, the first one's."""
         return self._first_index + (slot if self._slot_of is None else int(np.argmax(self._slot_of == slot)))
-
-    @property
-    def continues(self) -> bool:
-        """Whether more of it is going to be queued."""
-        backlog = self.backlog  # read once: it is dropped when the call is over
-        return backlog is not None and not backlog.finished
 
     def refill(self, queued: int) -> None:
         """Called when ``queued`` of the call's requests are still waiting."""

@@ -70,6 +70,7 @@ class Intake:
         self._namespace = namespace
         self._batch_tokens = batch_tokens
         self._errors = CacheErrors("vectors cannot be read from the cache, and are computed", logging.WARNING)
+        self._backlogs: dict[Call, Backlog] = {}  # of the calls that are not queued at once
 
     def admit(self, call: Call, *, inline: bool, caches: bool, crowded: bool) -> None:
         """Start a call, with a look-up in the cache first if it ``caches``.
@@ -115,7 +116,7 @@ class Intake:
 
     def refill(self, call: Call, queued: int) -> None:
         """Tokenize more of a call if few of its requests are queued."""
-        backlog = call.backlog  # it is there before the call's requests are queued
+        backlog = self._backlogs.get(call)  # it is there before the call's requests are queued
         while backlog is not None and (stretch := backlog.take(queued)) is not None:
             self._thread_for(call, stretch.slots).submit(self._feed_stretch, call, backlog, stretch)
 
@@ -174,9 +175,13 @@ class Intake:
 
     def _feed(self, call: Call, slots: Sequence[int], *, inline: bool) -> None:
         """Tokenize a call's first stretch, or let a thread do so, and leave the rest to :meth:`refill`."""
-        call.backlog = backlog = Backlog(
+        backlog = Backlog(
             call.items, slots, limit=call.plan.limit, batch_tokens=self._batch_tokens, feeders=self._feeders
         )
+        self._backlogs[call] = backlog
+        call.continues = True
+        if call.done:  # cancelled meanwhile; drop() came before there was a backlog to drop
+            return self.drop(call)
         # If this thread is one of the intake's, in a callback, the others may wait for it: it does more at once.
         stretch = backlog.take(0, least=STRETCH_TEXTS if inline else 1)
         assert stretch is not None
@@ -193,6 +198,9 @@ class Intake:
             return
         try:
             backlog.done(stretch, tokens)
+            if backlog.finished:
+                call.continues = False
+                return self.drop(call)
             self.refill(call, self._scheduler.queued(call))
         except Exception as error:  # concerns this caller alone
             call.fail(error)
@@ -229,3 +237,7 @@ class Intake:
         ]
         requests.sort(key=lambda request: -len(request.ids))
         return requests
+
+    def drop(self, call: Call) -> None:
+        """Forget what is left of a call that is over, or queued."""
+        self._backlogs.pop(call, None)

@@ -334,3 +334,23 @@ def test_a_prompt_that_is_left_out_reads_every_row(backends, expected, tmp_path)
 def test_a_large_batch_with_much_padding_has_no_graph(tokens: int, total: int, wasted: bool) -> None:
     bucket = Bucket(tokens=tokens, sequences=4, longest=8192)
     assert graphs._wastes(bucket, total) is wasted
+
+
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, torch.AcceleratorError])
+def test_a_batch_without_memory_takes_that_of_the_graphs(kind, backends, expected, plain):
+    with Engine(plain("bert"), dtype="float32", device="cpu") as engine:
+        read(engine, TEXTS)
+        captured = engine._replicas.runner._pipeline._graphs
+        assert len(captured.shapes) == 1
+        seen = []
+
+        def fault(operation: str) -> None:
+            if operation == "replay" and not seen:
+                seen.append(len(captured.shapes))
+                raise kind("CUDA error: out of memory")
+            if operation == "upload" and len(seen) == 1:
+                seen.append(len(captured.shapes))
+
+        backends[0].fault = fault
+        assert worst(read(engine, TEXTS), expected(plain("bert"), TEXTS)) <= 1e-5
+    assert seen == [1, 0]

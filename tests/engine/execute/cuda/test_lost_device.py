@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.engine.execute.cuda.test_overlapping_worker import Device, Underway, agree, drive, lengths
+from tests.engine.execute.cuda.test_overlapping_worker import Device, Underway, agree, drive, lengths, queued
 from tests.recording import Recording
 from tests.tiny import TEXTS, write_checkpoint
 
@@ -19,7 +20,11 @@ from millpond import AsyncEngine, Engine, VectorCache
 from millpond.engine import loading
 from millpond.engine.execute.cuda import graphs
 from millpond.engine.execute.cuda import worker as cuda_worker
+from millpond.engine.execute.cuda.worker import OverlappingWorker
+from millpond.engine.execute.device_errors import LostDevices
+from millpond.engine.execute.worker import Worker
 from millpond.engine.schedule.request import Request
+from millpond.engine.schedule.scheduler import Scheduler
 from millpond.errors import DeviceLostError, EngineClosedError
 from tests import recording
 
@@ -97,8 +102,10 @@ def test_every_call_hears_of_the_loss_and_nothing_is_tried_again(
         tried: list[str] = []
         lose_at(backend, operation, after=1)
         fault = backend.fault
-        backend.fault = lambda reached: (tried.append(reached), fault(reached))[1]
+        submitted = threading.Event()
+        backend.fault = lambda reached: (submitted.wait(60), tried.append(reached), fault(reached))[2]
         futures = [engine.submit("embed", [f"{text} {i}" for text in MANY]) for i in range(3)]
+        submitted.set()
         errors = [future.exception(60) for future in futures]
         for error in errors:
             check(error)
@@ -226,3 +233,41 @@ def test_what_was_launched_after_the_fault_fails(eager: None) -> None:
     for call in calls[1:]:
         assert isinstance(call.future.exception(), DeviceLostError)
     assert device.log[-2:] == [("result", 5), ("result", 6)]  # 7 was never launched
+
+
+@pytest.mark.parametrize("kind", [Worker, OverlappingWorker])
+def test_the_half_that_was_not_run_is_left_to_the_other_device(kind: type[Worker]) -> None:
+    """Memory runs out, then the device is lost with the first half: the second half is not to blame."""
+
+    def start(requests: Sequence[Request]) -> BaseException | None:
+        if len(requests) > 1:
+            return torch.OutOfMemoryError("CUDA out of memory")
+        return illegal() if requests[0].length == 5 else None
+
+    scheduler, devices = Scheduler(100), LostDevices(2)
+    (bad,), (good,) = ([queued(scheduler, [length])] for length in (5, 6))
+    scheduler.close()
+    broken = kind(scheduler, Device(start=start), name="broken", device="cuda:0", lost_devices=devices)
+    broken.start()
+    broken.join()
+    assert isinstance(error := bad.future.exception(), DeviceLostError) and error.device == "cuda:0"
+    assert not good.done and devices.left == 1
+    other = kind(scheduler, Device(), name="other", device="cuda:1", lost_devices=devices)
+    other.start()
+    other.join()
+    assert lengths(good) == [6]
+    assert good.future.timings is not None and good.future.timings.inference >= 0
+
+
+def test_what_comes_after_the_last_device_is_refused_at_every_entrance() -> None:
+    scheduler = Scheduler(100)
+    scheduler.refuse(lambda: DeviceLostError("gone"))
+    call, group, deferred, returned = (queued(Scheduler(100), [length]) for length in (5, 6, 7, 8))
+    request = Request(call=call, slot=0, ids=np.zeros(5, dtype=np.int32))
+    scheduler.put(call, [request])
+    scheduler.put_all([(group, [request])])
+    scheduler.defer(deferred)
+    scheduler.put_back([Request(call=returned, slot=0, ids=np.zeros(8, dtype=np.int32))])
+    for each in (call, group, deferred, returned):
+        assert isinstance(each.future.exception(0), DeviceLostError)
+    assert scheduler.empty and scheduler.tokens == 0

@@ -62,24 +62,26 @@ class Underway:
         return [(request, np.full(2, request.length, dtype=np.float32)) for request in self._requests]
 
 
+def queued(scheduler: Scheduler, lengths: Sequence[int]) -> Call:
+    """A call of texts of these lengths, in the queue."""
+    call = Call(
+        [f"{i}" for i in range(len(lengths))],
+        PLAN,
+        native_width=2,
+        labels=(),
+        assemble=assemble,
+        commit=None,
+        progress=None,
+        refill=lambda *_: None,
+    )
+    scheduler.put(call, [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)])
+    return call
+
+
 def drive(device: Device, *lengths_of_calls: list[int], budget: int) -> list[Call]:
     """Run calls through a worker until they are done."""
-    scheduler, calls = Scheduler(budget), []
-    for lengths in lengths_of_calls:
-        texts = [f"{i}" for i in range(len(lengths))]
-        call = Call(
-            texts,
-            PLAN,
-            native_width=2,
-            labels=(),
-            assemble=assemble,
-            commit=None,
-            progress=None,
-            refill=lambda *_: None,
-        )
-        requests = [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
-        scheduler.put(call, requests)
-        calls.append(call)
+    scheduler = Scheduler(budget)
+    calls = [queued(scheduler, lengths) for lengths in lengths_of_calls]
     scheduler.close()
     worker = OverlappingWorker(scheduler, device, name="test")
     worker.start()

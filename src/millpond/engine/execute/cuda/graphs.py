@@ -2,7 +2,7 @@
 
 A shape that is seen again is captured once and replayed from then on, without Python and without the hundred kernel
 launches of a forward. A model that cannot be captured is found out by itself: code that reads lengths on the host
-(kernels that work run by run, Jamba's mixers, FlexAttention's block masks) raises
+(kernels that work batch by batch, Jamba's mixers) raises
 :class:`~millpond.attention.segments.HostLengthsError` in the first warm-up, and the model then runs without graphs.
 
 A capture waits for the device and empties torch's caches, so captures must stay few, however many shapes there are. A
