@@ -222,6 +222,14 @@ def test_limited_keys_that_are_ignored_are_noticed(kernel, only, monkeypatch, ca
     assert len(warnings(caplog)) == 1 and kernels.withdrawn(kernel)
 
 
+def test_limited_keys_and_shared_prefixes_are_probed_too(only):
+    only(matmul_attention)
+    found, _ = watched(call(MASKINGS["causal"], keys=(1, 1, 5, 20)))
+    assert sum("limited keys" in check.call for check in found) == 2  # the call, and random numbers
+    assert sum("shared prefix" in check.call for check in found) == 1
+    assert len(found) == 4
+
+
 def test_the_next_kernel_serves_and_is_compared_too(monkeypatch, caplog):
     first = served()
     for kernel in {first, matmul_attention}:

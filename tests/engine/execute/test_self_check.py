@@ -376,3 +376,15 @@ def test_no_memory_for_a_graph_says_nothing_about_it(written, backends, caplog):
     backends[0].refuse = refuse
     results = check_runner(runner, dtype=torch.float32, vocabulary=100, longest=64)
     assert not of(results, "graphs")[0].wrong and not warnings(caplog)
+
+
+def test_a_device_that_is_lost_is_no_fault_of_a_graph(written, backends, monkeypatch, caplog):
+    """Loading goes on, and the first batch says what it is."""
+
+    def lost(graph: RecordedGraph) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    runner = load(config(written("bert"), "float32")).runner
+    replayed(lost, monkeypatch)
+    results = check_runner(runner, dtype=torch.float32, vocabulary=100, longest=64)
+    assert of(results, "varlen") and not of(results, "graphs") and not warnings(caplog)
