@@ -264,6 +264,25 @@ def test_when_every_kernel_raises_none_is_to_blame(monkeypatch):
         watched(call())
 
 
+def test_on_a_device_that_computes_nothing_any_more_no_kernel_is_to_blame(only, monkeypatch, caplog):
+    only(matmul_attention)
+    ones = torch.ones
+
+    def lost(right, q, *rest):
+        def fail(*size, device=None, **options):
+            if device is None:
+                return ones(*size, **options)
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+        monkeypatch.setattr(torch, "ones", fail)
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    plant(monkeypatch, matmul_attention, lost)
+    with pytest.raises(DeviceBrokenError, match="illegal memory access"):
+        watched(call())
+    assert kernels.withdrawn(matmul_attention) is None and warnings(caplog) == []
+
+
 def test_a_kernel_that_knows_its_limits_is_followed_by_the_next(only, monkeypatch, caplog):
     """It raises KernelError, and fits such calls no more; it is not wrong."""
     only(matmul_attention)

@@ -96,7 +96,7 @@ class BudgetSpentError(Exception):
 
 
 class DeviceBrokenError(Exception):
-    """Every kernel raises, the last one included: the device does not compute, and no kernel is to blame."""
+    """The device does not compute, or every kernel raises, the last one included: none of them is to blame."""
 
 
 def is_on() -> bool:
@@ -316,6 +316,7 @@ def compare(
         by_head: Compare each head of a token, not all heads of it at once.
 
     Raises:
+        DeviceBrokenError: The kernel raised, and the device does not compute anything any more.
         MemoryError: There is no memory for the call, which says nothing about the kernel.
         torch.OutOfMemoryError: As above, on the device.
     """
@@ -331,6 +332,8 @@ def compare(
     except Exception as error:
         logger.debug("%s raised in the self-check", kernel.NAME, exc_info=error)
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        if not _computes(query.device):
+            raise DeviceBrokenError(reason) from error
         return KernelCheck(
             kernel=kernel.NAME, call=words, obstacle=reason, raised=True, seconds=perf_counter() - start
         ), None
@@ -350,6 +353,14 @@ def describe(query: torch.Tensor, key: torch.Tensor, segments: Segments, masking
     if key.shape[1] != heads:
         parts.append(f"{key.shape[1]} for keys")
     return ", ".join([*parts, *kernels.options(segments, masking)])
+
+
+def _computes(device: torch.device) -> bool:
+    """Whether a device still computes anything: after some errors every call of CUDA fails, whatever the kernel."""
+    try:
+        return float(torch.ones((), device=device).add_(1)) == 2
+    except RuntimeError:
+        return False
 
 
 def _is_reference(kernel: Kernel, query: torch.Tensor) -> bool:
