@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.tiny import SENTENCES, write_checkpoint
 
 from millpond import Engine
@@ -437,3 +438,30 @@ def test_a_plan_of_some_layers_shares_the_weights(written):
     ids, bounds = np.arange(9, dtype=np.int32), np.array([0, 4, 9], dtype=np.int32)
     assert torch.equal(NativeEncoder(whole).encode(ids, bounds), loaded.runner.backbone.encode(ids, bounds))
     assert not torch.equal(NativeEncoder(some).encode(ids, bounds), loaded.runner.backbone.encode(ids, bounds))
+
+
+@every_dtype
+@needs_int8
+@pytest.mark.parametrize("quantization", [None, "int8", "int8-all"])
+@pytest.mark.parametrize("factor", [3, 10])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3", "gemma2"])
+def test_weights_that_magnify_rounding_prove_nothing(family, factor, quantization, dtype, tmp_path, caplog):
+    folder = write_checkpoint(tmp_path / family, family, config=SIZE)
+    (file,) = folder.glob("*.safetensors")
+    tensors = {name: tensor * factor if tensor.dim() == 2 else tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    loaded = load(config(folder, dtype, quantization=quantization))
+    assert isinstance(loaded.runner.backbone, NativeEncoder)
+    assert not any(found.wrong for found in loaded.checks)
+    assert not warnings(caplog)
+
+
+@every_dtype
+def test_a_mistake_is_found_among_large_weights(dtype, written, monkeypatch, tmp_path, caplog):
+    folder = write_checkpoint(tmp_path / "qwen3", "qwen3", config=SIZE)
+    (file,) = folder.glob("*.safetensors")
+    tensors = {name: tensor * 2 if tensor.dim() == 2 else tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    Damage(monkeypatch, encode=MISTAKES["no-rotation"][1])
+    assert load(config(folder, dtype)).checks[0].wrong
+    assert len(warnings(caplog)) == 1

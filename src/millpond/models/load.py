@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from millpond.models.encoder_file import read_encoder
 from millpond.models.linear import plain_linears, reorder
 from millpond.models.native.families import may_have_plan, native_forward
 from millpond.models.native.kernels import Int8
-from millpond.models.native.self_check import check, expected_of
+from millpond.models.native.self_check import check, excused, expected_of
 from millpond.models.quantize import quantize
 from millpond.tasks import Quantization
 
@@ -90,11 +90,8 @@ def load_backbone(
             backbone = _load_by_transformers(checkpoint, architecture, device=device, dtype=dtype)
     backbone = backbone.eval().to(device)
     if natively:
-        forward = _native_forward(backbone, architecture, quantization, checkpoint.config, checks)
-        if forward is not None:
-            return forward
-        del backbone  # a decoder that was packed has lost its layers
-        return _without_native_forward(checkpoint, architecture, dtype, quantization)
+        reread = partial(load_backbone, checkpoint, architecture, device=device, dtype=dtype)
+        return _native_forward(backbone, architecture, quantization, checkpoint.config, checks, reread)
     if packed:
         backbone = packed_forward(backbone, architecture)
     return backbone if quantization is None else quantize(backbone, quantization, device)
@@ -115,36 +112,37 @@ def _native_forward(
     quantization: Quantization | None,
     config: Mapping[str, Any],
     checks: list[KernelCheck] | None,
-) -> nn.Module | None:
-    """The native forward of ``backbone``, else its packed one; ``None`` if the native one turned out to be wrong."""
+    reread: Callable[[], nn.Module],
+) -> nn.Module:
+    """The native forward of ``backbone``, else its packed one; ``reread`` gives that if the native one is wrong."""
     with plain_linears():
         backbone = packed_forward(backbone, architecture)
     int8 = _NATIVE_INT8[quantization]
     compared = checks is not None and may_have_plan(backbone, int8)
     expected = expected_of(backbone, architecture, config) if compared else None
     forward = native_forward(backbone, int8)
-    if forward is None:
-        return reorder(backbone) if quantization is None else quantize(backbone, quantization, torch.device("cpu"))
-    if checks is not None and expected is not None:
-        checks.append(check(forward, expected))
-        if checks[-1].wrong:
+    warn = True
+    if forward is not None and checks is not None and expected is not None:
+        found = check(forward, expected)
+        if found.wrong:
+            del forward, backbone  # a decoder that was packed has lost its layers
+            with plain_linears():
+                backbone = reread()
+            found = excused(found, expected, backbone, int8)
+            forward, warn = (None, False) if found.wrong else (native_forward(backbone, int8), True)
+        checks.append(found)
+        if found.wrong:
             warn_once(
-                f"the native forward {checks[-1].kernel!r}",
-                checks[-1],
+                f"the native forward {found.kernel!r}",
+                found,
                 device=device_name(torch.device("cpu")),
                 consequence=f"{type(backbone).__name__} runs in torch's operators instead, which are slower.",
             )
-            return None
-    return forward
-
-
-def _without_native_forward(
-    checkpoint: Checkpoint, architecture: Architecture, dtype: torch.dtype, quantization: Quantization | None
-) -> nn.Module:
-    """The packed forward of a checkpoint whose native one is wrong, read again."""
-    cpu = torch.device("cpu")
-    backbone = load_backbone(checkpoint, architecture, device=cpu, dtype=dtype)
-    return backbone if quantization is None else quantize(backbone, quantization, cpu, warn=False)
+    if forward is not None:
+        return forward
+    if quantization is None:
+        return reorder(backbone)
+    return quantize(backbone, quantization, torch.device("cpu"), warn=warn)
 
 
 def is_head_tensor(name: str, architecture: Architecture) -> bool:
