@@ -173,19 +173,19 @@ def test_a_forked_child_loads_and_compares_on_its_own(written, monkeypatch):
     assert not kernels._withdrawn  # of the parent
 
 
-@pytest.mark.parametrize("fault", ["states", "segments"])
+@pytest.mark.parametrize("fault", ["forward", "segments"])
 def test_a_check_that_cannot_run_lets_the_model_load(fault, written, monkeypatch, caplog):
-    if fault == "states":
-        right = Runner.states
+    if fault == "forward":
+        right = Runner.forward
         calls: list[int] = []
 
-        def states(self: Runner, batch: Any, rows: Any = None) -> Any:
+        def forward(self: Runner, batch: Any, rows: Any = None) -> Any:
             calls.append(1)
             if len(calls) == 1:
                 raise RuntimeError("no")
             return right(self, batch, rows)
 
-        monkeypatch.setattr(Runner, "states", states)
+        monkeypatch.setattr(Runner, "forward", forward)
     else:
         with monkeypatch.context() as patch:
             patch.setattr(self_check.DeviceBatch, "segments", property(lambda self: 1 / 0), raising=False)

@@ -199,7 +199,11 @@ class Runner:
         )
 
     def states(self, batch: ForwardInput, rows: torch.Tensor | None = None) -> torch.Tensor:  # [tokens, backbone]
-        """The backbone's hidden states; with ``rows [n]``, of these tokens only."""
+        """The backbone's hidden states of a batch of requests; with ``rows [n]``, of these tokens only."""
+        return self.forward(batch, rows)
+
+    def forward(self, batch: ForwardInput, rows: torch.Tensor | None = None) -> torch.Tensor:  # [tokens, backbone]
+        """As :meth:`states`, for any tokens."""
         options = dict(self._options) if rows is None else {**self._options, "rows": rows}
         if self._token_types:
             types = batch.token_types

@@ -75,7 +75,7 @@ def check_runner(
         if not on_cpu or dtype is torch.bfloat16:
             for batch in batches:
                 with checks.watching():
-                    runner.states(DeviceBatch(packed=batch, device=runner.device))
+                    runner.forward(DeviceBatch(packed=batch, device=runner.device))
         elif dtype is torch.float32:
             _check_narrow_window(checks)
     with _never_failing(runner), torch.inference_mode():
