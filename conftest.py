@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -76,6 +77,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("enable_socket")
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: _path(item.nodeid) not in SERIAL | LONG)
+
+
+def pytest_runtest_setup() -> None:
+    """Undo the log level that a command set which an earlier test ran in this process."""
+    logging.getLogger("millpond").setLevel(logging.NOTSET)
 
 
 def pytest_collection_finish() -> None:

@@ -153,10 +153,15 @@ class DeviceLostError(MillpondError):
         reason: The device's own error, in one line; ``None`` if it is not known.
     """
 
+    device: str | None = None
+    reason: str | None = None
+
     def __init__(self, message: str, *, device: str | None = None, reason: str | None = None) -> None:
         super().__init__(message)
-        self.device = device
-        self.reason = reason
+        if device is not None:
+            self.device = device
+        if reason is not None:
+            self.reason = reason
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Keep the attributes: exceptions are unpickled from their positional arguments only."""

@@ -46,6 +46,7 @@ def test_an_unknown_model_is_a_lookup_error():
 
 
 OPTIONS = {
+    "DeviceLostError": {"device": "cuda:1", "reason": "CUDA error: unspecified launch failure"},
     "EngineOverloadedError": {"retry_after": 1.5},
     "InvalidDimensionsError": {"dimensions": 3, "native": 48, "declared": (8, 16), "smallest": 1, "trained": True},
     "InputTooLongError": {"index": 2, "tokens": 70, "limit": 64, "at_least": True},
