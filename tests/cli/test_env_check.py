@@ -74,6 +74,19 @@ def test_a_kernel_that_raises_is_named_with_its_error(run: Run, monkeypatch: pyt
     assert any(check["kernel"] == "matmul" and "no kernel image" in check["obstacle"] for check in checks)
 
 
+def test_a_device_that_breaks_is_a_line_and_no_traceback(run: Run, monkeypatch: pytest.MonkeyPatch):
+    def lost(*call):
+        monkeypatch.setattr(self_check, "_computes", lambda device: False)
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure\nand advice in more lines")
+
+    monkeypatch.setattr(matmul_attention, "attend", lost)
+    result = run("env", "--check")
+    assert result.code == 1 and "Traceback" not in result.err
+    lines = [line for line in lines_of(result.out) if line[0] == "matmul"]
+    assert lines and all("computes nothing any more" in " ".join(line) for line in lines)
+    assert "advice" not in result.out
+
+
 def test_a_models_kernels_are_compared_on_its_weights(run: Run, tmp_path: Path):
     folder = write_checkpoint(tmp_path / "model")
     result = run("env", "--check", folder, "--dtype", "bfloat16", "--device", "cpu", "--json")

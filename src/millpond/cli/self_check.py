@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from millpond.attention.kernels import KERNELS
 from millpond.attention.segments import Segments
-from millpond.attention.self_check import LENGTHS, KernelCheck, compare, device_name, reference
+from millpond.attention.self_check import LENGTHS, DeviceBrokenError, KernelCheck, compare, device_name, reference
 from millpond.attention.signature import Masking
 
 if TYPE_CHECKING:
@@ -84,15 +85,17 @@ def as_objects(checks: list[KernelCheck]) -> list[dict[str, Any]]:
 
 def _of_kernel(kernel: Any, device: torch.device, dtype: torch.dtype) -> Iterator[KernelCheck]:
     """Every typical call that a kernel fits."""
-    for heads in _HEADS:
-        for fields in _MASKINGS:
-            for keys in (None, _KEYS):
-                call = _call(heads, fields, keys, device, dtype)
-                if kernel.fits(*call):
-                    try:
-                        yield compare(kernel, *call, expected=reference(*call), by_head=True)[0]
-                    except (MemoryError, torch.OutOfMemoryError) as error:
-                        yield KernelCheck(kernel=kernel.NAME, call="", obstacle=f"no memory: {error}")
+    for heads, fields, keys in product(_HEADS, _MASKINGS, (None, _KEYS)):
+        try:
+            call = _call(heads, fields, keys, device, dtype)
+            if kernel.fits(*call):
+                yield compare(kernel, *call, expected=reference(*call), by_head=True)[0]
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            yield KernelCheck(kernel=kernel.NAME, call="", obstacle=f"no memory: {error}")
+        except (DeviceBrokenError, torch.AcceleratorError) as error:  # no other call would run there
+            broken = f"the device computes nothing any more ({str(error).partition(chr(10))[0]})"
+            yield KernelCheck(kernel=kernel.NAME, call=str(dtype).removeprefix("torch."), obstacle=broken, raised=True)
+            return
 
 
 def _call(
