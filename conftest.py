@@ -80,7 +80,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """Undo the log level that a command set which an earlier test ran in this process."""
+    """Undo the log levels that a command set which an earlier test ran in this process."""
+    logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger("millpond").setLevel(logging.NOTSET)
 
 
