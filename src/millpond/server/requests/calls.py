@@ -21,8 +21,8 @@ from millpond.server.requests.limits import check_count
 from millpond.server.state import config_of, prepare_executor_of
 from millpond.server.telemetry.timings import Work
 from millpond.tasks import Task
-from millpond.vllm_dialect.model import Pending
-from millpond.vllm_dialect.prompts import Tokenization
+from millpond.vllm.model import Pending
+from millpond.vllm.prompts import Tokenization
 
 Output = TypeVar("Output")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from millpond.errors import InvalidRequestError
 from millpond.server.encoding import repeatable
-from millpond.vllm_dialect.prompts import read_texts
+from millpond.vllm.prompts import read_texts
 
 Document = str | Mapping[str, Any]
 

@@ -20,8 +20,8 @@ from millpond.server.requests.limits import check_count
 from millpond.server.schemas.score import PairRequest
 from millpond.server.state import config_of, models_of, record_model
 from millpond.tasks import Activation, ScoreMethod, ScoreType
-from millpond.vllm_dialect.model import Pending
-from millpond.vllm_dialect.prompts import Tokenization
+from millpond.vllm.model import Pending
+from millpond.vllm.prompts import Tokenization
 
 # An embedder can score pairs too, but if there is a reranker, a rerank request means that one.
 _PREFERENCE: tuple[tuple[ScoreType, ...], ...] = (("cross-encoder", "late-interaction"), ("bi-encoder",))

@@ -17,8 +17,8 @@ from millpond.server.schemas.vectors import VectorRequest
 from millpond.server.settings.config import ServerConfig
 from millpond.server.state import config_of
 from millpond.tasks import Task
-from millpond.vllm_dialect.model import Pending
-from millpond.vllm_dialect.prompts import Tokenization
+from millpond.vllm.model import Pending
+from millpond.vllm.prompts import Tokenization
 
 
 def count(body: PromptRequest, request: Request) -> int:

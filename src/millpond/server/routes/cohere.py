@@ -21,7 +21,7 @@ from millpond.server.schemas.cohere import CohereEmbedAnswer, CohereEmbedRequest
 from millpond.server.schemas.input_types import params_of
 from millpond.server.state import find_model
 from millpond.tasks import Task, Truncate
-from millpond.vllm_dialect.prompts import Tokenization
+from millpond.vllm.prompts import Tokenization
 
 router = APIRouter(tags=["Cohere"])
 

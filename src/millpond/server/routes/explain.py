@@ -24,7 +24,7 @@ from millpond.server.requests.limits import check_length
 from millpond.server.schemas.explain import TextExplainAnswer, TextExplainRequest
 from millpond.server.state import find_model
 from millpond.tasks import Role
-from millpond.vllm_dialect.model import Pending
+from millpond.vllm.model import Pending
 
 router = APIRouter(tags=["Late-interaction indexes"])
 

@@ -30,7 +30,7 @@ from millpond.server.schemas.indexes import (
     SearchRequest,
 )
 from millpond.server.state import config_of, indexes_of, record_model
-from millpond.vllm_dialect.model import Pending
+from millpond.vllm.model import Pending
 
 router = APIRouter(prefix="/v1/indexes", tags=["Late-interaction indexes"])
 

@@ -18,8 +18,8 @@ from millpond.server.schemas.pooling import PoolingResponse, PoolingTaskRequest
 from millpond.server.settings.config import ServerConfig
 from millpond.server.state import config_of, models_of, record_model
 from millpond.tasks import Task
-from millpond.vllm_dialect.arguments import POOLING_TASKS
-from millpond.vllm_dialect.model import Pending
+from millpond.vllm.arguments import POOLING_TASKS
+from millpond.vllm.model import Pending
 
 router = APIRouter(tags=["vLLM"])
 

@@ -15,7 +15,7 @@ from millpond.server.requests.pairs import Scoring, find_scorer
 from millpond.server.schemas.rerank import RerankAnswer, RerankRequest
 from millpond.server.schemas.tei import RankedText, TeiRerankRequest
 from millpond.server.state import named_model
-from millpond.vllm_dialect.prompts import read_texts
+from millpond.vllm.prompts import read_texts
 
 router = APIRouter(tags=["Scores and rankings"])
 

@@ -9,7 +9,7 @@ from millpond.server.answers.envelope import envelope, usage
 from millpond.server.requests import bodies
 from millpond.server.requests.pairs import Scoring, find_scorer
 from millpond.server.schemas.score import ScoreAnswer, ScoreRequest, Side
-from millpond.vllm_dialect.prompts import read_texts
+from millpond.vllm.prompts import read_texts
 
 router = APIRouter(tags=["Scores and rankings"])
 

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from millpond.params import PoolingParams
 from millpond.server.schemas.prompts import PromptRequest
 from millpond.server.schemas.usage import UsageInfo
 from millpond.tasks import Activation
+from millpond.vllm.params import PoolingParams
 
 
 class ClassificationRequest(PromptRequest):

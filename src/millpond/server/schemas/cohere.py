@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from millpond.errors import InvalidRequestError
 from millpond.server.schemas.absent import absent_if_null
 from millpond.server.schemas.request import INT64, Priority
-from millpond.vllm_dialect.prompts import read_texts
+from millpond.vllm.prompts import read_texts
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 Cut = Literal["NONE", "START", "END"]

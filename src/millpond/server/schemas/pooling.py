@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from millpond.params import PoolingParams
 from millpond.server.schemas.request import INT64
 from millpond.server.schemas.usage import UsageInfo
 from millpond.server.schemas.vectors import VectorRequest
 from millpond.spec import ModelSpec
 from millpond.tasks import Activation, Task
+from millpond.vllm.params import PoolingParams
 
 TokenId = Annotated[int, Field(ge=0, lt=INT64)]
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from millpond.server.errors import RequestError
 from millpond.server.schemas.absent import absent_if_null
-from millpond.vllm_dialect.prompts import Tokenization
+from millpond.vllm.prompts import Tokenization
 
 INT64 = 1 << 63
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from millpond.errors import InvalidRequestError
-from millpond.params import one_value
 from millpond.server.schemas.absent import absent_if_null
 from millpond.server.schemas.request import PoolingRequest
 from millpond.server.schemas.usage import UsageInfo
 from millpond.tasks import ScoreMethod
+from millpond.vllm.arguments import one_value
 
 # A text, or {"content": a text or a list of text parts}.
 Text = str | dict[str, Any]

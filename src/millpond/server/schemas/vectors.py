@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from millpond.params import PoolingParams
 from millpond.server.encoding import EmbedDtype, EncodingFormat, Endianness
 from millpond.server.errors import RequestError
 from millpond.server.schemas import input_types
 from millpond.server.schemas.absent import absent_if_null
 from millpond.server.schemas.prompts import PromptRequest
 from millpond.spec import ModelSpec
+from millpond.vllm.params import PoolingParams
 
 
 class VectorRequest(PromptRequest):
@@ -55,7 +55,7 @@ class VectorRequest(PromptRequest):
             raise RequestError(f"{listed} exclude each other; pass one", param=next(iter(present)))
         params = PoolingParams(prompt_name=self.prompt_name)
         if self.prompt_name is None:
-            params = input_types.params_of(self.role or self.input_type, spec)
+            params = PoolingParams.of(input_types.params_of(self.role or self.input_type, spec))
         return replace(params, dimensions=self.dimensions, normalize=self.normalize, use_activation=self.use_activation)
 
     @property
