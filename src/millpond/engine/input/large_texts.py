@@ -12,7 +12,7 @@ from millpond.inputs import Item, TokenIds, size_of
 
 # A longer text takes tens of milliseconds, and a hundred megabytes.
 LARGE_CHARACTERS = 1 << 17
-# The tokenizer's threads are as many as the cores, for all engines of a process: half of them stay free for small texts.
+# The tokenizer has a thread for each core, for all engines of a process: half of them stay free for small texts.
 SLOTS = max(1, (os.cpu_count() or 2) // 2)
 TURNS = FairSemaphore()
 
