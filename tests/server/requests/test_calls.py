@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -328,17 +329,16 @@ def test_small_requests_have_a_thread_while_large_ones_fill_theirs() -> None:
 def test_small_requests_are_answered_while_large_texts_wait_for_their_turn(
     held: Any, path: str, small: dict[str, Any], large: dict[str, Any]
 ) -> None:
-    pond, turns = held(), large_texts._turns.free
+    pond, turns = held(), ExitStack()
     pond.release()
-    for _ in range(large_texts._TURNS):
-        assert turns.acquire(timeout=300)
-    with running(pond.models) as address, ThreadPoolExecutor(20) as threads:
+    for _ in range(large_texts.SLOTS):
+        turns.enter_context(large_texts.TURNS.turn(large_texts.SLOTS))
+    with turns, running(pond.models) as address, ThreadPoolExecutor(20) as threads:
         slow = [threads.submit(httpx.post, address + path, json=large, timeout=300) for _ in range(20)]
         for _ in range(5):
             assert httpx.post(address + path, json=small, timeout=300).status_code == 200
         assert not any(answer.done() for answer in slow)
-        for _ in range(large_texts._TURNS):
-            turns.release()
+        turns.close()
         assert [answer.result(timeout=300).status_code for answer in slow] == [200] * 20
 
 

@@ -1,4 +1,4 @@
-"""Searches of several threads get their turns in the order in which they came."""
+"""Threads get their slots in the order in which they came."""
 
 import os
 import threading
@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from millpond.late_interaction.turns import Turns
+from millpond.fair_semaphore import FairSemaphore
 
 
 def waiting(turns, count):
@@ -28,7 +28,7 @@ def start(turns, threads, name, order, gate=None):
 
 
 def test_a_search_alone_uses_every_thread():
-    turns = Turns()
+    turns = FairSemaphore()
     for _ in range(3):
         with turns.turn(4) as share:
             assert share == 4
@@ -36,7 +36,7 @@ def test_a_search_alone_uses_every_thread():
 
 
 def test_turns_come_in_the_order_of_arrival():
-    turns, order, gate = Turns(), [], threading.Event()
+    turns, order, gate = FairSemaphore(), [], threading.Event()
     threads = [start(turns, 1, "first", order, gate)]
     while not order:
         time.sleep(0.001)
@@ -52,7 +52,7 @@ def test_turns_come_in_the_order_of_arrival():
 
 
 def test_no_more_searches_run_than_there_are_threads():
-    turns, order, gate = Turns(), [], threading.Event()
+    turns, order, gate = FairSemaphore(), [], threading.Event()
     threads = [start(turns, 2, number, order, gate) for number in range(5)]
     waiting(turns, 3)
     assert len(turns._running) == 2
@@ -63,7 +63,7 @@ def test_no_more_searches_run_than_there_are_threads():
 
 
 def test_threads_are_shared_with_those_who_are_here():
-    turns, order, gate = Turns(), [], threading.Event()
+    turns, order, gate = FairSemaphore(), [], threading.Event()
     threads = []
     for number in range(4):
         threads.append(start(turns, 4, number, order, gate))
@@ -76,7 +76,7 @@ def test_threads_are_shared_with_those_who_are_here():
 
 
 def test_an_error_gives_the_turn_on():
-    turns = Turns()
+    turns = FairSemaphore()
     with pytest.raises(ValueError, match="broken"), turns.turn(1):
         raise ValueError("broken")
     with turns.turn(1) as share:
@@ -84,7 +84,7 @@ def test_an_error_gives_the_turn_on():
 
 
 def test_one_who_stops_waiting_takes_no_turn(monkeypatch):
-    turns, order, gate = Turns(), [], threading.Event()
+    turns, order, gate = FairSemaphore(), [], threading.Event()
     first = start(turns, 1, "first", order, gate)
     while not order:
         time.sleep(0.001)
@@ -98,7 +98,7 @@ def test_one_who_stops_waiting_takes_no_turn(monkeypatch):
         def acquire(self):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("millpond.late_interaction.turns._Ticket", Ticket)
+    monkeypatch.setattr("millpond.fair_semaphore._Ticket", Ticket)
     with pytest.raises(KeyboardInterrupt), turns.turn(1):
         pass
     monkeypatch.undo()
@@ -113,15 +113,13 @@ def test_one_who_stops_waiting_takes_no_turn(monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_does_not_wait_for_the_searches_of_its_parent():
-    from millpond.late_interaction.turns import TURNS
-
-    gate, order = threading.Event(), []
-    thread = start(TURNS, 1, "parent", order, gate)
+    turns, gate, order = FairSemaphore(), threading.Event(), []
+    thread = start(turns, 1, "parent", order, gate)
     while not order:
         time.sleep(0.001)
     child = os.fork()
     if child == 0:
-        with TURNS.turn(1):
+        with turns.turn(1):
             os._exit(7)
     deadline = time.monotonic() + 30
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
