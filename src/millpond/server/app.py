@@ -16,13 +16,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from millpond.errors import MillpondError
-from millpond.server.api import openapi
+from millpond.server.api import ROUTERS, openapi
 from millpond.server.api.openapi import ErrorAnswer
 from millpond.server.errors import answer_error, answer_violation
 from millpond.server.middleware import ApiKeys, RequestMiddleware
 from millpond.server.requests.body_budget import BodyBudget
 from millpond.server.requests.prepare_executor import PrepareExecutor
-from millpond.server.api import ROUTERS
 from millpond.server.served.indexes import ServedIndexes
 from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ServerConfig
