@@ -29,7 +29,7 @@ from millpond.late_interaction import PlaidIndex
 from millpond.server.app import create_app
 from millpond.server.launch import sockets
 from millpond.server.launch.server import Server
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
 CHAT_TEMPLATE = (

@@ -12,7 +12,7 @@ from tests.tiny import SENTENCES
 from tests.tiny.heads import STEP
 
 from millpond.server.app import create_app
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig
 
 TEXTS = list(SENTENCES[:3])

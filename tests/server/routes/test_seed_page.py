@@ -22,7 +22,7 @@ from millpond import Engine
 from millpond.cli import serve as command
 from millpond.cli.app import main
 from millpond.server.launch import run
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 
