@@ -69,8 +69,8 @@ def queries_of(
     """The requests whose answers together, by score, are the answer to a search.
 
     The first ranks the points that have the largest width: the candidates of the smallest, and beside them the best of
-    those that lack the smallest width. The others rank the points whose largest width is a smaller one, by that width. No
-    point is in two answers.
+    those that lack the smallest width. The others rank the points whose largest width is a smaller one, by
+    that width. No point is in two answers.
 
     Args:
         plan: The stages and the question's vectors.

@@ -101,7 +101,7 @@ def search(
     candidates: Annotated[
         int | None,
         typer.Option(
-            help="Records that the stage before the last one keeps (default: coarse to fine the larger of 100 and 10 k, "
+            help="Records that the stage before the last keeps (default: coarse to fine the larger of 100 and 10 k, "
             "for --rerank of 50 and 5 k).",
             metavar="N",
             min=1,
