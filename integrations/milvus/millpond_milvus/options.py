@@ -170,7 +170,7 @@ class VectorOptions:
 
     def index(self, width: int, *, lite: bool) -> dict[str, Any]:
         """What ``add_index`` takes for the vectors of a width."""
-        # Lite's AUTOINDEX is a graph that may lose candidates under a filter. Its collections are small: search exactly.
+        # Lite's AUTOINDEX is a graph that may lose candidates under a filter. Its collections are small: exact is fine.
         kind = "FLAT" if lite else _INDEXES[self._family][self.index_quantization]
         params: dict[str, Any] = {}
         if kind.startswith("HNSW"):
