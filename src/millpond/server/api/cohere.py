@@ -23,7 +23,7 @@ from millpond.server.responses import encoding
 from millpond.server.responses.response_fields import cohere_meta, envelope
 from millpond.server.state import find_model
 from millpond.tasks import Task, Truncate
-from millpond.vllm_dialect.prompts import Tokenization, read_texts
+from millpond.vllm.prompts import Tokenization, read_texts
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 Cut = Literal["NONE", "START", "END"]

@@ -27,7 +27,7 @@ from millpond.server.responses.response_fields import UsageInfo, usage
 from millpond.server.served.models import ServedModel
 from millpond.server.state import find_model
 from millpond.tasks import Role, Truncate
-from millpond.vllm_dialect.model import Pending
+from millpond.vllm.model import Pending
 
 
 class TextExplainRequest(BaseModel):

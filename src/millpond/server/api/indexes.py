@@ -20,7 +20,7 @@ from millpond.server.requests.limits import check_count
 from millpond.server.responses.encoding import json_response
 from millpond.server.served.indexes import ServedIndex
 from millpond.server.state import config_of, indexes_of, record_model
-from millpond.vllm_dialect.model import Pending
+from millpond.vllm.model import Pending
 
 Count = Annotated[int, Field(ge=1, le=10_000)]
 Candidates = Annotated[int, Field(ge=1, le=1_000_000)]

@@ -22,8 +22,8 @@ from millpond.server.served.models import ServedModel
 from millpond.server.state import config_of
 from millpond.server.telemetry.timings import Work
 from millpond.tasks import Task
-from millpond.vllm_dialect.model import Pending
-from millpond.vllm_dialect.prompts import Tokenization
+from millpond.vllm.model import Pending
+from millpond.vllm.prompts import Tokenization
 
 Output = TypeVar("Output")
 

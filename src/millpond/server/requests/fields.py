@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticUseDefault
 
 from millpond.server.errors import RequestError
-from millpond.vllm_dialect.prompts import Tokenization
+from millpond.vllm.prompts import Tokenization
 
 
 def absent_if_null(kind: Any) -> BeforeValidator:

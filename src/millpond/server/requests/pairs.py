@@ -12,7 +12,7 @@ from pydantic import Field
 from millpond.engine.composite.scoring import pair_up
 from millpond.errors import InvalidRequestError
 from millpond.outputs import ScoreOutput
-from millpond.params import PoolingParams, one_value
+from millpond.params import PoolingParams
 from millpond.server.errors import NotServedError, RequestError
 from millpond.server.requests import calls
 from millpond.server.requests.chat import check_trusted
@@ -21,8 +21,9 @@ from millpond.server.requests.limits import check_count
 from millpond.server.served.models import ServedModel, ServedModels
 from millpond.server.state import config_of, models_of, record_model
 from millpond.tasks import Activation, ScoreMethod, ScoreType
-from millpond.vllm_dialect.model import Pending
-from millpond.vllm_dialect.prompts import Tokenization
+from millpond.vllm.arguments import one_value
+from millpond.vllm.model import Pending
+from millpond.vllm.prompts import Tokenization
 
 # A text, or {"content": a text or a list of text parts}.
 Text = str | dict[str, Any]

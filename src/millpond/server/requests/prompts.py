@@ -18,8 +18,8 @@ from millpond.server.served.models import ServedModel
 from millpond.server.settings.config import ServerConfig
 from millpond.server.state import config_of
 from millpond.tasks import Task
-from millpond.vllm_dialect.model import Pending
-from millpond.vllm_dialect.prompts import Tokenization
+from millpond.vllm.model import Pending
+from millpond.vllm.prompts import Tokenization
 
 TokenList = Annotated[list[int], Field(fail_fast=True)]
 

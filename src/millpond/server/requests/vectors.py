@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from millpond.errors import InvalidRequestError
-from millpond.params import PoolingParams
 from millpond.server.errors import RequestError
 from millpond.server.requests.fields import absent_if_null
 from millpond.server.requests.prompts import PromptRequest
 from millpond.server.responses.encoding import EmbedDtype, EncodingFormat, Endianness, NumberFormat
 from millpond.spec import ModelSpec
 from millpond.tasks import ROLES, Role
+from millpond.vllm.params import PoolingParams
 
 _ROLES: dict[str, Role] = {
     "search_query": "query",

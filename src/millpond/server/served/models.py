@@ -16,9 +16,9 @@ from millpond.errors import InvalidRequestError, UnknownModelError
 from millpond.server.errors import NotServedError
 from millpond.server.settings.config import ModelConfig
 from millpond.tasks import Task
-from millpond.vllm_dialect import arguments
-from millpond.vllm_dialect.model import PoolingModel
-from millpond.vllm_dialect.pooler_config import PoolerConfig
+from millpond.vllm import arguments
+from millpond.vllm.model import PoolingModel
+from millpond.vllm.pooler_config import PoolerConfig
 
 
 @dataclass(frozen=True, kw_only=True)

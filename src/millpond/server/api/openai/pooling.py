@@ -9,7 +9,6 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from millpond.errors import UnsupportedTaskError
-from millpond.params import PoolingParams
 from millpond.server.api import openapi
 from millpond.server.errors import NotServedError, RequestError
 from millpond.server.requests import bodies, calls, prompts
@@ -23,8 +22,9 @@ from millpond.server.settings.config import ServerConfig
 from millpond.server.state import config_of, models_of, record_model
 from millpond.spec import ModelSpec
 from millpond.tasks import Activation, Task
-from millpond.vllm_dialect.arguments import POOLING_TASKS
-from millpond.vllm_dialect.model import Pending
+from millpond.vllm.arguments import POOLING_TASKS
+from millpond.vllm.model import Pending
+from millpond.vllm.params import PoolingParams
 
 TokenId = Annotated[int, Field(ge=0, lt=INT64)]
 

@@ -19,7 +19,7 @@ from millpond.server.responses import encoding
 from millpond.server.responses.encoding import repeatable
 from millpond.server.responses.response_fields import UsageInfo, cohere_meta, envelope, usage
 from millpond.server.state import named_model
-from millpond.vllm_dialect.prompts import read_texts
+from millpond.vllm.prompts import read_texts
 
 
 class RerankRequest(PairRequest):

@@ -13,7 +13,7 @@ from millpond.server.requests import bodies
 from millpond.server.requests.pairs import PairRequest, Scoring, Side, find_scorer
 from millpond.server.responses import encoding
 from millpond.server.responses.response_fields import UsageInfo, envelope, usage
-from millpond.vllm_dialect.prompts import read_texts
+from millpond.vllm.prompts import read_texts
 
 _SPELLINGS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 

@@ -27,7 +27,7 @@ from millpond.server.responses import encoding
 from millpond.server.served.models import ServedModel
 from millpond.server.state import config_of, find_model, models_of, named_model
 from millpond.tasks import Task
-from millpond.vllm_dialect.prompts import Tokenization
+from millpond.vllm.prompts import Tokenization
 
 router = APIRouter(tags=["TEI"])
 

@@ -10,7 +10,7 @@ from millpond.inputs import Item
 from millpond.server.requests.fields import INT64
 from millpond.server.requests.pairs import METHOD
 from millpond.tasks import ScoreMethod
-from millpond.vllm_dialect.prompts import Tokenization, read_prompts
+from millpond.vllm.prompts import Tokenization, read_prompts
 
 
 def _lowered(value: Any) -> Any:

@@ -11,32 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.errors import InvalidRequestError
-from millpond.params import PoolingParams, one_value
+from millpond.params import PoolingParams
 from millpond.pooling.activations import activate
 from millpond.tasks import Activation
-from millpond.vllm_dialect.arguments import POOLING_TASKS
+from millpond.vllm.arguments import POOLING_TASKS, one_value
 
 # vLLM's pooling types: of whole texts, by the engine's name, and of tokens.
 _SEQUENCE_POOLING = {"CLS": "cls", "LAST": "lasttoken", "MEAN": "mean"}
 _TOKEN_POOLING = ("ALL", "STEP")
+_ACTIVATIONS = ("use_activation", "normalize", "softmax", "activation")
+_STEPS = ("step_tag_id", "returned_token_ids")
 _KEYS = (
-    "task",
-    "pooling_type",
-    "seq_pooling_type",
-    "tok_pooling_type",
-    "use_activation",
-    "normalize",
-    "softmax",
-    "activation",
-    "dimensions",
-    "enable_chunked_processing",
-    "max_embed_len",
-    "logit_mean",
-    "logit_sigma",
-    "logit_bias",
-    "logit_scale",
-    "step_tag_id",
-    "returned_token_ids",
+    *("task", "pooling_type", "seq_pooling_type", "tok_pooling_type", *_ACTIVATIONS, "dimensions", *_STEPS),
+    *("enable_chunked_processing", "max_embed_len", "logit_mean", "logit_sigma", "logit_bias", "logit_scale"),
     "enable_flash_late_interaction",
 )
 
@@ -83,10 +70,7 @@ class PoolerConfig:
                 f"pooler_config has {unknown[0]}, which is unknown; it may have {', '.join(_KEYS)}"
             )
         settings = {key: value for key, value in fields.items() if value is not None}
-        use_activation = one_value(
-            {key: settings.get(key) for key in ("use_activation", "normalize", "softmax", "activation")},
-            owner="pooler_config's ",
-        )
+        use_activation = one_value({key: settings.get(key) for key in _ACTIVATIONS}, owner="pooler_config's ")
         if settings.get("task") not in (None, *POOLING_TASKS):
             raise InvalidRequestError(
                 f"pooler_config's task={settings['task']!r} is unknown; choose one of {', '.join(POOLING_TASKS)}"
@@ -125,7 +109,7 @@ def _as_mapping(config: Any) -> Mapping[str, Any]:
         try:
             config = json.loads(config)
         except ValueError as error:
-            raise InvalidRequestError(f"pooler_config={config!r} is no JSON: {error}") from error
+            raise InvalidRequestError(f"pooler_config={config!r} is not JSON: {error}") from error
     if isinstance(config, Mapping):
         return config
     fields = {key: getattr(config, key) for key in _KEYS if hasattr(config, key)}
@@ -154,7 +138,7 @@ def _pooling(settings: Mapping[str, Any]) -> tuple[str | None, str | None]:
 
 def _steps(settings: Mapping[str, Any], token_pooling: str | None) -> tuple[int | None, tuple[int, ...] | None]:
     """(the token whose rows are kept, the columns that are kept)."""
-    tag, columns = settings.get("step_tag_id"), settings.get("returned_token_ids")
+    tag, columns = (settings.get(key) for key in _STEPS)
     if token_pooling == "ALL" and (tag is not None or columns is not None):
         raise InvalidRequestError("pooler_config's step_tag_id and returned_token_ids are for the pooling type STEP")
     PoolingParams(step_tag_id=tag, returned_token_ids=columns)  # raises for invalid values

@@ -18,10 +18,10 @@ from millpond.params import PoolingParams
 from millpond.pooling.activations import by_width
 from millpond.ragged import Ragged
 from millpond.tasks import Activation, ScoreMethod, Task
-from millpond.vllm_dialect import arguments
-from millpond.vllm_dialect.params import complete
-from millpond.vllm_dialect.pooler_config import PoolerConfig
-from millpond.vllm_dialect.prompts import Tokenization
+from millpond.vllm import arguments
+from millpond.vllm.params import complete
+from millpond.vllm.pooler_config import PoolerConfig
+from millpond.vllm.prompts import Tokenization
 
 Output = TypeVar("Output")
 

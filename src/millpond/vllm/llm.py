@@ -11,13 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from millpond.compat.vllm_outputs import (
-    ClassificationData,
-    EmbeddingData,
-    PoolingData,
-    RequestOutput,
-    ScoringData,
-)
 from millpond.engine.composite.scoring import pair_up, vector_params
 from millpond.engine.engine import Engine
 from millpond.errors import InvalidRequestError
@@ -25,11 +18,12 @@ from millpond.inputs import Item, Pair
 from millpond.params import PoolingParams
 from millpond.progress import draw_bar
 from millpond.tasks import Task
-from millpond.vllm_dialect import arguments
-from millpond.vllm_dialect.model import Pending, PoolingModel
-from millpond.vllm_dialect.params import Params, per_prompt
-from millpond.vllm_dialect.pooler_config import PoolerConfig
-from millpond.vllm_dialect.prompts import Tokenization, read_prompts, read_texts
+from millpond.vllm import arguments
+from millpond.vllm.model import Pending, PoolingModel
+from millpond.vllm.outputs import ClassificationData, EmbeddingData, PoolingData, RequestOutput, ScoringData
+from millpond.vllm.params import Params, per_prompt
+from millpond.vllm.pooler_config import PoolerConfig
+from millpond.vllm.prompts import Tokenization, read_prompts, read_texts
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -40,62 +34,44 @@ class LLM:
     Deliberate differences: a reranker's own template is applied unless another is passed, ColBERT encodes as its
     checkpoint says, rewards are raw unless ``use_activation=True``, and one object serves every task. As in vLLM,
     over-long prompts are errors unless the caller asks for truncation.
-
-    Args:
-        model: Hub id or local folder.
-        runner: ``auto`` or ``pooling``.
-        convert: ``auto``, ``embed``, ``classify`` or ``none``.
-        task: The older name of ``convert``.
-        trust_remote_code: Accepted, and never needed: millpond runs no code of a checkpoint.
-        hf_overrides: Merged into config.json.
-        pooler_config: A dict or its JSON; see :class:`~millpond.vllm_dialect.pooler_config.PoolerConfig`.
-        override_pooler_config: Its older name.
-        dtype: As :class:`millpond.Engine`; also ``half`` and ``float``.
-        max_model_len: Most tokens per prompt.
-        revision: Branch, tag or commit of a hub id.
-        device: As :class:`millpond.Engine`.
-        quantization: As :class:`millpond.Engine`.
-        ignored_args: vLLM's resource arguments, such as ``gpu_memory_utilization``, change nothing here and are named
-            in one warning; any other argument is refused.
-
-    Raises:
-        TypeError: An argument that neither vLLM nor millpond has.
-        InvalidRequestError: An invalid option.
-        ModelLoadError: As :class:`millpond.Engine`.
     """
 
     def __init__(
         self,
         model: str | os.PathLike[str],
         *,
-        runner: str = "auto",
         convert: str = "auto",
         task: str | None = None,
-        trust_remote_code: bool = False,
-        hf_overrides: Mapping[str, Any] | None = None,
         pooler_config: Any = None,
         override_pooler_config: Any = None,
-        dtype: str = "auto",
-        max_model_len: int | None = None,
-        revision: str | None = None,
-        device: str = "auto",
-        quantization: str | None = None,
-        **ignored_args: Any,
+        runner: str = "auto",
+        trust_remote_code: bool = False,
+        **options: Any,
     ) -> None:
+        """Load a model.
+
+        Args:
+            model: Hub id or local folder.
+            convert: ``auto``, ``embed``, ``classify`` or ``none``.
+            task: The older name of ``convert``.
+            pooler_config: A dict or its JSON; see :class:`~millpond.vllm.pooler_config.PoolerConfig`.
+            override_pooler_config: Its older name.
+            runner: ``auto`` or ``pooling``.
+            trust_remote_code: Accepted, and never needed: millpond runs no code of a checkpoint.
+            **options: ``dtype``, also ``half`` and ``float``; ``max_model_len``, most tokens per prompt; ``revision``,
+                ``device``, ``quantization`` and ``hf_overrides`` as :class:`millpond.Engine`. vLLM's resource
+                arguments, such as ``gpu_memory_utilization``, change nothing here and are named in one warning.
+
+        Raises:
+            TypeError: An argument that neither vLLM nor millpond has.
+            InvalidRequestError: An invalid option.
+            ModelLoadError: As :class:`millpond.Engine`.
+        """
         arguments.check_flags(runner=runner, trust_remote_code=trust_remote_code)
-        arguments.check_ignored_args(ignored_args)
+        engine_args = arguments.engine_args(options)
         self.pooler_config = PoolerConfig.of(override_pooler_config if pooler_config is None else pooler_config)
-        self.engine = Engine(
-            model,
-            revision=revision,
-            device=device,
-            dtype=arguments.dtype(dtype),
-            max_length=max_model_len,
-            pooling=self.pooler_config.pooling,
-            convert=arguments.conversion(convert, task),
-            hf_overrides=hf_overrides,
-            quantization=quantization,
-        )
+        conversion = arguments.conversion(convert, task)
+        self.engine = Engine(model, pooling=self.pooler_config.pooling, convert=conversion, **engine_args)
         self._model = PoolingModel(self.engine, self.pooler_config, task=None if task == "auto" else task)
         self._numbers = itertools.count()
 
@@ -118,8 +94,12 @@ class LLM:
             truncate_prompt_tokens: Cut to this many tokens; -1 is the model's maximum.
             use_tqdm: Draw a progress bar, if the output is a terminal or a notebook.
 
+        Returns:
+            One output for each prompt; ``.outputs.embedding`` is a list of ``d`` floats.
+
         Raises:
             InvalidRequestError: A prompt or an option that cannot be served.
+            UnsupportedTaskError: The checkpoint does not embed.
         """
         tokenization = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
         outputs = self._each("embed", prompts, pooling_params, tokenization, use_tqdm)
@@ -134,7 +114,22 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Probabilities of the classes for each prompt, as ``.outputs.probs``; arguments as :meth:`embed`."""
+        """Probabilities of the classes for each prompt, as ``.outputs.probs``.
+
+        Args:
+            prompts: As :meth:`embed`.
+            pooling_params: As :meth:`embed`.
+            tokenization_kwargs: As :meth:`embed`.
+            truncate_prompt_tokens: As :meth:`embed`.
+            use_tqdm: As :meth:`embed`.
+
+        Returns:
+            One output for each prompt; ``.outputs.probs`` is a list of floats, one for each class.
+
+        Raises:
+            InvalidRequestError: As :meth:`embed`.
+            UnsupportedTaskError: The checkpoint does not classify.
+        """
         tokenization = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
         outputs = self._each("classify", prompts, pooling_params, tokenization, use_tqdm)
         return [self._output(ClassificationData(probs=rows.tolist()), ids) for rows, ids in outputs]
@@ -150,7 +145,19 @@ class LLM:
     ) -> list[RequestOutput]:
         """A row of rewards for each token (or step), as the tensor ``.outputs.data``; raw by default.
 
-        Arguments as :meth:`embed`.
+        Args:
+            prompts: As :meth:`embed`.
+            pooling_params: As :meth:`embed`.
+            tokenization_kwargs: As :meth:`embed`.
+            truncate_prompt_tokens: As :meth:`embed`.
+            use_tqdm: As :meth:`embed`.
+
+        Returns:
+            One output for each prompt; ``.outputs.data`` is float32 ``[tokens, columns]``, or ``[steps, columns]``.
+
+        Raises:
+            InvalidRequestError: As :meth:`embed`.
+            UnsupportedTaskError: The checkpoint has no rewards.
         """
         tokenization = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
         return self._tensors(self._each("reward", prompts, pooling_params, tokenization, use_tqdm))
@@ -167,8 +174,6 @@ class LLM:
     ) -> list[RequestOutput]:
         """The result of any task for each prompt, as the tensor ``.outputs.data``.
 
-        Other arguments as :meth:`embed`.
-
         Args:
             prompts: As :meth:`embed`.
             pooling_params: As :meth:`embed`.
@@ -177,10 +182,19 @@ class LLM:
             tokenization_kwargs: As :meth:`embed`.
             truncate_prompt_tokens: As :meth:`embed`.
             use_tqdm: As :meth:`embed`.
+
+        Returns:
+            One output for each prompt; ``.outputs.data`` is float32: a vector ``[d]``, probabilities ``[classes]``, or
+            for a task of tokens ``[tokens, d]`` or ``[tokens, classes]``.
+
+        Raises:
+            InvalidRequestError: As :meth:`embed`.
+            UnsupportedTaskError: The checkpoint does not serve the task.
         """
         tokenization = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
-        first = pooling_params if isinstance(pooling_params, PoolingParams | None) else next(iter(pooling_params), None)
-        task = self._model.task(pooling_task or (None if first is None else first.task))
+        params = [pooling_params] if isinstance(pooling_params, PoolingParams | None) else list(pooling_params)
+        named = next((each.task for each in params[:1] if each is not None), None)
+        task = self._model.task(pooling_task or named)
         return self._tensors(self._each(task, prompts, pooling_params, tokenization, use_tqdm))
 
     def score(
@@ -206,8 +220,12 @@ class LLM:
             truncate_prompt_tokens: As :meth:`embed`.
             use_tqdm: As :meth:`embed`.
 
+        Returns:
+            One output for each pair; ``.outputs.score`` is a float.
+
         Raises:
             InvalidRequestError: The numbers do not pair up, or an option is invalid.
+            UnsupportedTaskError: The checkpoint does not score.
         """
         pairs = pair_up(read_texts(data_1, "data_1"), read_texts(data_2, "data_2"))
         tokenization = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
@@ -291,7 +309,6 @@ class LLM:
         return ids
 
     def _tensors(self, outputs: list[tuple[FloatArray, Callable[[], list[int]]]]) -> list[RequestOutput]:
-
         return [self._output(PoolingData(data=torch.from_numpy(rows.copy())), ids) for rows, ids in outputs]
 
     def _output(self, data: Any, tokenize: Callable[[], list[int]]) -> RequestOutput:

@@ -28,6 +28,11 @@ SWITCHES = frozenset(
 )
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "api_server_count")
 _DTYPES = {"half": "float16", "float": "float32"}
+# The arguments that the engine has, by its own names.
+_ENGINE_ARGS = {
+    **{name: name for name in ("dtype", "revision", "device", "quantization", "hf_overrides")},
+    "max_model_len": "max_length",
+}
 _CONVERSIONS = {"auto": "auto", "embed": "embed", "classify": "classify", "none": "auto", "reward": "auto"}
 # ``task=`` of older versions: the conversion that it meant.
 _TASKS = {
@@ -55,6 +60,24 @@ POOLING_TASKS: dict[str, tuple[Task, ...]] = {
     "score": ("classify",),
     "encode": ("token_embed", "token_classify"),
 }
+
+
+def one_value(values: Mapping[str, Any], *, owner: str = "") -> Any:
+    """The value of an option by its several names; ``None`` if none of them is set.
+
+    Args:
+        values: The value under each name; ``None`` is not set.
+        owner: Where the names were written, for the error: ``"pooler_config's "``.
+
+    Raises:
+        InvalidRequestError: Two of the names have different values.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    first = next(iter(given.values()), None)
+    if any(value != first for value in given.values()):
+        listed = " and ".join(f"{name}={value!r}" for name, value in given.items())
+        raise InvalidRequestError(f"{owner}{listed} are names of one option and contradict each other; pass one")
+    return first
 
 
 def conversion(convert: str, task: str | None) -> str:
@@ -100,19 +123,22 @@ def check_parallel(ignored_args: Mapping[str, Any]) -> None:
             )
 
 
-def check_ignored_args(ignored_args: Mapping[str, Any]) -> None:
-    """Warn once, naming the resource arguments that are ignored.
+def engine_args(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an engine from those of vLLM's class; a warning names the resource arguments, once per call.
 
     Raises:
         TypeError: Any other argument.
         InvalidRequestError: Several devices or processes for one model.
     """
-    unknown = sorted(ignored_args.keys() - IGNORED_ARGS)
+    ignored = options.keys() & IGNORED_ARGS
+    unknown = sorted(options.keys() - IGNORED_ARGS - _ENGINE_ARGS.keys())
     if unknown:
         raise TypeError(f"LLM has no argument {unknown[0]!r}")
-    check_parallel(ignored_args)
-    if ignored_args:
-        warnings.warn(f"no meaning here, and ignored: {', '.join(sorted(ignored_args))}", UserWarning, stacklevel=3)
+    check_parallel(options)
+    if ignored:
+        warnings.warn(f"no meaning here, and ignored: {', '.join(sorted(ignored))}", UserWarning, stacklevel=3)
+    passed = {_ENGINE_ARGS[name]: value for name, value in options.items() if name in _ENGINE_ARGS}
+    return passed | {"dtype": dtype(passed.get("dtype", "auto"))}
 
 
 def pooling_task(name: str | None, served: frozenset[Task], *, model: str) -> Task:
