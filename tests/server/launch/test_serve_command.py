@@ -35,8 +35,8 @@ from typer.main import get_command
 import millpond
 from millpond.cli.app import app, main
 from millpond.cli.serve_words import read
-from millpond.errors import InvalidRequestError, MissingExtraError, ModelLoadError
 from millpond.engine import heap
+from millpond.errors import InvalidRequestError, MissingExtraError, ModelLoadError
 from millpond.server.launch import run, sockets
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
