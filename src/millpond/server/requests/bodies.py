@@ -12,10 +12,9 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from millpond.errors import EngineOverloadedError
-from millpond.server.admission.body_budget import LARGEST_DROPPED
-from millpond.server.errors import BodyTooLargeError, ClientGoneError, RequestError
-from millpond.server.state import body_budget_of, config_of, models_of, record_model
-from millpond.server.violations import violation
+from millpond.server.errors import BodyTooLargeError, ClientGoneError, RequestError, violation
+from millpond.server.requests.body_budget import LARGEST_DROPPED, body_budget_of
+from millpond.server.state import config_of, models_of, record_model
 
 Body = TypeVar("Body")
 
@@ -86,15 +85,15 @@ async def _within_time(request: Request) -> bytearray:
             _TOO_SLOW.format(seconds=seconds), status=408, type="Request Timeout", headers={"Connection": "close"}
         ) from None
     except ClientDisconnect:
-        raise _refusal(request) from None
+        raise _rejection(request) from None
 
 
-def _refusal(request: Request) -> RequestError:
+def _rejection(request: Request) -> RequestError:
     """What the protocol has answered in the middle of the body, for the log; otherwise the client is gone."""
-    refusal = getattr(request.state, "refusal", None)
-    if refusal is None:
+    rejection = getattr(request.state, "rejection", None)
+    if rejection is None:
         return ClientGoneError()
-    status, type, message = refusal
+    status, type, message = rejection
     return RequestError(message, status=status, type=type)
 
 
