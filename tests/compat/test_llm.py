@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.tiny import SENTENCES, TEXTS, edit_json, write_checkpoint
-from tests.tiny_hub import WIDTH
+from tests.tiny.hub import WIDTH
 
 from millpond import Engine, UnsupportedTaskError
 from millpond.errors import InvalidRequestError, ModelLoadError

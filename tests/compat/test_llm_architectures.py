@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.tiny import SENTENCES, write_checkpoint
-from tests.tiny_hub import WIDTH
+from tests.tiny.hub import WIDTH
 
 from millpond.vllm import LLM, PoolingParams
 

@@ -14,11 +14,15 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 from tests.server.mutations import INDEXES, KEY, MODELS, QUERY, TEXTS
 from tests.tiny import Layout, Normalize, Pooling, write_checkpoint
-from tests.tiny_cross_encoder import write_cross_encoder
-from tests.tiny_hub import STAND_INS
-from tests.tiny_late import write_stanford
-from tests.tiny_rewards import write_language_model, write_reward
-from tests.tiny_sparse import write_m3, write_splade
+from tests.tiny.heads import (
+    write_cross_encoder,
+    write_language_model,
+    write_m3,
+    write_reward,
+    write_splade,
+    write_stanford,
+)
+from tests.tiny.hub import STAND_INS
 
 from millpond import Engine
 from millpond.late_interaction import PlaidIndex
@@ -44,7 +48,7 @@ def running(models: ServedModels, config: ServerConfig | None = None) -> Iterato
 
 
 @contextmanager
-def serving(app: FastAPI, config: ServerConfig | None = None, *, keep_alive: int = 65) -> Iterator[Server]:
+def serving(app: FastAPI, config: ServerConfig | None = None, *, keep_alive: float = 65) -> Iterator[Server]:
     """``app`` on a free port of the loopback device.
 
     Args:

@@ -101,7 +101,7 @@ def build(
         Literal["int8", "4", "2"],
         typer.Option(help="How token vectors are stored: int8, or residuals of 4 or 2 bits beside a centroid."),
     ] = "4",
-    width: Annotated[
+    dimensions: Annotated[
         int | None,
         typer.Option(help="Columns to keep of a token vector (Matryoshka if trained, else PCA).", metavar="N", min=1),
     ] = None,
@@ -125,7 +125,7 @@ def build(
     """
     records = _read(source, id_column, text_column, types)
     settings = engine_settings(device, dtype, max_length, revision, hf_overrides)
-    with _opened(index, model, settings, payload=payload, width=width, pool_factor=pool_factor) as opened:
+    with _opened(index, model, settings, payload=payload, dimensions=dimensions, pool_factor=pool_factor) as opened:
         _add(opened, records)
 
 

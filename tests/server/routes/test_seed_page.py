@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tests.server.conftest import running
 from tests.tiny import Layout, Normalize, Pooling, write_checkpoint
-from tests.tiny_late import write_pylate, write_stanford
+from tests.tiny.heads import write_pylate, write_stanford
 
 from millpond import Engine
 from millpond.cli import serve as command

@@ -1,45 +1,20 @@
-"""Tiny checkpoints: random weights in the file layouts of the hub, written to a folder. Most tests start here.
-
-``write_checkpoint(tmp_path / "model", "bert")`` writes a plain repository (config.json, weights, tokenizer);
-``sentence_transformers=Layout(...)`` adds modules.json and the files it lists. Everything is deterministic, float32,
-two layers deep (ModernBERT: four) and 48 wide; a text may have up to 64 tokens. The weights are much larger than those
-of a newly initialized model, so that a wrong position, window or scale changes results far beyond rounding.
-"""
+"""Writes tiny checkpoints: config.json, weights and tokenizer, and the files of sentence-transformers around them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tests.tiny_families import FAMILIES, MAX_TOKENS, Classification, Family
-from tests.tiny_layouts import Dense, Dropout, LayerNorm, Layout, Normalize, Other, Pooling, write_layout
-from tests.tiny_originals import ORIGINALS
-from tests.tiny_tokenizers import SENTENCES, write_tokenizer
+from tests.tiny.families import FAMILIES, MAX_TOKENS, Classification
+from tests.tiny.layouts import Layout, write_layout
+from tests.tiny.originals import ORIGINALS
+from tests.tiny.tokenizers import SENTENCES, write_tokenizer
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = [
-    "FAMILIES",
-    "MAX_TOKENS",
-    "SENTENCES",
-    "TEXTS",
-    "Dense",
-    "Dropout",
-    "Family",
-    "LayerNorm",
-    "Layout",
-    "Normalize",
-    "Other",
-    "Pooling",
-    "drop_tensor",
-    "edit_json",
-    "truncate_file",
-    "write_checkpoint",
-]
 
 # Texts of one token, of several and of more than the limit; a duplicate; scripts with many unknown tokens.
 TEXTS = (
@@ -107,7 +82,7 @@ def write_checkpoint(
         **(config or {}),
     }
     (backbone / "config.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
-    _save(_tensors(family, json.dumps(content), wrapped=wrapped, head=head, seed=seed), backbone, weights)
+    save_weights(_tensors(family, json.dumps(content), wrapped=wrapped, head=head, seed=seed), backbone, weights)
     if layout is not None:
         width = int(content.get("hidden_size") or content.get("dim") or content.get("n_embd") or 0)
         write_layout(folder, layout, width=width, seed=seed + 1000)
@@ -162,10 +137,15 @@ def _random(name: str, shape: tuple[int, ...], generator: torch.Generator, *, sh
     return noise * 0.2
 
 
-def _save(tensors: Mapping[str, torch.Tensor], folder: Path, kind: str) -> None:
+def save_weights(
+    tensors: Mapping[str, torch.Tensor], folder: Path, kind: Literal["safetensors", "bin"] = "safetensors"
+) -> None:
+    """Replace the weights in ``folder``."""
     import torch
     from safetensors.torch import save_file
 
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        (folder / name).unlink(missing_ok=True)
     if kind == "safetensors":
         save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
     else:
@@ -180,14 +160,49 @@ def edit_json(path: Path, **fields: Any) -> None:
 
 def drop_tensor(folder: Path, name: str) -> None:
     """Remove one tensor from ``folder``'s model.safetensors."""
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
     tensors = load_file(folder / "model.safetensors")
     del tensors[name]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_weights(tensors, folder)
 
 
 def truncate_file(path: Path, *, keep: float = 0.5) -> None:
     """Truncate a file to a share of its bytes, as an interrupted download does."""
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * keep)])
+
+
+def add_tokens(folder: Path, tokens: Sequence[str], *, added: bool) -> dict[str, torch.Tensor]:
+    """Append ``tokens`` to the vocabulary, as added tokens or as plain entries; returns the enlarged weights."""
+    import torch
+    from safetensors.torch import load_file
+
+    size = int(json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"])
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    for number, token in enumerate(tokens, start=size):
+        if added:
+            flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+            content["added_tokens"].append({"id": number, "content": token, **flags, "special": True})
+        else:
+            content["model"]["vocab"][token] = number
+            with (folder / "vocab.txt").open("a", encoding="utf-8") as file:
+                file.write(f"{token}\n")
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    edit_json(folder / "config.json", vocab_size=size + len(tokens))
+    tensors = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(11)
+    for name, tensor in tensors.items():
+        if len(tensor) == size:
+            more = torch.randn(len(tokens), *tensor.shape[1:], generator=generator) * 0.3
+            tensors[name] = torch.cat((tensor, more))
+    return tensors
+
+
+def token_id(folder: Path, token: str) -> int:
+    """A token's id, read with the tokenizers library only."""
+    from tokenizers import Tokenizer
+
+    number: int | None = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(token)
+    assert number is not None
+    return number

@@ -1,11 +1,9 @@
-"""NomicBert, GTE and jina-embeddings-v3 in the format of the hub: config.json, tensor names and shapes.
-
-Tensors are converted from transformers' names to the original ones. Nothing here reads millpond's tables.
-"""
+"""Conversion of transformers' tensors to the names and shapes of a family's checkpoints on the hub."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,9 +11,65 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, "torch.Tensor"]
 
-JINA_TASKS = ("retrieval.query", "retrieval.passage", "separation", "classification", "text-matching")
+
 _HEADS = ("lm_head.", "classifier.")  # not part of the backbone; keep their names
 _QKV = tuple(f"self_attn.{letter}_proj" for letter in "qkv")
+
+
+def _gpt2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """Adds the causal masks, a former buffer that the hub's files still contain."""
+    import torch
+
+    length = int(config["n_positions"])
+    prefix = "transformer." if any(name.startswith("transformer.") for name in tensors) else ""
+    mask = torch.tril(torch.ones(length, length))[None, None]
+    return tensors | {f"{prefix}h.{i}.attn.bias": mask.clone() for i in range(int(config["n_layer"]))}
+
+
+def _jamba(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """Splits the experts' fused tensors into three matrices per expert."""
+    originals = {}
+    for name, tensor in tensors.items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            originals[name] = tensor
+            continue
+        prefix, _, kind = name.rpartition(".")
+        for i, expert in enumerate(tensor):
+            parts = {"gate_proj": expert.chunk(2)[0], "up_proj": expert.chunk(2)[1]} if "up" in kind else {kind: expert}
+            originals |= {f"{prefix}.{i}.{part}.weight": value.contiguous() for part, value in parts.items()}
+    return originals
+
+
+def _internlm2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """InternLM2's names; q, k and v are fused by key head, as the original's ``rearrange(.., "(h gs d) n")`` reads."""
+    import torch
+
+    heads, kv_heads = int(config["num_attention_heads"]), int(config["num_key_value_heads"])
+    names = {
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "embed_tokens": "tok_embeddings",
+        "lm_head": "output",
+    }
+    originals = {}
+    for name, tensor in tensors.items():
+        if "q_proj" in name:
+            key, value = (tensors[name.replace("q_proj", other)] for other in ("k_proj", "v_proj"))
+            dim, each = len(tensor) // heads, heads // kv_heads
+            rows = []
+            for head in range(kv_heads):
+                rows += [tensor[head * each * dim : (head + 1) * each * dim]]
+                rows += [part[head * dim : (head + 1) * dim] for part in (key, value)]
+            originals[name.replace("self_attn.q_proj", "attention.wqkv")] = torch.cat(rows)
+        elif not re.search(r"[kv]_proj", name):
+            for native, original in names.items():
+                name = name.replace(native, original)
+            originals[name] = tensor
+    return originals
 
 
 def nomic(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
@@ -132,121 +186,12 @@ def _renamed(tensors: Tensors, *, fused: Mapping[str, tuple[str, ...]], names: M
     return found
 
 
-NOMIC: Mapping[str, Any] = {
-    "model_type": "nomic_bert",
-    "activation_function": "swiglu",
-    "attn_pdrop": 0.0,
-    "auto_map": {
-        "AutoConfig": "nomic-ai/nomic-bert-2048--configuration_hf_nomic_bert.NomicBertConfig",
-        "AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel",
-    },
-    "bos_token_id": None,
-    "causal": False,
-    "dense_seq_output": True,
-    "embd_pdrop": 0.0,
-    "eos_token_id": None,
-    "fused_bias_fc": True,
-    "fused_dropout_add_ln": True,
-    "initializer_range": 0.02,
-    "layer_norm_epsilon": 1e-12,
-    "max_trained_positions": 64,
-    "mlp_fc1_bias": False,
-    "mlp_fc2_bias": False,
-    "n_embd": 48,
-    "n_head": 4,
-    "n_inner": 96,
-    "n_layer": 2,
-    "n_positions": 256,
-    "pad_vocab_size_multiple": 1,
-    "parallel_block": False,
-    "parallel_block_tied_norm": False,
-    "prenorm": False,
-    "qkv_proj_bias": False,
-    "reorder_and_upcast_attn": False,
-    "resid_pdrop": 0.0,
-    "rotary_emb_base": 1000,
-    "rotary_emb_fraction": 1.0,
-    "rotary_emb_interleaved": False,
-    "rotary_emb_scale_base": None,
-    "rotary_scaling_factor": 2,
-    "scale_attn_by_inverse_layer_idx": False,
-    "scale_attn_weights": True,
-    "type_vocab_size": 2,
-    "use_cache": True,
-    "use_flash_attn": True,
-    "use_rms_norm": False,
-    "use_xentropy": True,
+ORIGINALS: Mapping[str, Callable[[Tensors, Mapping[str, Any]], Tensors]] = {
+    "gpt2": _gpt2,
+    "jamba": _jamba,
+    "internlm2": _internlm2,
+    "nomic_bert": nomic,
+    "new": gte,
+    "gte": gte,
+    "xlm-roberta": jina,
 }
-_SIZE = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
-NOMIC_NATIVE: Mapping[str, Any] = {"model_type": "nomic_bert", **_SIZE, "max_position_embeddings": 64}
-
-GTE: Mapping[str, Any] = {
-    "model_type": "new",
-    **_SIZE,
-    "attention_probs_dropout_prob": 0.0,
-    "auto_map": {
-        "AutoConfig": "Alibaba-NLP/new-impl--configuration.NewConfig",
-        "AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel",
-    },
-    "classifier_dropout": 0.0,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "initializer_range": 0.02,
-    "layer_norm_eps": 1e-12,
-    "layer_norm_type": "layer_norm",
-    "logn_attention_clip1": False,
-    "logn_attention_scale": False,
-    "max_position_embeddings": 64,
-    "pack_qkv": True,
-    "pad_token_id": 1,
-    "position_embedding_type": "rope",
-    "rope_scaling": {"factor": 8.0, "type": "ntk"},
-    "rope_theta": 20000,
-    "type_vocab_size": 1,
-    "unpad_inputs": False,
-    "use_memory_efficient_attention": False,
-}
-GTE_NATIVE: Mapping[str, Any] = {"model_type": "gte", "rope_scaling": None}
-
-JINA: Mapping[str, Any] = {
-    "model_type": "xlm-roberta",
-    **_SIZE,
-    "attention_probs_dropout_prob": 0.1,
-    "auto_map": {
-        "AutoConfig": "jinaai/xlm-roberta-flash-implementation--configuration_xlm_roberta.XLMRobertaFlashConfig",
-        "AutoModel": "jinaai/xlm-roberta-flash-implementation--modeling_lora.XLMRobertaLoRA",
-    },
-    "bos_token_id": 0,
-    "classifier_dropout": None,
-    "emb_pooler": "mean",
-    "eos_token_id": 2,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "initializer_range": 0.02,
-    "layer_norm_eps": 1e-05,
-    "load_trained_adapters": True,
-    "lora_adaptations": list(JINA_TASKS),
-    "lora_alpha": 1,
-    "lora_dropout_p": 0.0,
-    "lora_main_params_trainable": False,
-    "lora_rank": 4,
-    "matryoshka_dimensions": [16, 32, 48],
-    "max_position_embeddings": 66,
-    "output_past": True,
-    "pad_token_id": 1,
-    "position_embedding_type": "rotary",
-    "rotary_emb_base": 20000.0,
-    "task_instructions": {
-        "retrieval.query": "Represent the query for retrieving evidence documents: ",
-        "retrieval.passage": "Represent the document for retrieval: ",
-        "separation": "",
-        "classification": "",
-        "text-matching": "",
-    },
-    "truncate_dim": None,
-    "type_vocab_size": 1,
-    "use_cache": True,
-    "use_flash_attn": True,
-    "use_reentrant": False,
-}
-JINA_NATIVE: Mapping[str, Any] = {"model_type": "jina_embeddings_v3"}

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.parity.vllm_row import headed, linears
 from tests.tiny import Layout, Normalize, Pooling, write_checkpoint
-from tests.tiny_late import write_pylate, write_stanford
+from tests.tiny.heads import headed, linears, write_pylate, write_stanford
 
 WIDTH = 48
 LONG = 512  # tokens, enough for a reranker's template in these vocabularies
