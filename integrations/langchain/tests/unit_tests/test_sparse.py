@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-import pickle
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.load import dumpd, dumps, loads
 from langchain_milvus.utils.sparse import BaseSparseEmbedding
 from langchain_qdrant import SparseEmbeddings, SparseVector
 from pydantic import BaseModel, ConfigDict, ValidationError
 from tests.gates import LoopGate, batches_held, batches_through, until_set
 
 from langchain_millpond import MillpondEmbeddings, MillpondMilvusSparseEmbeddings, MillpondSparseEmbeddings
-from millpond import AsyncEngine, Engine
+from millpond import Engine
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError, UnsupportedTaskError
 
 TEXTS = ["the mill pond feeds the wheel", "bread rises because of yeast", "", "tides " * 200]
@@ -66,19 +62,6 @@ def test_classes_and_types_are_those_that_the_stores_check(splade_engine: Engine
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_the_weights_are_the_engines(adapter: Any, splade_engine: Engine) -> None:
-    expected = splade_engine.sparse_embed(TEXTS, role="document").embeddings
-    sparse = adapter(engine=splade_engine)
-    assert_same(sparse.embed_documents(TEXTS), expected)
-    assert_same(asyncio.run(sparse.aembed_documents(TEXTS)), expected)
-    query = splade_engine.sparse_embed(TEXTS[:1], role="query").embeddings
-    assert_same([sparse.embed_query(TEXTS[0])], query)
-    assert_same([asyncio.run(sparse.aembed_query(TEXTS[0]))], query)
-    assert len(set(map(len, expected))) > 1  # the texts differ in the number of entries
-    assert sparse.embed_documents([]) == asyncio.run(sparse.aembed_documents([])) == []
-
-
-@pytest.mark.parametrize("adapter", ADAPTERS)
 def test_roles_give_the_checkpoints_prompts_and_prompts_of_the_caller_win(adapter: Any, prompted_splade: str) -> None:
     sparse = adapter(model=prompted_splade, dtype="float32")
     engine = sparse._engine()
@@ -119,16 +102,6 @@ def test_a_line_of_fastembed_sparse_builds_it_or_is_refused(adapter: Any, splade
         adapter(model_name="Qdrant/bm25")
     with pytest.raises(ValidationError, match="max_active_dims=64.*leave it out"):
         adapter(model_name=splade, max_active_dims=64)
-
-
-@pytest.mark.filterwarnings("ignore:The function `loads?` is in beta")
-@pytest.mark.parametrize("adapter", ADAPTERS)
-def test_langchain_writes_it_down_and_loads_it_again(adapter: Any, splade_engine: Engine) -> None:
-    built = adapter(model="owner/name", query_prompt="", document_prompt_name="passage", truncate="start", device="cpu")
-    again = loads(dumps(built), allowed_objects=[adapter], valid_namespaces=["langchain_millpond"])
-    assert type(again) is adapter
-    assert again == built
-    assert dumpd(adapter(engine=splade_engine))["type"] == "not_implemented"
 
 
 def test_bge_m3_gives_dense_and_sparse_vectors_from_one_engine(m3: str) -> None:
@@ -187,52 +160,6 @@ def test_a_model_without_sparse_vectors_is_refused(minilm: str) -> None:
         MillpondSparseEmbeddings(model=minilm, dtype="float32").embed_query("a")
     with pytest.raises(ModelLoadError, match="no-such-folder"):
         MillpondSparseEmbeddings(model="./no-such-folder").embed_query("a")
-
-
-@pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "either model= .* or engine="),
-        ({"model": ""}, "at least 1"),
-        ({"model": "a", "top_k": 64}, "top_k\n.*not permitted"),
-        ({"model": "a", "dimensions": 64}, "dimensions\n.*not permitted"),
-        ({"model": "a", "truncate": "middle"}, "'end', 'start' or 'error'"),
-    ],
-    ids=["no model", "empty model", "unknown", "dimensions", "truncate"],
-)
-def test_nonsense_is_refused(adapter: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        adapter(**options)
-
-
-def test_an_engine_excludes_what_loading_reads_and_an_async_engine_is_its_engine(splade_engine: Engine) -> None:
-    with pytest.raises(ValidationError, match="dtype= is read when a model is loaded"):
-        MillpondSparseEmbeddings(engine=splade_engine, dtype="float32")
-    assert MillpondSparseEmbeddings(engine=AsyncEngine(splade_engine)).engine is splade_engine
-
-
-@pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.parametrize("journey", ["pickle", "copy", "deepcopy", "dict", "json"])
-def test_a_copied_or_pickled_adapter_gives_the_same_vectors(splade: str, adapter: Any, journey: str) -> None:
-    built = adapter(model=splade, dtype="float32", query_prompt="mill ")
-    journeys = {
-        "pickle": lambda: pickle.loads(pickle.dumps(built)),
-        "copy": lambda: copy.copy(built),
-        "deepcopy": lambda: copy.deepcopy(built),
-        "dict": lambda: adapter(**built.model_dump()),
-        "json": lambda: adapter.model_validate_json(built.model_dump_json()),
-    }
-    after = journeys[journey]()
-    assert after == built
-    assert hash(after) == hash(built)
-    assert after._engine() is built._engine()
-    assert_same([after.embed_query("bread")], [as_dict(built.embed_query("bread"))])
-
-
-def test_an_engine_is_not_pickled(splade_engine: Engine) -> None:
-    with pytest.raises(TypeError, match=r"MillpondSparseEmbeddings\(engine=.*cannot be pickled.*model="):
-        pickle.dumps(MillpondSparseEmbeddings(engine=splade_engine))
 
 
 _WITHOUT = """
@@ -341,7 +268,3 @@ async def test_a_cancelled_call_leaves_the_engine_working(splade_engine: Engine)
         with pytest.raises(asyncio.CancelledError):
             await call
     assert_same([await sparse.aembed_query("bread")], splade_engine.sparse_embed(["bread"]).embeddings)
-
-
-def test_a_folder_may_be_a_path_object(tmp_path: Path) -> None:
-    assert MillpondSparseEmbeddings(model=tmp_path).model == str(tmp_path)  # type: ignore[arg-type]

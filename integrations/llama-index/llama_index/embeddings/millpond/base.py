@@ -98,21 +98,18 @@ class MillpondEmbedding(TextLists, LlamaIndexSource, EmbeddingSource, BaseEmbedd
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         engine, identity = self.engine, self.engine_identity
-        if engine is None:
-            if identity is not None:
-                raise ValueError(
-                    f"this was serialized with engine= (a {self.model_name}), which is not serialized; "
-                    "pass that engine: from_dict(data, engine=...)"
-                )
-            if not self.model_name:
-                raise ValueError("pass either model_name= (a hub id or a folder) or engine= (a loaded millpond.Engine)")
-            return self
-        if identity is not None and identity != _identity(engine):
+        if engine is None and identity is not None:
+            raise ValueError(
+                f"this was serialized with engine= (a {self.model_name}), which is not serialized; "
+                "pass that engine: from_dict(data, engine=...)"
+            )
+        if engine is not None and identity is not None and identity != _identity(engine):
             raise ValueError(f"this was serialized with another engine than {engine!r}; pass one of the same settings")
-        if self.model_name and identity is None:
-            raise ValueError("pass either model_name= or engine=, not both; the engine knows its model")
-        self._check_loading()
-        self.model_name = engine.spec.name
+        if identity is None:
+            super()._one_source()
+        if engine is not None:
+            self._check_loading()
+            self.model_name = engine.spec.name
         return self
 
     @model_serializer(mode="wrap")
