@@ -153,7 +153,6 @@ BREACHES = (
     ),
     ("attention", "attention/flex.py", "import millpond.attention.varlen", "flex -> millpond.attention.varlen"),
     ("server", "engine/input/validate.py", "import pydantic", "validate -> pydantic"),
-    ("server", "bench/plan.py", "import pydantic", "bench.plan -> pydantic"),
     ("server", "inputs.py", "import orjson", "inputs -> orjson"),
     ("server_layers", "server/settings/file.py", "import millpond.server.state", "file -> millpond.server.state"),
     ("server_layers", "server/helpers.py", "", "millpond.server.helpers"),

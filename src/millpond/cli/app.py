@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 import typer
 
 from millpond.cli.advise import advise
-from millpond.cli.bench_serve import bench_serve
 from millpond.cli.cache import app as cache
 from millpond.cli.demo.command import demo
 from millpond.cli.embed import embed
@@ -38,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # keep Python's own traceback, which shows no values of locals
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, embed, rerank, explain, ingest, search, advise, models, env, bench_serve):
+for command in (demo, embed, rerank, explain, ingest, search, advise, models, env):
     app.command(cls=Command)(command)
 app.command(cls=ServeCommand)(serve)
 app.add_typer(index)
