@@ -6,8 +6,8 @@
 
 The engine without a server, `millpond serve`, `vllm serve` and this process, which sends the load of
 `benchmarks/load_server.py` over the loopback device, share the cores. They take turns within each round; compare
-ratios of one run only. `MILLPOND_VLLM_PYTHON` may name an interpreter with vLLM; without it an environment is made and kept, as
-`compare.py` does.
+ratios of one run only. `MILLPOND_VLLM_PYTHON` may name an interpreter with vLLM; without it an environment is made
+and kept, as `compare.py` does.
 """
 
 from __future__ import annotations
