@@ -53,7 +53,7 @@ def test_the_reader_must_allow_the_class() -> None:
 def test_written_options_are_checked_when_they_are_loaded() -> None:
     written = json.loads(dumps(MillpondEmbeddings(model="owner/name")))
     written["kwargs"]["dimension"] = 8
-    with pytest.raises(ValueError, match="not permitted"):
+    with pytest.raises(ValueError, match="dimension=8 is not available"):
         revive(json.dumps(written))
 
 
