@@ -50,7 +50,7 @@ def test_class() -> None:
     ("options", "message"),
     [
         ({}, "either model_name= .* or engine="),
-        ({"model": "a", "model_name": "b"}, "model=.* is not available here"),
+        ({"model": "a", "model_name": "b"}, "model\n.*not permitted"),
         ({"model_name": "a", "dimension": 64}, "dimension=.* is not available here"),
         ({"model_name": "a", "dimensions": 0}, "greater than 0"),
         ({"model_name": "a", "embed_batch_size": 4096}, "2048"),
