@@ -354,7 +354,7 @@ def test_the_offline_class_and_the_shared_engines_close_alike(folder: Path) -> N
     llm.close(cancel=True)
     assert future.done()
     assert llm.engine.closed
-    engines = [sharing.shared(folder, max_length=length) for length in (16, 32)]
+    engines = [sharing.get_engine(folder, max_length=length) for length in (16, 32)]
     futures = [engine.submit("embed", TEXTS, PoolingParams()) for engine in engines]
     sharing.close_shared(cancel=True)
     assert all(engine.closed for engine in engines)

@@ -19,7 +19,6 @@ from millpond.engine.execute.cuda.worker import OverlappingWorker
 from millpond.engine.execute.device_errors import LostDevice, LostDevices
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.execute.lanes import CpuLanes, DeviceLane, Lanes
-from millpond.engine.execute.switch_interval import shorten_switch_interval
 from millpond.engine.execute.threads import Threads
 from millpond.engine.execute.worker import Worker
 from millpond.engine.fork import inherited_pool, outside_inherited_pool
@@ -55,12 +54,7 @@ class Dispatcher:
             budget: Most tokens of a batch.
             max_queue: Most texts of running calls.
             cache: Vectors are read from it and committed to it.
-
-        Raises:
-            InvalidRequestError: The switch interval in the environment is none.
         """
-        overlaps = any(runner.overlaps for runner in replicas.runners)
-        self._restore_interval = shorten_switch_interval() if overlaps else None
         self._replicas = replicas
         self._model = replicas.model
         self._scheduler = Scheduler(budget, prepare=lambda calls: self._intake.prepare(calls))
@@ -267,8 +261,6 @@ class Dispatcher:
         self.large_thread.shutdown(wait=False)
         if self._committer is not None:
             self._committer.close(wait=False)
-        if self._restore_interval is not None:
-            self._restore_interval()
 
     @property
     def _crowded(self) -> bool:
