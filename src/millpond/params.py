@@ -49,7 +49,7 @@ class PoolingParams:
         aggregation: How ``token_classify`` joins tokens into entities, as transformers' pipeline names it.
         adapter: The name of one of the checkpoint's adapters (jina-embeddings-v3: ``spec.adapters``); ``None`` is the
             role's adapter.
-        chunking: ``"mean"`` embeds an over-long text in windows and averages them, weighted by their tokens.
+        long_texts: ``"mean"`` embeds an over-long text in windows and averages them, weighted by their tokens.
         truncate: The end at which an over-long text is cut, or ``"error"``.
         truncate_prompt_tokens: Cut to this many tokens instead of the model's maximum (-1 is the maximum).
         output_dtype: Type of the returned vectors.
@@ -69,7 +69,7 @@ class PoolingParams:
     instruction: str | None = None
     aggregation: Aggregation = "none"
     adapter: str | None = None
-    chunking: Literal["mean"] | None = None
+    long_texts: Literal["mean"] | None = None
     truncate: Truncate = "end"
     truncate_prompt_tokens: int | None = None
     output_dtype: OutputDtype = "float32"
@@ -86,7 +86,7 @@ class PoolingParams:
         check_choice("truncate", self.truncate, TRUNCATIONS, optional=False)
         check_choice("output_dtype", self.output_dtype, OUTPUT_DTYPES, optional=False)
         check_choice("aggregation", self.aggregation, AGGREGATIONS, optional=False)
-        check_choice("chunking", self.chunking, ("mean",))
+        check_choice("long_texts", self.long_texts, ("mean",))
         if self.softmax is not None:
             object.__setattr__(self, "activation", option_of(self, "softmax", "activation"))
             object.__setattr__(self, "softmax", None)

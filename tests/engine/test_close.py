@@ -128,7 +128,7 @@ def _waiting(work: Callable[[], Any]) -> Future[Any]:
         lambda engine: list(engine.embed_iter(TEXTS)),
         lambda engine: engine.rerank("a question", TEXTS, method="cosine"),
         lambda engine: engine.score(TEXTS, TEXTS, method="maxsim"),
-        lambda engine: engine.embed([" ".join(TEXTS)], chunking="mean"),
+        lambda engine: engine.embed([" ".join(TEXTS)], long_texts="mean"),
         lambda engine: engine.token_embed(TEXTS),
         lambda engine: asyncio.run(AsyncEngine(engine).embed(TEXTS)),
         lambda engine: asyncio.run(AsyncEngine(engine).embed(TEXTS * 5)),

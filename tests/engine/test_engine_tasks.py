@@ -235,7 +235,7 @@ def together(
     pick, submit, run = Scheduler.pick, Dispatcher.submit, Runner.run
     submitted: list[None] = []
     batches: list[set[Any]] = []
-    calls = len(jobs) + sum("chunking" in options for _, _, options in jobs)  # windows are a second call
+    calls = len(jobs) + sum("long_texts" in options for _, _, options in jobs)  # windows are a second call
 
     def held(self: Scheduler, lanes: int = 1, *, prepare: bool = True) -> Any:
         if self is not scheduler:
@@ -291,7 +291,7 @@ def together(
                 ("embed", {"role": "query"}),
                 ("embed", {"adapter": "separation", "dimensions": 16}),
                 ("token_embed", {"role": "document"}),
-                ("embed", {"chunking": "mean"}),
+                ("embed", {"long_texts": "mean"}),
                 ("token_embed", {"adapter": "classification", "normalize": False}),
             ],
         ),
@@ -653,14 +653,14 @@ OPTIONS: dict[str, Any] = {
     "instruction": "find it",
     "aggregation": "first",
     "adapter": "separation",
-    "chunking": "mean",
+    "long_texts": "mean",
     "output_dtype": "int8",
 }
 _TEXT = {"role", "prompt", "prompt_name", "adapter"}
 _VECTORS = _TEXT | {"dimensions", "normalize", "use_activation"}
 _LOGITS = {"activation", "use_activation"}
 READ: dict[tuple[str, str], set[str]] = {
-    ("embedder", "embed"): _VECTORS | {"output_dtype", "chunking"},
+    ("embedder", "embed"): _VECTORS | {"output_dtype", "long_texts"},
     ("embedder", "token_embed"): _VECTORS,
     ("embedder", "score"): set(),
     ("colbert", "score"): set(),
@@ -726,7 +726,7 @@ def test_a_task_that_is_not_served_is_refused_by_name(engines: Any, name: str) -
 
 def test_streams_take_the_options_of_vectors(engines: Any) -> None:
     engine = engines("jina")
-    for options in ({"adapter": "separation"}, {"chunking": "mean"}, {"role": "query", "dimensions": 16}):
+    for options in ({"adapter": "separation"}, {"long_texts": "mean"}, {"role": "query", "dimensions": 16}):
         expected = engine.embed(TEXTS, **options).embeddings
         np.testing.assert_allclose(np.stack(list(engine.embed_iter(TEXTS, **options))), expected, atol=1e-6)
     with pytest.raises(InvalidRequestError, match="adapter='poems'"):

@@ -152,8 +152,8 @@ for moment in range(4):
     next(rows)
     texts = [f"{text} {moment}" for text in texts]  # not in the cache
     future = engine.submit("embed", texts)
-    pairs = engine.submit_score([("tides", text) for text in texts[:50]], millpond.PoolingParams(), method="maxsim")
-    windows = engine.submit("embed", [" ".join(texts[:60])], millpond.PoolingParams(chunking="mean"))
+    pairs = engine.submit("score", [("tides", text) for text in texts[:50]], millpond.PoolingParams(), method="maxsim")
+    windows = engine.submit("embed", [" ".join(texts[:60])], millpond.PoolingParams(long_texts="mean"))
     cancelled = engine.submit("embed", texts[:100])
     completed = concurrent.futures.as_completed([future, cancelled])
     called, over = [], threading.Event()
@@ -178,7 +178,7 @@ for moment in range(4):
         assert refused(lambda: next(engine.embed_iter(texts)))
         assert refused(lambda: asyncio.run(AsyncEngine(engine).embed(["a"])))
         assert refused(lambda: asyncio.run(AsyncEngine(engine).embed(texts * 15)))  # too many to be checked in the loop
-        assert refused(lambda: asyncio.run(AsyncEngine(engine).embed(["a"], chunking="mean")))
+        assert refused(lambda: asyncio.run(AsyncEngine(engine).embed(["a"], long_texts="mean")))
         assert refused(engine.stats) and refused(lambda: engine.check_room(1))
         assert refused(lambda: engine.observe(print))
         repr(engine)

@@ -155,7 +155,7 @@ torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
 from millpond.engine import shared as module
 from millpond.errors import EngineClosedError
 
-engine = module.shared(sys.argv[1])
+engine = module.get_engine(sys.argv[1])
 expected = engine.embed(["tides"]).embeddings
 held = module._REGISTRY._lock
 held.acquire()  # as if another thread were inside
@@ -166,13 +166,13 @@ if child == 0:
         os._exit(1)
     except EngineClosedError:
         pass
-    mine = module.shared(sys.argv[1])
+    mine = module.get_engine(sys.argv[1])
     same = mine is engine or abs(mine.embed(["tides"]).embeddings - expected).max() > 1e-6
     module.close_shared()
     os._exit(2 if same else 0)
 held.release()
 assert os.waitpid(child, 0)[1] == 0, "the child failed"
-assert module.shared(sys.argv[1]) is engine
+assert module.get_engine(sys.argv[1]) is engine
 assert (engine.embed(["tides"]).embeddings == expected).all()
 """
 

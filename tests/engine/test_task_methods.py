@@ -79,10 +79,3 @@ def test_an_observer_is_any_function_of_a_batch(engine: Engine):
     unregister()
     engine.embed(["c"])
     assert sum(sizes) == 2
-
-
-def test_the_older_name_of_truncate_texts_says_so(engine: Engine):
-    expected = engine.truncate_texts(list(TEXTS), 3)
-    with pytest.warns(DeprecationWarning, match="truncate_texts"):
-        assert engine.clip(list(TEXTS), 3) == expected
-    assert expected != list(TEXTS)

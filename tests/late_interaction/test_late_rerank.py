@@ -154,7 +154,7 @@ def test_a_closed_engine_raises(folder: Path, call: Rerank):
 
 def test_pairs_with_several_queries(engine: Engine):
     pairs = [("How deep?", DOCUMENTS[1]), (QUERY, DOCUMENTS[2]), ("How deep?", DOCUMENTS[3])]
-    scores = engine.submit_score(pairs, PoolingParams(), maxsim=True).result().scores
+    scores = engine.submit("score", pairs, PoolingParams(), method="maxsim").result().scores
     alone = [expected(engine, query, [document])[0] for query, document in pairs]
     np.testing.assert_allclose(scores, alone, atol=1e-4)
 

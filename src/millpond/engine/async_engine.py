@@ -27,6 +27,7 @@ import numpy.typing as npt
 from millpond.engine.engine import Engine
 from millpond.engine.execute.interrupts import is_interrupt
 from millpond.engine.input.large_texts import is_large
+from millpond.engine.schedule.call import CallOptions
 from millpond.engine.submission import Submission
 from millpond.engine.task_methods import EmbedOptions, TaskMethods, shows_options_of
 from millpond.outputs import TokenSpans
@@ -63,10 +64,9 @@ class _Coroutines(TaskMethods):
     ) -> Any:
         with progress_bar(inputs, show=show_progress) as bar:
             progress = bar.update if show_progress else None
-            start = partial(
-                self._submission.start, task, inputs, params, progress=progress, method=method, ranking=ranking
-            )
-            if task == "reward" or getattr(params, "chunking", None) is not None:
+            options = CallOptions(progress=progress)
+            start = partial(self._submission.start, task, inputs, params, options, method=method, ranking=ranking)
+            if task == "reward" or getattr(params, "long_texts", None) is not None:
                 # Conversations and windows are tokenized before anything is queued.
                 large = any(map(_is_large, inputs))
                 thread = partial(self._submission.in_thread, large=True) if large else asyncio.to_thread

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -29,7 +28,7 @@ from millpond.engine.submission import Submission
 from millpond.engine.task_methods import EmbedOptions, TaskMethods, embed_params, shows_options_of
 from millpond.errors import DeviceLostError, InvalidRequestError
 from millpond.inputs import Item
-from millpond.outputs import ScoreOutput, TokenSpans
+from millpond.outputs import TokenSpans
 from millpond.params import PoolingParams
 from millpond.spec import ModelSpec
 from millpond.stats import EngineStats
@@ -184,13 +183,25 @@ class Engine(TaskMethods):
         """
         return self._submission.stream(texts, *embed_params("embed_iter", options))
 
-    def submit(self, task: Task, inputs: Sequence[Any], params: PoolingParams | None = None) -> CallFuture[Any]:
+    def submit(
+        self,
+        task: Task,
+        inputs: Sequence[Any],
+        params: PoolingParams | None = None,
+        *,
+        template: str | None = None,
+        method: ScoreMethod = "auto",
+        ranking: bool = False,
+    ) -> CallFuture[Any]:
         """Queue a call and return its future; every other method is built on this one.
 
         Args:
             task: The task.
             inputs: Texts; (query, document) pairs for ``score``; or :class:`~millpond.TokenIds`.
             params: The options of the call.
+            template: A score's Jinja source in place of the checkpoint's own, for a cross-encoder.
+            method: How a score is computed, as :meth:`score`.
+            ranking: Whether a score's ``method="auto"`` is that of :meth:`rerank`.
 
         Returns:
             A future of the task's output. Cancelling it drops what is still queued. Its ``timings``, a
@@ -198,51 +209,16 @@ class Engine(TaskMethods):
 
         Raises:
             TypeError: ``inputs`` is a bare str.
-            InvalidRequestError: A text or an option that cannot be served; nothing was queued.
+            InvalidRequestError: A text, an option or a template that cannot be served; nothing was queued.
+            UnsupportedTaskError: The checkpoint does not serve the task, or does not have what ``method`` compares.
             EngineOverloadedError: Too many texts are waiting.
             EngineClosedError: The engine was closed.
             DeviceLostError: Every device of the engine is lost.
         """
-        return self._submission.start(task, inputs, params or PoolingParams())
-
-    def submit_score(
-        self,
-        pairs: Sequence[tuple[str, str]],
-        params: PoolingParams,
-        *,
-        template: str | None = None,
-        maxsim: bool = False,
-        method: ScoreMethod = "auto",
-        ranking: bool = False,
-    ) -> CallFuture[ScoreOutput]:
-        """As :meth:`submit` for ``score``, with a score template for this call, or a method.
-
-        Args:
-            pairs: (query, document) pairs.
-            params: The options of a score.
-            template: Jinja source, for a cross-encoder.
-            maxsim: The older spelling of ``method="maxsim"``.
-            method: As :meth:`score`.
-            ranking: ``method="auto"`` is that of :meth:`rerank`.
-
-        Raises:
-            InvalidRequestError: The template cannot be used, or the checkpoint reads no pairs.
-            UnsupportedTaskError: The checkpoint does not have what ``method`` compares.
-        """
-        if maxsim and method not in ("auto", "maxsim"):
-            raise InvalidRequestError(f"maxsim=True and method={method!r} contradict each other; pass method only")
-        method = "maxsim" if maxsim else method
-        tokenizer = None
-        if template is not None:
-            score_type = resolve.check_method(method, self._loaded)
-            if method != "auto":
-                raise InvalidRequestError(f"method={method!r} reads no template; pass one of them only")
-            if score_type != "cross-encoder":
-                raise InvalidRequestError(
-                    f"{self.spec.name} scores by {score_type}, which reads no template; leave it out"
-                )
-            tokenizer = self._loaded.pairs_by(template)
-        return self._submission.start("score", pairs, params, pairs=tokenizer, method=method, ranking=ranking)
+        pairs = None if template is None else resolve.pairs_by(template, task, method, self._loaded)
+        return self._submission.start(
+            task, inputs, params or PoolingParams(), pairs=pairs, method=method, ranking=ranking
+        )
 
     def tokenize(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[list[int]]:
         """Token ids of each text, uncut, without any prompt.
@@ -322,11 +298,6 @@ class Engine(TaskMethods):
             for i, end in zip(indices, tokenizer.ends([parts[i] for i in indices], tokens), strict=True)
         ]
 
-    def clip(self, texts: Sequence[str], tokens: int) -> list[str]:
-        """The older name of :meth:`truncate_texts`, deprecated."""
-        warnings.warn("Engine.clip is now Engine.truncate_texts", DeprecationWarning, stacklevel=2)
-        return self.truncate_texts(texts, tokens)
-
     def token_ids(self, task: Task, item: Item, params: PoolingParams, *, template: str | None = None) -> list[int]:
         """The token ids that :meth:`submit` runs for one input (:meth:`submit_score`, with a ``template``)."""
         pairs = None if template is None else self._loaded.pairs_by(template)
@@ -398,7 +369,7 @@ class Engine(TaskMethods):
         """
         if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, Real) or not timeout >= 0):
             raise InvalidRequestError(f"timeout={timeout!r} must be a number of seconds from 0, or None to wait")
-        if self._dispatcher.inside:
+        if self._dispatcher.in_callback:
             close = partial(self.close, timeout, cancel)
             threading.Thread(target=close, name="millpond-close").start()
             return

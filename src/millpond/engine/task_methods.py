@@ -38,7 +38,7 @@ class EmbedOptions(TypedDict, total=False):
     normalize: bool | None
     output_dtype: OutputDtype
     adapter: str | None
-    chunking: Literal["mean"] | None
+    long_texts: Literal["mean"] | None
     truncate: Truncate
     show_progress: bool
 
@@ -71,7 +71,7 @@ class TaskMethods(ABC):
         normalize: bool | None = None,
         output_dtype: OutputDtype = "float32",
         adapter: str | None = None,
-        chunking: Literal["mean"] | None = None,
+        long_texts: Literal["mean"] | None = None,
         truncate: Truncate = "end",
         show_progress: bool = False,
     ) -> EmbeddingOutput:
@@ -86,7 +86,7 @@ class TaskMethods(ABC):
             normalize: L2-normalize; by default as the checkpoint does.
             output_dtype: ``float32``, ``float16``, ``int8``, ``uint8``, ``binary`` or ``ubinary``.
             adapter: One of ``spec.adapters``; by default the adapter for the role.
-            chunking: ``"mean"`` reads an over-long text to its end, in windows of ``max_length``, each with special
+            long_texts: ``"mean"`` reads an over-long text to its end, in windows of ``max_length``, each with special
                 tokens and prompt; the windows' vectors are averaged, weighted by their tokens. Nothing is truncated.
             truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
@@ -108,7 +108,7 @@ class TaskMethods(ABC):
             normalize=normalize,
             output_dtype=output_dtype,
             adapter=adapter,
-            chunking=chunking,
+            long_texts=long_texts,
             truncate=truncate,
         )
         output: EmbeddingOutput = self._run("embed", texts, params, show_progress)

@@ -100,5 +100,5 @@ async def arerank(
     """
     inner = cast("RerankEngine", getattr(engine, "engine", engine))  # an AsyncEngine has its engine there
     pairs = rerank_pairs(query, documents, top_n)
-    future = inner.submit_score(pairs, PoolingParams(truncate=truncate), method="maxsim")
+    future = inner.submit("score", pairs, PoolingParams(truncate=truncate), method="maxsim")
     return rank(await asyncio.wrap_future(future), [pair.document for pair in pairs], top_n=top_n)

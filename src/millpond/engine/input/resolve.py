@@ -24,7 +24,7 @@ _TEXT = _ANY | frozenset("role prompt prompt_name adapter".split())
 _LOGITS = _ANY | frozenset("activation use_activation".split())
 _VECTORS = _TEXT | frozenset("dimensions normalize use_activation".split())
 _READS: dict[Task, frozenset[str]] = {
-    "embed": _VECTORS | {"output_dtype", "chunking"},
+    "embed": _VECTORS | {"output_dtype", "long_texts"},
     "token_embed": _VECTORS,
     "sparse_embed": _TEXT,
     "classify": _LOGITS | {"prompt", "prompt_name"},
@@ -119,6 +119,22 @@ def check_method(method: ScoreMethod, loaded: LoadedModel, *, ranking: bool = Fa
             f"{', '.join(sorted(spec.tasks))}, not {task}; {auto}load another model{_way_out(task, loaded)}"
         )
     return "late-interaction" if method == "maxsim" else "bi-encoder"
+
+
+def pairs_by(template: str, task: Task, method: ScoreMethod, loaded: LoadedModel) -> EncodesPairs:
+    """A reader of the pairs of one call, by a template of the caller's.
+
+    Raises:
+        InvalidRequestError: The template cannot be used, or the call reads none.
+    """
+    if task != "score":
+        raise InvalidRequestError(f"template means nothing to {task}; leave it out")
+    score_type = check_method(method, loaded)
+    if method != "auto":
+        raise InvalidRequestError(f"method={method!r} reads no template; pass one of them only")
+    if score_type != "cross-encoder":
+        raise InvalidRequestError(f"{loaded.spec.name} scores by {score_type}, which reads no template; leave it out")
+    return loaded.pairs_by(template)
 
 
 def plan(
