@@ -165,8 +165,8 @@ class FixedDatabase:
     def __init__(self, *names):
         self.names = names
 
-    def search(self, engine, question, *, k=10, funnel=True):
-        assert funnel
+    def search(self, engine, question, *, k=10, coarse_to_fine=True):
+        assert coarse_to_fine
         return [Hit(id=name, score=0.0, text=TEXTS[name], metadata={"summary": name.upper()}) for name in self.names]
 
 

@@ -26,9 +26,6 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "overlap": ("chunk_overlap",),
     "sparse_engine": ("sparse_model",),
 }
-# quantization is an argument of engines and of sinks. A message with one of these values is about a sink's, and ingest
-# has another option for that.
-_SINK_QUANTIZATION = re.compile(r"quantization='(?:scalar|product|binary)'")
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _BARE = re.compile(r"[^\s,;:)]*[^\s,;:).]")
 _OUTSIDE_QUOTES = r"""(?<![\w.'"\[/=-])"""  # nor in a path, in an attribute, or in an option
@@ -83,8 +80,6 @@ def in_flags(message: str, flags: Mapping[str, Flag]) -> str:
     ``name=value`` becomes ``--name value``; a name alone is replaced if it cannot be a word (``max_length``), or in
     "leave dimensions out". What stands in quotes, and the names that are no option of the command, stay.
     """
-    if "compression" in flags and _SINK_QUANTIZATION.search(message):
-        flags = {**flags, "quantization": flags["compression"]}
     names = sorted(flags, key=len, reverse=True)
     any_name = "|".join(names)
     compound = "|".join(name for name in names if "_" in name) or "(?!)"
@@ -138,6 +133,16 @@ class Command(TyperCommand):
     def error_flags(self, ctx: Any) -> dict[str, Flag]:
         """The options that errors name."""
         return flags_of(self.params)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help, with the URLs of the installed databases in place of ``{sinks}``."""
+        for option in self.params:
+            words = getattr(option, "help", None) or ""
+            if "{sinks}" in words:
+                from millpond.ingest.database import url_examples
+
+                option.help = words.replace("{sinks}", url_examples())  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""

@@ -36,23 +36,21 @@ def ingest(
     to: Annotated[
         str,
         typer.Option(
-            help="URL of the collection: qdrant+path:DIR#docs, qdrant+http://host:6333#docs, milvus+file:X.db#docs, "
-            "milvus+http://host:19530#docs, lancedb+path:DIR#docs or pgvector+postgresql://host/db#docs. Keys are read "
-            "from QDRANT_API_KEY, MILVUS_TOKEN and PGPASSWORD.",
+            help="URL of the collection, {sinks}. Keys are read from environment variables, which millpond env lists.",
             metavar="URL",
         ),
     ],
     dimensions: options.Widths = None,
-    payload: Annotated[
+    fields: Annotated[
         str, typer.Option(help="Layout of the stored records: plain, langchain or llama_index.", metavar="FORM")
     ] = "plain",
     datatype: Annotated[
         Literal["float32", "float16", "bfloat16", "int8", "uint8", "bit"] | None,
         typer.Option(help="Type of the stored numbers, where the database has it.", show_default="float32"),
     ] = None,
-    compression: Annotated[
+    index_quantization: Annotated[
         Literal["scalar", "product", "binary"] | None,
-        typer.Option("--index-quantization", help="How the database's index quantizes the vectors."),
+        typer.Option(help="How the database's index quantizes the vectors."),
     ] = None,
     hybrid: Annotated[
         bool, typer.Option("--hybrid", help="Store sparse vectors too, for searches that fuse both.")
@@ -215,7 +213,12 @@ def ingest(
         if dead_letters is None and journal is not None:
             Journal(journal).close()
             dead_letters = Path(f"{journal}.dead.jsonl")
-        given = {"datatype": datatype, "quantization": compression, "hybrid": hybrid or None, "timeout": timeout}
+        given = {
+            "datatype": datatype,
+            "index_quantization": index_quantization,
+            "hybrid": hybrid or None,
+            "timeout": timeout,
+        }
         sink_options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         stop = StopRequest()
         arguments: dict[str, Any] = {
@@ -244,7 +247,7 @@ def ingest(
                 cache=cache,
                 sink=to,
                 dimensions=widths,
-                payload=payload,
+                fields=fields,
                 sink_options=sink_options,
                 address=address,
                 workers=workers,
@@ -253,7 +256,7 @@ def ingest(
                 **arguments,
             )
         else:
-            sink = stack.enter_context(closing(open_sink(to, dimensions=widths, payload=payload, **sink_options)))
+            sink = stack.enter_context(closing(open_sink(to, dimensions=widths, fields=fields, **sink_options)))
             engine = stack.enter_context(Engine(model, cache=vectors, **settings))
             sparse = None
             if sparse_model is not None:

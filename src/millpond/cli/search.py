@@ -40,7 +40,7 @@ def search(
     url: Annotated[
         str,
         typer.Argument(
-            help="URL of the collection, as of ingest --to: qdrant+path:DIR#docs, milvus+file:X.db#docs, ...",
+            help="URL of the collection, as of ingest --to: {sinks}.",
             metavar="URL",
         ),
     ],
@@ -76,10 +76,10 @@ def search(
         str | None,
         typer.Option(help="Stored widths to search, e.g. 128,768 (default: all).", metavar="N,N"),
     ] = None,
-    funnel: Annotated[
+    coarse_to_fine: Annotated[
         bool,
         typer.Option(
-            "--funnel/--no-funnel",
+            "--coarse-to-fine/--no-coarse-to-fine",
             help="Find candidates by the smallest width and score them by the largest, or search that one alone.",
         ),
     ] = True,
@@ -101,7 +101,7 @@ def search(
     candidates: Annotated[
         int | None,
         typer.Option(
-            help="Records that the stage before the last one keeps (default: of a funnel the larger of 100 and 10 k, "
+            help="Records that the stage before the last keeps (default: coarse to fine the larger of 100 and 10 k, "
             "for --rerank of 50 and 5 k).",
             metavar="N",
             min=1,
@@ -154,8 +154,8 @@ def search(
     """Print the records of a collection that answer a question best, best first.
 
     The collection knows its model, widths and sparse vectors; a model that was a local folder is named again. With
-    several widths a search is a funnel. With --rerank, a second model, or the same one token by token, scores what
-    the search found. Nothing is written to the database.
+    several widths the smallest one finds candidates for the largest. With --rerank, a second model, or the same one
+    token by token, scores what the search found. Nothing is written to the database.
 
     Questions of a file have their id, those of lines and of the command line their number. A question that cannot be
     read is reported, the others are answered, and the exit code is 1.
@@ -198,7 +198,7 @@ def search(
             sparse_engine=None if sparse is None else stack.enter_context(sparse.load()),
             rerank_engine=last,
             hybrid=fused,
-            funnel=funnel,
+            coarse_to_fine=coarse_to_fine,
             filter=conditions,
             k=k,
             candidates=candidates,

@@ -37,7 +37,7 @@ class SearchStages:
     sparse_engine: Engine | None
     rerank_engine: Engine | None
     hybrid: bool
-    funnel: bool
+    coarse_to_fine: bool
     filter: dict[str, Any] | None
     k: int
     candidates: int | None
@@ -87,7 +87,7 @@ class SearchStages:
         """What ranks the hits, for people."""
         manifest = self.sink.open()
         widths = self.sink.dimensions or manifest.dimensions
-        shown = f"{widths[0]}, then {widths[-1]}" if self.funnel and len(widths) > 1 else str(widths[-1])
+        shown = f"{widths[0]}, then {widths[-1]}" if self.coarse_to_fine and len(widths) > 1 else str(widths[-1])
         title = f"by {'the fused ranks of sparse vectors and ' if self.hybrid else ''}cosine at {shown}"
         title += f" ({manifest.model})"
         if self.rerank_engine is not None:
@@ -111,7 +111,7 @@ class SearchStages:
                 fetched = max(self.k, min(fetched, limit))
         arguments: dict[str, Any] = {
             "k": fetched if staged else self.k,
-            "funnel": self.funnel,
+            "coarse_to_fine": self.coarse_to_fine,
             "candidates": None if staged else self.candidates,
             "filter": self.filter,
             "hybrid": self.hybrid,

@@ -10,7 +10,7 @@ from typing import Protocol, cast
 from millpond.inputs import Pair, rerank_pairs
 from millpond.outputs import RerankOutput, ScoreOutput, rank
 from millpond.params import PoolingParams
-from millpond.tasks import ScoreMethod, Truncate
+from millpond.tasks import ScoreMethod, Task, Truncate
 
 
 class RerankEngine(Protocol):
@@ -28,10 +28,10 @@ class RerankEngine(Protocol):
         """As :meth:`millpond.Engine.rerank`."""
         ...
 
-    def submit_score(
-        self, pairs: Sequence[Pair], params: PoolingParams, *, method: ScoreMethod = "auto"
+    def submit(
+        self, task: Task, inputs: Sequence[Pair], params: PoolingParams, *, method: ScoreMethod = "auto"
     ) -> Future[ScoreOutput]:
-        """As :meth:`millpond.Engine.submit_score`."""
+        """As :meth:`millpond.Engine.submit`."""
         ...
 
 

@@ -21,7 +21,7 @@ COARSE, FULL = 128, 384
 class Searchable(Protocol):
     """A database that can be searched."""
 
-    def search(self, engine: Engine, question: str, *, k: int = 10, funnel: bool = True) -> list[Hit]:
+    def search(self, engine: Engine, question: str, *, k: int = 10, coarse_to_fine: bool = True) -> list[Hit]:
         """Return the ``k`` records nearest to the question, best first."""
 
 
@@ -72,7 +72,7 @@ def answer(engine: Engine, databases: Mapping[str, Searchable], question: str, *
     shared: set[str] | None = None
     for name, database in databases.items():
         start = time.perf_counter()
-        results = database.search(engine, question, k=CANDIDATES, funnel=True)
+        results = database.search(engine, question, k=CANDIDATES, coarse_to_fine=True)
         seconds[name] = time.perf_counter() - start
         for rank, hit in enumerate(results, start=1):
             hits.setdefault(hit.id, (rank, hit))
