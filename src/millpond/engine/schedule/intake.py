@@ -77,8 +77,8 @@ class Intake:
 
         If many calls are running (``crowded``), a small one is tokenized by the worker that picks it. Otherwise this
         thread tokenizes it if it is ``inline``, since it runs batches then; else one of ``threads`` does. Large texts
-        have a thread of their own, so that none of these waits for them. A thread that is one of these itself, in a future's
-        callback, tokenizes the ``whole`` call: nobody else may be there to do it.
+        have a thread of their own, so that none of these waits for them. A thread that is one of these itself, in a
+        future's callback, tokenizes the ``whole`` call: nobody else may be there to do it.
         """
         small = 0 < len(call.items) <= INLINE_TEXTS and not any(map(is_large, call.items))
         if crowded and not caches and small:
