@@ -7,8 +7,6 @@ if TYPE_CHECKING:
     from millpond.cache import VectorCache
     from millpond.engine.async_engine import AsyncEngine
     from millpond.engine.engine import Engine
-    from millpond.engine.schedule.counters import Observer
-    from millpond.engine.schedule.timing import CallFuture
     from millpond.errors import (
         CacheError,
         DeviceLostError,
@@ -49,15 +47,13 @@ if TYPE_CHECKING:
     from millpond.params import PoolingParams
     from millpond.ragged import Ragged
     from millpond.spec import ModelSpec
-    from millpond.stats import BatchRun, EngineStats, Timings
+    from millpond.stats import EngineStats, Timings
     from millpond.vllm.llm import LLM
 
 # Imported on first use, so that `import millpond` is fast and does not import torch.
 _HOMES = {
     "AsyncEngine": "engine.async_engine",
-    "BatchRun": "stats",
     "CacheError": "errors",
-    "CallFuture": "engine.schedule.timing",
     "ClassificationOutput": "outputs",
     "EmbeddingOutput": "outputs",
     "DeviceLostError": "errors",
@@ -78,7 +74,6 @@ _HOMES = {
     "MissingExtraError": "errors",
     "ModelLoadError": "errors",
     "ModelSpec": "spec",
-    "Observer": "engine.schedule.counters",
     "Pair": "inputs",
     "PoolingParams": "params",
     "Ragged": "ragged",
@@ -106,9 +101,7 @@ _HOMES = {
 __all__ = [
     "LLM",
     "AsyncEngine",
-    "BatchRun",
     "CacheError",
-    "CallFuture",
     "ClassificationOutput",
     "DeviceLostError",
     "EmbeddingOutput",
@@ -128,7 +121,6 @@ __all__ = [
     "MissingExtraError",
     "ModelLoadError",
     "ModelSpec",
-    "Observer",
     "Pair",
     "PoolingParams",
     "Ragged",

@@ -14,7 +14,7 @@ from tests.recording import Recording
 from tests.tiny import TEXTS, Layout, Normalize, Pooling, write_checkpoint
 from tests.tiny.heads import write_stanford
 
-from millpond import BatchRun, Engine, EngineStats, Timings
+from millpond import Engine, EngineStats, Timings
 from millpond.engine import dispatcher, loading
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.plan import Plan
@@ -301,7 +301,7 @@ def test_notes_are_added_up_without_a_reader():
 
 
 def test_an_observer_hears_of_every_batch_before_its_callers(engine: Engine):
-    batches: list[BatchRun] = []
+    batches: list[Any] = []
     end = engine.observe(batches.append)
     engine.embed(MANY)
     stats = engine.stats()
@@ -323,12 +323,12 @@ def test_batches_of_a_stream_do_not_overlap_in_the_count(engine: Engine):
 
 def test_an_observer_that_fails_harms_nobody(engine: Engine, caplog: pytest.LogCaptureFixture):
     expected = engine.embed(MANY).embeddings
-    batches: list[BatchRun] = []
+    batches: list[Any] = []
 
     class Broken:
         __hash__ = None  # type: ignore[assignment]
 
-        def __call__(self, batch: BatchRun) -> None:
+        def __call__(self, batch: Any) -> None:
             raise RuntimeError("broken observer")
 
     engine.observe(Broken())

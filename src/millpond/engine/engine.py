@@ -16,6 +16,7 @@ import numpy.typing as npt
 from millpond.cache import VectorCache
 from millpond.config import EngineConfig
 from millpond.engine.dispatcher import Dispatcher
+from millpond.engine.embed_options import EmbedOptions, embed_params, shows_options_of
 from millpond.engine.execute.interrupts import is_interrupt
 from millpond.engine.fork import loading, outside_inherited_pool
 from millpond.engine.input import resolve, validate
@@ -25,7 +26,7 @@ from millpond.engine.loading import load
 from millpond.engine.schedule.counters import Observer
 from millpond.engine.schedule.timing import CallFuture
 from millpond.engine.submission import Submission
-from millpond.engine.task_methods import EmbedOptions, TaskMethods, embed_params, shows_options_of
+from millpond.engine.task_methods import TaskMethods
 from millpond.errors import DeviceLostError, InvalidRequestError
 from millpond.inputs import Item
 from millpond.outputs import TokenSpans
@@ -178,8 +179,20 @@ class Engine(TaskMethods):
     def embed_iter(self, texts: Iterable[str], **options: Unpack[EmbedOptions]) -> Iterator[npt.NDArray[Any]]:
         """One ``[d]`` vector per text, in order, from an iterable of any length, in bounded memory.
 
-        At most a few thousand texts are read ahead of the vector handed out. Arguments and errors as :meth:`embed`;
-        ``int8`` and ``uint8`` are refused, since their range is found over a whole call.
+        At most a few thousand texts are read ahead of the vector handed out.
+
+        Args:
+            texts: Any iterable of texts.
+            **options: The options of :meth:`embed`; ``int8`` and ``uint8`` are refused, since their range is found over
+                a whole call.
+
+        Returns:
+            An iterator of float32 ``[d]`` (or of the ``output_dtype``), one for each text, in order.
+
+        Raises:
+            TypeError: ``texts`` is a bare str, or an option is unknown.
+            InvalidRequestError: An option that cannot be served; later, a text that cannot be.
+            EngineClosedError: The engine was closed.
         """
         return self._submission.stream(texts, *embed_params("embed_iter", options))
 
@@ -223,6 +236,13 @@ class Engine(TaskMethods):
     def tokenize(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[list[int]]:
         """Token ids of each text, uncut, without any prompt.
 
+        Args:
+            texts: A list of texts.
+            special_tokens: Put the tokenizer's special tokens around each text.
+
+        Returns:
+            A list of token ids for each text.
+
         Raises:
             TypeError: ``texts`` is a bare str.
             InvalidRequestError: An element is not a text.
@@ -242,7 +262,10 @@ class Engine(TaskMethods):
 
         Args:
             texts: A list of texts.
-            role: As :meth:`embed`.
+            role: ``"query"`` or ``"document"`` counts the checkpoint's prompt for that role, if it has one.
+
+        Returns:
+            The number of tokens of each text.
 
         Raises:
             TypeError: ``texts`` is a bare str.
@@ -266,11 +289,11 @@ class Engine(TaskMethods):
 
         Args:
             texts: A list of texts.
-            role: As :meth:`token_embed`.
-            truncate: As :meth:`token_embed`.
+            role: ``"query"`` or ``"document"``, as in the call of :meth:`token_embed`.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
 
         Returns:
-            :class:`~millpond.TokenSpans` of each text, with an entry for each of its rows.
+            :class:`~millpond.TokenSpans` of each text: ``tokens`` and ``offsets [rows, 2]``, an entry for each row.
 
         Raises:
             TypeError: ``texts`` is a bare str.
@@ -282,6 +305,13 @@ class Engine(TaskMethods):
 
     def truncate_texts(self, texts: Sequence[str], tokens: int) -> list[str]:
         """Each text cut at its end to at most ``tokens`` tokens; special tokens are not counted.
+
+        Args:
+            texts: A list of texts.
+            tokens: Most tokens of each text.
+
+        Returns:
+            The beginning of each text; a text that has no more tokens, as it is.
 
         Raises:
             TypeError: ``texts`` is a bare str.
@@ -299,8 +329,22 @@ class Engine(TaskMethods):
         ]
 
     def token_ids(self, task: Task, item: Item, params: PoolingParams, *, template: str | None = None) -> list[int]:
-        """The token ids that :meth:`submit` runs for one input (:meth:`submit_score`, with a ``template``)."""
-        pairs = None if template is None else self._loaded.pairs_by(template)
+        """The token ids that :meth:`submit` runs for one input, prompt and special tokens included.
+
+        Args:
+            task: The task.
+            item: A text, a pair or token ids.
+            params: The options of the call.
+            template: The score template of the call, for a cross-encoder.
+
+        Returns:
+            The ids, cut to the limit of the call.
+
+        Raises:
+            InvalidRequestError: An item, an option or a template that cannot be served.
+            UnsupportedTaskError: The checkpoint does not serve the task.
+        """
+        pairs = None if template is None else resolve.pairs_by(template, task, "auto", self._loaded)
         plan = resolve.plan(task, params, self._loaded, count=2, pairs=pairs)
         ids: list[int] = self._loaded.encoder.encode([item], plan, index_of=lambda i: i)[0].ids.tolist()
         return ids
@@ -333,8 +377,8 @@ class Engine(TaskMethods):
         """Call ``observer`` after every batch, to keep a histogram of batch sizes, for example.
 
         Args:
-            observer: Called with a :class:`~millpond.BatchRun` by the thread that ran the batch, before its callers get
-                their results; it should return quickly. An exception from it is logged once and changes nothing.
+            observer: Called with a :class:`~millpond.stats.BatchRun` by the thread that ran the batch, before its
+                callers get their results; it should return quickly. An exception from it is logged once.
 
         Returns:
             A function that unregisters the observer.
@@ -353,11 +397,9 @@ class Engine(TaskMethods):
         batch that runs is always finished, since nothing can stop it. Any thread may close an engine, and close it
         again: ``close(cancel=True)`` ends a ``close()`` that another thread waits in.
 
-        A ``with`` block ends with ``close()``. If it is left by KeyboardInterrupt, SystemExit or a cancellation, it
-        ends with ``close(cancel=True)``.
-
-        Called from a future's callback it returns at once and closes the engine in a new thread: the thread that runs
-        the callback still has work to finish.
+        A ``with`` block ends with ``close()``, but with ``close(cancel=True)`` if it is left by KeyboardInterrupt,
+        SystemExit or a cancellation. In a future's callback, ``close()`` returns at once and closes the engine in a new
+        thread: the thread that runs the callback still has work to finish.
 
         Args:
             timeout: Most seconds to wait for what is queued; the calls that are not finished then are dropped, and a
@@ -406,3 +448,8 @@ class Engine(TaskMethods):
     ) -> Any:
         output = self._submission.run(task, inputs, params, show_progress, method, ranking)
         return output if finish is None else finish(output)
+
+
+def submission_of(engine: Engine) -> Submission:
+    """What queues the engine's calls, for :class:`~millpond.AsyncEngine`."""
+    return engine._submission
