@@ -644,7 +644,6 @@ OPTIONS: dict[str, Any] = {
     "dimensions": 16,
     "normalize": True,
     "activation": True,
-    "use_activation": True,
     "step_tag_id": 3,
     "returned_token_ids": (1,),
     "role": "query",
@@ -657,8 +656,8 @@ OPTIONS: dict[str, Any] = {
     "output_dtype": "int8",
 }
 _TEXT = {"role", "prompt", "prompt_name", "adapter"}
-_VECTORS = _TEXT | {"dimensions", "normalize", "use_activation"}
-_LOGITS = {"activation", "use_activation"}
+_VECTORS = _TEXT | {"dimensions", "normalize"}
+_LOGITS = {"activation"}
 READ: dict[tuple[str, str], set[str]] = {
     ("embedder", "embed"): _VECTORS | {"output_dtype", "long_texts"},
     ("embedder", "token_embed"): _VECTORS,
@@ -679,19 +678,21 @@ ABSENT = {
 
 
 @pytest.mark.parametrize(("name", "task"), list(READ))
-@pytest.mark.parametrize("option", list(OPTIONS))
-def test_an_option_that_a_task_does_not_read_is_refused(engines: Any, name: str, task: Any, option: str) -> None:
-    engine, params = engines(name), PoolingParams(**{option: OPTIONS[option]})
-    items = pairs_of() if task == "score" else TEXTS
-    if option not in READ[name, task]:
-        with pytest.raises(InvalidRequestError, match=rf"^{option}=.* means nothing to "):
-            engine.submit(task, items, params)
-        return
-    if (name, task, option) in ABSENT:  # the task reads it, but the checkpoint has no such thing
-        with pytest.raises(InvalidRequestError, match=ABSENT[name, task, option]):
-            engine.submit(task, items, params).result(timeout=30)
-    else:
-        assert len(rows(engine.encode(items, task=task, params=params))) == len(items)
+def test_a_task_reads_its_options_and_refuses_the_others(engines: Any, name: str, task: Any) -> None:
+    assert PoolingParams(**{**OPTIONS, "prompt_name": None}).given() == OPTIONS.keys() - {"prompt_name"}
+    engine, items = engines(name), pairs_of() if task == "score" else TEXTS
+    together: dict[str, Any] = {}  # what the checkpoint has
+    for option, value in OPTIONS.items():
+        params = PoolingParams(**{option: value})
+        if option not in READ[name, task]:
+            with pytest.raises(InvalidRequestError, match=rf"^{option}=.* means nothing to "):
+                engine.submit(task, items, params)
+        elif (name, task, option) in ABSENT:  # the task reads it, but the checkpoint has no such thing
+            with pytest.raises(InvalidRequestError, match=ABSENT[name, task, option]):
+                engine.submit(task, items, params).result(timeout=30)
+        elif option != "prompt_name":  # excludes prompt
+            together[option] = value
+    assert len(rows(engine.encode(items, task=task, params=PoolingParams(**together)))) == len(items)
 
 
 def test_unknown_names_are_refused_with_the_known_ones(engines: Any) -> None:
@@ -708,9 +709,6 @@ def test_unknown_names_are_refused_with_the_known_ones(engines: Any) -> None:
         engines("reranker").rerank("q", ["d"], instruction="find")
     with pytest.raises(InvalidRequestError, match="instruction holds a lone surrogate"):
         engines("reranker").rerank("q", ["d"], instruction="\ud800")
-    params = PoolingParams(activation=False, use_activation=True)
-    with pytest.raises(InvalidRequestError, match="and use_activation=True are names of one option"):
-        engines("classifier").encode(["a"], task="classify", params=params)
 
 
 @pytest.mark.parametrize("name", list(WRITERS))

@@ -13,6 +13,7 @@ from tests.tiny import TEXTS, Layout, write_checkpoint
 from tests.tiny.heads import write_cross_encoder, write_pylate, write_stanford
 
 from millpond import AsyncEngine, Engine, PoolingParams, RerankOutput
+from millpond.engine.schedule.call import CallOptions
 from millpond.errors import InputTooLongError, InvalidRequestError, UnsupportedTaskError
 from millpond.late_interaction import arerank, rerank
 
@@ -240,5 +241,6 @@ def test_the_blocking_rerank_takes_no_async_engine(embedder: Engine) -> None:
 def test_a_progress_bar_counts_the_documents(embedder: Engine, method: Any) -> None:
     pairs = [(QUERY, document) for document in [*DOCUMENTS, *DOCUMENTS[:3], "one more wheel"]]
     done: list[int] = []
-    embedder._submission.start("score", pairs, PoolingParams(), method=method, progress=done.append).result()
+    options = CallOptions(progress=done.append)
+    embedder._submission.start("score", pairs, PoolingParams(), options, method=method).result()
     assert sum(done) == len(pairs)
