@@ -4,9 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from millpond.cache import VectorCache
+    from millpond.cache.vector_cache import VectorCache
     from millpond.engine.async_engine import AsyncEngine
     from millpond.engine.engine import Engine
+    from millpond.engine.stats import EngineStats, Timings
     from millpond.errors import (
         CacheError,
         DeviceLostError,
@@ -45,9 +46,8 @@ if TYPE_CHECKING:
         Usage,
     )
     from millpond.params import PoolingParams
-    from millpond.ragged import Ragged
     from millpond.spec import ModelSpec
-    from millpond.stats import EngineStats, Timings
+    from millpond.vectors.ragged import Ragged
     from millpond.vllm.llm import LLM
 
 # Imported on first use, so that `import millpond` is fast and does not import torch.
@@ -60,7 +60,7 @@ _HOMES = {
     "Engine": "engine.engine",
     "EngineClosedError": "errors",
     "EngineOverloadedError": "errors",
-    "EngineStats": "stats",
+    "EngineStats": "engine.stats",
     "Entity": "outputs",
     "FingerprintMismatchError": "errors",
     "IndexCorruptedError": "errors",
@@ -76,7 +76,7 @@ _HOMES = {
     "ModelSpec": "spec",
     "Pair": "inputs",
     "PoolingParams": "params",
-    "Ragged": "ragged",
+    "Ragged": "vectors.ragged",
     "RerankOutput": "outputs",
     "RerankResult": "outputs",
     "RewardOutput": "outputs",
@@ -85,7 +85,7 @@ _HOMES = {
     "SourceNotFoundError": "errors",
     "SpannedText": "inputs",
     "SparseEmbeddingOutput": "outputs",
-    "Timings": "stats",
+    "Timings": "engine.stats",
     "TokenClassificationOutput": "outputs",
     "TokenEmbeddingOutput": "outputs",
     "TokenIds": "inputs",
@@ -94,7 +94,7 @@ _HOMES = {
     "UnsupportedArchitectureError": "errors",
     "UnsupportedTaskError": "errors",
     "Usage": "outputs",
-    "VectorCache": "cache",
+    "VectorCache": "cache.vector_cache",
     "WeightMismatchError": "errors",
 }
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.cached import kept, store
 
-from millpond import blob_store
-from millpond.blob_store import SMALLEST_LIMIT, BlobStore
-from millpond.cache import VectorCache
+from millpond.cache import blob_store
+from millpond.cache.blob_store import SMALLEST_LIMIT, BlobStore
+from millpond.cache.vector_cache import VectorCache
 from millpond.errors import CacheError
 
 KEYS = [

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 from tests.cached import FOLDERS, kept, names, script, store
 
-from millpond import blob_rows
-from millpond.cache import VectorCache
-from millpond.cache_repair import describe_cache, repair_cache
+from millpond.cache import blob_rows
+from millpond.cache.repair import describe_cache, repair_cache
+from millpond.cache.vector_cache import VectorCache
 from millpond.errors import CacheError
 
 ROWS = 600

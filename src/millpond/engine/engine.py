@@ -13,7 +13,7 @@ from typing import Any, Self, Unpack
 
 import numpy.typing as npt
 
-from millpond.cache import VectorCache
+from millpond.cache.vector_cache import VectorCache
 from millpond.config import EngineConfig
 from millpond.engine.dispatcher import Dispatcher
 from millpond.engine.embed_options import EmbedOptions, embed_params, shows_options_of
@@ -25,6 +25,7 @@ from millpond.engine.input.token_spans import token_spans
 from millpond.engine.loading import load
 from millpond.engine.schedule.counters import Observer
 from millpond.engine.schedule.timing import CallFuture
+from millpond.engine.stats import EngineStats
 from millpond.engine.submission import Submission
 from millpond.engine.task_methods import TaskMethods
 from millpond.errors import DeviceLostError, InvalidRequestError
@@ -32,7 +33,6 @@ from millpond.inputs import Item
 from millpond.outputs import TokenSpans
 from millpond.params import PoolingParams
 from millpond.spec import ModelSpec
-from millpond.stats import EngineStats
 from millpond.tasks import Activation, Role, ScoreMethod, Task, Truncate
 
 # Tokens per batch: on a CPU, a layer's activations stay in the cache; on a GPU, the batch fills the device.
@@ -377,8 +377,8 @@ class Engine(TaskMethods):
         """Call ``observer`` after every batch, to keep a histogram of batch sizes, for example.
 
         Args:
-            observer: Called with a :class:`~millpond.stats.BatchRun` by the thread that ran the batch, before its
-                callers get their results; it should return quickly. An exception from it is logged once.
+            observer: Called with a :class:`~millpond.engine.stats.BatchRun` by the thread that ran the batch, before
+                its callers get their results; it should return quickly. An exception from it is logged once.
 
         Returns:
             A function that unregisters the observer.

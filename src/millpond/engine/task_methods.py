@@ -130,7 +130,7 @@ class TaskMethods(ABC):
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
-            ``embeddings``, a :class:`~millpond.ragged.Ragged` of n ``[tokens_i, d]`` matrices.
+            ``embeddings``, a :class:`~millpond.vectors.ragged.Ragged` of n ``[tokens_i, d]`` matrices.
 
         Raises:
             TypeError: ``texts`` is a bare str.
@@ -237,7 +237,7 @@ class TaskMethods(ABC):
 
         Returns:
             A sequence of n lists of :class:`~millpond.Entity`, with ``probs``, a
-            :class:`~millpond.ragged.Ragged` of ``[tokens_i, labels]``.
+            :class:`~millpond.vectors.ragged.Ragged` of ``[tokens_i, labels]``.
 
         Raises:
             TypeError: ``texts`` is a bare str.
@@ -362,7 +362,7 @@ class TaskMethods(ABC):
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
-            ``rewards``, a :class:`~millpond.ragged.Ragged` of n ``[rows_i, columns]``.
+            ``rewards``, a :class:`~millpond.vectors.ragged.Ragged` of n ``[rows_i, columns]``.
 
         Raises:
             TypeError: The argument is a bare str.

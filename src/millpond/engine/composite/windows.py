@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond import matryoshka
 from millpond.engine.composite.gather import combine
 from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.plan import Plan
@@ -20,7 +19,8 @@ from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.errors import InputTooLongError, InvalidRequestError
 from millpond.inputs import Item, TokenIds
 from millpond.outputs import EmbeddingOutput, Usage
-from millpond.quantization import quantize
+from millpond.vectors import matryoshka
+from millpond.vectors.quantization import quantize
 
 FloatArray = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int32]
