@@ -18,10 +18,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from millpond.engine import heap, run
+from millpond.engine import heap
 from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.server import app as application
 from millpond.server.app import create_app
+from millpond.server.launch import run
 from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 from millpond.server.telemetry.spans import OpenTelemetrySpans
