@@ -16,7 +16,7 @@ import pytest
 from tests.tiny import write_checkpoint
 
 from millpond import Engine
-from millpond.cache import VectorCache
+from millpond.cache.vector_cache import VectorCache
 
 PAGE = 4096
 TEXTS = [f"text {number} of the mill" for number in range(600)]

@@ -14,8 +14,8 @@ import pytest
 from tests.cached import finish, kept, script, store
 from tests.tiny import write_checkpoint
 
-from millpond import sqlitefile
-from millpond.cache import VectorCache
+from millpond.cache import sqlitefile
+from millpond.cache.vector_cache import VectorCache
 from millpond.errors import CacheError
 
 COMPILER = shutil.which("cc")
@@ -27,7 +27,7 @@ needs_linux = pytest.mark.skipif(
 _EMBED = """
     import json, logging
     import numpy as np
-    from millpond import Engine, sqlitefile
+    from millpond import Engine; from millpond.cache import sqlitefile
     sqlitefile._PRAGMAS += ("wal_autocheckpoint=20",)  # of 4 KiB, so that there are checkpoints
     model, path, control, faults = sys.argv[1:5]
     records = []

@@ -15,7 +15,7 @@ from tests.cached import finish, script
 from tests.tiny import write_checkpoint
 
 from millpond import Engine, PoolingParams
-from millpond.cache import VectorCache
+from millpond.cache.vector_cache import VectorCache
 from millpond.engine.schedule.committer import Committer
 
 # Embeds texts for ever, several calls ahead. Each computed batch is a line of the log: its number of rows, written

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from tests.cached import finish, kept, script, store
 
-from millpond import blob_store, sqlitefile
-from millpond.cache import VectorCache
+from millpond.cache import blob_store, sqlitefile
+from millpond.cache.vector_cache import VectorCache
 from millpond.errors import CacheError
 
 
@@ -77,7 +77,7 @@ def test_a_transaction_cut_in_the_middle_leaves_nothing(path: Path) -> None:
     """The process dies after sqlite got some rows of a group."""
     body = """
         import signal
-        from millpond import blob_store
+        from millpond.cache import blob_store
         cache = VectorCache(sys.argv[1])
         store(cache, *range(64))
         count, original = 0, blob_store.checksum

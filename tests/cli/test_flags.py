@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from millpond.cli.app import app
-from millpond.cli.flags import flags_of, in_flags
+from millpond.cli.arguments.flags import flags_of, in_flags
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 

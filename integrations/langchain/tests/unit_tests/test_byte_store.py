@@ -23,9 +23,9 @@ import pytest
 from tests.gates import LoopGate
 
 from langchain_millpond import MillpondByteStore, MillpondEmbeddings, byte_store
-from millpond import blob_store, sqlitefile
-from millpond.cache import KEY_BYTES, VectorCache
-from millpond.cache_repair import describe_cache, repair_cache
+from millpond.cache import blob_store, sqlitefile
+from millpond.cache.repair import describe_cache, repair_cache
+from millpond.cache.vector_cache import KEY_BYTES, VectorCache
 from millpond.errors import CacheError, InvalidRequestError
 
 PAGE = 4096
