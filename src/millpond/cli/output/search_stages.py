@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from millpond.cli.commands.rerank import SCORE_NAMES
-from millpond.cli.output.results_table import Answer, RankedHit
+from millpond.cli.output.results_table import SCORE_NAMES, Answer, RankedHit
 from millpond.errors import InvalidRequestError
 from millpond.fingerprint import stored_name
 from millpond.ingest.record import Record
