@@ -32,7 +32,7 @@ def _paths(text: str) -> frozenset[PurePosixPath]:
 SERIAL = _paths(
     """
         engine/execute/test_cores.py
-        engine/execute/test_lanes.py
+        engine/execute/test_worker_slots.py
         engine/execute/test_threads.py
         engine/execute/test_worker.py
         engine/execute/cuda/test_overlapping_worker.py

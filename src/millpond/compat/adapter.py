@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from millpond.compat.notices import ReplacedClass, log_prompt_notice, log_rerank_method
 from millpond.compat.prompts import PromptOptions, role_prompt
 from millpond.compat.replaced_options import Kind, hide_secrets, translate_options
-from millpond.engine.shared import shared, shared_async
+from millpond.engine.shared import get_engine, get_engine_async
 from millpond.tasks import Role
 
 if TYPE_CHECKING:
@@ -120,10 +120,10 @@ class EngineSource(BaseModel):
             raise ValueError(f"{unread[0]}= is read when a model is loaded, and engine= is loaded; give it to Engine")
 
     def _engine(self) -> Engine:
-        return self.engine if self.engine is not None else shared(**self._configuration())
+        return self.engine if self.engine is not None else get_engine(**self._configuration())
 
     async def _aengine(self) -> Engine:
-        return self.engine if self.engine is not None else await shared_async(**self._configuration())
+        return self.engine if self.engine is not None else await get_engine_async(**self._configuration())
 
     def _configuration(self) -> dict[str, Any]:
         return {"model": getattr(self, self.named)} | {name: getattr(self, name) for name in self.loading}
@@ -179,7 +179,7 @@ class EmbeddingSource(PromptSource):
     Attributes:
         dimensions: Matryoshka width of the vectors.
         normalize: Whether to L2-normalize the vectors; by default as the checkpoint does.
-        chunking: ``"mean"`` reads an over-long text to its end, in windows whose vectors are averaged.
+        long_texts: ``"mean"`` reads an over-long text to its end, in windows whose vectors are averaged.
         pooling: Replaces the checkpoint's pooling method.
         cache: Path of a vector cache. To share a ``VectorCache`` object, give it to an engine and pass that.
     """
@@ -189,7 +189,7 @@ class EmbeddingSource(PromptSource):
 
     dimensions: int | None = Field(default=None, gt=0, strict=True)
     normalize: bool | None = None
-    chunking: Literal["mean"] | None = None
+    long_texts: Literal["mean"] | None = None
     pooling: str | None = None
     cache: PathStr | None = None
 
@@ -209,7 +209,7 @@ class EmbeddingSource(PromptSource):
         log_prompt_notice(
             engine.spec, self._prompts(), normalize=self.normalize, pooling=self.pooling, replaced=self.replaced
         )
-        options = {name: getattr(self, name) for name in ("dimensions", "normalize", "chunking", "truncate")}
+        options = {name: getattr(self, name) for name in ("dimensions", "normalize", "long_texts", "truncate")}
         return {"role": role, "prompt": self._prompt(engine, role)} | options
 
 

@@ -152,13 +152,13 @@ def test_a_cross_encoder_has_the_same_scores(cross_encoder: str, texts: list[str
     np.testing.assert_allclose(scores, sorted(expected[:-1], reverse=True), atol=2e-5, rtol=1e-5)
 
 
-def test_quantization_compile_and_chunking_reach_the_engine(checkpoint: str, texts: list[str]) -> None:
+def test_quantization_compile_and_long_texts_reach_the_engine(checkpoint: str, texts: list[str]) -> None:
     embeddings = MillpondEmbeddings(
-        model=checkpoint, dtype="float32", query_prompt="", document_prompt="", chunking="mean", max_length=12
+        model=checkpoint, dtype="float32", query_prompt="", document_prompt="", long_texts="mean", max_length=12
     )
     long = " ".join(texts)
     with Engine(checkpoint, dtype="float32", max_length=12) as engine:
-        expected = engine.embed([long], prompt="", chunking="mean").embeddings
+        expected = engine.embed([long], prompt="", long_texts="mean").embeddings
         np.testing.assert_allclose(embeddings.embed_documents([long]), expected, atol=1e-6)
         assert np.abs(expected - engine.embed([long], prompt="").embeddings).max() > 1e-3
     configured = MillpondEmbeddings(model=checkpoint, quantization="int8", compile=True)._configuration()
