@@ -29,7 +29,7 @@ from peers.vector_stores import CANDIDATES, Cut, Stored, lancedb, pgvector, qdra
 from record import record
 
 from millpond import matryoshka
-from millpond.cli.stdlib_docs import read_stdlib
+from millpond.cli.demo.stdlib_docs import read_stdlib
 from millpond.engine.engine import Engine
 from millpond.ingest.advice.advisor import advise
 from millpond.ingest.advice.beir import beir_folder

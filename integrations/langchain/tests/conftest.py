@@ -13,7 +13,7 @@ from tests.tiny_cross_encoder import write_cross_encoder
 from tests.tiny_sparse import write_m3, write_splade
 
 from millpond import Engine
-from millpond.cli.stdlib_docs import read_stdlib
+from millpond.cli.demo.stdlib_docs import read_stdlib
 
 PROMPTS = {"query": "search_query: ", "document": "search_document: "}
 

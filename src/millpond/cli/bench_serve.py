@@ -138,7 +138,7 @@ def bench_serve(
 
 def _texts(source: str | None, *, lines: bool, id_column: str, text_column: str) -> list[str]:
     if source is None:
-        from millpond.cli.stdlib_docs import read_stdlib
+        from millpond.cli.demo.stdlib_docs import read_stdlib
 
         return [record.text for record in read_stdlib()]
     texts = []
