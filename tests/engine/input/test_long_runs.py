@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.tiny_tokenizers import KINDS, SENTENCES, write_tokenizer
+from tests.tiny.tokenizers import KINDS, SENTENCES, write_tokenizer
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers
 
 from millpond.engine.input import long_runs

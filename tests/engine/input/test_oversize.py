@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.tiny_tokenizers import KINDS, SENTENCES, write_tokenizer
+from tests.tiny.tokenizers import KINDS, SENTENCES, write_tokenizer
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from millpond.engine.input import oversize

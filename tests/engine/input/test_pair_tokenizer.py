@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.tiny import SENTENCES, write_checkpoint
-from tests.tiny_tokenizers import write_tokenizer
+from tests.tiny.tokenizers import write_tokenizer
 from transformers import AutoTokenizer
 
 from millpond.checkpoints.score_template import ScoreTemplate, plain_template, shipped_template

@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from millpond.engine.input.large_texts import trim_soon
+from millpond.engine.heap import HEAP
 from millpond.engine.input.long_runs import Excerpt
 from millpond.engine.input.text_tokenizer import TextTokenizer
 from millpond.inputs import Item, Pair, SpannedText, TokenIds, size_of, text_of
@@ -63,7 +63,7 @@ def part_of(
     """
     if not is_oversize(text, limit):
         return Excerpt.of(text)
-    trim_soon()
+    HEAP.trim_soon()
     enough = max(2 * limit + _MARGIN, more_than)
     normalized = cache(lambda: tokenizer.lookahead.normalize(prompt + text))
     size = _FIRST_PER_TOKEN * (limit + _MARGIN)
