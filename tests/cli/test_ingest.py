@@ -169,7 +169,7 @@ TO = ["-", "--to", "qdrant+memory:#docs"]
         ([*TO, "--types", "year"], "write year=int,price=float"),
         ([*TO, "--types", "year=int,year=str"], "names the column again"),
         ([*TO, "--id", "x", "--text", "x"], "id_column and text_column are both 'x'"),
-        ([*TO, "--payload", "xml"], "--payload='xml'"),
+        ([*TO, "--fields", "xml"], "--fields='xml'"),
         ([*TO, "--sink", "datatype=float99"], "float99"),
         ([*TO, "--chunk-overlap", "inf"], "--chunk-overlap=inf must be a number"),
         ([*TO, "--chunk-overlap", "1.5"], "--chunk-overlap=1.5 is more than half"),

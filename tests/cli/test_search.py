@@ -200,7 +200,7 @@ def test_questions_come_from_standard_input(search, docs: str, words: list[str])
 
 
 def test_one_stage_searches_the_width_that_is_named(search, docs: str, engine: Engine):
-    for words, width in ((["--no-funnel"], 48), (["--dimensions", "16"], 16)):
+    for words, width in ((["--no-coarse-to-fine"], 48), (["--dimensions", "16"], 16)):
         done = search(docs, QUESTION, *JSONL, *FLOAT32, *words)
         query, *rows = engine.embed([QUESTION, *TEXTS.values()], dimensions=width, normalize=True).embeddings
         scores = dict(zip(TEXTS, (row @ query for row in rows), strict=True))

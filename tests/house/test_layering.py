@@ -62,7 +62,6 @@ def test_everything_but_the_server_is_kept_from_its_libraries():
         ("layers", "src/millpond/pooling/methods.py", "import millpond.models.placement"),
         ("layers", "src/millpond/utils.py", ""),
         ("layers", "src/millpond/late_interaction/similarity.py", "import millpond.engine.schedule.request"),
-        ("layers", "src/millpond/late_interaction/reranking.py", "import millpond.engine.engine"),
         ("layers", "src/millpond/late_interaction/encode.py", "import millpond.models.placement"),
         ("vocabulary", "src/millpond/spec.py", "import torch"),
         ("core", "src/millpond/ingest/sink.py", "import qdrant_client"),

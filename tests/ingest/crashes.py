@@ -69,11 +69,11 @@ class CrashingSink(MemorySink):
         self.upserts(super()._upsert, batch)
         self.written += [record.id for record in batch.records]
 
-    def _delete(self, which, payload):
-        self.deletes(super()._delete, which, payload)
+    def _delete(self, which, fields):
+        self.deletes(super()._delete, which, fields)
 
-    def _fetch(self, row_ids, widths, payload):
-        return self.reads(super()._fetch, row_ids, widths, payload)
+    def _fetch(self, row_ids, widths, fields):
+        return self.reads(super()._fetch, row_ids, widths, fields)
 
     @property
     def stored(self):

@@ -20,8 +20,9 @@ from millpond.ingest.advice.advisor import Advice, advise, quality
 from millpond.ingest.advice.beir import beir_folder
 from millpond.ingest.advice.codes import quantize, round_bfloat16, store
 from millpond.ingest.advice.judgements import ndcg, read_judgements
-from millpond.ingest.advice.layouts import DATABASES, DATATYPES, Layout, layouts
+from millpond.ingest.advice.layouts import DATATYPES, Layout, layouts
 from millpond.ingest.advice.page import advice_page
+from millpond.ingest.database import installed
 from millpond.ingest.neighbors import nearest
 from millpond.ingest.pages import charts
 
@@ -174,7 +175,7 @@ def test_layouts_are_all_different_and_each_but_bits_alone_is_stored_by_a_databa
     assert [one for one in every if not one.databases] == [Layout(width=d, datatype="bit") for d in (8, 16, 32)]
     assert Layout(width=32, coarse=8, datatype="int8") in every
     assert list(layouts([32])) == [one for one in every if one.width == 32 and not one.coarse]
-    for database in DATABASES:
+    for database in installed():
         mine = list(layouts([8, 16, 32], DATATYPES, database))
         assert mine == [one for one in every if database in one.databases] and 0 < len(mine) < len(every)
 
@@ -184,14 +185,14 @@ def test_a_command_names_widths_type_and_copy():
     assert layout.name == "384 float16 + binary, rescored"
     assert layout.command("a b.jsonl", "m", options=["--id", "_id"]) == (
         "millpond ingest 'a b.jsonl' --model m --to 'qdrant+http://localhost:6333#docs' --dimensions 384 "
-        "--datatype float16 --index-quantization binary --id _id"
+        "--sink datatype=float16 --sink index_quantization=binary --id _id"
     )
     funnel = Layout(width=384, coarse=128)
     assert funnel.name == "128 -> 384 float32" and "--dimensions 128,384" in funnel.command("x", "m")
     assert "lancedb+path" in funnel.command("x", "m", database="lancedb")
     bits = Layout(width=384, coarse=128, datatype="bit")
     assert bits.name == "128 bit -> 384 float32" and bits.databases == ("pgvector",)
-    assert "pgvector+postgresql://localhost/db#docs --dimensions 128,384 --datatype bit" in bits.command(
+    assert "pgvector+postgresql://localhost/db#docs --dimensions 128,384 --sink datatype=bit" in bits.command(
         "x", "m"
     ).replace("'", "")
 

@@ -49,7 +49,7 @@ def trained(folder: Path, embedder: Engine) -> Iterator[Engine]:
 def rows_of(index: MemoryIndex, engine: Engine, role: Any, text: str) -> np.ndarray:
     """The rows of a text as the index compares them, without pooling."""
     native = engine.token_embed([text], role=role, normalize=True).embeddings
-    return index._prepare_queries(native).flat
+    return index._encoding.queries(native).flat
 
 
 def test_the_prompts_of_both_roles_are_used(embedder: Engine) -> None:
@@ -162,19 +162,19 @@ def test_progress_is_drawn_in_a_terminal(
 
 
 def test_a_checkpoint_trained_for_it_is_cut(trained: Engine, tmp_path: Path) -> None:
-    index = MemoryIndex(trained, "float32", width=16)
+    index = MemoryIndex(trained, "float32", dimensions=16)
     index.add(names(5), TEXTS)
     cut = unit_rows(trained.token_embed([QUERY], role="query").embeddings.flat[:, :16])
     np.testing.assert_allclose(rows_of(index, trained, "query", QUERY), cut, atol=1e-6)
-    assert index.stats().width == 16
+    assert index.stats().dimensions == 16
     index.save(tmp_path / "index")
-    opened = MemoryIndex.open(tmp_path / "index", trained, width=16)
+    opened = MemoryIndex.open(tmp_path / "index", trained, dimensions=16)
     assert opened.search([QUERY]) == index.search([QUERY])
     np.testing.assert_allclose(rows_of(opened, trained, "query", QUERY), cut, atol=1e-6)
 
 
 def test_other_rows_are_projected_to_where_they_spread(embedder: Engine) -> None:
-    index = MemoryIndex(embedder, "float32", width=16)
+    index = MemoryIndex(embedder, "float32", dimensions=16)
     index.add(names(5), TEXTS)
     native = embedder.token_embed(TEXTS, role="document", normalize=True).embeddings.flat
     projected = np.concatenate([rows_of(index, embedder, "document", text) for text in TEXTS])
@@ -191,9 +191,9 @@ def test_other_rows_are_projected_to_where_they_spread(embedder: Engine) -> None
 
 
 def test_the_width_of_the_rows_projects_nothing(embedder: Engine) -> None:
-    index = MemoryIndex(embedder, width=48)
+    index = MemoryIndex(embedder, dimensions=48)
     index.add(names(5), TEXTS)
-    assert index._settings().projection is None and index.stats().width == 48  # type: ignore[union-attr]
+    assert index._encoding.settings.projection is None and index.stats().dimensions == 48  # type: ignore[union-attr]
 
 
 def test_embeddings_of_another_width_than_the_engine_are_refused(embedder: Engine) -> None:
@@ -206,7 +206,7 @@ def test_embeddings_of_another_width_than_the_engine_are_refused(embedder: Engin
 
 def test_threads_that_add_first_fit_one_projection() -> None:
     for round in range(5):
-        index = MemoryIndex(None, "float32", width=4)
+        index = MemoryIndex(None, "float32", dimensions=4)
         barrier = threading.Barrier(4)
 
         def add(number: int, index: MemoryIndex = index, barrier: threading.Barrier = barrier) -> None:

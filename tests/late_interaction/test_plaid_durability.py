@@ -316,7 +316,7 @@ def test_without_current_the_files_of_an_index_are_not_taken_for_an_empty_folder
 def damaged_copy(tmp_path: Path) -> tuple[Path, list[str]]:
     """An index with every kind of file, and the names of its files."""
     folder = tmp_path / "index"
-    index = PlaidIndex(folder, None, width=8)
+    index = PlaidIndex(folder, None, dimensions=8)
     index.add_embeddings(names(100), ragged(matrices(100)), texts=["text"] * 100)
     index.delete(["d7"])
     return folder, sorted(set(os.listdir(folder)) - {"LOCK"})

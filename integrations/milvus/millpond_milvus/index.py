@@ -69,7 +69,7 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
         engine: An engine that serves ``token_embed``; ``None`` for an index that is given embeddings only.
         prefetch: The vector by which Milvus Lite finds candidates: ``"muvera"``, encodings of 2,560 dimensions whose
             dot product approximates MaxSim, or ``"dense"``, the mean of the token rows. A server needs none.
-        width: Columns to keep of every row; ``None`` keeps all, or those that the collection has.
+        dimensions: Columns to keep of every row; ``None`` keeps all, or those that the collection has.
         pool_factor: Mean tokens of a document that become one row; ``None`` is the collection's factor, and 1 for a
             new one.
         timeout: Seconds any request may take; without a limit the client would retry for minutes.
@@ -93,7 +93,7 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
         engine: TokenEngine | None,
         *,
         prefetch: Literal["muvera", "dense"] = "muvera",
-        width: int | None = None,
+        dimensions: int | None = None,
         pool_factor: int | None = None,
         timeout: float = 60,
     ) -> None:
@@ -105,7 +105,7 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
             engine,
             codec="int8",
             prefetch=prefetch,
-            width=width,
+            dimensions=dimensions,
             pool_factor=pool_factor,
             owned=client is None,
         )
@@ -123,7 +123,7 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
         self._check_open()
         manifest = self._manifest
         if manifest is None:
-            return IndexStats(documents=0, tokens=0, width=0, codec=self._codec, bytes=0)
+            return IndexStats(documents=0, tokens=0, dimensions=0, codec=self._codec, bytes=0)
         with self._request("a listing of the documents"):
             tokens = [int(row["tokens"]) for row in self._rows_where("", ["tokens"])]
         width = manifest.settings.width
@@ -131,7 +131,7 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
         return IndexStats(
             documents=len(tokens),
             tokens=sum(tokens),
-            width=width if tokens else 0,
+            dimensions=width if tokens else 0,
             codec=manifest.codec,
             bytes=int(sum(tokens) * row_bytes) + len(tokens) * manifest.prefetch_width * 4,
             details={"prefetch": manifest.prefetch, "prefetch_width": manifest.prefetch_width, "lite": self._lite},

@@ -48,8 +48,8 @@ class MeasureOptions:
 
     dimensions: options.Widths = None
     database: Annotated[
-        Literal["qdrant", "milvus", "lancedb", "pgvector"] | None,
-        typer.Option(help="Only what this database can store (default: what any of them can)."),
+        str | None,
+        typer.Option(help="Only what this installed database can store (default: what any can).", metavar="NAME"),
     ] = None
     k: Annotated[int, typer.Option("--k", "-k", help="Rows to find.", metavar="N", min=1)] = 10
     keep: Annotated[
@@ -98,7 +98,7 @@ def advise(
     cache: options.Cache = None,
     engine_options: EngineOptions,
 ) -> None:
-    """Measure what each width, datatype, quantization and two-stage search keeps of the search, on your texts.
+    """Measure what each width, datatype, quantization and coarse-to-fine search keeps, on your texts and queries.
 
     Records and queries are embedded once, at full width. Each layout is then searched exactly, and compared with the
     full width in float32: recall@k, nDCG@10 where there are judgements, bytes in memory and stored. The smallest that

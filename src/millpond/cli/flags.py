@@ -19,6 +19,16 @@ class Command(TyperCommand):
                 return next((name for name in option.opts if name.startswith("--")), None)
         return None
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help, with the URLs of the installed databases in place of ``{sinks}``."""
+        for option in self.params:
+            words = getattr(option, "help", None) or ""
+            if "{sinks}" in words:
+                from millpond.ingest.database import url_examples
+
+                option.help = words.replace("{sinks}", url_examples())  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:

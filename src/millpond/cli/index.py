@@ -89,7 +89,7 @@ class LayoutOptions:
         Literal["int8", "4", "2"],
         typer.Option(help="How token vectors are stored: int8, or residuals of 4 or 2 bits beside a centroid."),
     ] = "4"
-    width: Annotated[
+    dimensions: Annotated[
         int | None,
         typer.Option(help="Columns to keep of a token vector (Matryoshka if trained, else PCA).", metavar="N", min=1),
     ] = None

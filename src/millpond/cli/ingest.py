@@ -37,14 +37,12 @@ class CollectionOptions:
     to: Annotated[
         str,
         typer.Option(
-            help="URL of the collection: qdrant+path:DIR#docs, qdrant+http://host:6333#docs, milvus+file:X.db#docs, "
-            "milvus+http://host:19530#docs, lancedb+path:DIR#docs or pgvector+postgresql://host/db#docs. Keys are read "
-            "from QDRANT_API_KEY, MILVUS_TOKEN and PGPASSWORD.",
+            help="URL of the collection, {sinks}. Keys are read from environment variables, which millpond env lists.",
             metavar="URL",
         ),
     ]
     dimensions: options.Widths = None
-    payload: Annotated[
+    fields: Annotated[
         str, typer.Option(help="Layout of the stored records: plain, langchain or llama_index.", metavar="FORM")
     ] = "plain"
     sparse_model: Annotated[
@@ -276,7 +274,7 @@ def _here(
     from millpond.ingest.pipeline import ingest
     from millpond.ingest.url import open_sink
 
-    settings = {"dimensions": collection.widths, "payload": collection.payload, **collection.settings}
+    settings = {"dimensions": collection.widths, "fields": collection.fields, **collection.settings}
     sink = stack.enter_context(closing(open_sink(collection.to, **settings)))
     loaded = stack.enter_context(engine.load(model, cache=vectors))
     sparse = None
@@ -300,7 +298,7 @@ def _on_ray(
         cache=cache,
         sink=collection.to,
         dimensions=collection.widths,
-        payload=collection.payload,
+        fields=collection.fields,
         sink_options=collection.settings,
         **vars(ray),
     )

@@ -78,7 +78,7 @@ def search(
     url: Annotated[
         str,
         typer.Argument(
-            help="URL of the collection, as of ingest --to: qdrant+path:DIR#docs, milvus+file:X.db#docs, ...",
+            help="URL of the collection, as of ingest --to: {sinks}.",
             metavar="URL",
         ),
     ],

@@ -47,10 +47,10 @@ class StageOptions:
     per_record: Annotated[
         bool, typer.Option("--per-record", help="Print a record of several chunks once, by its best chunk.")
     ] = False
-    funnel: Annotated[
+    coarse_to_fine: Annotated[
         bool,
         typer.Option(
-            "--funnel/--no-funnel",
+            "--coarse-to-fine/--no-coarse-to-fine",
             help="Find candidates by the smallest width and score them by the largest, or search that one alone.",
         ),
     ] = True
@@ -72,8 +72,8 @@ class StageOptions:
     candidates: Annotated[
         int | None,
         typer.Option(
-            help="Records that the stage before the last one keeps (default: the larger of 100 and 10 k, for --rerank "
-            "of 50 and 5 k).",
+            help="Records that the stage before the last keeps (default: coarse to fine the larger of 100 and 10 k, "
+            "for --rerank of 50 and 5 k).",
             metavar="N",
             min=1,
         ),
@@ -198,7 +198,9 @@ class SearchStages:
         """What ranks the hits, for people."""
         manifest = self.sink.open()
         widths = self.sink.dimensions or manifest.dimensions
-        shown = f"{widths[0]}, then {widths[-1]}" if self.options.funnel and len(widths) > 1 else str(widths[-1])
+        shown = (
+            f"{widths[0]}, then {widths[-1]}" if self.options.coarse_to_fine and len(widths) > 1 else str(widths[-1])
+        )
         title = f"by {'the fused ranks of sparse vectors and ' if self.hybrid else ''}cosine at {shown}"
         title += f" ({manifest.model})"
         if self.rerank_engine is not None:
@@ -218,7 +220,7 @@ class SearchStages:
             fetched = max(k, min(fetched, limit))
         arguments: dict[str, Any] = {
             "k": fetched if staged else k,
-            "funnel": self.options.funnel,
+            "coarse_to_fine": self.options.coarse_to_fine,
             "candidates": None if staged else candidates,
             "filter": self.filter,
             "hybrid": self.hybrid,

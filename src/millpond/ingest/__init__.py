@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     )
     from millpond.ingest.advice.advisor import Advice, advise
     from millpond.ingest.advice.judgements import read_judgements
-    from millpond.ingest.batch import Batch, WriteBatch
+    from millpond.ingest.batch import WriteBatch
     from millpond.ingest.chunking import Chunker, Chunking
     from millpond.ingest.collection import CollectionSink
     from millpond.ingest.delivery import RetryPolicy
-    from millpond.ingest.manifest import CollectionManifest, CollectionMark
-    from millpond.ingest.payload import Payload
+    from millpond.ingest.manifest import CollectionManifest
+    from millpond.ingest.payload import FieldLayout
     from millpond.ingest.pipeline import ingest
     from millpond.ingest.record import NAMESPACE, Record, content_hash, point_id
     from millpond.ingest.report import IngestReport, Verification
@@ -35,16 +35,14 @@ _MODULES = {
     "advise": "advice.advisor",
     "read_judgements": "advice.judgements",
     "NAMESPACE": "record",
-    "Batch": "batch",
     "Chunker": "chunking",
     "Chunking": "chunking",
     "CollectionManifest": "manifest",
-    "CollectionMark": "manifest",
     "CollectionSink": "collection",
     "Hit": "search",
     "IngestReport": "report",
     "JournalError": ".errors",
-    "Payload": "payload",
+    "FieldLayout": "payload",
     "Record": "record",
     "Rejected": "sources",
     "RetryPolicy": "delivery",
@@ -70,16 +68,14 @@ _MODULES = {
 __all__ = [
     "NAMESPACE",
     "Advice",
-    "Batch",
     "Chunker",
     "Chunking",
     "CollectionManifest",
-    "CollectionMark",
     "CollectionSink",
+    "FieldLayout",
     "Hit",
     "IngestReport",
     "JournalError",
-    "Payload",
     "Record",
     "Rejected",
     "RetryPolicy",

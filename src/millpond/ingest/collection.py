@@ -13,7 +13,7 @@ from millpond.ingest.arguments import check_engine
 from millpond.ingest.batch import WriteBatch, record_bytes, slices
 from millpond.ingest.collection_client import CollectionClient
 from millpond.ingest.manifest import CollectionManifest
-from millpond.ingest.payload import Payload, check_payload
+from millpond.ingest.payload import FieldLayout, check_fields
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.search import Hit, SearchPlan, plan_search
 from millpond.ingest.sink import StoredRow, check_widths
@@ -43,12 +43,12 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         collection: Name of the collection.
         dimensions: The widths to store and search; ``None`` stores the width that ``embed`` returns, and searches
             every width that the collection has.
-        payload: The form of the payload.
+        fields: The layout of the stored fields.
         owned: Whether this object opens the client, so that :meth:`close` closes it; ``False`` if the caller passed it.
         hybrid: Store sparse vectors beside the dense ones, for searches that fuse both.
 
     Raises:
-        InvalidRequestError: A name, location, width or payload form that is not valid.
+        InvalidRequestError: A name, location, width or field layout that is not valid.
     """
 
     max_results: ClassVar[int | None] = None  # of one search
@@ -60,7 +60,7 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         collection: str,
         *,
         dimensions: Sequence[int] | None,
-        payload: str,
+        fields: str,
         owned: bool = True,
         hybrid: bool = False,
     ) -> None:
@@ -74,7 +74,7 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         self._hybrid = bool(hybrid)
         self._failed_write: str | None = None  # of an embedded database, whose later writes would be lost
         self._dimensions = check_widths(dimensions)
-        self._payload = check_payload(payload)
+        self._fields = check_fields(fields)
         self._manifest: CollectionManifest | None = None
 
     @property
@@ -116,7 +116,7 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         return self._opened()
 
     def prepare(self, spec: ModelSpec, *, sparse: ModelSpec | None = None, chunked: bool = False) -> None:
-        """Create the collection, or check that it was created with this model, these widths and this payload form.
+        """Create the collection, or check that it was created with this model, these widths and this field layout.
 
         Args:
             spec: The model of the vectors.
@@ -126,12 +126,12 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         Raises:
             UnsupportedTaskError: The sink is hybrid, and the model makes no sparse vectors.
             FingerprintMismatchError: The collection was built by another model, or not by millpond.
-            InvalidRequestError: It has other widths or another payload form, or the model does not have these widths.
+            InvalidRequestError: It has other widths or another field layout, or the model does not have these widths.
             SinkError: The database does not answer, or refuses.
         """
         sparse = self._sparse_spec(spec, sparse)
         own = CollectionManifest.of(
-            spec, dimensions=self._dimensions, payload=self._payload, sparse=sparse, chunked=chunked
+            spec, dimensions=self._dimensions, fields=self._fields, sparse=sparse, chunked=chunked
         )
         if not self._found():
             try:
@@ -204,11 +204,11 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
             raise InvalidRequestError(f"ids={ids!r} is one str; pass a list of ids")
         manifest = self._opened()
         if ids is None:
-            native = self._to_native(filter, manifest.payload)
+            native = self._to_native(filter, manifest.fields)
             if native is None or not self._has_condition(native):
                 raise InvalidRequestError(f"filter={filter!r} has no condition and would delete every record")
             with self._changing(), self._request("a delete by filter"):
-                self._delete(native, manifest.payload)
+                self._delete(native, manifest.fields)
             with self._changing():
                 self._flush()
         else:
@@ -227,7 +227,7 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         for start in range(0, len(row_ids), self.max_rows):
             part = row_ids[start : start + self.max_rows]
             with self._changing(), self._request(f"a delete of {len(part)} {self.row}s"):
-                self._delete(part, manifest.payload)
+                self._delete(part, manifest.fields)
         with self._changing():
             self._flush()
 
@@ -247,7 +247,7 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         for start in range(0, len(row_ids), self.max_rows):
             part = row_ids[start : start + self.max_rows]
             with self._request(f"a look at {len(part)} {self.row}s"):
-                rows.update(self._fetch(part, tuple(widths), manifest.payload))
+                rows.update(self._fetch(part, tuple(widths), manifest.fields))
         return rows
 
     def chunks_from(self, first: Mapping[str, int]) -> list[str]:
@@ -288,7 +288,7 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
             SinkError: The database does not answer, or refuses.
         """
         manifest = self._opened()
-        pages = self._scan(manifest.payload)
+        pages = self._scan(manifest.fields)
         while True:
             with self._request("a scan"):
                 page = next(pages, None)
@@ -310,7 +310,7 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         question: str,
         *,
         k: int = 10,
-        funnel: bool = True,
+        coarse_to_fine: bool = True,
         candidates: int | None = None,
         filter: Mapping[str, object] | NativeFilter | None = None,
         hybrid: bool = False,
@@ -322,7 +322,7 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
             engine: The engine that filled the collection; it embeds the question with the role ``query``.
             question: One question.
             k: Most hits to return; fewer if fewer records match.
-            funnel: Find candidates by the smallest width and score them by the largest; ``False`` searches the
+            coarse_to_fine: Find candidates by the smallest width and score them by the largest; ``False`` searches the
                 largest width alone.
             candidates: How many candidates, ``max(100, 10 * k)`` by default.
             filter: A dict of metadata values that must match (of a list, one of them), or the database's own filter.
@@ -338,7 +338,7 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
             FingerprintMismatchError: Another model filled the collection.
             InvalidRequestError: No such collection, or an argument out of range.
             SinkError: The database does not answer, or refuses, or a row that is found was not written in the
-                collection's payload form.
+                collection's field layout.
         """
         check_engine(engine)
         if self.max_results is not None:
@@ -352,34 +352,34 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         if hybrid:
             sparse_engine = self._sparse_engine(manifest, engine if sparse_engine is None else sparse_engine)
         widths = manifest.widths_to_search(self._dimensions, collection=self._collection)
-        native = self._to_native(filter, manifest.payload)
+        native = self._to_native(filter, manifest.fields)
         plan = plan_search(
             engine,
             question,
             widths=widths,
             k=k,
-            funnel=funnel,
+            coarse_to_fine=coarse_to_fine,
             candidates=candidates,
             sparse_engine=sparse_engine if hybrid else None,
             hybrid=hybrid,
         )
         with self._request("a search"):
-            rows = self._query(plan, native, manifest.payload)
-        return [self._decode(row, manifest.payload) for row in rows]
+            rows = self._query(plan, native, manifest.fields)
+        return [self._decode(row, manifest.fields) for row in rows]
 
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self._where!r}, {self._collection!r}, dimensions={self._dimensions}, "
-            f"{self._payload!r})"
+            f"{self._fields!r})"
         )
 
     # ------------------------------------------------------------------------------- implemented by each database
 
-    def _fetch(self, row_ids: Sequence[str], widths: Sequence[int], payload: Payload) -> Mapping[str, StoredRow]:
+    def _fetch(self, row_ids: Sequence[str], widths: Sequence[int], fields: FieldLayout) -> Mapping[str, StoredRow]:
         """Those of these rows that exist, at most ``max_rows``, with their vectors of these widths."""
         raise SinkError(f"this {self.kind} of {self.database} cannot read rows back")
 
-    def _scan(self, payload: Payload) -> Iterator[Sequence[tuple[str, str]]]:
+    def _scan(self, fields: FieldLayout) -> Iterator[Sequence[tuple[str, str]]]:
         """Pages of row ids and record ids, over the whole collection."""
         raise SinkError(f"this {self.kind} of {self.database} cannot list its rows")
 
@@ -392,7 +392,7 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         """Store what :meth:`_encode` returned, replacing rows whose id exists, and wait for the acknowledgement."""
 
     @abstractmethod
-    def _query(self, plan: SearchPlan, native: NativeFilter | None, payload: Payload) -> Sequence[Any]:
+    def _query(self, plan: SearchPlan, native: NativeFilter | None, fields: FieldLayout) -> Sequence[Any]:
         """Run the stages of a search: ``plan.coarse``, unless it is ``None``, selects rows that ``plan.full`` ranks.
 
         Returns:
@@ -400,7 +400,7 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         """
 
     @abstractmethod
-    def _delete(self, which: Sequence[str] | NativeFilter, payload: Payload) -> None:
+    def _delete(self, which: Sequence[str] | NativeFilter, fields: FieldLayout) -> None:
         """Delete the rows with these database ids, or those that a filter matches."""
 
     @abstractmethod
@@ -408,7 +408,9 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         """How many rows the collection holds, counting every acknowledged write."""
 
     @abstractmethod
-    def _to_native(self, filter: Mapping[str, object] | NativeFilter | None, payload: Payload) -> NativeFilter | None:
+    def _to_native(
+        self, filter: Mapping[str, object] | NativeFilter | None, fields: FieldLayout
+    ) -> NativeFilter | None:
         """The database's own filter; ``None`` or an empty one for no condition. InvalidRequestError for other types."""
 
     def _has_condition(self, native: NativeFilter) -> bool:
@@ -419,7 +421,7 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         """The rows of one request as the client takes them; by default the batch itself."""
         return batch
 
-    def _decode(self, row: Any, payload: Payload) -> Hit:
+    def _decode(self, row: Any, fields: FieldLayout) -> Hit:
         """A row that :meth:`_query` found as a hit, read inside :meth:`_reading`; by default the row is the hit."""
         hit: Hit = row
         return hit
@@ -469,14 +471,14 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
             raise
 
     @contextmanager
-    def _reading(self, row_id: str, payload: Payload) -> Iterator[None]:
+    def _reading(self, row_id: str, fields: FieldLayout) -> Iterator[None]:
         """Turn an error from reading a stored row into a SinkError that names the row, not the database."""
         try:
             yield
         except (LookupError, TypeError, ValueError) as error:
             raise SinkError(
-                f"collection {self._collection!r} holds the {self.row} {row_id!r}, which is no payload of the form "
-                f"{payload!r} ({type(error).__name__}: {error}); delete it in {self.database}, or write it again"
+                f"collection {self._collection!r} holds the {self.row} {row_id!r}, whose fields do not have the layout "
+                f"{fields!r} ({type(error).__name__}: {error}); delete it in {self.database}, or write it again"
             ) from error
 
     def _stored_manifest(self) -> CollectionManifest:

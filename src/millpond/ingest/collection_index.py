@@ -16,12 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.errors import InvalidRequestError, SinkError
-from millpond.fingerprint import ModelIdentity
 from millpond.ingest.batch import slices
 from millpond.ingest.collection_client import CollectionClient
 from millpond.ingest.index_manifest import IndexManifest, Prefetch, check_prefetch
 from millpond.ingest.record import content_hash, point_id
-from millpond.late_interaction.documents import Documents, Hit, SearchOptions
+from millpond.late_interaction.documents import Documents, Hit, Search
 from millpond.late_interaction.index import LateInteractionIndex
 from millpond.late_interaction.index_arguments import TokenEngine
 from millpond.late_interaction.index_settings import IndexSettings
@@ -61,7 +60,7 @@ class IndexQuery:
         prefetch: float32 ``[prefetch_width]``.
         k: Most hits.
         candidates: Documents that the prefetch keeps; ``None`` scores every document that matches.
-        conditions: The filter on metadata, as :class:`SearchOptions` has it.
+        conditions: The filter on metadata, as :class:`Search` has it.
         points: Database ids of the only documents to search; ``None`` for all.
     """
 
@@ -94,7 +93,7 @@ class CollectionIndex(LateInteractionIndex, CollectionClient):
         engine: As :class:`LateInteractionIndex`.
         codec: How rows are stored.
         prefetch: The single vectors by which candidates are found; ``None`` scores every document.
-        width: As :class:`LateInteractionIndex`.
+        dimensions: As :class:`LateInteractionIndex`.
         pool_factor: As :class:`LateInteractionIndex`.
         owned: Whether this object opens the client, so that :meth:`close` closes it; ``False`` if the caller passed it.
     """
@@ -112,12 +111,12 @@ class CollectionIndex(LateInteractionIndex, CollectionClient):
         *,
         codec: str,
         prefetch: str | None,
-        width: int | None,
+        dimensions: int | None,
         pool_factor: int | None,
         owned: bool,
     ) -> None:
         CollectionClient.__init__(self, location, collection, owned=owned)
-        LateInteractionIndex.__init__(self, engine, width=width, pool_factor=pool_factor)
+        LateInteractionIndex.__init__(self, engine, dimensions=dimensions, pool_factor=pool_factor)
         if codec not in self.codecs:
             raise InvalidRequestError(f"codec={codec!r} is unknown; choose one of {', '.join(self.codecs)}")
         self._codec = codec
@@ -239,7 +238,7 @@ class CollectionIndex(LateInteractionIndex, CollectionClient):
         self._flush()
         return deleted
 
-    def _search(self, queries: Ragged, search: SearchOptions) -> list[list[Hit]]:
+    def _search(self, queries: Ragged, search: Search) -> list[list[Hit]]:
         manifest = self._opened()
         results: list[list[Hit]] = [[] for _ in queries]
         asked = [index for index, matrix in enumerate(queries) if len(matrix)]
@@ -302,14 +301,14 @@ class CollectionIndex(LateInteractionIndex, CollectionClient):
                 data = self._read_manifest()
             manifest = IndexManifest.from_dict(data, collection=self._collection)
             manifest.check_options(codec=self._codec, prefetch=self._prefetch, collection=self._collection)
-            self._restore(manifest.settings, owner=f"collection {self._collection!r}")
+            self._encoding.restore(manifest.settings, owner=f"collection {self._collection!r}")
             self._prepare(manifest)
             self._manifest = manifest
         return self._manifest
 
     def _begun(self, width: int) -> IndexManifest:
         """The manifest of the collection, which is created for documents of this width unless another object has."""
-        settings = self._settings() or self._settings_without_rows(width)
+        settings = self._encoding.settings or self._encoding.settings_without_rows(width)
         opened = self._opened()
         if opened is None:
             self._created(IndexManifest.of(settings, codec=self._codec, prefetch=self._prefetch))
@@ -329,16 +328,6 @@ class CollectionIndex(LateInteractionIndex, CollectionClient):
         except SinkError:
             if not self._found():  # else another process was faster, and its collection is checked next
                 raise
-
-    def _settings_without_rows(self, width: int) -> IndexSettings:
-        """The settings of a collection whose first documents have no rows."""
-        if self._width is not None:
-            raise InvalidRequestError(
-                f"width={self._width} is fitted on the rows of the first documents, and these have none; add others "
-                "first"
-            )
-        model = None if self._engine is None else ModelIdentity.of(self._engine.spec)
-        return IndexSettings(model=model, native=width, pool_factor=self._pool_factor or 1, projection=None)
 
     @contextmanager
     def _reading(self, ids: str) -> Iterator[None]:

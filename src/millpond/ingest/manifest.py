@@ -8,7 +8,7 @@ from typing import Any
 
 from millpond.errors import FingerprintMismatchError, InvalidRequestError
 from millpond.fingerprint import ModelIdentity, stored_name, stored_settings
-from millpond.ingest.payload import Payload
+from millpond.ingest.payload import FieldLayout
 from millpond.spec import ModelSpec
 
 MANIFEST_KEY = "millpond"
@@ -17,13 +17,13 @@ _SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class CollectionManifest:
-    """The model, widths and payload form of a collection, stored in its metadata when it is created.
+    """The model, widths and field layout of a collection, stored in its metadata when it is created.
 
     Attributes:
         fingerprint: :attr:`~millpond.spec.ModelSpec.fingerprint` of the model.
         model: The model's name, for error messages.
         dimensions: The stored widths, ascending.
-        payload: The form of the payload.
+        payload: The layout of the stored fields.
         settings: The model's settings, as :func:`~millpond.fingerprint.stored_settings` makes them; empty for a
             collection of an earlier version. Only error messages use them.
         sparse: The model of the sparse vectors; ``None`` if the collection has none.
@@ -33,7 +33,7 @@ class CollectionManifest:
     fingerprint: str
     model: str
     dimensions: tuple[int, ...]
-    payload: Payload
+    fields: FieldLayout
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     sparse: ModelIdentity | None = None
     chunked: bool = False
@@ -44,7 +44,7 @@ class CollectionManifest:
         spec: ModelSpec,
         *,
         dimensions: tuple[int, ...] | None,
-        payload: Payload,
+        fields: FieldLayout,
         sparse: ModelSpec | None = None,
         chunked: bool = False,
     ) -> CollectionManifest:
@@ -58,7 +58,7 @@ class CollectionManifest:
             fingerprint=spec.fingerprint,
             model=stored_name(spec),
             dimensions=widths,
-            payload=payload,
+            fields=fields,
             settings=stored_settings(spec),
             sparse=None if sparse is None else ModelIdentity.of(sparse),
             chunked=chunked,
@@ -71,7 +71,7 @@ class CollectionManifest:
             "fingerprint": self.fingerprint,
             "model": self.model,
             "dimensions": list(self.dimensions),
-            "payload": self.payload,
+            "payload": self.fields,
             **({"settings": dict(self.settings)} if self.settings else {}),
             **({"chunked": True} if self.chunked else {}),
             **({} if self.sparse is None else {"sparse": _identity_dict(self.sparse)}),
@@ -96,7 +96,7 @@ class CollectionManifest:
                 fingerprint=str(data["fingerprint"]),
                 model=str(data["model"]),
                 dimensions=tuple(int(width) for width in data["dimensions"]),
-                payload=data["payload"],
+                fields=data["payload"],
                 settings=settings if isinstance(settings := data.get("settings"), Mapping) else {},
                 sparse=None if data.get("sparse") is None else _read_identity(data["sparse"]),
                 chunked=bool(data.get("chunked", False)),
@@ -125,7 +125,7 @@ class CollectionManifest:
     def check_write(
         self, wanted: CollectionManifest, spec: ModelSpec, *, collection: str, sparse: ModelSpec | None = None
     ) -> None:
-        """Raises unless ``wanted`` has the same models, widths and payload form as this collection."""
+        """Raises unless ``wanted`` has the same models, widths and field layout as this collection."""
         self.check_model(spec, collection=collection)
         if sparse is not None:
             self.check_sparse(sparse, collection=collection)
@@ -147,10 +147,10 @@ class CollectionManifest:
                     else "whole records, and this run cuts them into chunks; leave that out, or pass another name"
                 )
             )
-        if self.payload != wanted.payload:
+        if self.fields != wanted.fields:
             raise InvalidRequestError(
-                f"collection {collection!r} holds payloads of the form {self.payload!r}, and this sink writes "
-                f"{wanted.payload!r}; pass payload={self.payload!r}, or another collection name"
+                f"collection {collection!r} holds fields of the layout {self.fields!r}, and this sink writes "
+                f"{wanted.fields!r}; pass fields={self.fields!r}, or another collection name"
             )
 
     def widths_to_search(self, wanted: tuple[int, ...] | None, *, collection: str) -> tuple[int, ...]:
@@ -179,7 +179,3 @@ def _read_identity(data: Mapping[str, Any]) -> ModelIdentity:
         model=str(data["model"]),
         settings=settings if isinstance(settings, Mapping) else {},
     )
-
-
-CollectionMark = CollectionManifest
-"""The former name of :class:`CollectionManifest`."""

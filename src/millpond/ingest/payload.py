@@ -1,4 +1,4 @@
-"""Payload forms: the fields of a stored record, plain or as a framework reads them."""
+"""FieldLayout: the fields of a stored record, plain or as a framework reads them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, content_hash, point_id
 
-Payload = Literal["plain", "langchain", "llama_index"]
-PAYLOADS: tuple[Payload, ...] = get_args(Payload)
+FieldLayout = Literal["plain", "langchain", "llama_index"]
+FIELD_LAYOUTS: tuple[FieldLayout, ...] = get_args(FieldLayout)
 
 LLAMA_INDEX_KEYS = frozenset(["_node_content", "_node_type", "document_id", "doc_id", "ref_doc_id", "content_hash"])
 """The store's own fields: metadata of the same name is in the node alone, where no filter looks."""
@@ -18,12 +18,12 @@ LLAMA_INDEX_KEYS = frozenset(["_node_content", "_node_type", "document_id", "doc
 _SOURCE = "1"  # LlamaIndex's NodeRelationship.SOURCE: the document that a node was cut from
 
 
-def check_payload(payload: str) -> Payload:
-    """The payload form of this name; raises InvalidRequestError for an unknown name."""
-    for known in PAYLOADS:
-        if payload == known:
+def check_fields(fields: str) -> FieldLayout:
+    """The layout of this name; raises InvalidRequestError for an unknown name."""
+    for known in FIELD_LAYOUTS:
+        if fields == known:
             return known
-    raise InvalidRequestError(f"payload={payload!r} is unknown; choose one of {', '.join(PAYLOADS)}")
+    raise InvalidRequestError(f"fields={fields!r} is unknown; choose one of {', '.join(FIELD_LAYOUTS)}")
 
 
 def llama_index_fields(record: Record, node_id: str, *, text_inside: bool) -> dict[str, Any]:

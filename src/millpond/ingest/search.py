@@ -70,7 +70,7 @@ def plan_search(
     *,
     widths: Sequence[int],
     k: int,
-    funnel: bool,
+    coarse_to_fine: bool,
     candidates: int | None,
     sparse_engine: Engine | None = None,
     hybrid: bool | None = None,
@@ -82,7 +82,7 @@ def plan_search(
         question: One question.
         widths: The widths of the collection, ascending.
         k: How many results, from 1.
-        funnel: Whether to search the smallest width first; has no effect with one width.
+        coarse_to_fine: Whether to search the smallest width first; has no effect with one width.
         candidates: How many rows the first stage selects; ``max(100, 10 * k)`` by default.
         sparse_engine: The engine that makes the question's sparse vector; ``None`` unless the search is hybrid.
         hybrid: Whether the search is hybrid; by default, whether there is a ``sparse_engine``.
@@ -104,7 +104,7 @@ def plan_search(
             f"candidates={candidates!r} must be an int from k={k}; leave it out for max(100, 10 k)"
         )
     full = widths[-1]
-    coarse = widths[0] if funnel and len(widths) > 1 else None
+    coarse = widths[0] if coarse_to_fine and len(widths) > 1 else None
     row = engine.embed(  # at full width; every other width is cut from it
         [question], role="query", dimensions=engine.spec.dimensions, normalize=False
     ).embeddings  # [1, d]

@@ -14,7 +14,7 @@ from millpond.errors import InvalidRequestError, SinkError
 from millpond.ingest.batch import FloatArray, WriteBatch
 from millpond.ingest.collection import CollectionSink, NativeFilter
 from millpond.ingest.manifest import CollectionManifest
-from millpond.ingest.payload import Payload
+from millpond.ingest.payload import FieldLayout
 from millpond.ingest.record import content_hash
 from millpond.ingest.search import Hit
 from millpond.ingest.sink import StoredRow, vector_name
@@ -40,7 +40,7 @@ class TableSink(CollectionSink[NativeFilter], Generic[NativeFilter]):
             InvalidRequestError: A form, datatype or index that the database's sink does not have.
         """
         for name, value, known in (
-            ("payload", self._payload, ["plain"]),
+            ("fields", self._fields, ["plain"]),
             ("datatype", datatype, list(self.datatypes)),
             ("index", index, [None, *self.indexes]),
         ):
@@ -133,13 +133,13 @@ class TableSink(CollectionSink[NativeFilter], Generic[NativeFilter]):
     def _flush(self) -> None:
         self._writes += 1
 
-    def _decode(self, row: Sequence[Any], payload: Payload) -> Hit:
+    def _decode(self, row: Sequence[Any], fields: FieldLayout) -> Hit:
         """A hit of ``pk``, ``id``, ``text``, ``metadata`` and the score."""
         row_id, record_id, text, metadata, score = row
-        with self._reading(str(row_id), payload):
+        with self._reading(str(row_id), fields):
             return Hit(id=record_id, score=float(score), text=text, metadata=_read_json(metadata))
 
-    def _fetch(self, row_ids: Sequence[str], widths: Sequence[int], payload: Payload) -> dict[str, StoredRow]:
+    def _fetch(self, row_ids: Sequence[str], widths: Sequence[int], fields: FieldLayout) -> dict[str, StoredRow]:
         return {
             str(row_id): StoredRow(
                 record_id=record_id,

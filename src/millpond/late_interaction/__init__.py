@@ -7,9 +7,9 @@ if TYPE_CHECKING:
     from millpond.late_interaction.documents import AddReport, Hit, IndexStats, StoredDocument
     from millpond.late_interaction.explanation import TokenMatch
     from millpond.late_interaction.index import LateInteractionIndex
+    from millpond.late_interaction.index_arguments import SearchOptions
     from millpond.late_interaction.memory.index import MemoryIndex
     from millpond.late_interaction.plaid.index import PlaidIndex
-    from millpond.late_interaction.reranking import arerank, rerank
     from millpond.late_interaction.similarity import maxsim
     from millpond.ragged import Ragged
 
@@ -22,11 +22,10 @@ _HOMES = {
     "MemoryIndex": "millpond.late_interaction.memory.index",
     "PlaidIndex": "millpond.late_interaction.plaid.index",
     "Ragged": "millpond.ragged",
+    "SearchOptions": "millpond.late_interaction.index_arguments",
     "StoredDocument": "millpond.late_interaction.documents",
     "TokenMatch": "millpond.late_interaction.explanation",
-    "arerank": "millpond.late_interaction.reranking",
     "maxsim": "millpond.late_interaction.similarity",
-    "rerank": "millpond.late_interaction.reranking",
 }
 
 __all__ = [
@@ -37,11 +36,10 @@ __all__ = [
     "MemoryIndex",
     "PlaidIndex",
     "Ragged",
+    "SearchOptions",
     "StoredDocument",
     "TokenMatch",
-    "arerank",
     "maxsim",
-    "rerank",
 ]
 
 

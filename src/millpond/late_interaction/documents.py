@@ -67,7 +67,7 @@ class AddReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchOptions:
+class Search:
     """The checked options of a search.
 
     Attributes:
@@ -112,7 +112,7 @@ class IndexStats:
     Attributes:
         documents: Documents that a search can find.
         tokens: Their token rows.
-        width: Columns of a row; 0 as long as nothing was added.
+        dimensions: Columns of a row; 0 as long as nothing was added.
         codec: How rows are stored.
         bytes: Bytes of the rows, codes and tables, without texts and metadata.
         details: What only this kind of index has: segments, deleted documents and so on.
@@ -120,7 +120,7 @@ class IndexStats:
 
     documents: int
     tokens: int
-    width: int
+    dimensions: int
     codec: str
     bytes: int
     details: Mapping[str, Any] = field(default_factory=dict, hash=False)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from millpond.blank import is_blank
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
+from millpond.late_interaction.documents import Search
 from millpond.metadata import Scalar, check_filter, check_str, describe, json_object
 from millpond.outputs import TokenEmbeddingOutput, TokenSpans
 from millpond.ragged import Ragged
@@ -19,6 +20,24 @@ from millpond.tasks import Role
 Filter = Mapping[str, object]
 
 _BLOCK = 1 << 16  # rows checked at a time
+
+
+class SearchOptions(TypedDict, total=False):
+    """The options of a search in an index.
+
+    Attributes:
+        k: Most hits for each query, 10 by default; fewer if fewer documents match.
+        filter: Metadata values that must match (of a list, one of them).
+        ids: Search among these documents only: candidates of another search. Unknown ids are ignored.
+        candidates: Documents that the first stage keeps for exact scoring; ``None`` is the index's own number.
+        exact: Score every document that matches, without a first stage.
+    """
+
+    k: int
+    filter: Filter | None
+    ids: Sequence[str] | None
+    candidates: int | None
+    exact: bool
 
 
 class TokenEngine(Protocol):
@@ -130,6 +149,26 @@ def checked_filter(filter: Filter | None) -> dict[str, tuple[Scalar, ...]]:
     if not isinstance(filter, Mapping):
         raise InvalidRequestError(f"filter is of type {type(filter).__name__}; pass a dict of metadata values")
     return check_filter(filter)
+
+
+def checked_search(
+    *,
+    k: int = 10,
+    filter: Filter | None = None,
+    ids: Sequence[str] | None = None,
+    candidates: int | None = None,
+    exact: bool = False,
+) -> Search:
+    """:class:`SearchOptions`, or their defaults, in a checked form."""
+    check_count("k", k)
+    if candidates is not None and (type(candidates) is not int or candidates < k):
+        raise InvalidRequestError(
+            f"candidates={candidates!r} must be an int from k={k}; leave it out for the index's own number"
+        )
+    if not isinstance(exact, bool):
+        raise InvalidRequestError(f"exact={exact!r} must be True or False")
+    named = None if ids is None else list(dict.fromkeys(checked_ids(ids)))
+    return Search(k=k, conditions=checked_filter(filter), ids=named, candidates=candidates, exact=exact)
 
 
 def check_matrices(name: str, matrices: Ragged) -> None:

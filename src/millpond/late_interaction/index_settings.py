@@ -33,12 +33,12 @@ class IndexSettings:
         """Columns of a stored row."""
         return self.native if self.projection is None else self.projection.width
 
-    def check(self, spec: ModelSpec | None, *, width: int | None, pool_factor: int | None, owner: str) -> None:
+    def check(self, spec: ModelSpec | None, *, dimensions: int | None, pool_factor: int | None, owner: str) -> None:
         """Compare with what a caller opens the index with.
 
         Args:
             spec: The model of the caller's engine; ``None`` without an engine.
-            width: The width that the caller named; ``None`` if none.
+            dimensions: The width that the caller named; ``None`` if none.
             pool_factor: The factor that the caller named; ``None`` if none.
             owner: The index in error messages, as ``index '/data/docs'``.
 
@@ -47,7 +47,7 @@ class IndexSettings:
             InvalidRequestError: It has another width or factor than the caller named.
         """
         for name, named, stored in (
-            ("width", width, self.width),
+            ("dimensions", dimensions, self.width),
             ("pool_factor", pool_factor, self.pool_factor),
         ):
             if named is not None and named != stored:

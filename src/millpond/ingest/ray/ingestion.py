@@ -43,7 +43,7 @@ def ingest_dataset(
     sparse_model: str | os.PathLike[str] | None = None,
     cache: str | os.PathLike[str] | None = None,
     dimensions: Sequence[int] | None = None,
-    payload: str = "plain",
+    fields: str = "plain",
     sink_options: Mapping[str, Any] | None = None,
     id_column: str = "id",
     text_column: str = "text",
@@ -69,7 +69,7 @@ def ingest_dataset(
 
     This process, the driver, reads the source, leaves out what the journal knows, and sends batches to the workers,
     two each ahead of what is finished. A worker embeds a batch and writes it; the driver marks its records when the
-    database has acknowledged them. A database that one process alone can open (a folder of Qdrant, Milvus Lite,
+    database has acknowledged them. A database that one process alone can open (a folder, a file,
     memory) is written by the driver. Rows, ids, counts, dead letters and errors are those of a local run; batches with
     a record in common keep their order.
 
@@ -87,7 +87,7 @@ def ingest_dataset(
         cache: Path of the vector cache, on a local disk: the workers of a machine share it, and each machine has its
             own file there.
         dimensions: The widths to store, with a URL.
-        payload: The form of the payload, with a URL.
+        fields: The layout of the stored fields, with a URL.
         sink_options: Other options of the URL's sink. Keys of databases are read from each machine's environment.
         id_column: Key or column of the id.
         text_column: Key or column of the text.
@@ -135,12 +135,12 @@ def ingest_dataset(
             )
         if isinstance(sink, str):
             check_model(spec, dimensions)
-            opened, factory = _open_url(sink, dimensions, payload, dict(sink_options or {}))
+            opened, factory = _open_url(sink, dimensions, fields, dict(sink_options or {}))
             stack.enter_context(closing(opened))
         else:
-            if dimensions is not None or payload != "plain" or sink_options:
+            if dimensions is not None or fields != "plain" or sink_options:
                 raise InvalidRequestError(
-                    "dimensions, payload and sink_options are those of a URL; pass them to the sink that you make"
+                    "dimensions, fields and sink_options are those of a URL; pass them to the sink that you make"
                 )
             factory = None
             if isinstance(sink, type) or (callable(sink) and not hasattr(sink, "write")):
@@ -201,7 +201,7 @@ def ingest_dataset(
 
 
 def _open_url(
-    url: str, dimensions: Sequence[int] | None, payload: str, options: dict[str, Any]
+    url: str, dimensions: Sequence[int] | None, fields: str, options: dict[str, Any]
 ) -> tuple[Sink, Callable[[], Sink]]:
-    factory = partial(open_sink, url, dimensions=dimensions, payload=payload, **options)
+    factory = partial(open_sink, url, dimensions=dimensions, fields=fields, **options)
     return factory(), factory

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from millpond.late_interaction.documents import SEARCH_TURNS, SearchOptions
+from millpond.late_interaction.documents import SEARCH_TURNS, Search
 from millpond.late_interaction.kernels import exact, residuals, scan
 from millpond.late_interaction.kernels.centroids import similarities
 from millpond.late_interaction.kernels.compiled import thread_count
@@ -41,9 +41,7 @@ class Match:
     score: float
 
 
-def search(
-    snapshot: Snapshot, queries: Ragged, options: SearchOptions, *, threads: int | None = None
-) -> list[list[Match]]:
+def search(snapshot: Snapshot, queries: Ragged, options: Search, *, threads: int | None = None) -> list[list[Match]]:
     """The best documents for each query, best first; of equal ones the one that was added earlier."""
     segments = [
         _Searched(segment, mask, snapshot.codec)
@@ -133,7 +131,7 @@ class _Searched:
         )
 
 
-def _allowed(snapshot: Snapshot, options: SearchOptions) -> list[npt.NDArray[np.bool_] | None]:
+def _allowed(snapshot: Snapshot, options: Search) -> list[npt.NDArray[np.bool_] | None]:
     """For each segment, the documents that may be found; ``None`` for all."""
     found = None if options.ids is None else snapshot.find(options.ids)
     masks = []

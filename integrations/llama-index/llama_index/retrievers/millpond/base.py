@@ -112,7 +112,7 @@ class MillpondColBERTRetriever(BaseRetriever):
     @property
     def model(self) -> str | None:
         """The name of the model of the index; ``None`` of an index that was given embeddings only."""
-        engine = self.index._engine
+        engine = self.index.engine
         return None if engine is None else engine.spec.name
 
     @property

@@ -8,12 +8,14 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.contract
+
 CODE = """
 import ctypes, json, sys, tempfile, threading
 from xml.etree import ElementTree
-from millpond.server.launch import malloc
+from millpond.engine import heap
 
-done = malloc.limit_arenas() if sys.argv[1] == "limited" else None
+done = heap.limit_arenas() if sys.argv[1] == "limited" else None
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 together = threading.Barrier(8)
