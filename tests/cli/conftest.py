@@ -14,6 +14,8 @@ from tests.tiny import Layout
 from tests.tiny.heads import write_cross_encoder, write_stanford
 
 from millpond.cli.app import main
+from millpond.cli.demo.stdlib_docs import read_stdlib
+from millpond.ingest import Record
 
 FLOAT32 = ("--engine", "dtype=float32", "--engine", "device=cpu")
 FORCED = ("--hf-overrides", '{"is_matryoshka": true}')
@@ -67,6 +69,12 @@ def cross(checkpoint_of: Callable[..., Path]) -> Path:
 @pytest.fixture(scope="session")
 def colbert(checkpoint_of: Callable[..., Path]) -> Path:
     return checkpoint_of(write_stanford)
+
+
+@pytest.fixture(scope="session")
+def records() -> list[Record]:
+    """The docstrings of this Python's standard library."""
+    return read_stdlib()
 
 
 @pytest.fixture

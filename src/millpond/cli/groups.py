@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Replace every parameter whose type is a dataclass by the fields of the dataclass, which typer then reads."""
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         if parameter.name in groups:

@@ -52,7 +52,8 @@ def demo(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidRequestError(f"{str(folder)!r} cannot be made ({error.strerror}); choose --state DIR") from None
-    logging.getLogger("millpond.engine").setLevel(logging.ERROR)  # the demo itself says how many texts are cut
+    log = logging.getLogger("millpond.engine")
+    log.setLevel(logging.ERROR)  # the demo itself says how many texts are cut
     try:
         run(
             Path(get_model_path()),
@@ -64,6 +65,8 @@ def demo(
         raise MillpondError(
             f"{str(folder)!r} cannot be used ({error}); make room there, or choose another folder with --state"
         ) from error
+    finally:
+        log.setLevel(logging.NOTSET)
 
 
 def _default_state() -> Path:
