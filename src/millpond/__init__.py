@@ -4,11 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from millpond.cache import VectorCache
+    from millpond.cache.vector_cache import VectorCache
     from millpond.engine.async_engine import AsyncEngine
     from millpond.engine.engine import Engine
-    from millpond.engine.schedule.counters import Observer
-    from millpond.engine.schedule.timing import CallFuture
+    from millpond.engine.stats import EngineStats, Timings
     from millpond.errors import (
         CacheError,
         DeviceLostError,
@@ -47,24 +46,21 @@ if TYPE_CHECKING:
         Usage,
     )
     from millpond.params import PoolingParams
-    from millpond.ragged import Ragged
     from millpond.spec import ModelSpec
-    from millpond.stats import BatchRun, EngineStats, Timings
+    from millpond.vectors.ragged import Ragged
     from millpond.vllm.llm import LLM
 
 # Imported on first use, so that `import millpond` is fast and does not import torch.
 _HOMES = {
     "AsyncEngine": "engine.async_engine",
-    "BatchRun": "stats",
     "CacheError": "errors",
-    "CallFuture": "engine.schedule.timing",
     "ClassificationOutput": "outputs",
     "EmbeddingOutput": "outputs",
     "DeviceLostError": "errors",
     "Engine": "engine.engine",
     "EngineClosedError": "errors",
     "EngineOverloadedError": "errors",
-    "EngineStats": "stats",
+    "EngineStats": "engine.stats",
     "Entity": "outputs",
     "FingerprintMismatchError": "errors",
     "IndexCorruptedError": "errors",
@@ -78,10 +74,9 @@ _HOMES = {
     "MissingExtraError": "errors",
     "ModelLoadError": "errors",
     "ModelSpec": "spec",
-    "Observer": "engine.schedule.counters",
     "Pair": "inputs",
     "PoolingParams": "params",
-    "Ragged": "ragged",
+    "Ragged": "vectors.ragged",
     "RerankOutput": "outputs",
     "RerankResult": "outputs",
     "RewardOutput": "outputs",
@@ -90,7 +85,7 @@ _HOMES = {
     "SourceNotFoundError": "errors",
     "SpannedText": "inputs",
     "SparseEmbeddingOutput": "outputs",
-    "Timings": "stats",
+    "Timings": "engine.stats",
     "TokenClassificationOutput": "outputs",
     "TokenEmbeddingOutput": "outputs",
     "TokenIds": "inputs",
@@ -99,16 +94,14 @@ _HOMES = {
     "UnsupportedArchitectureError": "errors",
     "UnsupportedTaskError": "errors",
     "Usage": "outputs",
-    "VectorCache": "cache",
+    "VectorCache": "cache.vector_cache",
     "WeightMismatchError": "errors",
 }
 
 __all__ = [
     "LLM",
     "AsyncEngine",
-    "BatchRun",
     "CacheError",
-    "CallFuture",
     "ClassificationOutput",
     "DeviceLostError",
     "EmbeddingOutput",
@@ -128,7 +121,6 @@ __all__ = [
     "MissingExtraError",
     "ModelLoadError",
     "ModelSpec",
-    "Observer",
     "Pair",
     "PoolingParams",
     "Ragged",

@@ -19,7 +19,7 @@ from tests.tiny import write_checkpoint
 from tests.tiny.heads import write_cross_encoder, write_splade, write_stanford
 
 from millpond import Engine
-from millpond.cli.results_table import Answer, RankedHit, print_answer
+from millpond.cli.output.results_table import Answer, RankedHit, print_answer
 from millpond.ingest import Chunking, Hit, Record, ingest, open_sink
 
 pytest.importorskip("millpond_qdrant")

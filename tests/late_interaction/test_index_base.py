@@ -19,9 +19,9 @@ from millpond import AsyncEngine, Engine
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, UnsupportedTaskError
 from millpond.fingerprint import ModelIdentity
 from millpond.late_interaction import AddReport, MemoryIndex, Ragged, TokenMatch
-from millpond.late_interaction.index_arguments import unit_rows
-from millpond.late_interaction.index_settings import IndexSettings
-from millpond.late_interaction.projection import Projection
+from millpond.late_interaction.encoding.projection import Projection
+from millpond.late_interaction.index.arguments import unit_rows
+from millpond.late_interaction.index.settings import IndexSettings
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_a_mapping_or_none_is_no_list(embedder: Engine) -> None:
 
 
 def test_an_error_keeps_the_pieces_before_it(embedder: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millpond.late_interaction.index._PIECE", 4)
+    monkeypatch.setattr("millpond.late_interaction.index.base._PIECE", 4)
     index = MemoryIndex(embedder)
     token_embed, calls = embedder.token_embed, []
 
@@ -129,8 +129,8 @@ def test_an_error_keeps_the_pieces_before_it(embedder: Engine, monkeypatch: pyte
 
 def test_long_documents_are_stored_a_few_at_a_time(embedder: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their float32 rows would not fit memory together."""
-    monkeypatch.setattr("millpond.late_interaction.index._PIECE_CHARACTERS", 100)
-    monkeypatch.setattr("millpond.late_interaction.index._PIECE_ROWS", 20)
+    monkeypatch.setattr("millpond.late_interaction.index.base._PIECE_CHARACTERS", 100)
+    monkeypatch.setattr("millpond.late_interaction.index.base._PIECE_ROWS", 20)
     sizes: list[int] = []
     upsert = MemoryIndex._upsert
 

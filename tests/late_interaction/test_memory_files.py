@@ -21,9 +21,9 @@ import pytest
 from tests.late_interaction.index_contract import found, matrices, names, ragged
 
 from millpond.errors import IndexCorruptedError, InvalidRequestError, SourceNotFoundError
-from millpond.late_interaction import MemoryIndex, checked_file
+from millpond.late_interaction import MemoryIndex
+from millpond.late_interaction.memory import checked_file, store
 from millpond.late_interaction.memory import files as memory_files
-from millpond.late_interaction.memory import store
 
 QUERY = ragged(matrices(1, seed=9))
 FILES = ["centroid_scales", "centroids", "codes", "documents", "index", "lengths", "projection", "rows", "scales"]

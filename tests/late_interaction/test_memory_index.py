@@ -23,7 +23,8 @@ from tests.late_interaction.index_contract import (
 
 from millpond import Engine
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction import AddReport, LateInteractionIndex, MemoryIndex, Ragged, kmeans
+from millpond.late_interaction import AddReport, LateInteractionIndex, MemoryIndex, Ragged
+from millpond.late_interaction.codecs import kmeans
 from millpond.late_interaction.memory import blocks, store
 from millpond.late_interaction.memory import index as memory_index_module
 from millpond.late_interaction.memory.store import TokenStore

@@ -14,7 +14,7 @@ from millpond.late_interaction import PlaidIndex
 from millpond.late_interaction.plaid import compaction, writer
 from millpond.late_interaction.plaid import index as index_module
 from millpond.late_interaction.plaid.compaction import due_segments
-from millpond.late_interaction.plaid.manifest import FileEntry, Manifest, SegmentEntry
+from millpond.late_interaction.plaid.storage.manifest import FileEntry, Manifest, SegmentEntry
 
 
 def manifest(sizes: Sequence[int], *, dead: dict[int, float] | None = None) -> Manifest:

@@ -16,7 +16,7 @@ from tests.late_interaction.plaid_data import filled, matrices, names, ragged
 from millpond.errors import IndexCorruptedError, SourceNotFoundError
 from millpond.late_interaction import PlaidIndex
 from millpond.late_interaction.plaid import compaction
-from millpond.late_interaction.plaid.check import check_folder
+from millpond.late_interaction.plaid.storage.check import check_folder
 
 
 @pytest.fixture(autouse=True)
@@ -183,7 +183,7 @@ class Failure:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
         self.fails_at: int | None = None
-        from millpond.late_interaction.plaid import array_file, folder
+        from millpond.late_interaction.plaid.storage import array_file, folder
 
         for module, name in ((folder, "_write"), (folder, "_sync"), (array_file.ArrayFileWriter, "write")):
             monkeypatch.setattr(module, name, self._failing(getattr(module, name)))

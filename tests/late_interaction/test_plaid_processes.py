@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from tests.late_interaction.plaid_data import WIDTH, filled, matrices, names, ragged
 
-import millpond.late_interaction.index as index_module
-import millpond.late_interaction.plaid.lock as lock_module
+import millpond.late_interaction.index.base as index_module
+import millpond.late_interaction.plaid.storage.lock as lock_module
 from millpond.errors import IndexLockedError, InvalidRequestError
 from millpond.late_interaction import PlaidIndex, Ragged
-from millpond.late_interaction.documents import Search
+from millpond.late_interaction.index.documents import Search
 from millpond.late_interaction.plaid import compaction, scoring
-from millpond.late_interaction.plaid.folder import IndexFolder
-from millpond.late_interaction.plaid.manifest import Manifest
+from millpond.late_interaction.plaid.storage.folder import IndexFolder
+from millpond.late_interaction.plaid.storage.manifest import Manifest
 
 ROOT = Path(__file__).parents[2]
 HOLDER = """

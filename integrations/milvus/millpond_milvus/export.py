@@ -23,11 +23,11 @@ from millpond.errors import (
     SinkError,
     UnsupportedTaskError,
 )
-from millpond.ingest.batch import WriteBatch
-from millpond.ingest.manifest import CollectionManifest
-from millpond.ingest.payload import check_fields
 from millpond.ingest.record import Record, point_id
-from millpond.ingest.sink import check_widths
+from millpond.ingest.sinks.batch import WriteBatch
+from millpond.ingest.sinks.manifest import CollectionManifest
+from millpond.ingest.sinks.payload import check_fields
+from millpond.ingest.sinks.protocol import check_widths
 from millpond.spec import ModelSpec
 from millpond_milvus.collection import MilvusCollection
 from millpond_milvus.layout import RowLayout

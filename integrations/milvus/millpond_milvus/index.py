@@ -15,18 +15,18 @@ from pymilvus import DataType, MilvusClient
 from pymilvus.client.embedding_list import EmbeddingList
 
 from millpond.errors import InvalidRequestError, SinkError
-from millpond.ingest.batch import slices
-from millpond.ingest.collection_index import CollectionIndex, Found, IndexQuery, IndexRow
-from millpond.ingest.index_manifest import IndexManifest, Prefetch
-from millpond.ingest.location import is_url
-from millpond.ingest.manifest import MANIFEST_KEY
 from millpond.ingest.record import point_id
-from millpond.late_interaction.documents import Hit, IndexStats
-from millpond.late_interaction.index_arguments import TokenEngine
+from millpond.ingest.sinks.batch import slices
+from millpond.ingest.sinks.index_manifest import IndexManifest, Prefetch
+from millpond.ingest.sinks.late_interaction import CollectionIndex, Found, IndexQuery, IndexRow
+from millpond.ingest.sinks.location import is_url
+from millpond.ingest.sinks.manifest import MANIFEST_KEY
+from millpond.late_interaction.index.arguments import TokenEngine
+from millpond.late_interaction.index.documents import Hit, IndexStats
+from millpond.late_interaction.index.metadata_filter import MetadataTable
 from millpond.late_interaction.kernels.exact import Tokens, score
-from millpond.late_interaction.metadata_filter import MetadataTable
 from millpond.metadata import Scalar
-from millpond.ragged import Ragged
+from millpond.vectors.ragged import Ragged
 from millpond_milvus.client import URL_SCHEMES
 from millpond_milvus.collection import MilvusCollection
 from millpond_milvus.filters import one_of, to_expression

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from pymilvus import AnnSearchRequest, MilvusClient, RRFRanker
 
 from millpond.errors import InvalidRequestError, SinkError
-from millpond.ingest.batch import WriteBatch
-from millpond.ingest.collection import CollectionSink
-from millpond.ingest.location import is_url
-from millpond.ingest.manifest import MANIFEST_KEY, CollectionManifest
-from millpond.ingest.payload import FieldLayout
 from millpond.ingest.record import Record, point_id
-from millpond.ingest.search import Hit, SearchPlan
-from millpond.ingest.sink import StoredRow, vector_name
+from millpond.ingest.sinks.batch import WriteBatch
+from millpond.ingest.sinks.collection import CollectionSink
+from millpond.ingest.sinks.location import is_url
+from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
+from millpond.ingest.sinks.payload import FieldLayout
+from millpond.ingest.sinks.protocol import StoredRow, vector_name
+from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond.metadata import check_filter
 from millpond.spec import ModelSpec
 from millpond_milvus.client import URL_SCHEMES

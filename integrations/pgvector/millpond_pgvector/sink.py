@@ -19,15 +19,15 @@ from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Composable, Composed, Identifier
 
 from millpond.errors import InvalidRequestError, SinkError, SinkRejectedError
-from millpond.ingest.batch import FloatArray
-from millpond.ingest.deadline import hang_up_after
-from millpond.ingest.manifest import MANIFEST_KEY, CollectionManifest
-from millpond.ingest.payload import FieldLayout
 from millpond.ingest.record import Record
-from millpond.ingest.search import SearchPlan
-from millpond.ingest.sink import StoredRow, vector_name
-from millpond.ingest.sqlstate import kind_of_state
-from millpond.ingest.table_sink import TableSink
+from millpond.ingest.sinks.batch import FloatArray
+from millpond.ingest.sinks.deadline import hang_up_after
+from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
+from millpond.ingest.sinks.payload import FieldLayout
+from millpond.ingest.sinks.protocol import StoredRow, vector_name
+from millpond.ingest.sinks.search import SearchPlan
+from millpond.ingest.sinks.sqlstate import kind_of_state
+from millpond.ingest.sinks.table import TableSink
 from millpond.metadata import check_filter
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # in JSON

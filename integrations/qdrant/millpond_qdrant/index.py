@@ -12,12 +12,12 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.local.qdrant_local import QdrantLocal
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.collection_index import CollectionIndex, Found, IndexQuery, IndexRow
-from millpond.ingest.index_manifest import IndexManifest, Prefetch
-from millpond.ingest.manifest import MANIFEST_KEY
 from millpond.ingest.record import point_id
-from millpond.late_interaction.documents import Hit, IndexStats
-from millpond.late_interaction.index_arguments import TokenEngine
+from millpond.ingest.sinks.index_manifest import IndexManifest, Prefetch
+from millpond.ingest.sinks.late_interaction import CollectionIndex, Found, IndexQuery, IndexRow
+from millpond.ingest.sinks.manifest import MANIFEST_KEY
+from millpond.late_interaction.index.arguments import TokenEngine
+from millpond.late_interaction.index.documents import Hit, IndexStats
 from millpond.metadata import Scalar
 from millpond_qdrant.collection import QdrantCollection
 from millpond_qdrant.filters import to_filter

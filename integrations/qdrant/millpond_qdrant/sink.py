@@ -17,13 +17,13 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.http.models import QueryResponse
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.batch import WriteBatch
-from millpond.ingest.collection import CollectionSink
-from millpond.ingest.manifest import MANIFEST_KEY, CollectionManifest
-from millpond.ingest.payload import FieldLayout
 from millpond.ingest.record import point_id
-from millpond.ingest.search import Hit, SearchPlan
-from millpond.ingest.sink import StoredRow, vector_name
+from millpond.ingest.sinks.batch import WriteBatch
+from millpond.ingest.sinks.collection import CollectionSink
+from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
+from millpond.ingest.sinks.payload import FieldLayout
+from millpond.ingest.sinks.protocol import StoredRow, vector_name
+from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond_qdrant.alias import aliased, point_alias
 from millpond_qdrant.collection import QdrantCollection
 from millpond_qdrant.filters import has_condition, to_filter

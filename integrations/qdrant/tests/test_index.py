@@ -250,7 +250,7 @@ def test_requests_are_bounded_by_bytes(client: QdrantClient, monkeypatch: pytest
 def test_more_ids_than_a_request_takes_are_asked_in_parts(
     client: QdrantClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millpond.ingest.collection_index._MAX_IDS", 7)
+    monkeypatch.setattr("millpond.ingest.sinks.late_interaction._MAX_IDS", 7)
     index = QdrantIndex(client, "docs", None)
     values = matrices(30)
     index.add_embeddings(names(30), ragged(values))

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack
 
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction.documents import Hit
-from millpond.late_interaction.index import LateInteractionIndex
-from millpond.late_interaction.index_arguments import Filter, SearchOptions, check_count
+from millpond.late_interaction.index.arguments import Filter, SearchOptions, check_count
+from millpond.late_interaction.index.base import LateInteractionIndex
+from millpond.late_interaction.index.documents import Hit
 
 logger = logging.getLogger(__name__)
 

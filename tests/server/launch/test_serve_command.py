@@ -34,7 +34,7 @@ from typer.main import get_command
 
 import millpond
 from millpond.cli.app import app, main
-from millpond.cli.serve_words import read
+from millpond.cli.arguments.vllm_flags import read
 from millpond.engine import heap
 from millpond.errors import InvalidRequestError, MissingExtraError, ModelLoadError
 from millpond.server.launch import run, sockets

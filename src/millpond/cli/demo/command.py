@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from millpond.cli.groups import EngineSettings
-from millpond.cli.settings import engine_settings
+from millpond.cli.arguments.groups import EngineSettings
+from millpond.cli.arguments.settings import engine_settings
 from millpond.errors import InvalidRequestError, MillpondError, MissingExtraError
 
 

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction.documents import SEARCH_TURNS, Documents, Hit, IndexStats, Search
-from millpond.late_interaction.index import CLOSED, LateInteractionIndex
-from millpond.late_interaction.index_arguments import TokenEngine, check_count
+from millpond.late_interaction.index.arguments import TokenEngine, check_count
+from millpond.late_interaction.index.base import CLOSED, LateInteractionIndex
+from millpond.late_interaction.index.documents import SEARCH_TURNS, Documents, Hit, IndexStats, Search
 from millpond.late_interaction.kernels.centroids import similarities
 from millpond.late_interaction.kernels.compiled import thread_count
 from millpond.late_interaction.kernels.exact import CODECS, Codec, score, score_on_device
@@ -26,7 +26,7 @@ from millpond.late_interaction.memory.blocks import IndexArray, View
 from millpond.late_interaction.memory.files import StoredIndex, write_index
 from millpond.late_interaction.memory.store import Snapshot, TokenStore
 from millpond.metadata import Scalar
-from millpond.ragged import Ragged
+from millpond.vectors.ragged import Ragged
 
 # Documents that the codes keep for exact scoring: so many, or so many for each hit.
 _CANDIDATES, _CANDIDATES_PER_HIT = 1_024, 20

@@ -14,18 +14,18 @@ from typing import Any, Self
 import numpy as np
 
 from millpond.errors import IndexLockedError, InvalidRequestError, SourceNotFoundError
-from millpond.late_interaction.documents import Documents, Hit, IndexStats, Search
-from millpond.late_interaction.index import LateInteractionIndex
-from millpond.late_interaction.index_arguments import TokenEngine
+from millpond.late_interaction.index.arguments import TokenEngine
+from millpond.late_interaction.index.base import LateInteractionIndex
+from millpond.late_interaction.index.documents import Documents, Hit, IndexStats, Search
 from millpond.late_interaction.plaid import compaction, scoring, writer
-from millpond.late_interaction.plaid.check import check_folder
-from millpond.late_interaction.plaid.folder import IndexFolder, Transaction
-from millpond.late_interaction.plaid.lock import LOCK, WriteLock
-from millpond.late_interaction.plaid.manifest import PAYLOADS, Manifest, Payload
 from millpond.late_interaction.plaid.pending import PendingDocuments
 from millpond.late_interaction.plaid.snapshot import Snapshot, open_snapshot
+from millpond.late_interaction.plaid.storage.check import check_folder
+from millpond.late_interaction.plaid.storage.folder import IndexFolder, Transaction
+from millpond.late_interaction.plaid.storage.lock import LOCK, WriteLock
+from millpond.late_interaction.plaid.storage.manifest import PAYLOADS, Manifest, Payload
 from millpond.metadata import Scalar
-from millpond.ragged import Ragged
+from millpond.vectors.ragged import Ragged
 
 logger = logging.getLogger(__name__)
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from millpond.late_interaction.documents import SEARCH_TURNS, Search
+from millpond.late_interaction.codecs.residual import Codec
+from millpond.late_interaction.index.documents import SEARCH_TURNS, Search
 from millpond.late_interaction.kernels import exact, residuals, scan
 from millpond.late_interaction.kernels.centroids import similarities
 from millpond.late_interaction.kernels.compiled import thread_count
 from millpond.late_interaction.plaid.segment import Segment
 from millpond.late_interaction.plaid.snapshot import Snapshot
-from millpond.late_interaction.residual_codec import Codec
-from millpond.ragged import Ragged
+from millpond.vectors.ragged import Ragged
 
 # Candidates that are scored exactly, at least and for each hit.
 _LEAST_CANDIDATES = 1024

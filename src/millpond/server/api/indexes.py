@@ -10,8 +10,8 @@ from typing import Annotated, Any, Self
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from millpond.late_interaction.documents import Hit
-from millpond.late_interaction.index_arguments import SearchOptions, check_queries, checked_search
+from millpond.late_interaction.index.arguments import SearchOptions, check_queries, checked_search
+from millpond.late_interaction.index.documents import Hit
 from millpond.outputs import TokenEmbeddingOutput
 from millpond.params import PoolingParams
 from millpond.server.api import openapi

@@ -1,0 +1,220 @@
+"""``millpond advise``: which width, datatype and quantization keep the quality of a search."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from millpond.cli.arguments import options
+from millpond.cli.arguments.groups import EngineOptions, grouped
+from millpond.cli.arguments.input_texts import read_texts
+from millpond.errors import InvalidRequestError
+from millpond.ingest.record import Record, Rejected
+
+if TYPE_CHECKING:
+    from millpond.ingest.advice.advisor import Advice, Measurement
+    from millpond.ingest.advice.layouts import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryOptions:
+    """What is asked, and how good answers are measured."""
+
+    queries: Annotated[
+        str | None,
+        typer.Option(help="Queries, in any of these files (default: the queries of a BEIR folder).", metavar="SOURCE"),
+    ] = None
+    qrels: Annotated[
+        Path | None,
+        typer.Option(help="Judgements, of TREC or BEIR: nDCG@10 is then measured, and decides.", metavar="FILE"),
+    ] = None
+    id_column: Annotated[
+        str | None,
+        typer.Option(
+            "--id", help="Key or column of the ids of records and queries (default: id; _id of BEIR).", metavar="COLUMN"
+        ),
+    ] = None
+    text_column: options.TextColumn = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureOptions:
+    """What is measured: the arguments of :func:`millpond.ingest.advice.advisor.advise`."""
+
+    dimensions: options.Widths = None
+    database: Annotated[
+        str | None,
+        typer.Option(help="Only what this installed database can store (default: what any can).", metavar="NAME"),
+    ] = None
+    k: Annotated[int, typer.Option("--k", "-k", help="Rows to find.", metavar="N", min=1)] = 10
+    keep: Annotated[
+        float, typer.Option(help="Share of the full width's nDCG, or recall, that the advice keeps.", metavar="SHARE")
+    ] = 0.99
+    sample: Annotated[
+        int, typer.Option(help="Most records to embed; they are chosen at random.", metavar="N", min=1)
+    ] = 20_000
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments."""
+        given = dict(vars(self))
+        return {"widths": options.read_widths(given.pop("dimensions")), **given}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """What is printed and drawn."""
+
+    out: Annotated[
+        Path | None, typer.Option(help="Write a page with charts too; needs millpond[report].", metavar="FILE.html")
+    ] = None
+    output: Annotated[
+        Literal["table", "json"], typer.Option(help="table: the best trade-offs and the advice; json: everything.")
+    ] = "table"
+    every: Annotated[bool, typer.Option("--all", help="All layouts in the table, not only the best trade-offs.")] = (
+        False
+    )
+
+
+@grouped
+def advise(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="What millpond ingest reads, a file with one text per line, or a BEIR folder (corpus.jsonl, "
+            "queries.jsonl, qrels/test.tsv)."
+        ),
+    ],
+    *,
+    model: options.Model,
+    asked: QueryOptions,
+    measured: MeasureOptions,
+    shown: OutputOptions,
+    cache: options.Cache = None,
+    engine_options: EngineOptions,
+) -> None:
+    """Measure what each width, datatype, quantization and coarse-to-fine search keeps, on your texts and queries.
+
+    Records and queries are embedded once, at full width. Each layout is then searched exactly, and compared with the
+    full width in float32: recall@k, nDCG@10 where there are judgements, bytes in memory and stored. The smallest that
+    keep the share --keep are printed as a command that ingests the source so.
+    """
+    name, asked, records = _source(source, asked)
+    queries = list(_texts(str(asked.queries), asked))
+    if shown.out is not None:
+        from millpond.ingest.pages.charts import check_charts
+        from millpond.ingest.pages.html_page import check_page_path
+
+        check_charts()
+        check_page_path(shown.out)
+
+    from millpond.ingest.advice.advisor import advise as measure
+    from millpond.ingest.advice.advisor import check_advice_widths
+    from millpond.ingest.advice.judgements import read_judgements
+
+    judgements = None if asked.qrels is None else read_judgements(asked.qrels)
+    check_advice_widths(engine_options.describe(model), measured.arguments["widths"])
+    with engine_options.load(model, cache=cache) as engine:
+        advice = measure(records, queries=queries, engine=engine, judgements=judgements, **measured.arguments)
+    further = _further(asked, cache, engine_options)
+    commands = {
+        one.layout: one.layout.command(name, model, database=measured.database, options=further)
+        for one in (advice.smallest, advice.lightest)
+    }
+    if shown.output == "json":
+        print(json.dumps(_values(advice, commands)))
+    else:
+        _print_table(advice, commands, every=shown.every)
+    if shown.out is not None:
+        from millpond.ingest.advice.page import write_advice
+
+        settings = engine_options.settings
+        write_advice(shown.out, advice, source=name, model=model, commands=commands, settings=settings)
+
+
+def _source(source: str, asked: QueryOptions) -> tuple[str, QueryOptions, Iterable[Record | Rejected]]:
+    """The name of the source, the options with what a BEIR folder says, and the records."""
+    from millpond.ingest.advice.beir import ID_COLUMN, beir_folder
+
+    folder = None if source == "-" else beir_folder(source)
+    if folder is not None:
+        asked = replace(
+            asked,
+            queries=asked.queries or (None if folder.queries is None else str(folder.queries)),
+            qrels=asked.qrels or folder.judgements,
+            id_column=asked.id_column or ID_COLUMN,
+        )
+    if asked.queries is None:
+        raise InvalidRequestError(
+            "name the queries that users ask: --queries queries.jsonl, or a text file with one per line"
+        )
+    if source == asked.queries == "-":
+        raise InvalidRequestError("SOURCE and --queries are both standard input; name a file for one of them")
+    if folder is None:
+        return source, asked, _texts(source, asked)
+    return str(folder.corpus), asked, folder.documents()
+
+
+def _texts(source: str, asked: QueryOptions) -> Iterator[Record | Rejected]:
+    return read_texts(source, lines=False, id_column=asked.id_column or "id", text_column=asked.text_column)
+
+
+def _further(asked: QueryOptions, cache: Path | None, engine_options: EngineOptions) -> list[str]:
+    """What the command that is advised has in common with this one."""
+    given = {
+        "--id": asked.id_column,
+        "--text": None if asked.text_column == "text" else asked.text_column,
+        "--cache": cache,
+    }
+    words = [part for option, value in given.items() if value is not None for part in (option, str(value))]
+    return [*words, *engine_options.written]
+
+
+def _values(advice: Advice, commands: Mapping[Layout, str]) -> dict[str, Any]:
+    """Everything, as JSON holds it."""
+
+    def value(one: Measurement) -> dict[str, Any]:
+        return {"name": one.layout.name, **asdict(one)}
+
+    def advised(one: Measurement) -> dict[str, str]:
+        return {"name": one.layout.name, "command": commands[one.layout]}
+
+    values = {**vars(advice), "smallest": advised(advice.smallest), "lightest": advised(advice.lightest)}
+    values["measurements"] = [value(one) for one in advice.measurements]
+    return values
+
+
+def _print_table(advice: Advice, commands: Mapping[Layout, str], *, every: bool) -> None:
+    from millpond.ingest.advice.page import cells, describe, header, metric_name, recommendations
+
+    sample = "" if advice.rows == advice.read else f" of {advice.read:,}"
+    print(f"{advice.rows:,}{sample} records, {advice.queries:,} queries; {len(advice.measurements)} layouts measured")
+    shown = [one for one in advice.measurements if every or one.best or one == advice.full]
+    rows = [
+        ["*" if one.best else "", "=" if one.keeps else "", *cells(one, advice.full, judged=advice.judged)]
+        for one in shown
+    ]
+    print()
+    _print_columns([["", "", *header(advice)], *rows])
+    print("\n* no other layout that a database stores is as small, in memory and stored, and as good")
+    print(f"= keeps {100 * advice.keep:.4g} % of the full width's {metric_name(advice)}")
+    for note in advice.notes:
+        print(f"! {note}")
+    for title, one in recommendations(advice):
+        print(f"\n{title}: {describe(one, advice)}\n  {commands[one.layout]}")
+
+
+def _print_columns(rows: Sequence[Sequence[str]]) -> None:
+    """Columns of equal width: two marks, words, numbers to the right, words."""
+    spans = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.rjust(span) if 2 < index < len(row) - 1 else cell.ljust(span)
+            for index, (cell, span) in enumerate(zip(row, spans, strict=True))
+        ]
+        print(" ".join(cells[:2]), "  ".join(cells[2:]).rstrip())

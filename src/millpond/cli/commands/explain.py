@@ -1,0 +1,178 @@
+"""``millpond explain``: where each token of a query finds its best match in a text, as a heat map."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
+
+import typer
+
+from millpond.blank import is_blank
+from millpond.cli.arguments import options
+from millpond.cli.arguments.groups import EngineOptions, grouped
+from millpond.cli.arguments.opened_index import reopened_index, stored_index, token_engine
+from millpond.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from millpond.late_interaction.scoring.explanation import TokenMatch
+
+_BOM = "\ufeff"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSource:
+    """The text, if it is not that of a file."""
+
+    text: Annotated[str | None, typer.Option(help="The text to find the tokens of QUERY in.", metavar="TEXT")] = None
+    index: Annotated[
+        Path | None, typer.Option(help="Folder of an index, whose document --id is the text.", metavar="INDEX")
+    ] = None
+    id: Annotated[str | None, typer.Option(help="Id of a document of --index.", metavar="ID")] = None
+
+    def check(self, file: str | None, model: str | None) -> None:
+        """Refuse anything but one source of the text, before anything is read."""
+        named = {"FILE": file, "--text": self.text, "--index": self.index}
+        given = [name for name, value in named.items() if value is not None]
+        if self.id is not None and self.index is None:
+            raise typer.BadParameter("it is the id of a document of --index; name that, too", param_hint="--id")
+        if len(given) != 1:
+            wrong = f"{' and '.join(given)} are {len(given)} texts" if given else "no text is named"
+            raise typer.BadParameter(f"{wrong}; pass FILE, --text TEXT, or --index INDEX --id ID", param_hint="FILE")
+        if self.index is not None and self.id is None:
+            raise typer.BadParameter("name one of its documents with --id", param_hint="--index")
+        if self.index is None and model is None:
+            raise typer.BadParameter("name the model that compares the texts", param_hint="--model")
+        if file == "-" and sys.stdin.isatty():
+            raise typer.BadParameter("name a file, or pipe a text in", param_hint="FILE")
+
+
+@grouped
+def explain(
+    query: Annotated[str, typer.Argument(help="The question.")],
+    file: Annotated[
+        str | None,
+        typer.Argument(help="A file with one text (also as .gz or .zst), or - (stdin); instead of --text or --index."),
+    ] = None,
+    *,
+    source: TextSource,
+    model: options.StoredModel = None,
+    html: Annotated[Path | None, typer.Option(help="Write the heat map to this file, too.", metavar="FILE")] = None,
+    output: Annotated[
+        Literal["heatmap", "table", "jsonl"] | None,
+        typer.Option(
+            help="heatmap: the text by heat; table: tab-separated token, score, start, end and matched text; jsonl: "
+            "the same as JSON (default: heatmap on a terminal, table in a pipe)."
+        ),
+    ] = None,
+    engine_options: EngineOptions,
+) -> None:
+    """Show which parts of a text the tokens of QUERY match, and how well.
+
+    The text is a document of an index, or any text. Start and end are characters of the text; the scores of all tokens
+    add up to MaxSim.
+    """
+    if is_blank(query):
+        raise typer.BadParameter("it is blank; write what to look for in the text", param_hint="QUERY")
+    source.check(file, model)
+    with ExitStack() as stack:
+        page = None if html is None else stack.enter_context(_opened_page(html))
+        if source.index is not None and source.id is not None:
+            found, matches = _of_index(query, source.index, source.id, model, engine_options)
+        else:
+            found = source.text if source.text is not None else _read(str(file))
+            if is_blank(found):
+                raise InvalidRequestError("the text is blank; there is nothing in it to match")
+            matches = _of_text(query, found, str(model), engine_options)
+        if page is not None:
+            title = source.id or (Path(file).name if file and file != "-" else "Matches")
+            _write_page(page, matches, found, query, title=title)
+    _print(matches, found, query, output)
+
+
+def _of_index(
+    query: str, index: Path, id: str, model: str | None, engine_options: EngineOptions
+) -> tuple[str, list[TokenMatch]]:
+    """The text of the document, and the matches in it."""
+    with stored_index(index) as stored:
+        document = stored.get(id)
+    if document is None:  # before the model is loaded
+        raise InvalidRequestError(
+            f"the index at {str(index)!r} has no document of id {id!r}; millpond index search prints ids"
+        )
+    with reopened_index(index, model, engine_options) as opened:
+        return document.text, opened.explain(query, id)
+
+
+def _of_text(query: str, text: str, model: str, engine_options: EngineOptions) -> list[TokenMatch]:
+    with token_engine(model, engine_options) as engine:
+        from millpond.late_interaction import MemoryIndex
+
+        with MemoryIndex(engine, codec="float32") as index:
+            index.add(["text"], [text])
+            return index.explain(query, "text")
+
+
+def _read(file: str) -> str:
+    """The text of a file, without a byte order mark and the line breaks at its end."""
+    from millpond.ingest.sources.compression import open_source
+
+    if file == "-":
+        data = sys.stdin.buffer.read()
+    else:
+        with open_source(Path(file)) as source:
+            data = source.read()
+    try:
+        return data.decode().removeprefix(_BOM).rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        name = "standard input" if file == "-" else repr(file)
+        raise InvalidRequestError(f"{name} is not UTF-8 (byte {error.start}); convert it first") from None
+
+
+@contextmanager
+def _opened_page(path: Path) -> Iterator[TextIO]:
+    """The file of the page, unchanged so far; a new one is deleted if there is no page to write."""
+    existed = path.exists()
+    try:
+        file = path.open("a", encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise typer.BadParameter(f"{str(path)!r} cannot be written ({error.strerror})", param_hint="--html") from None
+    with file:
+        try:
+            yield file
+        except BaseException:
+            if not existed:
+                path.unlink(missing_ok=True)
+            raise
+
+
+def _write_page(file: TextIO, matches: Sequence[TokenMatch], text: str, query: str, *, title: str) -> None:
+    from millpond.late_interaction.scoring import explanation
+
+    page = explanation.html(matches, text, query=query, title=title)
+    try:
+        if Path(file.name).is_file():  # and no device
+            file.truncate(0)
+        file.write(page)
+        file.flush()
+    except OSError as error:
+        raise typer.BadParameter(f"{file.name!r} cannot be written ({error.strerror})", param_hint="--html") from None
+
+
+def _print(matches: Sequence[TokenMatch], text: str, query: str, output: str | None) -> None:
+    from millpond.cli.output.results_table import one_line
+    from millpond.late_interaction.scoring import explanation
+
+    if output == "heatmap" or (output is None and sys.stdout.isatty()):
+        print(explanation.terminal(matches, text, query=query), end="")
+        return
+    for match in matches:
+        if output == "jsonl":
+            print(json.dumps(asdict(match), ensure_ascii=False))
+        else:
+            token, matched = one_line(match.token), one_line(match.text)
+            print(token, f"{match.score:.6g}", match.start, match.end, matched, sep="\t")

@@ -1,0 +1,84 @@
+"""``millpond models``: list the supported architectures, or describe one checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from millpond.cli.arguments.groups import EngineOptions, grouped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from millpond.spec import ModelSpec
+
+
+@grouped
+def models(
+    model: Annotated[
+        str | None, typer.Argument(help="Hub id or local folder of the checkpoint to describe.", metavar="[MODEL]")
+    ] = None,
+    *,
+    options: EngineOptions,
+) -> None:
+    """List the supported architectures, or describe one checkpoint without loading its weights."""
+    if model is not None:
+        _print_table(_facts(options.describe(model)))
+        return
+    from millpond.checkpoints.architectures import ARCHITECTURES
+
+    _print_table(
+        [
+            ("model_type", "class", "pooling*", "positions", "kind", "example"),
+            *(
+                (
+                    row.model_type,
+                    row.model_class,
+                    row.pooling,
+                    row.positions,
+                    "decoder" if row.decoder else "encoder",
+                    row.example,
+                )
+                for row in ARCHITECTURES
+            ),
+        ]
+    )
+    print("* default, if the checkpoint names none")
+
+
+def _facts(spec: ModelSpec) -> list[tuple[str, str]]:
+    if not spec.matryoshka:
+        widths = "no"
+    elif spec.matryoshka_dimensions is not None:
+        widths = ", ".join(map(str, spec.matryoshka_dimensions))
+    else:
+        widths = f"{spec.matryoshka_smallest} to {spec.dimensions}"
+    facts = [
+        ("name", spec.name),
+        ("architecture", f"{spec.architecture} ({spec.model_type})"),
+        ("tasks", ", ".join(sorted(spec.tasks))),
+        ("pooling", " + ".join(spec.pooling)),
+        ("normalize", "yes" if spec.normalize else "no"),
+        ("dimensions", str(spec.dimensions)),
+        ("default width", "" if spec.default_dimensions is None else str(spec.default_dimensions)),
+        ("matryoshka", widths),
+        ("hidden size", str(spec.hidden_size)),
+        ("max length", f"{spec.max_length} tokens"),
+        ("labels", ", ".join(spec.labels)),
+        ("activation", spec.activation if spec.labels else ""),
+        ("score type", spec.score_type or ""),
+        ("step tag", "" if spec.step_tag_id is None else str(spec.step_tag_id)),
+        ("adapters", ", ".join(spec.adapters)),
+        ("default prompt", spec.default_prompt_name or ""),
+        *((f"prompt {name!r}", repr(prompt)) for name, prompt in spec.prompts.items()),
+        ("fingerprint", spec.fingerprint),
+    ]
+    return [fact for fact in facts if fact[1]]
+
+
+def _print_table(rows: Iterable[Sequence[str]]) -> None:
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,126 @@
+"""``millpond rerank``: sort texts by their score for a query."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from millpond.blank import is_blank
+from millpond.cli.arguments import options
+from millpond.cli.arguments.groups import EngineOptions, TextOptions, grouped
+from millpond.ingest.record import Record
+from millpond.tasks import ScoreMethod, Truncate
+
+if TYPE_CHECKING:
+    from millpond.outputs import RerankResult
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions:
+    """How the documents are scored, and which are printed."""
+
+    top_n: Annotated[int | None, typer.Option(help="Print the N best documents only.", metavar="N", min=1)] = None
+    method: Annotated[
+        ScoreMethod,
+        typer.Option(
+            help="cosine of vectors; maxsim of token vectors; auto: a reranker's own score, or maxsim of an embedder."
+        ),
+    ] = "auto"
+    instruction: Annotated[
+        str | None, typer.Option(help="Instruction for the template of an LLM reranker.", metavar="TEXT")
+    ] = None
+    truncate: Annotated[
+        Truncate, typer.Option(help="Which end of a text that is too long is cut; error refuses it.")
+    ] = "end"
+    keep_blank: Annotated[
+        bool, typer.Option("--keep-blank", help="Rank blank texts too, instead of leaving them out.")
+    ] = False
+
+
+@grouped
+def rerank(
+    query: Annotated[str, typer.Argument(help="Query that the documents are scored for.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="A .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a folder of .txt and .md, any other file with "
+            "one text per line, or - (stdin)."
+        ),
+    ] = "-",
+    *,
+    model: options.Model,
+    ranking: RankOptions,
+    texts: TextOptions,
+    output: Annotated[
+        Literal["table", "jsonl"],
+        typer.Option(help="table: bars on a terminal, tab-separated score, id and text in a pipe."),
+    ] = "table",
+    engine_options: EngineOptions,
+) -> None:
+    """Sort documents by their score for QUERY, best first.
+
+    A cross-encoder scores query and document together; late-interaction and embedding checkpoints compare them token
+    by token (MaxSim). With --method cosine, an embedding checkpoint compares one vector of each.
+
+    Standard input is read as JSONL if it begins with {, else as one text per line with the line number as id; blank
+    lines only separate texts. A blank text of another source is left out and counted, unless --keep-blank. An invalid
+    line is reported, the others are ranked, and the exit code is 1.
+    """
+    if is_blank(query):
+        raise typer.BadParameter("it is blank; write what the documents are to be ranked for", param_hint="QUERY")
+    if file == "-" and sys.stdin.isatty():
+        raise typer.BadParameter("name a file, or pipe texts in", param_hint="FILE")
+    records, failed = _read(texts, file)
+    # Special tokens alone have vectors too, which would rank an empty text above some real ones.
+    blank = {index for index, record in enumerate(records) if not ranking.keep_blank and is_blank(record.text)}
+    if blank:
+        count, verb = len(blank), "is" if len(blank) == 1 else "are"
+        logger.warning("%d of %d texts %s blank and left out; --keep-blank ranks them too", count, len(records), verb)
+    with engine_options.load(model) as engine:
+        # The blank ones too, and left out below: so an index is that of the text in an error and in a warning as well.
+        results = engine.rerank(
+            query,
+            [record.text for record in records],
+            method=ranking.method,
+            instruction=ranking.instruction,
+            truncate=ranking.truncate,
+            show_progress=True,
+        )
+        spec = engine.spec
+    best = [result for result in results if result.index not in blank][: ranking.top_n]
+    if output == "jsonl":
+        _print_json(best, records)
+    else:
+        from millpond.cli.output.results_table import Row, print_rows, score_name
+
+        rows = [Row(score=one.relevance_score, id=records[one.index].id, text=one.document) for one in best]
+        title = f"{len(best)} of {len(records)} documents by {score_name(spec, ranking.method)} ({spec.name})"
+        print_rows(rows, title=title, bars=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _read(texts: TextOptions, file: str) -> tuple[list[Record], int]:
+    """The records of a source, and how many could not be read."""
+    items = list(texts.read(file))
+    records = [item for item in items if isinstance(item, Record)]
+    for item in items:
+        if not isinstance(item, Record):
+            logger.error("%s: %s", item.where, item.reason)
+    return records, len(items) - len(records)
+
+
+def _print_json(results: Sequence[RerankResult], records: Sequence[Record]) -> None:
+    """Print one JSON object per document."""
+    for result in results:
+        record = records[result.index]
+        row = {"id": record.id, "index": result.index, "relevance_score": result.relevance_score, "text": record.text}
+        print(json.dumps(row, ensure_ascii=False))

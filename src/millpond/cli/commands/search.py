@@ -1,0 +1,203 @@
+"""``millpond search``: ask a collection that ``millpond ingest`` filled, in one stage or two."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import typer
+
+from millpond.blank import is_blank
+from millpond.cli.arguments import options
+from millpond.cli.arguments.groups import EngineOptions, SinkSettings, TextOptions, grouped
+from millpond.cli.arguments.settings import sink_settings
+from millpond.cli.output.search_stages import SearchStages, StageOptions
+from millpond.errors import InvalidRequestError
+from millpond.ingest.record import Record, Rejected
+from millpond.metadata import check_filter
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionOptions(TextOptions):
+    """Where questions are read from, if not from the command line."""
+
+    queries: Annotated[
+        str | None,
+        typer.Option(
+            help="Read questions from a .jsonl, .json, .csv, .tsv, .parquet or .arrow file, any other file with one a "
+            "line, or - (stdin).",
+            metavar="FILE",
+        ),
+    ] = None
+
+    def questions(self, words: list[str] | None) -> Iterable[Record | Rejected]:
+        """The questions of the command line, or of a file."""
+        if words and self.queries is not None:
+            raise typer.BadParameter("name questions or --queries, not both", param_hint="QUESTION")
+        if words:
+            for word in words:
+                if is_blank(word):
+                    raise typer.BadParameter("it is blank; write what the records are to answer", param_hint="QUESTION")
+            return [Record(str(number), word) for number, word in enumerate(words, start=1)]
+        # Without standard input (closed by the caller), sys.stdin is None.
+        if self.queries in (None, "-") and (sys.stdin is None or sys.stdin.isatty()):
+            raise typer.BadParameter("write a question, or pipe questions in", param_hint="QUESTION")
+        return self.read(self.queries or "-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionOptions:
+    """How the collection is opened."""
+
+    dimensions: Annotated[
+        str | None, typer.Option(help="Stored widths to search, e.g. 128,768 (default: all).", metavar="N,N")
+    ] = None
+    sink: SinkSettings = None
+
+
+Filter = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="""Metadata that must match: year=2024, lang=en, code='"07"' (a str), or a JSON object. Several values
+        of a key: one of them.""",
+        metavar="KEY=VALUE",
+    ),
+]
+
+
+@grouped
+def search(
+    url: Annotated[
+        str,
+        typer.Argument(
+            help="URL of the collection, as of ingest --to: {sinks}.",
+            metavar="URL",
+        ),
+    ],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="One question or several (default: one a line on stdin).", metavar="QUESTION"),
+    ] = None,
+    *,
+    source: QuestionOptions,
+    filter: Filter = None,
+    stages: StageOptions,
+    collection: CollectionOptions,
+    output: Annotated[
+        Literal["table", "jsonl"],
+        typer.Option(
+            help="table: for a terminal; in a pipe tab-separated question, rank, score, id, text and metadata. jsonl: "
+            "a JSON object for each record."
+        ),
+    ] = "table",
+    engine: EngineOptions,
+) -> None:
+    """Print the records of a collection that answer a question best, best first.
+
+    The collection knows its model, widths and sparse vectors; a model that was a local folder is named again. With
+    several widths, candidates are found by the smallest and scored by the largest. With --rerank, a second model, or
+    the same one token by token, scores what the search found. Nothing is written to the database.
+
+    Questions of a file have their id, those of lines and of the command line their number. A question that cannot be
+    read is reported, the others are answered, and the exit code is 1.
+    """
+    conditions = _read_filter(filter or [])
+    stages.check()
+    asked = source.questions(words)
+    widths = options.read_widths(collection.dimensions)
+
+    from millpond.ingest.sinks.collection import CollectionSink
+    from millpond.ingest.sinks.url import open_sink
+
+    with ExitStack() as stack:
+        further = sink_settings(collection.sink)
+        sink = stack.enter_context(closing(open_sink(url, dimensions=widths, must_exist=True, **further)))
+        if not isinstance(sink, CollectionSink):
+            raise InvalidRequestError(f"{url.partition(':')[0]!r} only writes; it cannot be searched")
+        opened = SearchStages.open(stack, sink, options=stages, engine_options=engine, filter=conditions)
+        failed = _answer_all(opened, asked, jsonl=output == "jsonl")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _read_filter(words: Iterable[str]) -> dict[str, Any] | None:
+    """Conditions from ``KEY=VALUE`` and JSON objects; a repeated key has one of its values."""
+    conditions: dict[str, list[Any]] = {}
+    for word in words:
+        if word.lstrip().startswith("{"):
+            pairs = options.read_object(word)
+        else:
+            key, equals, text = word.partition("=")
+            if not equals or not key:
+                raise typer.BadParameter(f"{word!r} is not KEY=VALUE, like year=2024", param_hint="--filter")
+            pairs = {key: _read_value(text)}
+        for key, value in pairs.items():
+            conditions.setdefault(key, []).extend(value if isinstance(value, list) else [value])
+    flat = {key: values[0] if len(values) == 1 else values for key, values in conditions.items()}
+    check_filter(flat)
+    return flat or None
+
+
+def _read_value(text: str) -> Any:
+    """A value as JSON, if it is a number, true, false, a str in quotes or a list; else the text itself."""
+    try:
+        value = json.loads(text, parse_constant=str)  # NaN and Infinity are words
+    except (ValueError, RecursionError):
+        return text
+    plain = isinstance(value, bool | int | str | list) or (isinstance(value, float) and math.isfinite(value))
+    return value if plain else text
+
+
+def _answer_all(stages: SearchStages, questions: Iterable[Record | Rejected], *, jsonl: bool) -> int:
+    """Answer and print one question after the other, and return how many failed."""
+    from rich.console import Console
+
+    from millpond.cli.output.results_table import print_answer, print_json
+
+    console = Console(highlight=False)
+    chunked = stages.sink.open().chunked
+    single = isinstance(questions, list) and len(questions) == 1
+    failed = answered = 0
+    refused = None
+    for question in _readable(questions):
+        if isinstance(question, Rejected):
+            failed += 1
+            logger.error("%s: %s", question.where, question.reason)
+            continue
+        try:
+            answer = stages.answer(question)
+        except InvalidRequestError as error:
+            if not answered and (single or str(error) == refused):  # it is about an option, and not the question
+                raise
+            failed, refused = failed + 1, str(error)
+            logger.error("question %s: %s", question.id, error)
+            continue
+        answered += 1
+        if jsonl:
+            print_json(answer)
+        else:
+            title = f"{len(answer.hits)} records {stages.title}, {1000 * answer.seconds:.0f} ms"
+            print_answer(
+                answer, title=title if single else f"{answer.query}\n{title}", chunked=chunked, console=console
+            )
+        print(end="", flush=True)  # sys.stdout is None if the caller closed it
+    if not answered + failed:
+        raise InvalidRequestError("there is no question; write one, or pipe one a line in")
+    return failed
+
+
+def _readable(questions: Iterable[Record | Rejected]) -> Iterator[Record | Rejected]:
+    """The questions, with blank ones rejected."""
+    for question in questions:
+        if isinstance(question, Record) and is_blank(question.text):
+            yield Rejected(where=f"question {question.id}", reason="it is blank")
+        else:
+            yield question
