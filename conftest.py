@@ -52,7 +52,7 @@ LONG = _paths(
     """
         chains/test_chains.py
         cli/test_demo.py
-        cli/test_search_command.py
+        cli/test_search.py
         compat/test_migrate.py
         engine/test_engine.py
         house/test_notebooks.py
