@@ -61,6 +61,9 @@ def _class(path: str, cls: type) -> Iterator[str]:
         for name, field in fields.items():
             if name in annotations:
                 yield f"{path}.{name}: {annotations[name]} = {_default(field)}"
+    elif issubclass(cls, dict):  # a TypedDict
+        yield f"{path} <- dict"
+        yield from (f"{path}[{name!r}]: {kind}" for name, kind in inspect.get_annotations(cls).items())
     else:
         # The constructor of an exception is listed only if the class defines one.
         own = "__init__" in cls.__dict__ or not issubclass(cls, BaseException)
