@@ -50,15 +50,15 @@ def test_every_line_and_its_test_exist():
 
 def run_tests(source: Path, *tests: str) -> subprocess.CompletedProcess[str]:
     """Some tests of the fast ring, on the code in ``source``."""
+    options = "--exitfirst -q --no-header -p no:randomly -p no:cacheprovider -n 0 -m".split()
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "--exitfirst", "-q", "--no-header", "-p", "no:randomly", "-p", "no:cacheprovider",
-         "-n", "0", "-m", FAST, *tests],
+        [sys.executable, "-m", "pytest", *options, FAST, *tests],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(str(source / folder) for folder in SOURCES)},
         capture_output=True,
         text=True,
         timeout=500,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture

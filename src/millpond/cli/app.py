@@ -14,7 +14,6 @@ import typer
 from millpond.cli.arguments.flags import Command
 from millpond.cli.arguments.vllm_flags import ServeCommand
 from millpond.cli.commands.advise import advise
-from millpond.cli.commands.bench_serve import bench_serve
 from millpond.cli.commands.cache import app as cache
 from millpond.cli.commands.embed import embed
 from millpond.cli.commands.env import env
@@ -38,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # keep Python's own traceback, which shows no values of locals
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, embed, rerank, explain, ingest, search, advise, models, env, bench_serve):
+for command in (demo, embed, rerank, explain, ingest, search, advise, models, env):
     app.command(cls=Command)(command)
 app.command(cls=ServeCommand)(serve)
 app.add_typer(index)

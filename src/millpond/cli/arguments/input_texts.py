@@ -1,4 +1,4 @@
-"""Input texts of ``embed``, ``rerank`` and ``bench-serve``: the sources of ingest, and files with one text per line."""
+"""Input texts of ``embed`` and ``rerank``: the sources of ingest, and files with one text per line."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from millpond.bench.connection import Answer, Connections
-from millpond.bench.plan import LoadPlan
-from millpond.bench.report import OK, LoadReport, Sample
-from millpond.bench.target import APIS, Target, UnusableAnswerError, excerpt, tokens_of
+from load_generator.connection import Answer, Connections
+from load_generator.plan import LoadPlan
+from load_generator.report import OK, LoadReport, Sample
+from load_generator.target import APIS, Target, UnusableAnswerError, excerpt, tokens_of
 from millpond.errors import InvalidRequestError
 from millpond.progress import draw_bar
 

@@ -10,7 +10,7 @@ import asyncio
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from millpond.bench.target import Target
+from load_generator.target import Target
 from millpond.errors import MissingExtraError
 
 try:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from millpond.bench.plan import LoadPlan
-from millpond.bench.target import Target
+from load_generator.plan import LoadPlan
+from load_generator.target import Target
 
 PERCENTILES = (50, 95, 99)
 OK = "200"

@@ -158,7 +158,7 @@ class Target:
             f"{method} {self._parts.path.rstrip('/')}{path} HTTP/1.1",
             f"Host: {self._parts.netloc.rpartition('@')[2]}",
             "Accept: application/json",
-            "User-Agent: millpond-bench-serve",
+            "User-Agent: millpond-load",
         ]
         if method == "POST":
             lines += ["Content-Type: application/json", f"Content-Length: {length}"]
