@@ -1,5 +1,6 @@
-# Every target first installs what it needs: a virtual environment, torch, and the seven packages with all development
-# extras. Because of the stamp file, this runs again only if a pyproject.toml, constraints.txt or a kernel source changed.
+# Every target first installs what it needs: a virtual environment and torch; then make demo the core and two databases, and
+# the other targets the seven packages with all development extras. Because of the stamp files, this runs again only if a
+# pyproject.toml, constraints.txt or a kernel source changed.
 # Requires make and Python 3.11 or newer. Variables, as in `make demo PYTHON=python3.12`:
 #   PYTHON      interpreter that creates the environment
 #   VENV        folder of the environment
@@ -19,7 +20,9 @@ KERNELS_WHEEL ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO := $(VENV)/.demo
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+DEMO_PACKAGES := qdrant milvus
 PACKAGES := langchain llama-index qdrant milvus lancedb pgvector
 PROJECTS := pyproject.toml $(PACKAGES:%=integrations/%/pyproject.toml)
 # Installing compiles the kernels.
@@ -66,14 +69,18 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch first: TORCH_ARGS selects its build, and all other packages accept any build.
-# The libraries of docs/migrate.md last, and without what they require: older versions than those of constraints.txt.
-$(STAMP): $(BIN)/python $(PROJECTS) $(KERNELS) constraints.txt $(wildcard tests/compat/replaced.txt)
+$(DEMO): $(BIN)/python pyproject.toml $(DEMO_PACKAGES:%=integrations/%/pyproject.toml) $(KERNELS) constraints.txt
 	$(PIP) install --quiet $(TORCH_ARGS) $(TORCH)
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[demo]' $(DEMO_PACKAGES:%=--editable integrations/%)
+	@touch $@
+
+# The libraries of docs/migrate.md last, and without what they require: older versions than those of constraints.txt.
+$(STAMP): $(DEMO) $(PROJECTS) $(wildcard tests/compat/replaced.txt)
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]' $(PACKAGES:%=--editable integrations/%)
 	$(PIP) install --quiet --no-deps --requirement tests/compat/replaced.txt
 	@touch $@
 
-demo: $(STAMP) ## answer questions about the Python standard library on this machine
+demo: $(DEMO) ## answer questions about the Python standard library on this machine
 	$(BIN)/millpond demo $(ARGS)
 
 test: $(STAMP) ## run the fast tests of millpond: without GPU, network or service

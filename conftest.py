@@ -32,7 +32,7 @@ def _paths(text: str) -> frozenset[PurePosixPath]:
 SERIAL = _paths(
     """
         engine/execute/test_cores.py
-        engine/execute/test_lanes.py
+        engine/execute/test_worker_slots.py
         engine/execute/test_threads.py
         engine/execute/test_worker.py
         engine/execute/cuda/test_overlapping_worker.py
@@ -52,7 +52,7 @@ LONG = _paths(
     """
         chains/test_chains.py
         cli/test_demo.py
-        cli/test_search_command.py
+        cli/test_search.py
         compat/test_migrate.py
         engine/test_engine.py
         house/test_notebooks.py

@@ -115,10 +115,10 @@ def test_stored_texts_have_the_tokenizers_ids(model):
 
 
 def test_the_page_names_what_was_simulated():
-    results = {"milliseconds": 13.0, "operators": 170, "tokenizer_rate": 8e6, "busy": True, "switch_interval": "0"}
+    results = {"milliseconds": 13.0, "operators": 170, "tokenizer_rate": 8e6, "busy": True}
     page = feed_page.page({**results, "rows": []})
     assert "13 ms" in page and "170 operators" in page and "8 M tokens/s" in page
-    assert "Another thread" in page and "environment is 0." in page
-    quiet = feed_page.page({**results, "busy": False, "switch_interval": "", "rows": []})
-    assert "Another thread" not in quiet and "environment" not in quiet
+    assert "Another thread" in page
+    quiet = feed_page.page({**results, "busy": False, "rows": []})
+    assert "Another thread" not in quiet
     assert page.splitlines()[-1].count("---:") == len(feed_page.COLUMNS)

@@ -193,5 +193,5 @@ def test_closed_is_an_error_and_closing_twice_is_not(path: Path) -> None:
 
 
 def test_a_home_folder_of_an_unknown_user_is_a_cache_error():
-    with pytest.raises(CacheError, match="is no path here"):
+    with pytest.raises(CacheError, match="is not a path here"):
         VectorCache("~nobody-of-that-name/cache.db")

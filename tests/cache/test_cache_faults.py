@@ -71,6 +71,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_linux
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("faults", "reason"),
     [
@@ -81,7 +82,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param(f"write -wal {errno.EDQUOT}", "check the disk", id="quota", marks=pytest.mark.slow),
         pytest.param(f"write cache.db {errno.ENOSPC}", None, id="disk full at the checkpoint", marks=pytest.mark.slow),
         pytest.param(f"sync -wal {errno.EIO}", None, id="fsync of the log fails", marks=pytest.mark.slow),
-        pytest.param(f"sync cache.db {errno.EIO}", None, id="fsync of the file fails"),
+        pytest.param(f"sync cache.db {errno.EIO}", None, id="fsync of the file fails", marks=pytest.mark.slow),
         pytest.param(
             f"truncate -wal {errno.EIO} truncate cache.db {errno.EIO}",
             None,

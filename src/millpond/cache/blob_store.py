@@ -6,13 +6,13 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
-from millpond.cache.blob_rows import BlobRow, checksum, read_rows
-from millpond.cache.sqlitefile import CacheFileError, SqliteFile, is_damage
+from millpond.cache.sqlitefile import SqliteFile, is_damage
 from millpond.errors import CacheError, InvalidRequestError
 
 APPLICATION_ID = 0x4D504E44  # "MPND"
@@ -30,6 +30,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
 )
 
+_TABLES = ("rows", "uses")
+_SELECT_ROWS = "SELECT key, id, meta, checksum, value FROM rows WHERE id"
+_ROWS_PER_CHECK = 1024
 _MAX_PENDING_USES = 1 << 15  # uses held in memory before they are written
 _KEYS_PER_LISTING = 1024
 
@@ -66,14 +69,10 @@ class BlobStore:
             raise InvalidRequestError(
                 f"max_bytes={max_bytes} is less than a cache can keep to ({SMALLEST_LIMIT}); give it more, or None"
             )
-        try:
-            self.path = Path(path).expanduser().absolute()
-        except RuntimeError as error:  # ~somebody
-            raise CacheError(f"{os.fspath(path)!r} is no path here ({error}); write it out") from error
+        self.path = absolute_path(path)
         self.evicted = 0
         self._max_bytes = max_bytes
-        with self._naming_repair():
-            self._file = SqliteFile(self.path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
+        self._file = SqliteFile(self.path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
         self._uses_lock = threading.Lock()
         self._pending_uses: set[int] = set()  # ids
 
@@ -113,7 +112,7 @@ class BlobStore:
         """
         keys, limit = list(values), self._max_bytes
         free: list[int] = []
-        with self._naming_repair(), self._file.transaction() as connection:
+        with self._file.transaction() as connection:
             tick = self._write_uses(connection) + 1
             existing: dict[bytes, int] = dict(_select(connection, "key, id", keys))
             evicted = 0
@@ -155,7 +154,7 @@ class BlobStore:
 
         The bytes of the rows are free for others; the file does not shrink.
         """
-        with self._naming_repair(), self._file.transaction() as connection:
+        with self._file.transaction() as connection:
             ids = [i for (i,) in _select(connection, "id", keys)]
             _delete(connection, ids)
         return len(ids)
@@ -170,7 +169,7 @@ class BlobStore:
         end = _successor(prefix)
         bounds = () if end is None else (end,)
         while True:
-            with self._naming_repair(), self._file.connection() as connection:
+            with self._file.connection() as connection:
                 part = [
                     key
                     for (key,) in connection.execute(
@@ -201,10 +200,23 @@ class BlobStore:
             found = [str(line) for (line,) in connection.execute("PRAGMA integrity_check(20)")]
         return [] if found == ["ok"] else found
 
-    def rows(self) -> Iterator[list[BlobRow | None]]:
-        """All rows, intact or not, some at a time; None for one that cannot be read."""
+    def verify(self) -> Iterator[tuple[int, int]]:
+        """Compare every row with its checksum; yields the numbers of intact and damaged ones, some rows at a time.
+
+        A query that meets a broken page fails as a whole: the rows of its range are then read one by one.
+        """
         with self._file.connection() as connection:
-            yield from read_rows(connection)
+            last = max(
+                connection.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()[0] for table in _TABLES
+            )
+            for first in range(1, last + 1, _ROWS_PER_CHECK):
+                ids = range(first, first + _ROWS_PER_CHECK)
+                try:
+                    rows = connection.execute(f"{_SELECT_ROWS} BETWEEN ? AND ?", (ids[0], ids[-1])).fetchall()
+                    intact = [_all_intact(*((column,) for column in row)) for row in rows]
+                except (sqlite3.DatabaseError, UnicodeDecodeError):
+                    intact = [kept for i in ids if (kept := _verify_row(connection, i)) is not None]
+                yield sum(intact), len(intact) - sum(intact)
 
     def free_bytes(self) -> int:
         """Bytes of the file's pages that are not in use; the next rows fill them."""
@@ -237,18 +249,6 @@ class BlobStore:
             self._flush_uses()
             self._file.close()
 
-    @contextmanager
-    def _naming_repair(self) -> Iterator[None]:
-        """Name the way to keep what can be read in an error about a damaged file."""
-        try:
-            yield
-        except CacheFileError as error:
-            if not is_damage(error):
-                raise
-            raise CacheFileError(
-                f"{error}. To keep what can be read: millpond cache repair {self.path}"
-            ) from error.__cause__
-
     def _write_uses(self, connection: sqlite3.Connection) -> int:
         """Write the uses held in memory with a new tick, and return it. Ticks order uses across processes."""
         with self._uses_lock:
@@ -262,6 +262,37 @@ class BlobStore:
         if self._pending_uses:
             with suppress(CacheError), self._file.transaction(wait=False) as connection:
                 self._write_uses(connection)
+
+
+def absolute_path(path: str | os.PathLike[str]) -> Path:
+    """``path`` as an absolute one, with ``~`` expanded.
+
+    Raises:
+        CacheError: It names the home of a user that does not exist.
+    """
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as error:
+        raise CacheError(f"{os.fspath(path)!r} is not a path here ({error}); write it out") from error
+
+
+def checksum(key: bytes, meta: int, value: bytes | memoryview) -> int:
+    """CRC-32 over the whole row, the key included: an index entry that points to another key's row must be noticed.
+
+    ``meta`` (0 to 2**32 - 1) is the initial value: for the same bytes, another initial value gives another checksum.
+    """
+    return crc32(value, crc32(key, meta))
+
+
+def _verify_row(connection: sqlite3.Connection, row_id: int) -> bool | None:
+    """Whether a row is intact; None if there should be none."""
+    try:
+        row = connection.execute(f"{_SELECT_ROWS} = ?", (row_id,)).fetchone()
+        if row is not None:
+            return _all_intact(*((column,) for column in row))
+        return False if connection.execute("SELECT 1 FROM uses WHERE id = ?", (row_id,)).fetchone() else None
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
+        return False
 
 
 def _all_intact(
@@ -316,7 +347,7 @@ def _split(lengths: Sequence[int], keys: list[bytes], limit: int) -> tuple[list[
 
 
 def _delete(connection: sqlite3.Connection, ids: Sequence[int]) -> None:
-    for table in ("rows", "uses"):
+    for table in _TABLES:
         connection.executemany(f"DELETE FROM {table} WHERE id = ?", ((i,) for i in ids))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import sys
 import tempfile
 import threading
 import time
@@ -31,6 +32,7 @@ _REASONS = {
     sqlite3.SQLITE_BUSY: "is locked by another process; wait for it or end it, or choose another path",
     sqlite3.SQLITE_LOCKED: "is locked by another process; wait for it or end it, or choose another path",
 }
+_LOCK_BYTES = (0x40000000, 512)  # where sqlite locks a file, and how many bytes
 _PRAGMAS = (
     "synchronous=NORMAL",  # with the log: a crash loses no committed transaction, a power cut at most the last ones
     "wal_autocheckpoint=4000",  # 16 MiB: keys are random, so fewer checkpoints write fewer pages
@@ -226,6 +228,29 @@ def is_damage(error: CacheError) -> bool:
         code = _code(cause)
         return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or code not in _REASONS
     return isinstance(cause, UnicodeDecodeError)
+
+
+def in_use(path: Path) -> bool:
+    """Whether another process has the file open; False where the system does not tell.
+
+    This process must not have it open: closing a file drops all locks that a process has on it.
+
+    Raises:
+        CacheError: The file cannot be opened.
+    """
+    if sys.platform == "win32":
+        return False
+    import fcntl
+
+    start, length = _LOCK_BYTES
+    try:
+        with path.open("r+b") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        raise CacheError(f"{path} cannot be opened; make it and its folder writable ({error})") from error
+    return False
 
 
 def kind_of(error: CacheError) -> str:

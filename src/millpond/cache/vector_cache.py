@@ -15,8 +15,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from millpond.cache.blob_store import KEYS_PER_SELECT, BlobStore
-from millpond.cache.sqlitefile import CacheFileError, is_damage
+from millpond.cache.blob_store import KEYS_PER_SELECT, BlobStore, absolute_path
+from millpond.cache.sqlitefile import CacheFileError, in_use, is_damage
 from millpond.errors import CacheError, InvalidRequestError
 from millpond.progress import draw_bar
 
@@ -90,6 +90,27 @@ class CacheCheck:
         return not self.damaged and not self.problems
 
 
+@dataclass(frozen=True, kw_only=True)
+class CacheFacts:
+    """The result of :func:`describe_cache`.
+
+    Attributes:
+        rows: Vectors.
+        widths: Number of vectors by their number of floats.
+        bytes: Bytes of the file in use.
+        free_bytes: Bytes of the file that are not in use; the next vectors fill them.
+        wal_bytes: Bytes of the write-ahead log beside it.
+        in_use: Whether another process has the file open.
+    """
+
+    rows: int
+    widths: dict[int, int]
+    bytes: int
+    free_bytes: int
+    wal_bytes: int
+    in_use: bool
+
+
 class VectorCache:
     """Vectors by key, in one file that threads and processes may share.
 
@@ -132,12 +153,28 @@ class VectorCache:
 
     @staticmethod
     def key(namespace: str, text: str) -> bytes:
-        """The key of ``text``, 32 bytes of BLAKE2b; ``namespace`` names everything else that determines the vector."""
+        """The key of a text.
+
+        Args:
+            namespace: Names everything else that determines the vector.
+            text: The text.
+
+        Returns:
+            32 bytes of BLAKE2b over both.
+        """
         return VectorCache.keys(namespace, [text])[0]
 
     @staticmethod
     def keys(namespace: str, texts: Sequence[str]) -> list[bytes]:
-        """:meth:`key` for each text; the namespace is hashed once."""
+        """:meth:`key` for each text; the namespace is hashed once.
+
+        Args:
+            namespace: Names everything else that determines the vectors.
+            texts: The texts.
+
+        Returns:
+            A key of 32 bytes for each text, in order.
+        """
         name = namespace.encode("utf-8", "surrogatepass")
         # The length comes first, so that ("a", "bc") and ("ab", "c") are different bytes.
         prepared = blake2b(len(name).to_bytes(8, "little") + name, digest_size=KEY_BYTES)
@@ -158,6 +195,9 @@ class VectorCache:
             width: Floats of each vector.
             out: ``[n, width]`` float32 to write the vectors to, instead of a new array; rows of keys that are not found
                 stay as they are.
+
+        Returns:
+            The vectors ``[n, width]``, and for each key whether it was found, its tokens and whether its text was cut.
 
         Raises:
             CacheError: An intact row is of another width, or the file cannot be read.
@@ -268,7 +308,14 @@ class VectorCache:
         self._file.clear()
 
     def stats(self) -> CacheStats:
-        """Contents and counters; counting the rows reads about 10 bytes of each."""
+        """Contents and counters; counting the rows reads about 10 bytes of each.
+
+        Returns:
+            What the file holds, and what this object did since it was made.
+
+        Raises:
+            CacheError: The file is closed or cannot be read.
+        """
         rows, size = self._file.count(), self._file.bytes_in_use()
         with self._counters_lock:
             return CacheStats(
@@ -292,29 +339,35 @@ class VectorCache:
             show_progress: Draw a progress bar, if standard error is a terminal or this is a notebook.
 
         Returns:
-            What was found. ``millpond cache repair PATH`` keeps the intact vectors of a damaged file.
+            What was found. A damaged vector counts as a miss and is recomputed; if ``problems`` are reported, delete
+            the file, and all of them are.
 
         Raises:
             CacheError: The file cannot be read at all.
         """
+        problems, rows, damaged = [], 0, 0
         try:
             problems = self._file.problems()
-            total = self._file.count()
         except CacheFileError as error:
-            if not is_damage(error):
-                raise
-            problems, total = [str(error)], 0
-        rows = damaged = 0
-        with draw_bar(show=show_progress, total=total or None, unit=" vectors") as bar:
-            for part in self._file.rows():
-                intact = sum(row is not None and row.intact for row in part)
-                rows += intact
-                damaged += len(part) - intact
-                bar.update(len(part))
+            problems = [_damage_of(error)]
+        try:
+            with draw_bar(show=show_progress, unit=" vectors") as bar:
+                for intact, broken in self._file.verify():
+                    rows, damaged = rows + intact, damaged + broken
+                    bar.update(intact + broken)
+        except CacheFileError as error:
+            problems.append(f"not every vector could be counted: {_damage_of(error)}")
         return CacheCheck(rows=rows, damaged=damaged, problems=tuple(problems))
 
     def widths(self) -> dict[int, int]:
-        """Number of vectors by their number of floats; reads a page of each vector."""
+        """Count the vectors by their width; reads a page of each vector.
+
+        Returns:
+            For each number of floats, the number of vectors that have it.
+
+        Raises:
+            CacheError: The file is closed or cannot be read.
+        """
         lengths = self._file.lengths(key_bytes=KEY_BYTES)
         return {length // 4: count for length, count in lengths.items() if isinstance(length, int)}
 
@@ -354,3 +407,45 @@ class VectorCache:
 
     def __repr__(self) -> str:
         return f"VectorCache({str(self.path)!r}, max_bytes={self._max_bytes})"
+
+
+def _damage_of(error: CacheFileError) -> str:
+    """What is wrong with the file's content; another error is raised."""
+    if not is_damage(error):
+        raise error
+    return str(error)
+
+
+def describe_cache(path: str | os.PathLike[str]) -> CacheFacts:
+    """Count a cache's vectors and bytes.
+
+    Raises:
+        CacheError: There is no such file, it is not a cache, is damaged, has a newer schema, or is locked.
+    """
+    path = existing_file(path)
+    log = Path(f"{path}-wal")
+    used, log_bytes = in_use(path), log.stat().st_size if log.exists() else 0
+    with VectorCache(path) as cache:
+        stats = cache.stats()
+        return CacheFacts(
+            rows=stats.rows,
+            widths=cache.widths(),
+            bytes=stats.bytes,
+            free_bytes=cache.free_bytes(),
+            wal_bytes=log_bytes,
+            in_use=used,
+        )
+
+
+def existing_file(path: str | os.PathLike[str]) -> Path:
+    """``path`` as an absolute one.
+
+    Raises:
+        CacheError: There is no such file.
+    """
+    absolute = absolute_path(path)
+    if not absolute.exists():
+        raise CacheError(f"{absolute}: there is no such file; name the file that --cache was given")
+    if not absolute.is_file():
+        raise CacheError(f"{absolute} is not a file; name the file that --cache was given")
+    return absolute

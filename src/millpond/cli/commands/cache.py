@@ -1,4 +1,4 @@
-"""``millpond cache``: a vector cache's file checked, repaired and counted."""
+"""``millpond cache``: a vector cache's file checked and counted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millpond.cli.arguments.flags import Command
 app = typer.Typer(
     name="cache",
     no_args_is_help=True,
-    help="Check, repair and count a vector cache: the file that --cache names.",
+    help="Check and count a vector cache: the file that --cache names.",
 )
 
 CachePath = Annotated[Path, typer.Argument(help="File of the cache.", metavar="PATH")]
@@ -24,30 +24,18 @@ CachePath = Annotated[Path, typer.Argument(help="File of the cache.", metavar="P
 def check(path: CachePath) -> None:
     """Read the whole file, its structure and every vector against its checksum, and print what was found as JSON.
 
-    The exit code is 1 if anything is damaged. Others may use the cache meanwhile: a damaged vector is none found, and
-    is computed again.
+    The exit code is 1 if anything is damaged. Others may use the cache meanwhile: a damaged vector counts as a miss and
+    is recomputed.
     """
-    from millpond.cache.repair import existing_file
-    from millpond.cache.vector_cache import VectorCache
+    from millpond.cache.vector_cache import VectorCache, existing_file
 
     with VectorCache(existing_file(path)) as cache:
         found = cache.check(show_progress=True)
     _print({"path": str(path), "intact": found.intact, **asdict(found)})
     if not found.intact:
-        typer.echo(f"millpond: {path} is damaged; millpond cache repair {path} keeps its intact vectors", err=True)
+        recomputed = "delete it, and all vectors are recomputed" if found.problems else "those vectors are recomputed"
+        typer.echo(f"millpond: {path} is damaged; {recomputed}", err=True)
         raise typer.Exit(1)
-
-
-@app.command(cls=Command)
-def repair(path: CachePath) -> None:
-    """Copy every intact vector into a new file that takes the damaged one's place, and print the counts as JSON.
-
-    The damaged file is kept as PATH.damaged-TIME. Nothing is changed if nothing is wrong. No process may have the cache
-    open.
-    """
-    from millpond.cache.repair import repair_cache
-
-    _print({"path": str(path), **asdict(repair_cache(path, show_progress=True))})
 
 
 @app.command(cls=Command)
@@ -57,7 +45,7 @@ def stats(path: CachePath) -> None:
     Widths are those of the vectors, with the number of vectors of each. Free bytes are filled by the next vectors. The
     log holds what was written last, until it is moved into the file.
     """
-    from millpond.cache.repair import describe_cache
+    from millpond.cache.vector_cache import describe_cache
 
     _print({"path": str(path), **asdict(describe_cache(path))})
 

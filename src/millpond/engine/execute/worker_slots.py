@@ -1,7 +1,7 @@
-"""Lanes: the parts of a device that run a batch each, side by side.
+"""WorkerSlots: the parts of a device that run a batch each, side by side.
 
-On a CPU each lane is a core that a worker claims for a batch: an operator on one thread ends in no barrier, and no lane
-waits for the Python code of another. A batch that runs alone takes the free cores too. Any other device is one lane.
+On a CPU each slot is a core that a worker claims for a batch: an operator on one thread ends in no barrier, and no slot
+waits for the Python code of another. A batch that runs alone takes the free cores too. Any other device is one slot.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 from millpond.engine.execute.cores import Cores
 from millpond.engine.execute.threads import Threads, default_threads, on_native_threads, on_threads
 
-# More lanes gain nothing: with more cores than this, each lane has several threads.
-MOST_LANES = 8
+# More slots gain nothing: with more cores than this, each slot has several threads.
+MOST_WORKERS = 8
 
 
-class Lanes(Protocol):
+class WorkerSlots(Protocol):
     """Shared by an engine's workers on one device."""
 
-    count: int  # lanes, and workers
+    count: int  # slots, and workers
     shared: bool  # whether any thread may run a batch
 
     def enter(self) -> None:
@@ -31,32 +31,32 @@ class Lanes(Protocol):
         ...
 
     def claim(self, *, wait: bool) -> bool:
-        """Claim a lane for one batch, if one is free, or after a ``wait`` for one; returns whether it was claimed."""
+        """Claim a slot for one batch, if one is free, or after a ``wait`` for one; returns whether it was claimed."""
         ...
 
     def release(self) -> None:
-        """Give the claimed lane back."""
+        """Give the claimed slot back."""
         ...
 
     def free(self) -> int:
-        """Number of free lanes besides the claimed one."""
+        """Number of free slots besides the claimed one."""
         ...
 
     @contextmanager
     def running(self, tokens: int, *, alone: bool) -> Iterator[None]:
-        """Context of a batch on a claimed lane; ``alone``: no other request waits."""
+        """Context of a batch on a claimed slot; ``alone``: no other request waits."""
         ...
 
 
-class CpuLanes:
-    """The cores of a CPU, one for each lane."""
+class CpuWorkerSlots:
+    """The cores of a CPU, one for each slot."""
 
     shared = True
 
     def __init__(self, threads: Threads, cores: Cores) -> None:
         self._threads = threads
         self._cores = cores
-        self.count = max(1, min(threads.most, cores.count, MOST_LANES))
+        self.count = max(1, min(threads.most, cores.count, MOST_WORKERS))
 
     def enter(self) -> None:
         """Set torch to one thread; a batch may get more."""
@@ -72,7 +72,7 @@ class CpuLanes:
         self._cores.release()
 
     def free(self) -> int:
-        """Number of free cores, at most that of the other lanes."""
+        """Number of free cores, at most that of the other slots."""
         return min(self._cores.free, self.count - 1)
 
     @contextmanager
@@ -80,7 +80,7 @@ class CpuLanes:
         """Run on as many threads as pay for the batch and as there are free cores; less if other requests wait."""
         awake = threading.current_thread() is threading.main_thread()
         threads = self._threads.count(tokens, awake=awake)
-        # With fewer lanes than cores, each lane has an equal part of the cores.
+        # With fewer slots than cores, each slot has an equal part of the cores.
         part = max(1, self._threads.most // self.count)
         more = self._cores.widen((threads if alone else min(threads, part)) - 1)
         native = self._threads.native
@@ -96,7 +96,7 @@ class CpuLanes:
                     default_threads(self._threads.most)
 
 
-class DeviceLane:
+class DeviceWorkerSlot:
     """A device that runs one batch after another."""
 
     count = 1
@@ -113,7 +113,7 @@ class DeviceLane:
         """Do nothing."""
 
     def free(self) -> int:
-        """There is no other lane: 0."""
+        """There is no other slot: 0."""
         return 0
 
     @contextmanager

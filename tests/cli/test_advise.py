@@ -7,17 +7,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Run
-from tests.tiny import write_checkpoint
+from tests.cli.conftest import FORCED, Run
 
 from millpond.ingest.pages import charts
-
-FORCED = ("--hf-overrides", '{"is_matryoshka": true}')
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_checkpoint(tmp_path_factory.mktemp("cli") / "model", "bert"))
 
 
 @pytest.fixture
@@ -33,8 +25,8 @@ def beir(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_beir_folder_needs_no_further_options(run: Run, beir: Path, model: str) -> None:
-    done = run("advise", beir, "--model", model, "--widths", "8", *FORCED)
+def test_a_beir_folder_needs_no_further_options(run: Run, beir: Path, model: Path) -> None:
+    done = run("advise", beir, "--model", model, "--dimensions", "8", *FORCED)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert lines[0].startswith("30 records, 10 queries; ")
@@ -47,10 +39,10 @@ def test_a_beir_folder_needs_no_further_options(run: Run, beir: Path, model: str
     assert "! 2 of 12 queries have no relevant document" in done.out
 
 
-def test_lines_of_text_are_records_and_queries_and_json_has_everything(run: Run, tmp_path: Path, model: str) -> None:
+def test_lines_of_text_are_records_and_queries_and_json_has_everything(run: Run, tmp_path: Path, model: Path) -> None:
     (tmp_path / "docs.txt").write_text("".join(f"pond number {i}\n" for i in range(30)))
     (tmp_path / "queries.txt").write_text("what is 3?\n\nwhere is 4?\n")
-    options = ("--model", model, "--widths", "4,8", "-k", "3", "--output", "json", "--database", "qdrant", *FORCED)
+    options = ("--model", model, "--dimensions", "4,8", "-k", "3", "--output", "json", "--database", "qdrant", *FORCED)
     done = run("advise", tmp_path / "docs.txt", "--queries", tmp_path / "queries.txt", *options)
     assert done.code == 0, done.err
     advice = json.loads(done.out)
@@ -61,14 +53,14 @@ def test_lines_of_text_are_records_and_queries_and_json_has_everything(run: Run,
     assert "qdrant" in advice["smallest"]["command"] and "qdrant" in advice["lightest"]["command"]
 
 
-def test_all_layouts_are_printed_on_request_and_drawn_on_a_page(run: Run, beir: Path, model: str) -> None:
+def test_all_layouts_are_printed_on_request_and_drawn_on_a_page(run: Run, beir: Path, model: Path) -> None:
     page = beir / "advice.html"
-    done = run("advise", beir, "--model", model, "--widths", "8", "--all", "--out", page, *FORCED)
+    done = run("advise", beir, "--model", model, "--dimensions", "8", "--all", "--out", page, *FORCED)
     assert done.code == 0, done.err
     count = int(done.out.split(" layouts measured")[0].rsplit(maxsplit=1)[-1])
     table = done.out.split("\n\n")[1].splitlines()
     assert len(table) == 1 + count > 30
-    best = run("advise", beir, "--model", model, "--widths", "8", *FORCED).out.split("\n\n")[1].splitlines()
+    best = run("advise", beir, "--model", model, "--dimensions", "8", *FORCED).out.split("\n\n")[1].splitlines()
     marked = sum(line.startswith("*") for line in table)
     assert marked == sum(line.startswith("*") for line in best) and marked <= len(best) - 1 <= marked + 1
     assert page.read_text(encoding="utf-8").count("<svg") == 3
@@ -78,24 +70,24 @@ def test_all_layouts_are_printed_on_request_and_drawn_on_a_page(run: Run, beir: 
     ("options", "message"),
     [
         pytest.param(
-            ["--widths", "8"], "--hf-overrides '{\"is_matryoshka\": true}'", id="a width of no Matryoshka model"
+            ["--dimensions", "8"], 'hf_overrides={"is_matryoshka": True}', id="a width of no Matryoshka model"
         ),
-        pytest.param(["--widths", "a"], "is not a list of widths", id="widths that are none"),
-        pytest.param(["--keep", "2", *FORCED], "--keep 2.0 is no share", id="keep"),
-        pytest.param(["--k", "31", *FORCED], "--k 31 is more than the source's 30 records", id="k above rows"),
+        pytest.param(["--dimensions", "a"], "is not a list of widths", id="widths that are none"),
+        pytest.param(["--keep", "2", *FORCED], "--keep=2.0 is no share", id="keep"),
+        pytest.param(["--k", "31", *FORCED], "--k=31 is more than the source's 30 records", id="k above rows"),
         pytest.param(["--qrels", "none.tsv"], "no file of judgements at 'none.tsv'", id="no judgements"),
         pytest.param(["--queries", "none.jsonl"], "none.jsonl", id="no queries"),
         pytest.param(["--out", "no/folder/x.html"], "there is no folder", id="out"),
     ],
 )
 def test_wrong_options_exit_with_2_and_say_what_to_do(
-    run: Run, beir: Path, model: str, options: list[str], message: str
+    run: Run, beir: Path, model: Path, options: list[str], message: str
 ) -> None:
     done = run("advise", beir, "--model", model, *options)
     assert done.code == 2 and message in done.err.replace("\n", " ") and done.out == ""
 
 
-def test_without_queries_the_option_is_named(run: Run, tmp_path: Path, model: str) -> None:
+def test_without_queries_the_option_is_named(run: Run, tmp_path: Path, model: Path) -> None:
     (tmp_path / "docs.txt").write_text("one\ntwo\n")
     done = run("advise", tmp_path / "docs.txt", "--model", model)
     assert done.code == 2 and "--queries" in done.err
@@ -104,7 +96,7 @@ def test_without_queries_the_option_is_named(run: Run, tmp_path: Path, model: st
 
 
 def test_without_matplotlib_nothing_is_measured(
-    run: Run, beir: Path, model: str, monkeypatch: pytest.MonkeyPatch
+    run: Run, beir: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(charts, "find_spec", lambda name: None)
     done = run("advise", beir, "--model", model, "--out", beir / "x.html")

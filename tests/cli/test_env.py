@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.cli.conftest import Run
 from tests.tiny import write_checkpoint
 
+import millpond
 from millpond.attention import kernels, matmul_attention, self_check
 from millpond.attention.self_check import KernelCheck
 from millpond.cli.output.kernel_checks import as_objects, of_machine, of_model, table
 from millpond.config import EngineConfig
 from millpond.native import library
 
-from .conftest import Run
-
+BFLOAT16 = ("--engine", "dtype=bfloat16", "--engine", "device=cpu")
 HEADER = ["kernel", "result", "similarity", "ms", "call"]
 
 
@@ -89,7 +90,7 @@ def test_a_device_that_breaks_is_a_line_and_no_traceback(run: Run, monkeypatch: 
 
 def test_a_models_kernels_are_compared_on_its_weights(run: Run, tmp_path: Path):
     folder = write_checkpoint(tmp_path / "model")
-    result = run("env", "--check", folder, "--dtype", "bfloat16", "--device", "cpu", "--json")
+    result = run("env", "--check", folder, *BFLOAT16, "--json")
     assert result.code == 0, result.err
     printed = json.loads(result.out)
     checks = {check["kernel"]: check for check in printed["checks"]}
@@ -104,7 +105,7 @@ def test_a_models_table_ignores_the_variable_that_leaves_the_check_out(
     monkeypatch.setenv("MILLPOND_SELF_CHECK", "0")
     damage(monkeypatch)
     folder = write_checkpoint(tmp_path / "model")
-    assert run("env", "--check", folder, "--dtype", "bfloat16", "--device", "cpu").code == 1
+    assert run("env", "--check", folder, *BFLOAT16).code == 1
 
 
 def test_a_native_forward_is_in_a_models_table(tmp_path: Path):
@@ -148,3 +149,17 @@ def test_the_machines_kernels_do_not_touch_the_table(monkeypatch: pytest.MonkeyP
     damage(monkeypatch)
     assert any(check.wrong for check in of_machine())
     assert not kernels._withdrawn
+
+
+def test_variables_are_named_and_their_values_are_never_printed(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("QDRANT_API_KEY", "s3cret-of-qdrant")
+    monkeypatch.setenv("HF_TOKEN", "s3cret-of-the-hub")
+    monkeypatch.setenv("UNRELATED", "nothing")
+    monkeypatch.setattr("millpond.attention.varlen.unavailable", lambda: "there is a reason")
+    out = run("env", code=0).out
+    assert "QDRANT_API_KEY" in out and "HF_TOKEN" in out and "UNRELATED" not in out and "s3cret" not in out
+    assert f"millpond {millpond.__version__}" in out and str(Path.home()) not in out
+    lines = [line for line in out.splitlines() if line.startswith("attention ")]
+    assert [line.split()[1] for line in lines] == ["native", "matmul", "varlen", "flex", "sdpa"]
+    assert lines[2].endswith("CUDA in half precision: there is a reason")
+    assert lines[-1].endswith("for every other call: can run")

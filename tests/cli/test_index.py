@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Run
-from tests.tiny.heads import write_stanford
 
 from millpond.late_interaction import PlaidIndex
 
@@ -19,23 +18,19 @@ RECORDS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def colbert(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_stanford(tmp_path_factory.mktemp("cli") / "colbert"))
-
-
 @pytest.fixture
 def millpond(run: Run) -> Callable[..., str]:
+    """Standard output, with standard error behind it where the command fails."""
+
     def millpond(*words: object, stdin: str = "", code: int = 0) -> str:
-        done = run(*words, stdin=stdin)
-        assert done.code == code, done.out + done.err
+        done = run(*words, stdin=stdin, code=code)
         return done.out + done.err if code else done.out
 
     return millpond
 
 
 @pytest.fixture
-def built(millpond: Callable[..., str], colbert: str, tmp_path: Path) -> Path:
+def built(millpond: Callable[..., str], colbert: Path, tmp_path: Path) -> Path:
     source = tmp_path / "docs.jsonl"
     source.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
     counts = json.loads(millpond("index", "build", tmp_path / "docs.index", source, "--model", colbert))
@@ -48,7 +43,7 @@ def ids(printed: str) -> list[str]:
 
 
 def test_build_search_add_and_delete(
-    millpond: Callable[..., str], built: Path, colbert: str, caplog: pytest.LogCaptureFixture
+    millpond: Callable[..., str], built: Path, colbert: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     search = ("index", "search", built, "who sells flour?", "--model", colbert, "--output", "jsonl")
     assert sorted(ids(millpond(*search))) == ["flour", "pond", "wheel"]
@@ -71,7 +66,7 @@ def test_build_search_add_and_delete(
     assert "no damage" in millpond("index", "check", built)
 
 
-def test_a_second_build_encodes_nothing_again(millpond: Callable[..., str], built: Path, colbert: str) -> None:
+def test_a_second_build_encodes_nothing_again(millpond: Callable[..., str], built: Path, colbert: Path) -> None:
     counts = json.loads(millpond("index", "build", built, built.parent / "docs.jsonl", "--model", colbert))
     assert (counts["read"], counts["added"], counts["unchanged"]) == (3, 0, 3)
 
@@ -84,7 +79,7 @@ def test_check_names_a_damaged_file(millpond: Callable[..., str], built: Path) -
     assert largest.name in millpond("index", "check", built, code=1)
 
 
-def test_a_table_in_a_pipe_is_tab_separated(millpond: Callable[..., str], built: Path, colbert: str) -> None:
+def test_a_table_in_a_pipe_is_tab_separated(millpond: Callable[..., str], built: Path, colbert: Path) -> None:
     rows = [
         line.split("\t") for line in millpond("index", "search", built, "flour", "-m", colbert, "-k", 2).splitlines()
     ]
@@ -92,7 +87,7 @@ def test_a_table_in_a_pipe_is_tab_separated(millpond: Callable[..., str], built:
     assert float(rows[0][0]) >= float(rows[1][0])
 
 
-def test_what_is_not_there_is_named(millpond: Callable[..., str], tmp_path: Path, colbert: str) -> None:
+def test_what_is_not_there_is_named(millpond: Callable[..., str], tmp_path: Path, colbert: Path) -> None:
     for command in (["stats"], ["check"], ["compact"], ["delete"]):
         printed = millpond("index", *command, tmp_path / "none", *(["a"] if command == ["delete"] else []), code=2)
         assert "build it first" in printed
@@ -106,7 +101,7 @@ def test_the_model_of_a_local_folder_must_be_named(millpond: Callable[..., str],
 
 
 def test_a_disk_that_cannot_be_written_is_an_error_without_a_traceback(
-    millpond: Callable[..., str], built: Path, colbert: str, monkeypatch: pytest.MonkeyPatch
+    millpond: Callable[..., str], built: Path, colbert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")

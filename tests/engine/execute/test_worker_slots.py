@@ -1,4 +1,4 @@
-"""Lanes: batches side by side, callers that run batches themselves, and a batch whose caller is interrupted."""
+"""WorkerSlots: batches side by side, callers that run batches themselves, and a batch whose caller is interrupted."""
 
 import threading
 from concurrent.futures import Future
@@ -10,12 +10,12 @@ import torch
 from millpond.engine import dispatcher
 from millpond.engine.engine import Engine
 from millpond.engine.execute.cores import Cores
-from millpond.engine.execute.lanes import MOST_LANES, CpuLanes
 from millpond.engine.execute.threads import Threads
 from millpond.engine.execute.worker import Worker
+from millpond.engine.execute.worker_slots import MOST_WORKERS, CpuWorkerSlots
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
-from millpond.engine.schedule.call import Call
+from millpond.engine.schedule.call import Call, CallHooks
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.pooling.pooler import Readout
@@ -39,16 +39,14 @@ class Runs:
 
 def a_call(lengths):
     texts = [str(i) for i in range(len(lengths))]
-    call = Call(
-        texts, PLAN, native_width=2, labels=(), assemble=assemble, commit=None, progress=None, refill=lambda *_: None
-    )
+    call = Call(texts, PLAN, CallHooks(assemble=assemble), native_width=2)
     return call, [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
 
 
 def lanes_of(cores, *, threads=2):
     found = Threads(torch.nn.Linear(1, 1))
     found.most = threads
-    return CpuLanes(found, cores)
+    return CpuWorkerSlots(found, cores)
 
 
 def answers(call):
@@ -62,7 +60,7 @@ def drain(scheduler, *workers):
 
 
 def test_there_is_a_lane_for_each_core_up_to_a_number():
-    assert [lanes_of(Cores(64), threads=n).count for n in (1, 2, 64)] == [1, 2, MOST_LANES]
+    assert [lanes_of(Cores(64), threads=n).count for n in (1, 2, 64)] == [1, 2, MOST_WORKERS]
     assert lanes_of(Cores(2), threads=16).count == 2
 
 
@@ -71,7 +69,7 @@ def test_two_lanes_run_at_the_same_time():
     scheduler, runner, cores = Scheduler(300), Runs(lambda requests: both.wait()), Cores(2)
     call, requests = a_call([300, 300])
     scheduler.put(call, requests)
-    workers = [Worker(scheduler, runner, name="test", lanes=lanes_of(cores)) for _ in range(2)]
+    workers = [Worker(scheduler, runner, name="test", slots=lanes_of(cores)) for _ in range(2)]
     for worker in workers:
         worker.start()
     assert answers(call) == [300, 300]  # one lane alone would wait at the barrier for ever
@@ -92,7 +90,7 @@ def test_engines_share_the_cores():
             running[0] -= 1
 
     schedulers = [Scheduler(300) for _ in range(3)]
-    workers = [Worker(s, Runs(count), name="test", lanes=lanes_of(cores)) for s in schedulers]
+    workers = [Worker(s, Runs(count), name="test", slots=lanes_of(cores)) for s in schedulers]
     calls = []
     for scheduler, worker in zip(schedulers, workers, strict=True):
         call, requests = a_call([300] * 20)
@@ -108,7 +106,7 @@ def test_engines_share_the_cores():
 def test_a_caller_takes_a_turn_while_a_core_is_free():
     cores, runner = Cores(1), Runs()
     scheduler = Scheduler(300)
-    worker = Worker(scheduler, runner, name="test", lanes=lanes_of(cores, threads=1))
+    worker = Worker(scheduler, runner, name="test", slots=lanes_of(cores, threads=1))
     call, requests = a_call([5])
     scheduler.put(call, requests, quiet=True)
     assert worker.take_turn()
@@ -134,7 +132,7 @@ def test_an_interrupted_caller_leaves_the_others_texts_to_the_workers():
             raise KeyboardInterrupt
 
     scheduler, cores, runner = Scheduler(300), Cores(1), Runs(interrupt)
-    worker = Worker(scheduler, runner, name="test", lanes=lanes_of(cores, threads=1))
+    worker = Worker(scheduler, runner, name="test", slots=lanes_of(cores, threads=1))
     mine, own = a_call([5])
     others, theirs = a_call([7, 8])
     scheduler.put(mine, own, quiet=True)

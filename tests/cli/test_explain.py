@@ -5,13 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import Finished, Run
-from tests.tiny import write_checkpoint
-from tests.tiny.heads import write_stanford
+from tests.cli.conftest import FLOAT32, Finished, Run
 
 from millpond import Engine
 from millpond.late_interaction import MemoryIndex, PlaidIndex, TokenMatch
@@ -21,28 +20,22 @@ TEXT = "The miller sells flour.\n\tA wheel <turns> 🌊 at dusk."
 
 
 @pytest.fixture(scope="module")
-def colbert(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_stanford(tmp_path_factory.mktemp("cli") / "colbert"))
-
-
-@pytest.fixture(scope="module")
-def folder(colbert: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(engine_of: Callable[..., Engine], colbert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cli") / "docs.index"
-    with Engine(colbert) as engine, PlaidIndex(path, engine) as index:
+    with PlaidIndex(path, engine_of(colbert)) as index:
         index.add(["flour", "pond"], [TEXT, "The pond is deep."])
     return path
 
 
 @pytest.fixture(scope="module")
-def expected(colbert: str) -> list[TokenMatch]:
+def expected(engine_of: Callable[..., Engine], colbert: Path) -> list[TokenMatch]:
     """The matches of an index, which encodes and explains by itself."""
-    with Engine(colbert) as engine, MemoryIndex(engine, codec="float32") as index:
+    with MemoryIndex(engine_of(colbert), codec="float32") as index:
         index.add(["a"], [TEXT])
         return index.explain(QUERY, "a")
 
 
 def rows(done: Finished) -> list[TokenMatch]:
-    assert done.code == 0, done.err
     return [TokenMatch(**row) for row in done.rows]  # type: ignore[arg-type]
 
 
@@ -59,24 +52,22 @@ def same(found: list[TokenMatch], expected: list[TokenMatch]) -> bool:
 
 
 def test_every_source_of_a_text_has_the_same_matches(
-    run: Run, colbert: str, folder: Path, expected: list[TokenMatch], tmp_path: Path
+    run: Run, colbert: Path, folder: Path, expected: list[TokenMatch], tmp_path: Path
 ) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + TEXT.encode() + b"\r\n\n")
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(TEXT.encode()))
-    model = ("--model", colbert, "--output", "jsonl")
+    model = ("--model", colbert, *FLOAT32, "--output", "jsonl")
     assert any(match.text == "🌊" or "flo" in match.text for match in expected)
-    assert same(rows(run("explain", QUERY, "--text", TEXT, *model)), expected)
-    assert same(rows(run("explain", QUERY, "--index", folder, "--id", "flour", *model)), expected)
-    assert same(rows(run("explain", QUERY, tmp_path / "a.txt", *model)), expected)
-    assert same(rows(run("explain", QUERY, tmp_path / "a.txt.gz", *model)), expected)
-    assert same(rows(run("explain", QUERY, "-", *model, stdin=TEXT)), expected)
+    sources = (["--text", TEXT], ["--index", folder, "--id", "flour"], [tmp_path / "a.txt"], [tmp_path / "a.txt.gz"])
+    for source in sources:
+        assert same(rows(run("explain", QUERY, *source, *model)), expected)
     assert same(rows(run("explain", QUERY, "-", *model, stdin=b"\xef\xbb\xbf" + TEXT.encode() + b"\n")), expected)
 
 
 def test_a_pipe_gets_columns_and_a_terminal_the_heat_map(
-    run: Run, colbert: str, expected: list[TokenMatch], monkeypatch: pytest.MonkeyPatch
+    run: Run, colbert: Path, expected: list[TokenMatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("explain", QUERY, "--text", TEXT, "--model", colbert)
+    words = ("explain", QUERY, "--text", TEXT, "--model", colbert, *FLOAT32)
     table = [line.split("\t") for line in run(*words).out.splitlines()]
     assert [(row[0], row[2], row[3], row[4]) for row in table] == [
         (match.token, str(match.start), str(match.end), " ".join(match.text.split())) for match in expected
@@ -92,7 +83,7 @@ def test_a_pipe_gets_columns_and_a_terminal_the_heat_map(
     assert run(*words, "--output", "table").out.count("\t") == 4 * len(expected)
 
 
-def test_the_page_replaces_an_older_one(run: Run, colbert: str, folder: Path, tmp_path: Path) -> None:
+def test_the_page_replaces_an_older_one(run: Run, colbert: Path, folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "map.html"
     path.write_text("older " * 100_000)
     done = run("explain", QUERY, "--index", folder, "--id", "flour", "--model", colbert, "--html", path)
@@ -140,7 +131,7 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=range(16),
 )
 def test_what_is_wrong_is_said_before_a_model_is_loaded(
-    run: Run, colbert: str, classifier: str, folder: Path, tmp_path: Path, words: list[str], part: str
+    run: Run, colbert: Path, classifier: Path, folder: Path, tmp_path: Path, words: list[str], part: str
 ) -> None:
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "latin.txt").write_bytes(b"abc\xfc")
@@ -148,12 +139,12 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(
     assert part in refused(run("explain", *(word.format(**names) for word in words)))
 
 
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_checkpoint(tmp_path_factory.mktemp("cli") / "classifier", "bert", head="SequenceClassification"))
+@pytest.fixture
+def classifier(checkpoint_of: Callable[..., Path]) -> Path:
+    return checkpoint_of("bert", head="SequenceClassification")
 
 
-def test_a_refused_request_leaves_files_as_they_are(run: Run, classifier: str, tmp_path: Path) -> None:
+def test_a_refused_request_leaves_files_as_they_are(run: Run, classifier: Path, tmp_path: Path) -> None:
     older = tmp_path / "older.html"
     older.write_text("older")
     for path in (older, tmp_path / "new.html"):
@@ -167,7 +158,7 @@ def test_the_model_of_a_local_folder_must_be_named(run: Run, folder: Path) -> No
     assert done.code == 1 and "name it with --model" in done.err
 
 
-def test_a_text_that_gives_orders_to_the_terminal_gives_none(run: Run, colbert: str) -> None:
+def test_a_text_that_gives_orders_to_the_terminal_gives_none(run: Run, colbert: Path) -> None:
     text = "flour \x1b]0;owned\x07 \x1b[2J wheel"
     drawn = run("explain", "flour", "--text", text, "-m", colbert, "--output", "heatmap").out
     assert "\x1b" not in drawn and "\x07" not in drawn
