@@ -27,7 +27,7 @@ from millpond.engine.engine import Engine
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, ModelLoadError
 from millpond.ingest import Record, ingest, point_id, read
 from millpond.ingest.chunking import Chunking
-from millpond.ingest.pipeline.ingest import ingest as pipeline
+from millpond.ingest.pipeline import ingest as pipeline
 from millpond.ingest.pipeline.stop import StopRequest
 
 ray = pytest.importorskip("ray")
@@ -533,7 +533,7 @@ def test_the_command_ends_by_sigterm_with_143_and_goes_on(model, tmp_path):
     lines = [
         json.dumps({"id": f"r{i}", "text": f"text {i}"}) + "\n" for i in range(13_000)
     ]  # more batches than are on their way
-    command = [sys.executable, "-m", "millpond", "ingest", "-", "--model", str(model), "--device", "cpu"]
+    command = [sys.executable, "-m", "millpond", "ingest", "-", "--model", str(model), "--engine", "device=cpu"]
     command += ["--to", f"qdrant+path:{tmp_path / 'db'}#docs", "--journal", str(journal)]
     command += ["--ray", "local", "--ray-workers", "2", "--ray-cpus", "0.5"]
     first = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
