@@ -7,8 +7,8 @@ from tests.ingest.memory_sink import MemoryClient, MemorySink
 
 from millpond.ingest import Record, ingest
 from millpond.ingest.chunking import Chunking
-from millpond.ingest.pipeline.ingest import ingest as pipeline
-from millpond.ingest.pipeline.ingest import writer
+from millpond.ingest.pipeline import ingest as pipeline
+from millpond.ingest.pipeline import writer
 from millpond.ingest.pipeline.journal import CollectionMarks
 
 

