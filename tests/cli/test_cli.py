@@ -396,9 +396,9 @@ class TestRerank:
             ("1", 1, DOCUMENTS[0]),
             ("3", 3, DOCUMENTS[1]),
         }
-        assert "2 of 4 texts are empty or blank and left out; --keep-empty ranks them too" in caplog.text
+        assert "2 of 4 texts are blank and left out; --keep-blank ranks them too" in caplog.text
         caplog.clear()
-        kept = run(*words, "--keep-empty", stdin="\n".join(map(json.dumps, rows))).rows
+        kept = run(*words, "--keep-blank", stdin="\n".join(map(json.dumps, rows))).rows
         assert sorted(row["index"] for row in kept) == [0, 1, 2, 3]
         assert "left out" not in caplog.text
         scores = {row["index"]: row["relevance_score"] for row in kept}
@@ -481,7 +481,7 @@ class TestIngest:
         result = run("ingest", "-", *words, stdin="\n".join(map(json.dumps, rows)))
         assert result.code == 0, result.err
         counts = {"read": 2, "embedded": 2, "cached": 0, "failed": 0, "duplicates": 0, "written": 2, "retried": 0}
-        counts |= {"empty": 0, "truncated": 0, "truncated_ids": [], "skipped": 0, "skipped_files": []}
+        counts |= {"blank": 0, "truncated": 0, "truncated_ids": [], "skipped": 0, "skipped_files": []}
         assert {name: count for name, count in result.rows[0].items() if name != "seconds"} == counts
         again = run("ingest", "-", *words, stdin="\n".join(map(json.dumps, rows)))
         assert (again.rows[0]["cached"], again.rows[0]["embedded"]) == (2, 0)
@@ -521,11 +521,11 @@ class TestIngest:
         words = ["ingest", "-", "-m", model, "--to", f"qdrant+path:{tmp_path}/q#docs"]
         result = run(*words, stdin=lines)
         assert result.code == 0
-        assert (result.rows[0]["written"], result.rows[0]["empty"]) == (1, 1)
-        kept = run(*words, "--keep-empty", stdin=lines)
-        assert (kept.rows[0]["written"], kept.rows[0]["empty"]) == (2, 0)
+        assert (result.rows[0]["written"], result.rows[0]["blank"]) == (1, 1)
+        kept = run(*words, "--keep-blank", stdin=lines)
+        assert (kept.rows[0]["written"], kept.rows[0]["blank"]) == (2, 0)
         again = run(*words, stdin=lines)
-        assert again.rows[0]["empty"] == 1
+        assert again.rows[0]["blank"] == 1
         with millpond.ingest.open_sink(f"qdrant+path:{tmp_path}/q#docs") as sink:  # type: ignore[attr-defined]
             assert sink.count() == 1
 

@@ -34,7 +34,7 @@ def rewritten(command: str, message: str) -> str:
         ("embed", 'this one with convert="classify" if', "this one with --convert classify if"),
         ("serve", "max_length=64 and max_queue=5", "--max-model-len 64 and --max-queue 5"),
         ("ingest", "pass dimensions=[128, 384], or payload='plain'", "pass --dimensions 128,384, or --payload plain"),
-        ("ingest", "(keep_empty=True keeps them)", "(--keep-empty keeps them)"),
+        ("ingest", "(keep_blank=True keeps them)", "(--keep-blank keeps them)"),
         ("ingest", "id_column and text_column are both 'x'", "--id and --text are both 'x'"),
         ("ingest", "types=year=integer is unknown", "--types year=integer is unknown"),
         # Of the two quantizations, an engine's and a sink's, the value tells which.

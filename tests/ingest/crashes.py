@@ -7,7 +7,7 @@ from tests.ingest.memory_sink import MemoryClient, MemorySink
 
 from millpond.ingest import Record, ingest, pipeline, writer
 from millpond.ingest.chunking import Chunking
-from millpond.ingest.journal import CollectionMarks
+from millpond.ingest.journal import CollectionEntries
 
 
 class Crash(BaseException):
@@ -103,8 +103,8 @@ def small(batch=3, write=512, page=None):
 def crash_at(method, calls, *, after=False, error=Crash):
     """The journal fails in the call number ``calls`` of a method of the marks."""
     countdown = Countdown(calls, after=after, error=error)
-    real = getattr(CollectionMarks, method)
-    with mock.patch.object(CollectionMarks, method, lambda self, *given: countdown(real, self, *given)):
+    real = getattr(CollectionEntries, method)
+    with mock.patch.object(CollectionEntries, method, lambda self, *given: countdown(real, self, *given)):
         yield countdown
 
 
@@ -113,12 +113,12 @@ def memory():
     return MemoryClient()
 
 
-def expected(source, chunker=None, keep_empty=False):
+def expected(source, chunker=None, keep_blank=False):
     """What a collection holds after a run over a source: ``{(id, chunk): text}``."""
     last = {record.id: record for record in source}
     rows = {}
     for record in last.values():
-        if not keep_empty and not record.text.strip():
+        if not keep_blank and not record.text.strip():
             continue
         for piece in [record] if chunker is None else chunker.split(record):
             rows[piece.id, piece.chunk] = piece.text

@@ -17,7 +17,7 @@ from millpond.errors import (
     SinkUnavailableError,
 )
 from millpond.ingest import Record, WriteBatch, point_id
-from millpond.ingest.delivery import Delivery, Refused, RetryPolicy
+from millpond.ingest.delivery import RejectedRow, RetryingWriter, RetryPolicy
 from millpond.ingest.stop import StopRequest
 
 
@@ -69,7 +69,7 @@ class Database:
 
 def delivery(clock, **policy):
     notes = []
-    made = Delivery(RetryPolicy(**policy), clock, lambda error, seconds: notes.append((error, seconds)))
+    made = RetryingWriter(RetryPolicy(**policy), clock, lambda error, seconds: notes.append((error, seconds)))
     return made, notes
 
 
@@ -189,14 +189,14 @@ def test_rows_that_are_refused_are_found_and_the_others_written(clock):
     made, _ = delivery(clock)
     database = Picky(bad={"r0", "r13", "r14", "r63"})
     refused = made.write(database, batch(64))
-    assert refused == [Refused(number, f"r{number} is bad") for number in (0, 13, 14, 63)]
+    assert refused == [RejectedRow(number, f"r{number} is bad") for number in (0, 13, 14, 63)]
     assert len(database.written) == 60 and len(database.requests) < 50
 
 
 def test_one_row_that_is_too_large_alone_is_refused(clock):
     made, _ = delivery(clock)
     (refused,) = made.write(Picky(bad={"r2"}, error=SinkTooLargeError), batch(5))
-    assert refused == Refused(2, "r2 is bad")
+    assert refused == RejectedRow(2, "r2 is bad")
 
 
 @pytest.mark.parametrize("count", [16, 17, 500])

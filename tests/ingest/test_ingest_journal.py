@@ -13,7 +13,7 @@ from millpond import sqlitefile
 from millpond.engine.engine import Engine
 from millpond.errors import InvalidRequestError, JournalError
 from millpond.ingest import Record, Rejected
-from millpond.ingest.journal import Journal, Mark, digest
+from millpond.ingest.journal import Journal, JournalEntry, digest
 from millpond.ingest.stop import StopRequest
 
 
@@ -39,26 +39,26 @@ def journal(tmp_path):
 def test_marks_are_found_changed_unsettled_and_removed(journal):
     with Journal(journal) as opened:
         marks, others = opened.collection("a"), opened.collection("b")
-        marks.mark([Mark("x", b"1", 1), Mark("ü 🙂", b"2", 3), Mark("blank", b"3", 0)])
-        others.mark([Mark("x", b"9", 7)])
-        assert marks.find(["x", "ü 🙂", "absent"]) == {"x": Mark("x", b"1", 1), "ü 🙂": Mark("ü 🙂", b"2", 3)}
+        marks.add([JournalEntry("x", b"1", 1), JournalEntry("ü 🙂", b"2", 3), JournalEntry("blank", b"3", 0)])
+        others.add([JournalEntry("x", b"9", 7)])
+        assert marks.find(["x", "ü 🙂", "absent"]) == {"x": JournalEntry("x", b"1", 1), "ü 🙂": JournalEntry("ü 🙂", b"2", 3)}
         assert (marks.rows(), others.rows()) == (4, 7)
-        marks.mark([Mark("x", b"4", 2)])
-        assert marks.find(["x"])["x"] == Mark("x", b"4", 2)
-        marks.unsettle(["x", "absent"])
-        assert marks.find(["x"])["x"] == Mark("x", b"", 2) and "absent" not in marks.find(["absent"])
+        marks.add([JournalEntry("x", b"4", 2)])
+        assert marks.find(["x"])["x"] == JournalEntry("x", b"4", 2)
+        marks.invalidate(["x", "absent"])
+        assert marks.find(["x"])["x"] == JournalEntry("x", b"", 2) and "absent" not in marks.find(["absent"])
         assert marks.rows() == 3
         marks.remove(["x", "absent"])
         assert marks.find(["x"]) == {} and others.find(["x"])["x"].digest == b"9"
     with Journal(journal) as opened:
-        assert opened.collection("a").find(["ü 🙂"]) == {"ü 🙂": Mark("ü 🙂", b"2", 3)}
+        assert opened.collection("a").find(["ü 🙂"]) == {"ü 🙂": JournalEntry("ü 🙂", b"2", 3)}
 
 
 def test_pages_pass_over_all_marks_once_also_while_some_are_removed(journal):
     with Journal(journal) as opened:
         marks = opened.collection("a")
-        marks.mark(Mark(f"id {number:05d}", b"1", 1) for number in range(5000))
-        marks.unsettle(["id 00004"])
+        marks.add(JournalEntry(f"id {number:05d}", b"1", 1) for number in range(5000))
+        marks.invalidate(["id 00004"])
         seen = []
         for page in marks.pages():
             seen += [mark.id for mark in page]
@@ -134,7 +134,7 @@ def test_of_one_id_the_last_record_stays_however_often_a_source_is_read(engine, 
 
 @pytest.mark.parametrize("calls", range(4))
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("method", ["write", "mark", "unsettle"])
+@pytest.mark.parametrize("method", ["write", "add", "invalidate"])
 def test_a_record_whose_first_version_was_overwritten_before_a_crash_is_written_again(
     engine, journal, method, calls, after
 ):
@@ -165,8 +165,8 @@ def test_blank_records_are_deleted_once_and_written_when_they_are_wanted(engine,
         sink.deletes = Countdown(9)
         report = run(blank, engine, sink, journal=journal)
         assert sink.deletes.calls == 9 - deleted
-        assert (report.empty, report.unchanged, report.written) == (1, 1, 0) and set(sink.stored) == {("b", 0)}
-    assert run(blank, engine, sink, journal=journal, keep_empty=True).written == 1
+        assert (report.blank, report.unchanged, report.written) == (1, 1, 0) and set(sink.stored) == {("b", 0)}
+    assert run(blank, engine, sink, journal=journal, keep_blank=True).written == 1
     assert set(sink.stored) == {("a", 0), ("b", 0)}
     run(blank, engine, sink, journal=journal)
     assert set(sink.stored) == {("b", 0)}
@@ -312,7 +312,7 @@ def test_a_journal_that_another_process_locks_is_an_error_after_the_wait(engine,
     assert run(some(3), engine, CrashingSink(client), journal=journal).written == 1
 
 
-@pytest.mark.parametrize("method", ["mark", "unsettle"])
+@pytest.mark.parametrize("method", ["add", "invalidate"])
 def test_a_full_disk_under_the_journal_stops_the_run_and_nothing_is_skipped_wrongly(engine, journal, method):
     client = memory()
     run(some(4), engine, CrashingSink(client), journal=journal)
@@ -351,19 +351,19 @@ def test_sqlites_own_limit_of_pages_stops_the_run_as_a_full_disk_does(engine, jo
 def test_after_a_fork_the_child_is_refused_and_the_parent_goes_on(journal):
     with Journal(journal) as opened:
         marks = opened.collection("a")
-        marks.mark([Mark("x", b"1", 1)])
+        marks.add([JournalEntry("x", b"1", 1)])
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                marks.mark([Mark("x", b"2", 1)])
+                marks.add([JournalEntry("x", b"2", 1)])
             except JournalError:
                 code = 0
             finally:
                 os._exit(code)
         assert os.waitpid(child, 0)[1] == 0
         assert marks.find(["x"])["x"].digest == b"1"
-        marks.mark([Mark("y", b"1", 1)])
+        marks.add([JournalEntry("y", b"1", 1)])
 
 
 def test_two_threads_mark_at_the_same_time(journal):
@@ -372,7 +372,7 @@ def test_two_threads_mark_at_the_same_time(journal):
 
         def work(name):
             for number in range(50):
-                marks.mark([Mark(f"{name} {number}", b"1", 1)])
+                marks.add([JournalEntry(f"{name} {number}", b"1", 1)])
 
         threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
         for thread in threads:
@@ -428,7 +428,7 @@ def test_a_crash_between_the_write_and_the_deletion_leaves_no_piece_behind(engin
     sink = CrashingSink(client)
     try:
         if point == "mark":
-            with crash_at("mark", 0, after=after):
+            with crash_at("add", 0, after=after):
                 run(chunks(second), engine, sink, journal=journal, chunking=Words())
         else:
             setattr(sink, {"write": "upserts", "delete": "deletes"}[point], Countdown(0, after=after))
@@ -534,6 +534,6 @@ def test_the_marks_of_pieces_go_with_that_of_their_record_and_those_of_no_other(
     with Journal(journal) as opened:
         marks = opened.collection("a")
         names = ["m", "m\x001", "m\x0012", "m\x01", "m1", "l", "mm\x001"]
-        marks.mark(Mark(name, b"1", 1) for name in names)
+        marks.add(JournalEntry(name, b"1", 1) for name in names)
         marks.remove(["m", "mm"])
         assert sorted(marks.find(names)) == ["l", "m\x01", "m1"]

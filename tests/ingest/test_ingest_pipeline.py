@@ -197,10 +197,10 @@ class DeletingSink(DictSink):
 def test_a_blank_text_is_left_out_and_counted(engine, text):
     sink = DictSink()
     report = run([Record("a", text), Record("b", "bread")], engine, sink)
-    assert (report.read, report.empty, report.written, report.failed) == (2, 1, 1, 0)
+    assert (report.read, report.blank, report.written, report.failed) == (2, 1, 1, 0)
     assert sink.texts == {"b": "bread"}
     sink = DictSink()
-    assert run([Record("a", text), Record("b", "bread")], engine, sink, keep_empty=True).written == 2
+    assert run([Record("a", text), Record("b", "bread")], engine, sink, keep_blank=True).written == 2
     assert sink.texts == {"a": text, "b": "bread"}
 
 
@@ -219,11 +219,11 @@ def test_a_source_of_blank_texts_alone_computes_nothing(engine, caplog):
     sink = DictSink()
     with batches_of(4):
         report = run([Record(f"r{i}", " " * i) for i in range(30)], Around(engine, submit=submit), sink)
-    assert (report.read, report.empty, report.written) == (30, 30, 0)
+    assert (report.read, report.blank, report.written) == (30, 30, 0)
     assert not calls and not sink.writes
     (message,) = [record.getMessage() for record in caplog.records]
     assert message == (
-        "left out 30 of 30 records, whose text is blank (keep_empty=True keeps them): "
+        "left out 30 of 30 records, whose text is blank (keep_blank=True keeps them): "
         "r0, r1, r2, r3, r4, r5, r6, r7, r8, r9 and 20 more"
     )
 
@@ -235,13 +235,13 @@ def test_an_id_whose_text_became_blank_loses_its_old_row(engine, size):
     with batches_of(size):
         report = run(source, engine, sink)
     assert sink.texts == {"b": "new", "c": "old"}
-    assert report.empty == 3
-    assert report.read == report.cached + report.embedded + report.duplicates + report.empty == 5
+    assert report.blank == 3
+    assert report.read == report.cached + report.embedded + report.duplicates + report.blank == 5
 
 
 def test_nothing_is_deleted_if_blank_texts_are_kept(engine):
     sink = DeletingSink(Record("a", "old"))
-    assert run([Record("a", "")], engine, sink, keep_empty=True).empty == 0
+    assert run([Record("a", "")], engine, sink, keep_blank=True).empty == 0
     assert sink.deleted == [] and sink.texts == {"a": ""}
 
 
@@ -464,10 +464,10 @@ def test_the_numbers_add_up(engine, source, size):
         report = run(iter(source), engine, sink)
     blank = [item for item in source if isinstance(item, Record) and item.text == " "]
     good = [item for item in source if isinstance(item, Record) and item.text not in ("refused", " ")]
-    parts = report.cached + report.embedded + report.failed + report.duplicates + report.empty
+    parts = report.cached + report.embedded + report.failed + report.duplicates + report.blank
     assert report.read == len(source) == parts
     assert report.failed == len(source) - len(good) - len(blank)
-    assert report.empty == len(blank)
+    assert report.blank == len(blank)
     assert report.written == sum(sink.writes) == len(good) - report.duplicates
     last = {record.id: record.text for record in source if record in good or record in blank}
     assert sink.texts == {record_id: text for record_id, text in last.items() if text != " "}

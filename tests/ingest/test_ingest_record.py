@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest import NAMESPACE, Record, content_hash, point_id
+from millpond.ingest import Record, content_hash, point_id
+from millpond.ingest.record import NAMESPACE
 
 storable_text = st.text(st.characters(exclude_categories=["Cs"]))
 

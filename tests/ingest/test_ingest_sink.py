@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.ingest.memory_sink import MemorySink
 
 from millpond.errors import FingerprintMismatchError, InvalidDimensionsError, InvalidRequestError, MissingExtraError
-from millpond.ingest import Batch, CollectionManifest, CollectionMark, Record, WriteBatch, open_sink
+from millpond.ingest import CollectionManifest, Record, WriteBatch, open_sink
 from millpond.ingest.batch import record_bytes, slices, storable
 from millpond.ingest.location import is_address, url_of
 from millpond.ingest.manifest import MANIFEST_KEY
@@ -49,10 +49,6 @@ def spec(name="org/model", fingerprint="f" * 64, **changes):
 
 
 # --------------------------------------------------------------------------------------------------------- batches
-
-
-def test_the_former_names_still_work():
-    assert Batch is WriteBatch and CollectionMark is CollectionManifest
 
 
 def test_a_part_of_a_batch_has_the_rows_of_its_slice():

@@ -8,7 +8,8 @@ from tests.ingest.crashes import CrashingSink, Words, memory, run
 from tests.tiny import write_checkpoint
 
 from millpond.engine.engine import Engine
-from millpond.ingest import Record, StoredRow, Verification, point_id, verify
+from millpond.ingest import Record, StoredRow, point_id, verify
+from millpond.ingest.report import Verification
 from millpond.ingest.verify import RecordSample
 
 

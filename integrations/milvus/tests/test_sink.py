@@ -15,7 +15,7 @@ import pytest
 from pymilvus import DataType, MilvusClient
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError, MissingExtraError
-from millpond.ingest import Batch, IngestReport, Record, SinkError, ingest, open_sink, point_id
+from millpond.ingest import WriteBatch, IngestReport, Record, SinkError, ingest, open_sink, point_id
 from millpond_milvus import MilvusSink, sink_from_url
 from millpond_milvus.filters import to_expression
 from millpond_milvus.schema import SCHEMAS
@@ -101,12 +101,12 @@ def test_requests_are_bounded(engine: Engine, uri: str, monkeypatch: pytest.Monk
         monkeypatch.setattr(sink._client, "insert", counted)
         many = [Record(f"r{n}", "x") for n in range(2100)]
         vectors = {16: np.ones((2100, 16), np.float32)}
-        sink.write(Batch(records=many, ids=[point_id(record.id) for record in many], vectors=vectors))
+        sink.write(WriteBatch(records=many, ids=[point_id(record.id) for record in many], vectors=vectors))
         assert sent == [1000, 1000, 100] and sink.count() == 2100
         sent.clear()
         wide = [Record(f"w{n}", "x" * 60_000) for n in range(700)]  # 42 MB
         vectors = {16: np.ones((700, 16), np.float32)}
-        sink.write(Batch(records=wide, ids=[point_id(record.id) for record in wide], vectors=vectors))
+        sink.write(WriteBatch(records=wide, ids=[point_id(record.id) for record in wide], vectors=vectors))
         assert sent == [558, 142]
 
 

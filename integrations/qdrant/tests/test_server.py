@@ -15,7 +15,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from millpond import Engine
-from millpond.ingest import Batch, Record, SinkError, ingest, point_id
+from millpond.ingest import WriteBatch, Record, SinkError, ingest, point_id
 from millpond.ingest.delivery import RetryPolicy
 from millpond.ingest.manifest import CollectionManifest
 from millpond_qdrant import QdrantSink
@@ -156,7 +156,7 @@ def test_a_request_is_bounded_by_bytes_too(engine: Engine, server: Fake) -> None
     vectors = {width: np.eye(12, width, dtype=np.float32) for width in (64, 384)}
     with QdrantSink(server.url, "docs", dimensions=[64, 384]) as sink:
         sink.prepare(engine.spec)
-        sink.write(Batch(records=records, ids=[point_id(record.id) for record in records], vectors=vectors))
+        sink.write(WriteBatch(records=records, ids=[point_id(record.id) for record in records], vectors=vectors))
     sizes = [len(json.dumps(body)) for body in server.upserts]
     assert len(sizes) == 3 and max(sizes) < 17 << 20
 

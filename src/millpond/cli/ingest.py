@@ -85,8 +85,8 @@ def ingest(
             show_default="0.1",
         ),
     ] = None,
-    keep_empty: Annotated[
-        bool, typer.Option("--keep-empty", help="Store records without a visible character too.")
+    keep_blank: Annotated[
+        bool, typer.Option("--keep-blank", help="Store records without a visible character too.")
     ] = False,
     cache: options.Cache = None,
     journal: Annotated[
@@ -221,7 +221,7 @@ def ingest(
         arguments: dict[str, Any] = {
             "journal": journal,
             "resume": resume,
-            "keep_empty": keep_empty,
+            "keep_blank": keep_blank,
             # It knows the source: a file of dead letters may be read and written in one run.
             "dead_letters": None if dead_letters is None else DeadLetterFile(dead_letters, source=source),
             "chunking": chunking,
@@ -242,10 +242,7 @@ def ingest(
                 engine_options=settings,
                 sparse_model=sparse_model,
                 cache=cache,
-                sink=to,
-                dimensions=widths,
-                payload=payload,
-                sink_options=sink_options,
+                sink=partial(open_sink, to, dimensions=widths, payload=payload, **sink_options),
                 address=address,
                 workers=workers,
                 num_cpus=num_cpus,

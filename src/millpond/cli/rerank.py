@@ -72,8 +72,8 @@ def rerank(
     ] = False,
     id_column: options.IdColumn = "id",
     text_column: options.TextColumn = "text",
-    keep_empty: Annotated[
-        bool, typer.Option("--keep-empty", help="Rank empty and blank texts too, instead of leaving them out.")
+    keep_blank: Annotated[
+        bool, typer.Option("--keep-blank", help="Rank blank texts too, instead of leaving them out.")
     ] = False,
     output: Annotated[
         Literal["table", "jsonl"],
@@ -89,7 +89,7 @@ def rerank(
     by token (MaxSim). With --method cosine, an embedding checkpoint compares one vector of each.
 
     Standard input is read as JSONL if it begins with {, else as one text per line with the line number as id; blank
-    lines only separate texts. An empty or blank text of another source is left out and counted, unless --keep-empty.
+    lines only separate texts. A blank text of another source is left out and counted, unless --keep-blank.
     An invalid line is reported, the others are ranked, and the exit code is 1.
     """
     if is_blank(query):
@@ -105,10 +105,10 @@ def rerank(
             failed += 1
             logger.error("%s: %s", item.where, item.reason)
     # Special tokens alone have vectors too, which would rank an empty text above some real ones.
-    blank = {index for index, record in enumerate(records) if not keep_empty and is_blank(record.text)}
+    blank = {index for index, record in enumerate(records) if not keep_blank and is_blank(record.text)}
     if left_out := len(blank):
         logger.warning(
-            "%d of %d texts %s empty or blank and left out; --keep-empty ranks them too",
+            "%d of %d texts %s blank and left out; --keep-blank ranks them too",
             left_out,
             len(records),
             "is" if left_out == 1 else "are",

@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     )
     from millpond.ingest.advice.advisor import Advice, advise
     from millpond.ingest.advice.judgements import read_judgements
-    from millpond.ingest.batch import Batch, WriteBatch
+    from millpond.ingest.batch import WriteBatch
     from millpond.ingest.chunking import Chunker, Chunking
     from millpond.ingest.collection import CollectionSink
     from millpond.ingest.delivery import RetryPolicy
-    from millpond.ingest.manifest import CollectionManifest, CollectionMark
+    from millpond.ingest.manifest import CollectionManifest
     from millpond.ingest.payload import Payload
     from millpond.ingest.pipeline import ingest
-    from millpond.ingest.record import NAMESPACE, Record, content_hash, point_id
-    from millpond.ingest.report import IngestReport, Verification
+    from millpond.ingest.record import Record, content_hash, point_id
+    from millpond.ingest.report import IngestReport
     from millpond.ingest.search import Hit
     from millpond.ingest.sink import Sink, StoredRow
-    from millpond.ingest.sources import Rejected, SkippedFiles, read
+    from millpond.ingest.sources import RecordReader, Rejected, SkippedFiles, read
     from millpond.ingest.stop import StopRequest
     from millpond.ingest.trace import RunTrace
     from millpond.ingest.url import open_sink
@@ -34,18 +34,16 @@ _MODULES = {
     "Advice": "advice.advisor",
     "advise": "advice.advisor",
     "read_judgements": "advice.judgements",
-    "NAMESPACE": "record",
-    "Batch": "batch",
     "Chunker": "chunking",
     "Chunking": "chunking",
     "CollectionManifest": "manifest",
-    "CollectionMark": "manifest",
     "CollectionSink": "collection",
     "Hit": "search",
     "IngestReport": "report",
     "JournalError": ".errors",
     "Payload": "payload",
     "Record": "record",
+    "RecordReader": "sources",
     "Rejected": "sources",
     "RetryPolicy": "delivery",
     "RunTrace": "trace",
@@ -58,7 +56,6 @@ _MODULES = {
     "SourceNotFoundError": ".errors",
     "StopRequest": "stop",
     "StoredRow": "sink",
-    "Verification": "report",
     "WriteBatch": "batch",
     "content_hash": "record",
     "ingest": "pipeline",
@@ -68,19 +65,17 @@ _MODULES = {
 }
 
 __all__ = [
-    "NAMESPACE",
     "Advice",
-    "Batch",
     "Chunker",
     "Chunking",
     "CollectionManifest",
-    "CollectionMark",
     "CollectionSink",
     "Hit",
     "IngestReport",
     "JournalError",
     "Payload",
     "Record",
+    "RecordReader",
     "Rejected",
     "RetryPolicy",
     "RunTrace",
@@ -93,7 +88,6 @@ __all__ = [
     "SourceNotFoundError",
     "StopRequest",
     "StoredRow",
-    "Verification",
     "WriteBatch",
     "advise",
     "content_hash",

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterable, Iterable, Mapping
 from inspect import iscoroutinefunction
-
-from millpond.ingest.record import Record
-from millpond.ingest.table_source import check_table, is_table
 
 
 def check_engine(engine: object) -> None:
@@ -35,22 +31,6 @@ def check_sink(sink: object) -> None:
         raise TypeError(f"sink={os.fspath(sink)!r} is a URL or a path; pass millpond.ingest.open_sink(url)")
     if isinstance(sink, type) or not (hasattr(sink, "prepare") and hasattr(sink, "write")):
         raise TypeError(f"sink is {_described(sink)}; pass a sink, like that of millpond.ingest.open_sink(url)")
-
-
-def check_records(records: object) -> None:
-    """Raise TypeError for anything but a path, a table or an iterable of records."""
-    if isinstance(records, str | os.PathLike) or (is_table(records) and not isinstance(records, type)):
-        return
-    check_table(records)
-    if isinstance(records, Record | Mapping) or hasattr(records, "page_content") or hasattr(records, "get_content"):
-        raise TypeError(f"records is one {type(records).__name__}; pass a list of them")
-    if isinstance(records, AsyncIterable):
-        raise TypeError(
-            f"records is {_described(records)}, which is asynchronous; pass an iterable, such as a list made by "
-            "[record async for record in records]"
-        )
-    if isinstance(records, bytes | bytearray) or not isinstance(records, Iterable):
-        raise TypeError(f"records is {_described(records)}; pass a path, or an iterable of Record(id, text, metadata)")
 
 
 def _described(value: object) -> str:

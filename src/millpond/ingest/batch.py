@@ -58,10 +58,6 @@ class WriteBatch:
         return WriteBatch(records=self.records[rows], ids=self.ids[rows], vectors=vectors, sparse=sparse)
 
 
-Batch = WriteBatch
-"""The former name of :class:`WriteBatch`."""
-
-
 def storable(rows: FloatArray) -> npt.NDArray[np.bool_]:
     """``[n]``: which of ``rows [n, d]`` have a cosine, that is, are finite and not zero."""
     return np.logical_and(np.isfinite(rows).all(axis=1), rows.any(axis=1), dtype=np.bool_)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from millpond.ingest.record import Record, Rejected
-from millpond.ingest.sources import SkippedFiles
 from millpond.ingest.stop import ReadInterrupted, StopRequest
 
 
@@ -16,7 +15,6 @@ class SourceItems:
 
     Attributes:
         error: The exception, once it was raised.
-        skipped: What a folder's reader did not read.
     """
 
     def __init__(self, items: Iterable[Record | Rejected], stop: threading.Event) -> None:
@@ -25,16 +23,12 @@ class SourceItems:
         # A signal handler may end the waiting for the next item.
         self._stop: Any = stop if isinstance(stop, StopRequest) else StopRequest()
         self.error: Exception | None = None
-        self.skipped: SkippedFiles | None = None
 
     def __iter__(self) -> Iterator[Record | Rejected]:
         while True:
             try:
                 item = self._next()
-            except StopIteration as end:
-                self.skipped = end.value if isinstance(end.value, SkippedFiles) else None
-                return
-            except ReadInterrupted:
+            except (StopIteration, ReadInterrupted):
                 return
             except Exception as error:
                 error.add_note(f"ingest: raised by the source at item {self._read} (from 0); those before are written")

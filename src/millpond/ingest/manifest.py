@@ -179,7 +179,3 @@ def _read_identity(data: Mapping[str, Any]) -> ModelIdentity:
         model=str(data["model"]),
         settings=settings if isinstance(settings, Mapping) else {},
     )
-
-
-CollectionMark = CollectionManifest
-"""The former name of :class:`CollectionManifest`."""
