@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tests.ingest.postgres import PostgresServer
 
 pytest.register_assert_rewrite("tests.late_interaction.index_contract")
+pytest_plugins = ("tests.engines",)
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millpond.cache import VectorCache
-    from millpond.compat.vllm import LLM
     from millpond.engine.async_engine import AsyncEngine
     from millpond.engine.engine import Engine
     from millpond.engine.schedule.counters import Observer
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from millpond.ragged import Ragged
     from millpond.spec import ModelSpec
     from millpond.stats import BatchRun, EngineStats, Timings
+    from millpond.vllm.llm import LLM
 
 # Imported on first use, so that `import millpond` is fast and does not import torch.
 _HOMES = {
@@ -72,7 +72,7 @@ _HOMES = {
     "InputTooLongError": "errors",
     "InvalidDimensionsError": "errors",
     "InvalidRequestError": "errors",
-    "LLM": "compat.vllm",
+    "LLM": "vllm.llm",
     "LabelScore": "outputs",
     "MillpondError": "errors",
     "MissingExtraError": "errors",

@@ -11,7 +11,7 @@ import pytest
 from tests.server.conftest import running
 
 from millpond.cli.app import main
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
 TEXTS = ["still water", "a mill", "the wheel turns", "grain", "flour, and bread of it"]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.chains.conftest import TRAINED, Judged, ndcg
 from tests.chains.overlap_reranker import write_reranker
-from tests.tiny_sparse import write_splade
+from tests.tiny.heads import write_splade
 
 from millpond import Engine
 from millpond.ingest import CollectionSink, Hit, Record, ingest

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.tiny import Dense, Layout, Other, Pooling, edit_json, write_checkpoint
-from tests.tiny_late import DIM, DOCUMENT_LENGTH, QUERY_LENGTH, write_pylate, write_stanford
+from tests.tiny.heads import DIM, DOCUMENT_LENGTH, QUERY_LENGTH, write_pylate, write_stanford
 
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.late_interaction import LateInteraction, names_colbert

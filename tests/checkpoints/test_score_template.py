@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tiny_tokenizers import write_tokenizer
+from tests.tiny.tokenizers import write_tokenizer
 from transformers import AutoTokenizer
 
 from millpond.checkpoints.chat_template import read_chat_template

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from tests.cli.conftest import Run
 from tests.tiny import Layout, write_checkpoint
-from tests.tiny_cross_encoder import write_cross_encoder
-from tests.tiny_late import write_stanford
+from tests.tiny.heads import write_cross_encoder, write_stanford
 
 import millpond
 from millpond import Engine

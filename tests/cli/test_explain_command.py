@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Finished, Run
 from tests.tiny import write_checkpoint
-from tests.tiny_late import write_stanford
+from tests.tiny.heads import write_stanford
 
 from millpond import Engine
 from millpond.late_interaction import MemoryIndex, PlaidIndex, TokenMatch

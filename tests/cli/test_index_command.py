@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Run
-from tests.tiny_late import write_stanford
+from tests.tiny.heads import write_stanford
 
 from millpond.late_interaction import PlaidIndex
 

@@ -16,9 +16,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from tests.cli.conftest import Finished, Run
 from tests.tiny import write_checkpoint
-from tests.tiny_cross_encoder import write_cross_encoder
-from tests.tiny_late import write_stanford
-from tests.tiny_sparse import write_splade
+from tests.tiny.heads import write_cross_encoder, write_splade, write_stanford
 
 from millpond import Engine
 from millpond.cli.hit_table import Answer, RankedHit, print_table

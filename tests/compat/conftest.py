@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tiny_hub import STAND_INS
+from tests.tiny.hub import STAND_INS
 
 from millpond import LLM
 

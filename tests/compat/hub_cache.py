@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.tiny import Layout, Normalize, Pooling, edit_json, write_checkpoint
-from tests.tiny_cross_encoder import write_cross_encoder
-from tests.tiny_late import write_stanford
-from tests.tiny_sparse import write_splade
+from tests.tiny.heads import write_cross_encoder, write_splade, write_stanford
 
 if TYPE_CHECKING:
     import torch

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from tests.tiny import SENTENCES, TEXTS, edit_json, write_checkpoint
-from tests.tiny_hub import WIDTH
+from tests.tiny.hub import WIDTH
 
-from millpond import LLM, Engine, PoolingParams, UnsupportedTaskError
+from millpond import Engine, UnsupportedTaskError
 from millpond.errors import InvalidRequestError, ModelLoadError
+from millpond.vllm import LLM, PoolingParams
 
 HELLO = "Hello, my name is"
 CAPITAL = "What is the capital of France?"

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.tiny import SENTENCES, write_checkpoint
-from tests.tiny_hub import WIDTH
+from tests.tiny.hub import WIDTH
 
-from millpond import LLM, PoolingParams
+from millpond.vllm import LLM, PoolingParams
 
 QUERY = "How deep is it?"
 DOCUMENTS = [SENTENCES[1], "The wheel."]

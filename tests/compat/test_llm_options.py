@@ -10,9 +10,10 @@ import pytest
 import torch
 from tests.tiny import SENTENCES
 
-from millpond import LLM, PoolingParams
+import millpond
 from millpond.errors import InputTooLongError, InvalidRequestError
-from millpond.vllm_dialect.pooler_config import PoolerConfig
+from millpond.vllm import LLM, PoolingParams
+from millpond.vllm.pooler_config import PoolerConfig
 
 HELLO = "Hello, my name is"
 LONG = " ".join(SENTENCES[:8])  # longer than the 64 tokens that these models read
@@ -117,6 +118,35 @@ class TestTruncation:
 
 
 class TestParams:
+    def test_millponds_own_params_are_taken_too(self, load):
+        own = vector(load(BERT), pooling_params=millpond.PoolingParams(normalize=False))
+        np.testing.assert_array_equal(own, vector(load(BERT), pooling_params=PoolingParams(use_activation=False)))
+
+    @pytest.mark.parametrize(("old", "new"), [("embedding", "embed"), ("encode", "token_embed"), ("score", "score")])
+    def test_older_names_of_tasks(self, old, new):
+        assert PoolingParams(task=old) == PoolingParams(task=new)
+        assert PoolingParams(task=old).task == new
+
+    @pytest.mark.parametrize(
+        "options",
+        [{"use_activation": "no"}, *({"truncate_prompt_tokens": limit} for limit in (0, True, -2, 1.5, "8"))],
+        ids=str,
+    )
+    def test_an_invalid_value_is_refused(self, options):
+        with pytest.raises(InvalidRequestError, match=next(iter(options))):
+            PoolingParams(**options)
+
+    def test_a_limit_may_be_a_number_of_numpy(self, load):
+        limit = PoolingParams(truncate_prompt_tokens=np.int8(6)).truncate_prompt_tokens
+        assert (limit, type(limit)) == (6, int)
+        cut = load(BERT).embed(LONG, pooling_params=PoolingParams(truncate_prompt_tokens=limit))
+        assert len(cut[0].prompt_token_ids) == 6
+
+    def test_the_engine_does_not_ignore_a_spelling_of_vllm(self, load):
+        params = PoolingParams(truncate_prompt_tokens=65, use_activation=True)
+        with pytest.raises(InvalidRequestError, match="truncate_prompt_tokens=65|use_activation"):
+            load(BERT).engine.encode([HELLO], task="embed", params=params)
+
     def test_each_prompt_may_have_its_own_params(self, load):
         llm = load(BERT, hf_overrides={"is_matryoshka": True})
         params = [PoolingParams(dimensions=8), PoolingParams(normalize=False), PoolingParams(dimensions=8)]
@@ -325,7 +355,7 @@ class TestPoolerConfig:
         ("config", "message"),
         [
             ({"pooling": "MEAN"}, "pooling, which is unknown"),
-            ("{", "no JSON"),
+            ("{", "not JSON"),
             ("[1]", "must be a dict"),
             (3, "must be a dict"),
             ({"pooling_type": "MEDIAN"}, "'MEDIAN' is unknown"),

@@ -12,10 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.tiny import MAX_TOKENS, SENTENCES, TEXTS, Layout, Normalize, Pooling, write_checkpoint
-from tests.tiny_cross_encoder import write_cross_encoder
-from tests.tiny_late import write_pylate, write_stanford
-from tests.tiny_rewards import STEP, token_id, write_reward
-from tests.tiny_sparse import write_m3, write_splade
+from tests.tiny.checkpoints import token_id
+from tests.tiny.heads import (
+    STEP,
+    write_cross_encoder,
+    write_m3,
+    write_pylate,
+    write_reward,
+    write_splade,
+    write_stanford,
+)
 
 from millpond.engine.async_engine import AsyncEngine
 from millpond.engine.dispatcher import Dispatcher

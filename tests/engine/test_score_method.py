@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.tiny import TEXTS, Layout, write_checkpoint
-from tests.tiny_cross_encoder import write_cross_encoder
-from tests.tiny_late import write_pylate, write_stanford
+from tests.tiny.heads import write_cross_encoder, write_pylate, write_stanford
 
 from millpond import AsyncEngine, Engine, PoolingParams, RerankOutput
 from millpond.errors import InputTooLongError, InvalidRequestError, UnsupportedTaskError

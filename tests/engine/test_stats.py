@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.recording import Recording
 from tests.tiny import TEXTS, Layout, Normalize, Pooling, write_checkpoint
-from tests.tiny_late import write_stanford
+from tests.tiny.heads import write_stanford
 
 from millpond import BatchRun, Engine, EngineStats, Timings
 from millpond.engine import dispatcher, loading

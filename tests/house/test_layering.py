@@ -159,52 +159,10 @@ BREACHES = (
     ("server_layers", "server/settings/file.py", "import millpond.server.state", "file -> millpond.server.state"),
     ("server_layers", "server/helpers.py", "", "millpond.server.helpers"),
     (
-        "server_routes",
-        "server/routes/tei.py",
-        "import millpond.server.routes.score",
-        "tei -> millpond.server.routes.score",
-    ),
-    (
         "server_circles",
-        "server/routes/score.py",
-        "import millpond.server.routes.root",
-        "allowed in millpond.server.routes.",
-    ),
-    (
-        "server_launch",
-        "server/launch/malloc.py",
-        "import millpond.server.launch.sockets",
-        "malloc -> millpond.server.launch.sockets",
-    ),
-    (
-        "server_requests",
-        "server/requests/chat.py",
-        "import millpond.server.requests.calls",
-        "chat -> millpond.server.requests.calls",
-    ),
-    (
-        "server_telemetry",
-        "server/telemetry/timings.py",
-        "import millpond.server.telemetry.spans",
-        "timings -> millpond.server.telemetry.spans",
-    ),
-    (
-        "server_answers",
-        "server/answers/envelope.py",
-        "import millpond.server.answers.vectors",
-        "envelope -> millpond.server.answers.vectors",
-    ),
-    (
-        "server_settings",
-        "server/settings/values.py",
-        "import millpond.server.settings.config",
-        "values -> millpond.server.settings.config",
-    ),
-    (
-        "server_admission",
-        "server/admission/drain.py",
-        "import millpond.server.admission.body_budget",
-        "drain -> millpond.server.admission.body_budget",
+        "server/api/tei/schemas.py",
+        "import millpond.server.api.tei.embed",
+        "allowed in millpond.server.api.tei.",
     ),
 )
 

@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 from tests.tiny import write_checkpoint
-from tests.tiny_cross_encoder import write_cross_encoder
-from tests.tiny_rewards import write_reward
-from tests.tiny_sparse import write_splade
+from tests.tiny.heads import write_cross_encoder, write_reward, write_splade
 from typer.main import get_command
 
 from millpond.cli.app import app

@@ -11,7 +11,7 @@ import pytest
 from tests.tiny import write_checkpoint
 
 from millpond import Engine
-from millpond.engine.schedule.heap import Heap
+from millpond.engine.heap import Heap
 from millpond.ingest import Record, ingest
 
 GROWTH = 48 << 20  # bytes; without trimming, this run grows by 100 MB and more
@@ -64,8 +64,8 @@ def test_free_memory_is_given_back_after_calls_of_many_texts_and_not_too_often(m
         trims.append(now[0])
         now[0] += 0.2  # it takes a while
 
-    monkeypatch.setattr("millpond.engine.schedule.heap.monotonic", lambda: now[0])
-    monkeypatch.setattr("millpond.engine.schedule.heap.perf_counter", lambda: now[0])
+    monkeypatch.setattr("millpond.engine.heap.monotonic", lambda: now[0])
+    monkeypatch.setattr("millpond.engine.heap.perf_counter", lambda: now[0])
     heap = Heap(trim)
     for seconds, texts in ((0, 2048), (4.9, 2048), (0.2, 511), (0, 2048), (6, 2048), (13, 2048), (2, 2048)):
         now[0] += seconds

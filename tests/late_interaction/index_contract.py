@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.tiny_late import DIM, DOCUMENT_LENGTH, write_stanford
+from tests.tiny.heads import DIM, DOCUMENT_LENGTH, write_stanford
 
 from millpond import Engine
 from millpond.errors import FingerprintMismatchError, InvalidRequestError

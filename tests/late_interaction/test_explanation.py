@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from playwright.sync_api import sync_playwright
-from tests.tiny_late import write_stanford
+from tests.tiny.heads import write_stanford
 
 from millpond import Engine, TokenSpans
 from millpond.errors import InvalidRequestError

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from tests.late_interaction.index_contract import QUERY, TEXTS, found, matrices, maxsim, names, ragged
 from tests.tiny import Layout, write_checkpoint
-from tests.tiny_cross_encoder import write_cross_encoder
-from tests.tiny_late import write_stanford
+from tests.tiny.heads import write_cross_encoder, write_stanford
 
 from millpond import AsyncEngine, Engine
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, UnsupportedTaskError

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.tiny import TEXTS, Layout, write_checkpoint
-from tests.tiny_cross_encoder import write_cross_encoder
-from tests.tiny_late import write_stanford
+from tests.tiny.heads import write_cross_encoder, write_stanford
 
 from millpond import AsyncEngine, Engine, RerankOutput
 from millpond.errors import EngineClosedError, InputTooLongError, InvalidRequestError, UnsupportedTaskError

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 from tests.tiny import TEXTS, write_checkpoint
-from tests.tiny_sparse import write_splade
+from tests.tiny.heads import write_splade
 
 from millpond import Engine
 from millpond.checkpoints import architectures

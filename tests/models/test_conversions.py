@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.parity.vllm_row import headed, linears
 from tests.tiny import SENTENCES, Layout, write_checkpoint
+from tests.tiny.heads import headed, linears
 
 from millpond import LLM, Engine, UnsupportedTaskError
 from millpond.errors import InvalidRequestError, ModelLoadError, UnsupportedArchitectureError, WeightMismatchError

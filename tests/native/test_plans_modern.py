@@ -15,7 +15,7 @@ import pytest
 import torch
 from tests.parity.rotary_oracles import jina as described_jina
 from tests.tiny import write_checkpoint
-from tests.tiny_rotary import JINA_TASKS
+from tests.tiny.families import JINA_TASKS
 from torch import nn
 
 from millpond.attention.segments import Segments

@@ -1,4 +1,4 @@
-"""Engines with tiny checkpoints, created once per session."""
+"""Engines with tiny checkpoints, beside the models of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -10,35 +10,13 @@ from typing import Any
 import pytest
 from tests.tiny import Layout, write_checkpoint
 
-from millpond.engine.engine import Engine
+from millpond import Engine
 
 
 @pytest.fixture(scope="session")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def plain(checkpoint_of: Callable[..., Path]) -> Callable[[str], Path]:
     """The folder of a family's plain checkpoint."""
-    root = tmp_path_factory.mktemp("plain")
-
-    def folder(family: str) -> Path:
-        path = root / family
-        return path if path.exists() else write_checkpoint(path, family)
-
-    return folder
-
-
-@pytest.fixture(scope="session")
-def engine_of(plain: Callable[[str], Path]) -> Iterator[Callable[..., Engine]]:
-    """A family's engine, by default in float32 on the CPU; one engine for each set of options."""
-    engines: dict[tuple[Any, ...], Engine] = {}
-
-    def engine(family: str, **options: Any) -> Engine:
-        key = (family, *sorted(options.items()))
-        if key not in engines:
-            engines[key] = Engine(plain(family), **{"dtype": "float32", "device": "cpu"} | options)
-        return engines[key]
-
-    yield engine
-    for created in engines.values():
-        created.close()
+    return checkpoint_of
 
 
 @pytest.fixture

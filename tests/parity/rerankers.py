@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from tests.tiny import SENTENCES
-from tests.tiny_rewards import token_id, write_language_model
+from tests.tiny.checkpoints import token_id
+from tests.tiny.heads import write_language_model
 
 from millpond.engine.engine import Engine
 

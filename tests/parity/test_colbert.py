@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.parity import rotary_oracles
 from tests.parity.comparison import TOLERANCE, VISIBLE
 from tests.tiny import SENTENCES, TEXTS
-from tests.tiny_late import DIM, DOCUMENT_LENGTH, QUERY_LENGTH, write_pylate, write_stanford
+from tests.tiny.heads import DIM, DOCUMENT_LENGTH, QUERY_LENGTH, write_pylate, write_stanford
 
 from millpond.engine.engine import Engine
 from millpond.errors import InputTooLongError

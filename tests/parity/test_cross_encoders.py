@@ -12,7 +12,8 @@ from tests.parity.head_oracles import classifier
 from tests.parity.rerankers import DOCUMENTS, LONG, PAIRS, QUERIES, difference, load, sigmoid, tokenized
 from tests.parity.test_classifiers import TOLERANCE, VISIBLE
 from tests.tiny import SENTENCES, edit_json, write_checkpoint
-from tests.tiny_rewards import token_id, write_language_model
+from tests.tiny.checkpoints import token_id
+from tests.tiny.heads import write_language_model
 
 pytest.importorskip("sentence_transformers")
 

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from tests.parity.rerankers import FRAME
 from tests.parity.test_refusals import refused
 from tests.tiny import drop_tensor, edit_json, write_checkpoint
-from tests.tiny_rewards import save, write_language_model, write_reward
+from tests.tiny.checkpoints import save_weights
+from tests.tiny.heads import write_language_model, write_reward
 
 from millpond.engine.engine import Engine
 from millpond.errors import InvalidRequestError, ModelLoadError, UnsupportedTaskError, WeightMismatchError
@@ -23,7 +24,7 @@ def load(folder: Path, **options: object) -> Engine:
 def cut_tensor(folder: Path, name: str, *, rows: int | None = None, columns: int | None = None) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors[name] = tensors[name][:rows, :columns].contiguous()
-    save(tensors, folder)
+    save_weights(tensors, folder)
 
 
 # --- Tensors --------------------------------------------------------------------------------------------------------
@@ -108,7 +109,7 @@ def test_a_process_reward_model_with_one_column(tmp_path):
     folder = write_reward(tmp_path / "model", "Qwen2ForProcessRewardModel")
     tensors = load_file(folder / "model.safetensors")
     tensors |= {name: tensors[name][:1].contiguous() for name in ("score.2.weight", "score.2.bias")}
-    save(tensors, folder)
+    save_weights(tensors, folder)
     refused(folder, WeightMismatchError, r"names 2 labels \(bad, good.*the head has 1")
 
 

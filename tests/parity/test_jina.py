@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tests.parity.rotary_oracles import jina as description
 from tests.parity.rotary_oracles import merged
 from tests.tiny import MAX_TOKENS, TEXTS, Layout, Normalize, Pooling, edit_json, write_checkpoint
-from tests.tiny_rotary import JINA, JINA_TASKS
+from tests.tiny.families import FAMILIES, JINA_TASKS
 
 from millpond.attention.segments import Segments
 from millpond.checkpoints.architectures import find
@@ -175,7 +175,7 @@ def engine(tmp_path: Path) -> Any:
         sentence_transformers=Layout(
             style="old",
             modules=(Pooling(modes=("mean",)), Normalize()),
-            prompts=JINA["task_instructions"],
+            prompts=FAMILIES["jina"].config["task_instructions"],
         ),
         tokenizer_limit=MAX_TOKENS,
     )
@@ -189,8 +189,8 @@ def engine(tmp_path: Path) -> Any:
 @pytest.mark.parametrize(
     ("options", "index", "prompt"),
     [
-        ({"role": "query"}, QUERY, JINA["task_instructions"]["retrieval.query"]),
-        ({"role": "document"}, PASSAGE, JINA["task_instructions"]["retrieval.passage"]),
+        ({"role": "query"}, QUERY, FAMILIES["jina"].config["task_instructions"]["retrieval.query"]),
+        ({"role": "document"}, PASSAGE, FAMILIES["jina"].config["task_instructions"]["retrieval.passage"]),
         ({}, MATCHING, ""),
         ({"adapter": "classification"}, 3, ""),
         ({"adapter": "retrieval.query", "prompt": ""}, QUERY, ""),

@@ -38,7 +38,8 @@ from tests.parity.rerankers import (
 )
 from tests.parity.test_classifiers import TOLERANCE, VISIBLE
 from tests.tiny import SENTENCES, edit_json, write_checkpoint
-from tests.tiny_rewards import token_id, write_language_model
+from tests.tiny.checkpoints import token_id
+from tests.tiny.heads import write_language_model
 
 from millpond.inputs import Pair
 from millpond.params import PoolingParams

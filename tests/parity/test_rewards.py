@@ -16,7 +16,8 @@ from tests.parity.head_oracles import classifier
 from tests.parity.oracles import oracle
 from tests.parity.test_classifiers import TOLERANCE, VISIBLE, difference, ids_of
 from tests.tiny import SENTENCES, TEXTS, drop_tensor, edit_json, write_checkpoint
-from tests.tiny_rewards import CHAT, REWARD, STEP, token_id, write_language_model, write_reward
+from tests.tiny.checkpoints import token_id
+from tests.tiny.heads import CHAT, REWARD, STEP, write_language_model, write_reward
 
 from millpond.engine.engine import Engine
 from millpond.errors import InputTooLongError, InvalidRequestError, UnsupportedTaskError, WeightMismatchError

@@ -1,4 +1,4 @@
-"""NomicBert and GTE from their original files, compared with transformers: names, scaling, refusals."""
+"""NomicBert and gte from their original files, compared with transformers: names, scaling, refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tests.parity.oracles import oracle
-from tests.tiny import MAX_TOKENS, TEXTS, Layout, edit_json, write_checkpoint
+from tests.tiny import FAMILIES, MAX_TOKENS, TEXTS, Layout, edit_json, write_checkpoint
 
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.native_config import translate
@@ -181,7 +181,7 @@ def test_unsupported_nomic_settings_are_refused(changed, message, plain):
         Engine(plain("nomic"), hf_overrides=changed)
 
 
-# --- GTE --------------------------------------------------------------------------------------------------------------
+# --- gte --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_gtes_scaling_gives_the_originals_frequencies(theta, factor, dim):
     base = torch.tensor(theta * factor, dtype=torch.float64)
     expected = base ** -(torch.arange(0, dim, 2) / dim) / factor ** (2 / dim)
     assert float(((actual - expected) / expected).abs().max()) < 1e-5
-    plain = _speeds({"rope_type": "default", "rope_theta": theta * factor}, dim)  # transformers' own default for GTE
+    plain = _speeds({"rope_type": "default", "rope_theta": theta * factor}, dim)  # transformers' own default for gte
     assert float(((plain - expected) / expected).abs().min()) > 0.02
 
 
@@ -293,9 +293,7 @@ def _speeds(parameters: dict[str, Any], dim: int) -> torch.Tensor:
     ],
 )
 def test_gtes_other_positions(claim, expected):
-    from tests.tiny_rotary import GTE
-
-    assert gte.translate({**GTE, **claim}, "x")["rope_parameters"] == expected
+    assert gte.translate({**FAMILIES["gte"].config, **claim}, "x")["rope_parameters"] == expected
 
 
 @pytest.mark.parametrize(

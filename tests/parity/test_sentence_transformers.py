@@ -17,7 +17,7 @@ from tests.tiny import (
     write_checkpoint,
 )
 from tests.tiny import TEXTS as SAMPLES
-from tests.tiny_layouts import OLD_MODES
+from tests.tiny.layouts import OLD_MODES
 
 from millpond.engine.engine import Engine
 from millpond.errors import InvalidDimensionsError, ModelLoadError

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.parity.comparison import TOLERANCE, VISIBLE
 from tests.tiny import MAX_TOKENS, TEXTS, drop_tensor, edit_json, write_checkpoint
-from tests.tiny_sparse import write_m3, write_splade
+from tests.tiny.heads import write_m3, write_splade
 from transformers import AutoModel, AutoTokenizer
 
 from millpond.attention.segments import Segments

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.tiny import SENTENCES, edit_json, write_checkpoint
-from tests.tiny_late import add_tokens
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 LONG = 512  # tokens; enough for a reranker's template with these small vocabularies
 # Texts of one token, of several, in other scripts, and longer than the limit.
@@ -119,72 +118,3 @@ def nomic(folder: Path) -> Path:
     kept = {key: value for key, value in config.items() if key not in widths}
     (folder / "config.json").write_text(json.dumps(kept), encoding="utf-8")
     return folder
-
-
-def headed(
-    family: str,
-    size: Mapping[str, Any],
-    architecture: str,
-    heads: Mapping[str, tuple[int, ...]],
-    *,
-    prefix: str,
-    tokens: Sequence[str] = (),
-    wrapped: bool = False,
-    config: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> Callable[[Path], Path]:
-    """A writer of a backbone with ``prefix`` and random heads; ``tokens`` are added to the vocabulary."""
-
-    def write(folder: Path) -> Path:
-        import torch
-        from safetensors.torch import load_file, save_file
-
-        write_checkpoint(folder, family, config=dict(size), wrapped=wrapped, **options)
-        tensors = add_tokens(folder, tokens, added=True) if tokens else load_file(folder / "model.safetensors")
-        tensors = tensors if wrapped else {prefix + name: tensor for name, tensor in tensors.items()}
-        generator = torch.Generator().manual_seed(7)
-        for name, shape in heads.items():
-            tensors[name] = _random(name, shape, generator)
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        edit_json(folder / "config.json", architectures=[architecture], **(config or {}))
-        _pair_template(folder)
-        return folder
-
-    return write
-
-
-def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    import torch
-
-    noise = torch.randn(shape, generator=generator)
-    if len(shape) > 1:
-        return noise * 1.3 / shape[-1] ** 0.5
-    return noise * 0.2 + ("norm" in name and name.endswith("weight"))
-
-
-def _pair_template(folder: Path) -> None:
-    """Add the family's pair template to an encoder's tokenizer.json, if that has none."""
-    path = folder / "tokenizer.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    processor = content["post_processor"]
-    if "single" not in processor:  # RoBERTa's processor has a pair template already
-        return
-    single = [next(iter(part.values()))["id"] for part in processor["single"]]
-    if len(single) != 3 or any("SpecialToken" in part for part in processor["pair"]):
-        return
-    first, _, last = single
-    roberta = first == "<s>"
-    pair = [(first, 0), ("A", 0), (last, 0), *([(last, 0)] if roberta else []), ("B", 1), (last, 1)]
-    processor["pair"] = [
-        {"Sequence" if name in ("A", "B") else "SpecialToken": {"id": name, "type_id": 0 if roberta else kind}}
-        for name, kind in pair
-    ]
-    path.write_text(json.dumps(content), encoding="utf-8")
-
-
-def linears(*named: tuple[str, int, int]) -> dict[str, tuple[int, ...]]:
-    """Shapes of weights and biases, for each ``(name, rows, columns)``."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, rows, columns in named:
-        shapes |= {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
-    return shapes

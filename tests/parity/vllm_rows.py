@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.parity.vllm_row import LONG, Row, headed, linears, nomic, plain
+from tests.parity.vllm_row import LONG, Row, nomic, plain
 from tests.tiny import SENTENCES, Dense, Layout, Normalize, Pooling
+from tests.tiny.heads import headed, linears
 
 PAIRS = (
     ("How deep is it?", "The wheel."),

@@ -14,18 +14,22 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 from tests.server.mutations import INDEXES, KEY, MODELS, QUERY, TEXTS
 from tests.tiny import Layout, Normalize, Pooling, write_checkpoint
-from tests.tiny_cross_encoder import write_cross_encoder
-from tests.tiny_hub import STAND_INS
-from tests.tiny_late import write_stanford
-from tests.tiny_rewards import write_language_model, write_reward
-from tests.tiny_sparse import write_m3, write_splade
+from tests.tiny.heads import (
+    write_cross_encoder,
+    write_language_model,
+    write_m3,
+    write_reward,
+    write_splade,
+    write_stanford,
+)
+from tests.tiny.hub import STAND_INS
 
 from millpond import Engine
 from millpond.late_interaction import PlaidIndex
 from millpond.server.app import create_app
 from millpond.server.launch import sockets
 from millpond.server.launch.server import Server
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
 CHAT_TEMPLATE = (

@@ -14,10 +14,10 @@ import pytest
 
 from millpond.server.app import create_app
 from millpond.server.middleware import ApiKeys, request_id
-from millpond.server.models import ServedModels
-from millpond.server.scope import route_path
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 from millpond.server.telemetry import logs
+from millpond.server.telemetry.scope import route_path
 
 Ask = Callable[..., httpx.Response]
 KEYS = ("first-key", "zweiter-schlüssel")

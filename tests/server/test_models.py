@@ -13,7 +13,7 @@ from millpond.errors import InvalidRequestError, ModelLoadError, UnknownModelErr
 from millpond.inputs import Pair
 from millpond.params import PoolingParams
 from millpond.server.errors import NotServedError
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig
 
 PAIRS = "{% for message in messages if message.role in ('query', 'document') %}{{ message.content }} {% endfor %}mill"

@@ -13,9 +13,9 @@ from fastapi import FastAPI, Request
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, create_model
 
-from millpond.server import openapi
+from millpond.server.api import openapi
 from millpond.server.app import create_app
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
 

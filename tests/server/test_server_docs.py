@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from millpond.late_interaction import PlaidIndex
 from millpond.server.app import create_app
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 from millpond.server.settings.sources import read
 

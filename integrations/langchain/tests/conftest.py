@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from langchain_core.documents import Document
 from tests.tiny import edit_json
-from tests.tiny_cross_encoder import write_cross_encoder
-from tests.tiny_sparse import write_m3, write_splade
+from tests.tiny.heads import write_cross_encoder, write_m3, write_splade
 
 from millpond import Engine
 from millpond.cli.stdlib_docs import read_stdlib

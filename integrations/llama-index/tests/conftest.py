@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from llama_index.core.schema import TextNode
-from tests.tiny_cross_encoder import write_cross_encoder
+from tests.tiny.heads import write_cross_encoder
 
 from millpond import Engine
 from millpond.cli.stdlib_docs import read_stdlib

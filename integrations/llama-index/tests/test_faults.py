@@ -18,7 +18,7 @@ import pytest
 import torch
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.storage.kvstore import SimpleKVStore
-from tests.tiny_late import DIM, QUERY_LENGTH, write_stanford
+from tests.tiny.heads import DIM, QUERY_LENGTH, write_stanford
 from transformers import AutoModel, AutoTokenizer
 
 from llama_index.embeddings.millpond import MillpondEmbedding

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from llama_index.core import Settings
-from tests.tiny_sparse import write_splade
+from tests.tiny.heads import write_splade
 
 README = Path(__file__).parent.parent / "README.md"
 

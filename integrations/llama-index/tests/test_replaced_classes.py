@@ -14,8 +14,7 @@ import torch
 from llama_index.core.postprocessor import SentenceTransformerRerank
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from pydantic import ValidationError
-from tests.tiny_cross_encoder import write_cross_encoder
-from tests.tiny_late import write_stanford
+from tests.tiny.heads import write_cross_encoder, write_stanford
 
 from llama_index.embeddings.millpond import MillpondEmbedding
 from llama_index.postprocessor.millpond_rerank import MillpondRerank

@@ -27,7 +27,7 @@ from llama_index.vector_stores.qdrant import QdrantVectorStore
 from pydantic import Field, ValidationError
 from qdrant_client import QdrantClient
 from tests.gates import LoopGate, batches_through
-from tests.tiny_late import write_stanford
+from tests.tiny.heads import write_stanford
 
 from llama_index.embeddings.millpond import MillpondEmbedding
 from llama_index.postprocessor.millpond_rerank import MillpondRerank

@@ -24,7 +24,7 @@ from llama_index.vector_stores.qdrant import QdrantVectorStore
 from pydantic import Field, ValidationError
 from qdrant_client import AsyncQdrantClient, QdrantClient
 from tests.gates import LoopGate, batches_held, batches_through
-from tests.tiny_sparse import write_m3, write_splade
+from tests.tiny.heads import write_m3, write_splade
 
 from llama_index.embeddings.millpond import MillpondEmbedding
 from llama_index.sparse_embeddings.millpond import MillpondSparseEmbedding

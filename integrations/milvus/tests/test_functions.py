@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.tiny_cross_encoder import write_cross_encoder
+from tests.tiny.heads import write_cross_encoder
 
 from millpond import Engine, InvalidRequestError, UnsupportedTaskError
 from millpond.errors import InvalidDimensionsError

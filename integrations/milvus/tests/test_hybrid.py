@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.tiny_sparse import write_splade
+from tests.tiny.heads import write_splade
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError, UnsupportedTaskError
 from millpond.ingest import Record, WriteBatch, ingest, point_id

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.models import QueryResponse
-from tests.tiny_sparse import write_splade
+from tests.tiny.heads import write_splade
 
 from millpond import Engine
 from millpond.ingest import Record, ingest, point_id

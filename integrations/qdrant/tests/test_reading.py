@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
-from tests.tiny_sparse import write_splade
+from tests.tiny.heads import write_splade
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError, UnsupportedTaskError
 from millpond.ingest import Record, ingest, point_id

@@ -13,7 +13,7 @@ from millpond.cli.serve_words import IGNORED_ARGS
 from millpond.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from millpond.server.models import ServedModels
+    from millpond.server.served.models import ServedModels
     from millpond.server.settings.config import ServerConfig
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Any
 
 from millpond.cli.flags import Command, Flag
 from millpond.errors import InvalidRequestError
-from millpond.vllm_dialect.arguments import SERVER_IGNORED_ARGS, SWITCHES
+from millpond.vllm.arguments import SERVER_IGNORED_ARGS, SWITCHES
 
 IGNORED_ARGS = "millpond.ignored_args"  # key in a context's meta for vLLM's arguments that have no effect
 

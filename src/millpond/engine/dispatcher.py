@@ -23,6 +23,7 @@ from millpond.engine.execute.switch_interval import shorten_switch_interval
 from millpond.engine.execute.threads import Threads
 from millpond.engine.execute.worker import Worker
 from millpond.engine.fork import inherited_pool, outside_inherited_pool
+from millpond.engine.heap import HEAP
 from millpond.engine.input.plan import Plan
 from millpond.engine.loading import Replicas
 from millpond.engine.output.assemble import assemble
@@ -30,7 +31,6 @@ from millpond.engine.schedule.admission import Admission
 from millpond.engine.schedule.call import Call, TakeMatrices
 from millpond.engine.schedule.committer import Committer
 from millpond.engine.schedule.counters import Counters
-from millpond.engine.schedule.heap import Heap
 from millpond.engine.schedule.intake import Intake
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.engine.schedule.timing import CallFuture, CallTimer
@@ -74,7 +74,6 @@ class Dispatcher:
             self._committer = Committer(cache, namespace=self._namespace, budget=budget, name=name)
         self._pid = os.getpid()
         self.counters = Counters()
-        self._heap = Heap()
         self._admission = Admission(max_queue, self.counters)
         self._lost_devices = LostDevices(len(replicas.runners))
         self.workers = self._workers()
@@ -346,7 +345,7 @@ class Dispatcher:
         finally:
             owner = self._admission.release(call)
         del owner  # here, where no lock is held
-        self._heap.finished(call.size)
+        HEAP.finished(call.size)
 
     def _namespace(self, call: Call) -> str:
         """Everything besides the text that decides a cached vector."""

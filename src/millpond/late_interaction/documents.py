@@ -6,8 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from millpond.fair_semaphore import FairSemaphore
 from millpond.metadata import Scalar
 from millpond.ragged import Ragged
+
+SEARCH_TURNS = FairSemaphore()
+"""Of searches, which share the cores: without turns each starts as many threads as there are."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -16,21 +16,19 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from millpond.errors import MillpondError
-from millpond.server import openapi
-from millpond.server.admission.body_budget import BodyBudget
-from millpond.server.admission.drain import Drain
-from millpond.server.admission.prepare_executor import PrepareExecutor
-from millpond.server.errors import answer_error
-from millpond.server.indexes import ServedIndexes
+from millpond.server.api import ROUTERS, openapi
+from millpond.server.api.openapi import ErrorAnswer
+from millpond.server.errors import answer_error, answer_violation
 from millpond.server.middleware import ApiKeys, RequestMiddleware
-from millpond.server.models import ServedModels
-from millpond.server.routes import ROUTERS
-from millpond.server.schemas.error import ErrorAnswer
+from millpond.server.requests.body_budget import BodyBudget
+from millpond.server.requests.prepare_executor import PrepareExecutor
+from millpond.server.served.indexes import ServedIndexes
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ServerConfig
+from millpond.server.state import Drain
 from millpond.server.telemetry.metrics import Metrics, MetricsMiddleware
 from millpond.server.telemetry.timings import TimingHeadersMiddleware
 from millpond.server.telemetry.tracing import TracingMiddleware, tracing_of
-from millpond.server.violations import answer_violation
 
 
 def create_app(models: ServedModels, config: ServerConfig | None = None) -> FastAPI:

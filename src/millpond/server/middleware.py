@@ -15,12 +15,12 @@ from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from millpond.server.admission.body_budget import LARGEST_DROPPED, BodyBudget
-from millpond.server.admission.drain import Drain
 from millpond.server.errors import BodyTooLargeError, ClientGoneError, answer_error, error_response
-from millpond.server.scope import route_path
+from millpond.server.requests.body_budget import LARGEST_DROPPED, BodyBudget
 from millpond.server.settings.config import ServerConfig
+from millpond.server.state import Drain
 from millpond.server.telemetry import logs
+from millpond.server.telemetry.scope import route_path
 
 # Nothing here needs protection; orchestrators and browsers send no key.
 _OPEN = frozenset(
@@ -158,12 +158,12 @@ def _check_length(headers: Headers, max_bytes: int) -> None:
 
 
 def _stopped() -> ASGIApp:
-    message = "The server is stopping and did not wait any longer; ask another, or this one later"
+    message = "The server is shutting down; retry on another instance"
     return error_response(503, "ServiceUnavailableError", message, headers={"Retry-After": "1"})
 
 
 def _unauthorized(headers: Headers) -> ASGIApp:
-    problem = "The API key is none of this server's" if "authorization" in headers else "This server asks for a key"
+    problem = "Invalid API key" if "authorization" in headers else "Missing API key"
     return error_response(
         401,
         "Unauthorized",

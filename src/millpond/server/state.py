@@ -7,14 +7,27 @@ from typing import cast
 
 from fastapi import Request
 
-from millpond.server.admission.body_budget import BodyBudget
-from millpond.server.admission.drain import Drain
-from millpond.server.admission.prepare_executor import PrepareExecutor
-from millpond.server.indexes import ServedIndexes
-from millpond.server.models import ServedModel, ServedModels
+from millpond.server.served.indexes import ServedIndexes
+from millpond.server.served.models import ServedModel, ServedModels
 from millpond.server.settings.config import ServerConfig
 from millpond.server.telemetry.metrics import Metrics
 from millpond.tasks import Task
+
+
+class Drain:
+    """A server that is shutting down still answers, and announces that it takes no new work."""
+
+    def __init__(self) -> None:
+        self._begun = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether :meth:`begin` was called."""
+        return self._begun
+
+    def begin(self) -> None:
+        """From now on ``/ready`` answers 503, and every connection is closed after its response."""
+        self._begun = True
 
 
 def models_of(request: Request) -> ServedModels:
@@ -30,16 +43,6 @@ def indexes_of(request: Request) -> ServedIndexes:
 def config_of(request: Request) -> ServerConfig:
     """The server's configuration."""
     return cast("ServerConfig", request.app.state.config)
-
-
-def body_budget_of(request: Request) -> BodyBudget:
-    """The budget of all request bodies in flight."""
-    return cast("BodyBudget", request.app.state.body_budget)
-
-
-def prepare_executor_of(request: Request) -> PrepareExecutor:
-    """The threads in which calls are prepared."""
-    return cast("PrepareExecutor", request.app.state.prepare_executor)
 
 
 def drain_of(request: Request) -> Drain:

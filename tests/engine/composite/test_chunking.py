@@ -15,7 +15,7 @@ import pytest
 import torch
 from tests.parity.oracles import oracle
 from tests.tiny import MAX_TOKENS, SENTENCES, Layout, Normalize, Pooling, write_checkpoint
-from tests.tiny_late import write_stanford
+from tests.tiny.heads import write_stanford
 
 from millpond.cache import VectorCache
 from millpond.engine.async_engine import AsyncEngine

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.tiny import write_checkpoint
-from tests.tiny_late import write_pylate
+from tests.tiny.heads import write_pylate
 
 from millpond import AsyncEngine, Engine, PoolingParams
 from millpond.engine.composite.comparison import Comparison

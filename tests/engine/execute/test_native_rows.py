@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from tests.tiny import SENTENCES, write_checkpoint
-from tests.tiny_layouts import Dense, Layout, Normalize, Pooling
+from tests.tiny.layouts import Dense, Layout, Normalize, Pooling
 
 from millpond import Engine
 from millpond.models import load

@@ -17,7 +17,7 @@ import pytest
 import torch
 from tests.recording import RecordedGraph, Recording
 from tests.tiny import FAMILIES, SENTENCES, write_checkpoint
-from tests.tiny_late import write_stanford
+from tests.tiny.heads import write_stanford
 
 from millpond import Engine
 from millpond.attention import kernels, matmul_attention, sdpa, varlen

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import platform
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotDone
+from contextlib import ExitStack
 
 import pytest
 from tests.tiny import SENTENCES, write_checkpoint
 
 from millpond import AsyncEngine, Engine, PoolingParams
+from millpond.engine.heap import Heap
 from millpond.engine.input import large_texts
-from millpond.engine.input.large_texts import LARGE_CHARACTERS, is_large, turn
+from millpond.engine.input.large_texts import LARGE_CHARACTERS, SLOTS, TURNS, is_large, turn
 from millpond.inputs import Pair, SpannedText, TokenIds
 
 LARGE = "池" * (LARGE_CHARACTERS + 1)
@@ -36,12 +38,8 @@ for block in blocks:
 for block in blocks[:-1]:  # the last one keeps glibc from giving back what is below it
     libc.free(block)
 kept = resident()
-if sys.argv[1] == "large":
-    with large_texts.turn(["w" * (large_texts.LARGE_CHARACTERS + 1)]):
-        pass
-else:
-    with large_texts.turn(["w"]):
-        pass
+with large_texts.turn(["w" * (large_texts.LARGE_CHARACTERS + 1 if sys.argv[1] == "large" else 1)]):
+    pass
 deadline = time.monotonic() + 30
 while sys.argv[1] == "large" and resident() > kept - 150 and time.monotonic() < deadline:
     time.sleep(0.05)
@@ -49,51 +47,20 @@ time.sleep(0 if sys.argv[1] == "large" else 1.5)
 print(kept - resident())
 """
 
-FORK = """
-import os, signal
-from millpond.engine.input import large_texts
 
-LARGE = "w" * (large_texts.LARGE_CHARACTERS + 1)
-with large_texts.turn([LARGE]):
-    pass  # its timer is of the parent
-for _ in range(large_texts._TURNS):
-    large_texts._turns.free.acquire()
-large_texts._turns.lock.acquire()
-child = os.fork()
-if child == 0:
-    signal.alarm(30)
-    assert large_texts._turns.trim is None
-    with large_texts.turn([LARGE]):
-        pass
-    os._exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-"""
-EXIT = """
-from millpond.engine.input import large_texts
-
-large_texts._TRIM_SECONDS = 1e6
-with large_texts.turn(["w" * (large_texts.LARGE_CHARACTERS + 1)]):
-    pass
-print("ended")
-"""
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    with Engine(write_checkpoint(tmp_path_factory.mktemp("large") / "model"), dtype="float32") as engine:
+        yield engine
 
 
 @pytest.fixture
 def taken():
     """Every turn is taken by someone else."""
-    turns = large_texts._turns.free
-    for _ in range(large_texts._TURNS):
-        assert turns.acquire(timeout=WAIT)
-    held = [True]
-
-    def give_back():
-        if held.pop():
-            for _ in range(large_texts._TURNS):
-                turns.release()
-
-    yield give_back
-    if held:
-        give_back()
+    with ExitStack() as turns:
+        for _ in range(SLOTS):
+            turns.enter_context(TURNS.turn(SLOTS))
+        yield turns.close
 
 
 def enter(texts):
@@ -118,66 +85,75 @@ def test_what_a_prompt_or_a_template_may_make_large_is_large():
 
 
 @pytest.mark.parametrize("count", [1, 40])
-def test_small_calls_are_answered_while_large_ones_wait(tmp_path, taken, count):
-    with Engine(write_checkpoint(tmp_path / "model"), dtype="float32") as engine:
-        expected = engine.embed(SENTENCES[:4]).embeddings
-        whole = PoolingParams(prompt="Find it: ", truncate="start")  # all of the text is needed
-        large = [engine.submit("embed", [LARGE], whole) for _ in range(8)]
-        small = [engine.submit("embed", SENTENCES[:4] * count) for _ in range(30)]
-        for future in small:
-            assert future.result(WAIT).embeddings[:4] == pytest.approx(expected, abs=1e-5)
-        assert not any(future.done() for future in large)
-        taken()
-        for future in large:
-            assert future.result(WAIT).truncated.all()
+def test_small_calls_are_answered_while_large_ones_wait(engine, taken, count):
+    expected = engine.embed(SENTENCES[:4]).embeddings
+    whole = PoolingParams(prompt="Find it: ", truncate="start")  # all of the text is needed
+    large = [engine.submit("embed", [LARGE], whole) for _ in range(4)]
+    small = [engine.submit("embed", SENTENCES[:4] * count) for _ in range(30)]
+    for future in small:
+        assert future.result(WAIT).embeddings[:4] == pytest.approx(expected, abs=1e-5)
+    assert not any(future.done() for future in large)
+    for future in large[1:]:
+        future.cancel()
+    taken()
+    assert large[0].result(WAIT).truncated.all()
 
 
 @pytest.mark.parametrize("options", [{}, {"chunking": "mean"}])
-def test_small_coroutines_end_while_large_ones_wait(tmp_path, taken, options):
+def test_small_coroutines_end_while_large_ones_wait(engine, taken, options):
     async def run():
-        async with AsyncEngine(Engine(write_checkpoint(tmp_path / "model"), dtype="float32")) as engine:
-            large = [asyncio.create_task(engine.embed([LARGE[:-9] + " pond pond"], **options)) for _ in range(40)]
-            await asyncio.sleep(0)  # all of them begin
-            try:
-                for _ in range(3):
-                    await asyncio.wait_for(engine.embed(SENTENCES[:3], **options), WAIT)
-                assert not any(task.done() for task in large)
-            finally:
-                for task in large[1:]:
-                    task.cancel()
-                taken()
-            await asyncio.wait(large, timeout=4 * WAIT)
-            assert large[0].result().embeddings.shape[0] == 1
+        shared = AsyncEngine(engine)
+        large = [asyncio.create_task(shared.embed([LARGE[:-9] + " pond pond"], **options)) for _ in range(40)]
+        await asyncio.sleep(0)  # all of them begin
+        try:
+            for _ in range(3):
+                await asyncio.wait_for(shared.embed(SENTENCES[:3], **options), WAIT)
+            assert not any(task.done() for task in large)
+        finally:
+            for task in large[1:]:
+                task.cancel()
+            taken()
+        await asyncio.wait(large, timeout=4 * WAIT)
+        assert large[0].result().embeddings.shape[0] == 1
 
     asyncio.run(run())
 
 
-def test_a_small_text_beside_a_large_one_is_not_lost(tmp_path):
-    with Engine(write_checkpoint(tmp_path / "model"), dtype="float32") as engine:
-        texts = [*SENTENCES, LARGE, *SENTENCES] * 30  # more than are tokenized at a time
-        output = engine.submit("embed", texts).result(WAIT)
-        assert output.embeddings[: len(SENTENCES)] == pytest.approx(engine.embed(SENTENCES).embeddings, abs=1e-5)
-        assert output.truncated.sum() == 30
+def test_a_small_text_beside_a_large_one_is_not_lost(engine):
+    texts = [*SENTENCES, LARGE, *SENTENCES] * 30  # more than are tokenized at a time
+    output = engine.submit("embed", texts).result(WAIT)
+    assert output.embeddings[: len(SENTENCES)] == pytest.approx(engine.embed(SENTENCES).embeddings, abs=1e-5)
+    assert output.truncated.sum() == 30
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_forked_child_has_its_own_turns_and_timer():
-    run = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, timeout=WAIT)
-    assert (run.returncode, run.stderr) == (0, "")
+def test_the_memory_of_large_texts_is_given_back_once_for_all_of_a_moment(monkeypatch):
+    trimmed, at_once = threading.Event(), []
+    monkeypatch.setattr(threading, "Timer", lambda seconds, call: at_once.append((seconds, call)) or _Timer())
+    heap = Heap(trimmed.set)
+    monkeypatch.setattr(large_texts, "HEAP", heap)
+    for texts in ([LARGE], [LARGE], ["small"]):
+        enter(texts)
+    ((seconds, trim),) = at_once
+    assert seconds <= 1.0 and not trimmed.is_set()
+    trim()
+    assert trimmed.is_set()
+    enter(["small"])
+    assert len(at_once) == 1
+    enter([LARGE])
+    assert len(at_once) == 2
 
 
-def test_the_timer_does_not_keep_a_program_alive():
-    run = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=WAIT)
-    assert (run.returncode, run.stdout.strip(), run.stderr) == (0, "ended", "")
+class _Timer:
+    daemon = False
+
+    def start(self):
+        assert self.daemon  # or it would keep a program alive
+
+    def is_alive(self):
+        return True
 
 
-def test_without_malloc_trim_nothing_is_started(monkeypatch):
-    monkeypatch.setattr(large_texts, "_malloc_trim", lambda: None)
-    monkeypatch.setattr(large_texts, "_turns", large_texts._Turns())
-    assert enter([LARGE])
-    assert large_texts._turns.trim is None
-
-
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 @pytest.mark.parametrize(("size", "least", "most"), [("large", 150, 400), ("small", -50, 50)])
 def test_free_memory_goes_back_to_the_system_after_a_large_text(size, least, most):

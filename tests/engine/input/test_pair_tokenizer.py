@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.tiny import SENTENCES, write_checkpoint
-from tests.tiny_tokenizers import write_tokenizer
+from tests.tiny.tokenizers import write_tokenizer
 from transformers import AutoTokenizer
 
 from millpond.checkpoints.score_template import ScoreTemplate, plain_template, shipped_template
@@ -264,7 +264,7 @@ def test_an_instruction_fills_its_slot(tokenizers: Any) -> None:
     assert mine.ids[-1] != theirs.eos_token_id  # which this tokenizer appends to texts; the answer is read before it
 
 
-def test_pairs_without_tokens_get_a_stand_in(tokenizers: Any) -> None:
+def test_pairs_without_tokens_get_a_placeholder(tokenizers: Any) -> None:
     ours, theirs = tokenizers("llama")
     (mine,) = encode(
         TemplateTokenizer(ours, ScoreTemplate(source=plain_template().source, special_tokens=False)), Pair("", "")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.tiny import MAX_TOKENS, SENTENCES, Layout, Normalize, Pooling, write_checkpoint
-from tests.tiny_late import write_pylate, write_stanford
+from tests.tiny.heads import write_pylate, write_stanford
 
 from millpond import AsyncEngine, Engine, TokenSpans
 from millpond.errors import InputTooLongError, InvalidRequestError, UnsupportedTaskError

@@ -9,8 +9,8 @@ import threading
 import numpy as np
 import pytest
 
-from millpond.server import encoding
-from millpond.server.encoding import Base64
+from millpond.server.responses import encoding
+from millpond.server.responses.encoding import Base64
 
 ROWS = np.arange(12, dtype=np.float32).reshape(3, 4) / 8
 

@@ -16,7 +16,7 @@ from huggingface_hub import AsyncInferenceClient
 from tests.server.conftest import running
 from tests.tiny import SENTENCES
 
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig
 
 QUERY = "How deep is the mill pond?"

@@ -18,7 +18,7 @@ from tests.server.conftest import running
 from tests.tiny import SENTENCES
 
 from millpond.engine.engine import Engine
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
 TEXTS = ["", "a", *SENTENCES[:4]]

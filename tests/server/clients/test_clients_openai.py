@@ -19,7 +19,7 @@ from tests.tiny import SENTENCES
 
 from millpond.engine.engine import Engine
 from millpond.engine.execute.runner import Runner
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
 TEXTS = list(SENTENCES[:4])

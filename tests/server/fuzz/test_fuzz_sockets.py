@@ -16,7 +16,7 @@ import pytest
 from tests.server.conftest import running
 
 from millpond.engine.engine import Engine
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
 PATIENCE = 300.0  # seconds; whatever takes longer hangs

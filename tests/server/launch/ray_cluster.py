@@ -16,7 +16,7 @@ def deploy(args: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the deployment; returns the states of the replicas, or the reason why there are none."""
     from ray import serve
 
-    from millpond.server.ray_serve import build_app
+    from millpond.server.ray.deployment import build_app
 
     try:
         serve.run(build_app(args))

@@ -27,7 +27,7 @@ from tests.server.launch.conftest import Certify
 from millpond.server.app import create_app
 from millpond.server.launch import acceptor
 from millpond.server.launch.acceptor import allowed_connections
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
 GET = b"GET /health HTTP/1.1\r\nHost: pond\r\n\r\n"

@@ -18,7 +18,7 @@ from tests.server.conftest import address_of, serving
 
 from millpond.server.app import create_app
 from millpond.server.launch.server import Server
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"

@@ -27,8 +27,8 @@ import torch
 from millpond import Engine
 from millpond.engine import loading
 from millpond.errors import DeviceLostError, EngineClosedError, InvalidRequestError, ModelLoadError
+from millpond.server.ray.replicas import Autoscaling, Replicas, read
 from millpond.server.settings.config import ModelConfig, ServerConfig
-from millpond.server.settings.replicas import Autoscaling, Replicas, read
 from tests import recording
 
 TEXTS = ["still water", "a mill by the water", "grain"]
@@ -93,7 +93,7 @@ def test_settings_that_cannot_be_read_are_refused(values: dict[str, Any], messag
 
 # The application, which is bound without a cluster
 
-ray_serve = pytest.importorskip("millpond.server.ray_serve", exc_type=ImportError)
+ray_serve = pytest.importorskip("millpond.server.ray.deployment", exc_type=ImportError)
 
 
 def options(app: Any) -> Any:
@@ -221,7 +221,7 @@ def test_a_replica_of_a_wrong_model_does_not_come_up(tmp_path: Path):
 
 
 def test_without_ray_the_extra_is_named():
-    code = "import sys; sys.modules['ray'] = None; import millpond.server.ray_serve"
+    code = "import sys; sys.modules['ray'] = None; import millpond.server.ray.deployment"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert "MissingExtraError" in done.stderr and "pip install 'millpond[ray]'" in done.stderr
 

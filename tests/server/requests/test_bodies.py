@@ -15,11 +15,11 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from tests.server.conftest import running
 
-from millpond.server.admission import body_budget
 from millpond.server.app import create_app
-from millpond.server.models import ServedModels
+from millpond.server.errors import violation
+from millpond.server.requests import body_budget
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
-from millpond.server.violations import violation
 
 MOST = 100_000
 PATH = "/v1/embeddings"

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,11 +23,10 @@ from tests.server.conftest import address_of, running, serving
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input import large_texts
 from millpond.errors import EngineOverloadedError
-from millpond.server.admission import prepare_executor
-from millpond.server.admission.prepare_executor import THREADS, PrepareExecutor
 from millpond.server.app import create_app
-from millpond.server.models import ServedModels
-from millpond.server.requests import calls
+from millpond.server.requests import calls, prepare_executor
+from millpond.server.requests.prepare_executor import THREADS, PrepareExecutor
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
 PATH = "/v1/embeddings"
@@ -329,17 +329,16 @@ def test_small_requests_have_a_thread_while_large_ones_fill_theirs() -> None:
 def test_small_requests_are_answered_while_large_texts_wait_for_their_turn(
     held: Any, path: str, small: dict[str, Any], large: dict[str, Any]
 ) -> None:
-    pond, turns = held(), large_texts._turns.free
+    pond, turns = held(), ExitStack()
     pond.release()
-    for _ in range(large_texts._TURNS):
-        assert turns.acquire(timeout=300)
-    with running(pond.models) as address, ThreadPoolExecutor(20) as threads:
+    for _ in range(large_texts.SLOTS):
+        turns.enter_context(large_texts.TURNS.turn(large_texts.SLOTS))
+    with turns, running(pond.models) as address, ThreadPoolExecutor(20) as threads:
         slow = [threads.submit(httpx.post, address + path, json=large, timeout=300) for _ in range(20)]
         for _ in range(5):
             assert httpx.post(address + path, json=small, timeout=300).status_code == 200
         assert not any(answer.done() for answer in slow)
-        for _ in range(large_texts._TURNS):
-            turns.release()
+        turns.close()
         assert [answer.result(timeout=300).status_code for answer in slow] == [200] * 20
 
 

@@ -15,7 +15,7 @@ from tests.tiny import SENTENCES
 
 from millpond.inputs import TokenIds
 from millpond.server.app import create_app
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
 TEXTS = list(SENTENCES[:5])

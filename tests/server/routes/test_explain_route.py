@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from millpond.late_interaction import MemoryIndex
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 
 Ask = Callable[..., Any]
 QUERY = "How deep is it?"

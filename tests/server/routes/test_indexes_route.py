@@ -13,8 +13,8 @@ import pytest
 from millpond.errors import FingerprintMismatchError, InvalidRequestError
 from millpond.late_interaction import PlaidIndex
 from millpond.server.app import create_app
-from millpond.server.indexes import ServedIndexes
-from millpond.server.models import ServedModels
+from millpond.server.served.indexes import ServedIndexes
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
 TEXTS = ["The pond is two metres deep.", "A wheel turns.", "The miller sells flour.", "Bread is made of flour."]

@@ -20,7 +20,7 @@ from tests.tiny import write_checkpoint
 
 from millpond import Engine
 from millpond.late_interaction import MemoryIndex, PlaidIndex, TokenMatch
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

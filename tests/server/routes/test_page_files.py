@@ -11,12 +11,13 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 from millpond.server import app as server
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
 ROOT = Path(server.__file__).parents[3]
-FOLDER = Path(server.__file__).parent / "page"
-NAMES = sorted(path.name for path in FOLDER.iterdir())
+FOLDER = Path(server.__file__).parent / "api/page"
+FILES = {path.name: path for path in FOLDER.rglob("*.*") if path.suffix in (".html", ".css", ".js", ".svg")}
+NAMES = sorted(FILES)
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
@@ -33,7 +34,7 @@ async def client(embedder: Path) -> AsyncIterator[httpx.AsyncClient]:
 async def test_every_file_is_sent_as_what_it_is(client: httpx.AsyncClient, name: str) -> None:
     answer = await client.get(f"/page/{name}")
     assert answer.status_code == 200
-    assert answer.content == (FOLDER / name).read_bytes()
+    assert answer.content == FILES[name].read_bytes()
     assert answer.headers["Content-Type"].partition(";")[0] == TYPES[Path(name).suffix]
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
     head = await client.head(f"/page/{name}")
@@ -80,7 +81,7 @@ async def test_the_policy_allows_this_server_only(client: httpx.AsyncClient) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_file_asks_another_server_or_makes_markup_of_texts(name: str) -> None:
-    content = (FOLDER / name).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+    content = FILES[name].read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
     assert not re.search(
         r"https?://|//cdn|@import|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", content
     )
@@ -91,4 +92,4 @@ def test_no_file_asks_another_server_or_makes_markup_of_texts(name: str) -> None
 
 def test_a_wheel_has_every_file() -> None:
     packed = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
-    assert {f"millpond/server/page/{name}" for name in NAMES} <= packed
+    assert {f"millpond/server/api/page/{path.relative_to(FOLDER).as_posix()}" for path in FILES.values()} <= packed

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 from tests.tiny import SENTENCES
-from tests.tiny_rewards import STEP
+from tests.tiny.heads import STEP
 
 from millpond.server.app import create_app
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig
 
 TEXTS = list(SENTENCES[:3])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from millpond.server.app import create_app
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
 QUERY = "How deep is the mill pond?"

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from tests.server.conftest import running
 from tests.tiny import Layout, Normalize, Pooling, write_checkpoint
-from tests.tiny_late import write_pylate, write_stanford
+from tests.tiny.heads import write_pylate, write_stanford
 
 from millpond import Engine
 from millpond.cli import serve as command
 from millpond.cli.app import main
 from millpond.server.launch import run
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 

@@ -12,7 +12,7 @@ import pytest
 from tests.tiny import Layout, Pooling, write_checkpoint
 
 from millpond.server.app import create_app
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
 TEXTS = ["The mill stands by the pond.", "A wheel turns."]

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from millpond.engine.execute.runner import Runner
 from millpond.server.app import create_app
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
 HEADERS = (

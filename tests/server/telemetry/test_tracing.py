@@ -22,7 +22,7 @@ from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.server import app as application
 from millpond.server.app import create_app
 from millpond.server.launch import malloc, run
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 from millpond.server.telemetry.spans import OpenTelemetrySpans
 from millpond.server.telemetry.tracing import Tracing, tracing_of
@@ -220,7 +220,7 @@ trace.set_tracer_provider(provider)
 
 from millpond.server.app import create_app
 from millpond.server.settings.config import ModelConfig
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 
 async def ask(app):
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:

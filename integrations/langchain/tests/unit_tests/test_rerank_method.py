@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from langchain_core.documents import Document
 from tests.tiny import write_checkpoint
-from tests.tiny_cross_encoder import write_cross_encoder
-from tests.tiny_late import write_stanford
+from tests.tiny.heads import write_cross_encoder, write_stanford
 
 from langchain_millpond import MillpondCrossEncoder, MillpondReranker
 from millpond.compat import notices

@@ -18,7 +18,7 @@ from langchain_core.documents import BaseDocumentCompressor, Document
 from pydantic import ValidationError
 from tests.gates import LoopGate, batches_held, batches_through, until_set
 from tests.tiny import Layout, write_checkpoint
-from tests.tiny_late import write_stanford
+from tests.tiny.heads import write_stanford
 
 from langchain_millpond import MillpondCrossEncoder, MillpondReranker
 from millpond import Engine

@@ -70,7 +70,7 @@ class PairTokenizer:
     def _finish(self, encoding: Encoding, limit: int, truncate: Truncate, index: int) -> Tokenized:
         ids = np.array(encoding.ids, dtype=np.int32)
         if len(ids) == 0:
-            return self._tokenizer.stand_in(index)
+            return self._tokenizer.placeholder(index)
         types = np.array(encoding.type_ids, dtype=np.int8) if self._tokenizer.typed else None
         cut = len(ids) > limit
         if cut:
@@ -140,7 +140,7 @@ class TemplateTokenizer:
         for i, encoding in enumerate(encodings):
             ids = np.array(encoding.ids, dtype=np.int32)
             if len(ids) == 0:
-                tokenized.append(self._tokenizer.stand_in(index_of(i)))
+                tokenized.append(self._tokenizer.placeholder(index_of(i)))
                 continue
             cut = len(ids) > limit
             if cut:

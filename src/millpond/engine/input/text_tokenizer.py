@@ -20,8 +20,7 @@ from millpond.engine.input.casefold import fold, unfold_offsets
 from millpond.engine.input.chat import render_chat
 from millpond.engine.input.hf_tokenizer import read_hf_tokenizer
 from millpond.engine.input.large_texts import turn
-from millpond.engine.input.long_runs import Excerpt, has_moving_marks, long_runs
-from millpond.engine.input.lookahead import Lookahead
+from millpond.engine.input.long_texts import LongTexts
 from millpond.engine.input.tokenized import TokenAlignment, Tokenized, id_arrays
 from millpond.engine.input.word_ids import word_numbers
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
@@ -35,7 +34,7 @@ _HEAD_PER_TOKEN = 8
 # A single text of at most this many characters is tokenized without releasing the GIL: releasing it takes as long.
 _HOLD_GIL_CHARACTERS = 4096
 # In a longer text, long runs are looked for before it is tokenized.
-_SHORTEN_CHARACTERS = 1 << 13
+_COLLAPSE_CHARACTERS = 1 << 13
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
 
 
@@ -48,7 +47,7 @@ class TextTokenizer:
         *,
         lower: bool,
         limit: int | None,
-        stand_in: int | None = None,
+        placeholder: int | None = None,
         chat: Callable[[], Any] | None = None,
         reward_token: int | None = None,
         typed: bool = False,
@@ -60,7 +59,7 @@ class TextTokenizer:
             backend: The tokenizer; its padding and truncation, often left over from training, are switched off.
             lower: Whether texts are folded to lower case first.
             limit: The tokenizer's own limit of tokens; ``None``: none.
-            stand_in: The token that runs in place of a text without tokens.
+            placeholder: The token that runs in place of a text without tokens.
             chat: Returns transformers' own tokenizer, which has the chat template.
             reward_token: Appended to a conversation by reward models that read their score there.
             typed: Whether the checkpoint reads token types.
@@ -70,15 +69,13 @@ class TextTokenizer:
         backend.no_truncation()
         self._backend = backend
         self._lower = lower
-        self._stand_in = stand_in
+        self._placeholder = placeholder
         self._chat = chat
         self.reward_token = reward_token
         self.limit = limit
         self.typed = typed
         self.specials = dict(specials or {})
-        self._runs = long_runs(backend, self.fold)
-        self.lookahead = Lookahead(backend, self.fold, self._runs)
-        self._splits_at_spaces = self.lookahead.splits_at_spaces
+        self.long_texts = LongTexts(backend, self.fold)
         probe = backend.encode("a").special_tokens_mask
         self._prefix = next((i for i, special in enumerate(probe) if not special), len(probe))
         self._suffix = next((i for i, special in enumerate(reversed(probe)) if not special), 0)
@@ -88,7 +85,7 @@ class TextTokenizer:
         """Read the tokenizer of a checkpoint, as transformers would.
 
         Raises:
-            ModelLoadError: There is none, or it is no fast one.
+            ModelLoadError: The checkpoint has no fast tokenizer.
         """
         if not any(path.is_file() for pattern in _VOCABULARIES for path in folder.glob(pattern)):
             # transformers would make up an empty tokenizer, to which every text is unknown tokens.
@@ -104,12 +101,12 @@ class TextTokenizer:
             typed = "token_type_ids" in tokenizer.model_input_names
             chat = partial(_identity, tokenizer)
         roles = ("eos_token", "bos_token", "pad_token")
-        stand_ins = (backend.token_to_id(specials[role]) for role in roles if role in specials)
+        placeholders = (backend.token_to_id(specials[role]) for role in roles if role in specials)
         return cls(
             backend,
             lower=lower,
             limit=None if limit is None or limit > _NO_LIMIT else int(limit),
-            stand_in=next((token for token in stand_ins if token is not None), None),
+            placeholder=next((token for token in placeholders if token is not None), None),
             chat=chat,
             reward_token=reward_token,
             typed=typed,
@@ -142,18 +139,16 @@ class TextTokenizer:
         """Token ids of each text, uncut."""
         return [encoding.ids for encoding in self.encode_rendered(texts, special_tokens=special_tokens)]
 
-    def ends(self, excerpts: Sequence[Excerpt], tokens: int) -> list[int]:
-        """How many characters of each whole text have ``tokens`` tokens at most; special ones are not counted."""
-        texts = [excerpt.text for excerpt in excerpts]
+    def ends(self, texts: Sequence[str], tokens: int) -> list[int]:
+        """How many characters of each text have ``tokens`` tokens at most; special ones are not counted."""
         encodings = self.encode_rendered(texts, special_tokens=False, offsets=True)
         ends = []
-        for excerpt, encoding in zip(excerpts, encodings, strict=True):
+        for text, encoding in zip(texts, encodings, strict=True):
             if len(encoding.ids) <= tokens:
-                ends.append(excerpt.end)
+                ends.append(len(text))
                 continue
             offsets = np.array(encoding.offsets[: tokens + 1], dtype=np.int32).reshape(-1, 2)
-            offsets = unfold_offsets(offsets, excerpt.text) if self._lower else offsets
-            offsets = excerpt.offsets_in_whole(offsets)
+            offsets = unfold_offsets(offsets, text) if self._lower else offsets
             # A character may be several tokens: one whose tokens would be split is left out.
             ends.append(min(int(offsets[:tokens, 1].max(initial=0)), int(offsets[tokens, 0])))
         return ends
@@ -173,7 +168,7 @@ class TextTokenizer:
         """Token ids of each text, uncut: ``(ids of the text, ids before it, ids after it)``."""
         parts = []
         before = len(self.fold(prompt))
-        texts = [prompt + text for text in self._shortened(texts)]
+        texts = [prompt + text for text in self._collapsed(texts)]
         for encoding in self._encode(texts, offsets=bool(prompt)):
             ids = np.array(encoding.ids, dtype=np.int32)
             front, end = self._prefix, len(ids) - self._suffix
@@ -227,7 +222,7 @@ class TextTokenizer:
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[Encoding]:
         """Each pair, uncut, in the tokenizer's own pair template."""
-        texts = self._shortened([text for pair in pairs for text in pair])
+        texts = self._collapsed([text for pair in pairs for text in pair])
         with turn(texts):
             folded = [self.fold(text) for text in texts]
             return self._backend.encode_batch_fast(list(zip(folded[::2], folded[1::2], strict=True)))
@@ -236,7 +231,7 @@ class TextTokenizer:
         """Each text, uncut, with the tokenizer's special tokens around it or without them."""
         # The fast variant leaves the offsets out.
         encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
-        texts = texts if offsets else self._shortened(texts)
+        texts = texts if offsets else self._collapsed(texts)
         with turn(texts):
             return encode([self.fold(text) for text in texts], add_special_tokens=special_tokens)
 
@@ -269,13 +264,8 @@ class TextTokenizer:
         Raises:
             InputTooLongError: A text is too long and ``truncate="error"``, or prompt and special tokens fill the limit.
         """
-        excerpts: dict[int, Excerpt] = {}
-        whole = texts
-        if _longest(texts) > _SHORTEN_CHARACTERS:
-            excerpts = {
-                i: self.shorten(text, align=align) for i, text in enumerate(texts) if len(text) > _SHORTEN_CHARACTERS
-            }
-            texts = [excerpts[i].text if i in excerpts else text for i, text in enumerate(texts)]
+        if not align:
+            texts = self._collapsed(texts)
         prompted = [prompt + text for text in texts] if prompt else texts
         if truncate == "end":
             encodings = self._encode_heads(prompted, limit, offsets=align)
@@ -284,12 +274,9 @@ class TextTokenizer:
         tokenized = []
         for i, ids in enumerate(id_arrays([encoding.ids for encoding in encodings])):
             if len(ids) == 0:
-                tokenized.append(self.stand_in(index_of(i), align=align))
+                tokenized.append(self.placeholder(index_of(i), align=align))
                 continue
-            alignment = None
-            if align:
-                excerpt = excerpts.get(i, Excerpt.of(texts[i]))
-                alignment = self._alignment(encodings[i], prompt, excerpt, whole[i])
+            alignment = self._alignment(encodings[i], prompt, texts[i]) if align else None
             cut = len(ids) > limit
             if cut:
                 if truncate == "error":
@@ -307,7 +294,7 @@ class TextTokenizer:
             tokenized.append(Tokenized(ids=ids, truncated=cut, alignment=alignment))
         return tokenized
 
-    def stand_in(self, index: int, *, align: bool = False) -> Tokenized:
+    def placeholder(self, index: int, *, align: bool = False) -> Tokenized:
         """A special token in place of an item without tokens: an empty text, to which none are added.
 
         Args:
@@ -317,7 +304,7 @@ class TextTokenizer:
         Raises:
             InvalidRequestError: The tokenizer has no special token that could stand in.
         """
-        if self._stand_in is None:
+        if self._placeholder is None:
             raise InvalidRequestError(
                 f"the text at index {index} has no tokens, and this tokenizer has no special token to stand in; "
                 "leave empty texts out"
@@ -327,13 +314,13 @@ class TextTokenizer:
             special=np.ones(1, dtype=np.bool_),
             words=np.full(1, -1, dtype=np.int32),
         )
-        ids = np.array([self._stand_in], dtype=np.int32)
+        ids = np.array([self._placeholder], dtype=np.int32)
         return Tokenized(ids=ids, truncated=False, alignment=nowhere if align else None)
 
     def _encode_heads(self, texts: Sequence[str], limit: int, *, offsets: bool) -> list[Encoding]:
         """Encode each text, or only the head of a long one if the head has more than ``limit`` tokens."""
         most = _HEAD_PER_TOKEN * limit
-        if not self._splits_at_spaces or _longest(texts) <= 2 * most:
+        if not self.long_texts.splits_at_spaces or _longest(texts) <= 2 * most:
             return self._encode(texts, offsets=offsets)
         # Up to a space: how the text before it is split does not depend on what follows.
         heads = [text if len(text) <= 2 * most else text[: text.rfind(" ", 0, most) + 1 or None] for text in texts]
@@ -353,23 +340,14 @@ class TextTokenizer:
             return [self._backend.encode(self.fold(texts[0]))]
         return self.encode_rendered(texts, special_tokens=True, offsets=offsets)
 
-    def shorten(self, text: str, *, align: bool = False) -> Excerpt:
-        """A long ``text`` without the middle of its long runs.
-
-        The tokens are the same, and with ``align`` also where each begins and ends.
-        """
-        if len(text) <= _SHORTEN_CHARACTERS or (align and has_moving_marks(text)):
-            return Excerpt.of(text)
-        return self._runs.shorten(text)
-
-    def _shortened(self, texts: Sequence[str]) -> Sequence[str]:
-        if _longest(texts) <= _SHORTEN_CHARACTERS:
+    def _collapsed(self, texts: Sequence[str]) -> Sequence[str]:
+        if _longest(texts) <= _COLLAPSE_CHARACTERS:
             return texts
-        return [self.shorten(text).text for text in texts]
+        return [self.long_texts.collapse(text) for text in texts]
 
     def _cut(self, length: int, text: str, prompt: str, limit: int, truncate: Truncate) -> npt.NDArray[np.int64]:
         """Which of ``length`` tokens stay: front (special tokens, prompt), part of the text, suffix."""
-        if prompt and self._splits_at_spaces:  # what follows the first space changes nothing before it
+        if prompt and self.long_texts.splits_at_spaces:  # what follows the first space changes nothing before it
             text = text[: text.find(" ", 1) + 1 or None]
         front = self._prefix + (self._prompt_tokens(prompt + text, prompt) if prompt else 0)
         end = length - self._suffix
@@ -388,28 +366,28 @@ class TextTokenizer:
         return _tokens_before(encoding.offsets, len(self.fold(prompt)))
 
     def offsets_in_text(
-        self, offsets: npt.NDArray[np.int32], prompt: str, excerpt: Excerpt
+        self, offsets: npt.NDArray[np.int32], prompt: str, text: str
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-        """Offsets ``[tokens, 2]`` in the folded ``prompt + excerpt`` as offsets in the whole text.
+        """Offsets ``[tokens, 2]`` in the folded ``prompt + text`` as offsets in the text.
 
         Args:
             offsets: Half open, in characters.
             prompt: What stands before the text.
-            excerpt: Of the text, as :meth:`shorten` gives it with ``align``.
+            text: The text.
 
         Returns:
             The offsets, and bool ``[tokens]`` whether a token reaches beyond the prompt.
         """
         if self._lower:
-            offsets = unfold_offsets(offsets, prompt + excerpt.text)
+            offsets = unfold_offsets(offsets, prompt + text)
         offsets = offsets - np.int32(len(prompt))
         inside = offsets[:, 1] > 0 if prompt else np.ones(len(offsets), dtype=np.bool_)
-        return excerpt.offsets_in_whole(offsets.clip(min=0)), inside
+        return offsets.clip(min=0), inside
 
-    def _alignment(self, encoding: Encoding, prompt: str, excerpt: Excerpt, text: str) -> TokenAlignment:
-        """The alignment of an encoding of ``prompt + excerpt`` with ``text``; the prompt's tokens count as special."""
+    def _alignment(self, encoding: Encoding, prompt: str, text: str) -> TokenAlignment:
+        """The alignment of an encoding of ``prompt + text`` with ``text``; the prompt's tokens count as special."""
         offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
-        offsets, inside = self.offsets_in_text(offsets, prompt, excerpt)
+        offsets, inside = self.offsets_in_text(offsets, prompt, text)
         special = np.array(encoding.special_tokens_mask, dtype=np.bool_) | ~inside
         unknown = self._backend.token_to_id(self.specials.get("unk_token", ""))
         marked = getattr(self._backend.model, "continuing_subword_prefix", None)  # "##" of WordPiece

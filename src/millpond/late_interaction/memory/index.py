@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction.documents import Documents, Hit, IndexStats, SearchOptions
+from millpond.late_interaction.documents import SEARCH_TURNS, Documents, Hit, IndexStats, SearchOptions
 from millpond.late_interaction.index import CLOSED, LateInteractionIndex
 from millpond.late_interaction.index_arguments import TokenEngine, check_count
 from millpond.late_interaction.kernels.centroids import similarities
@@ -25,7 +25,6 @@ from millpond.late_interaction.kernels.scan import Codes, candidates_of, table
 from millpond.late_interaction.memory.blocks import IndexArray, View
 from millpond.late_interaction.memory.files import StoredIndex, write_index
 from millpond.late_interaction.memory.store import Snapshot, TokenStore
-from millpond.late_interaction.turns import TURNS
 from millpond.metadata import Scalar
 from millpond.ragged import Ragged
 
@@ -199,7 +198,7 @@ class MemoryIndex(LateInteractionIndex):
             return self._search_all(queries, selections, search.k)
         results = []
         for query in queries:
-            with TURNS.turn(thread_count(self._store.threads)) as threads:
+            with SEARCH_TURNS.turn(thread_count(self._store.threads)) as threads:
                 results.append(
                     self._search_candidates(query, snapshot, selections, keep, search.k, threads) if len(query) else []
                 )
@@ -236,7 +235,7 @@ class MemoryIndex(LateInteractionIndex):
         results = []
         for first in range(0, len(queries), step):
             some = Ragged.from_matrices(queries[first : first + step], width=queries.flat.shape[1])
-            with TURNS.turn(thread_count(self._store.threads)) as threads:
+            with SEARCH_TURNS.turn(thread_count(self._store.threads)) as threads:
                 results += self._best_of(some, selections, k, threads)
         return results
 

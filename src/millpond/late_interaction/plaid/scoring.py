@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from millpond.late_interaction.documents import SearchOptions
+from millpond.late_interaction.documents import SEARCH_TURNS, SearchOptions
 from millpond.late_interaction.kernels import exact, residuals, scan
 from millpond.late_interaction.kernels.centroids import similarities
 from millpond.late_interaction.kernels.compiled import thread_count
 from millpond.late_interaction.plaid.segment import Segment
 from millpond.late_interaction.plaid.snapshot import Snapshot
 from millpond.late_interaction.residual_codec import Codec
-from millpond.late_interaction.turns import TURNS
 from millpond.ragged import Ragged
 
 # Candidates that are scored exactly, at least and for each hit.
@@ -59,7 +58,7 @@ def search(
     matches: list[list[Match]] = []
     for start in range(0, len(queries), _QUERIES):
         group = queries[start : start + _QUERIES]
-        with TURNS.turn(most) as share:
+        with SEARCH_TURNS.turn(most) as share:
             scored = {
                 id(segment): segment.score_all(group, share)
                 for segment in segments
@@ -67,7 +66,7 @@ def search(
             }
         for index, query in enumerate(group):
             known = {key: scores[index] for key, scores in scored.items()}
-            with TURNS.turn(most) as share:
+            with SEARCH_TURNS.turn(most) as share:
                 matches.append(_best(segments, scanned, query, known, snapshot.codec, keep, options.k, share))
     return matches
 

@@ -36,7 +36,7 @@ def refusal(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Refusal | N
     """
     if version not in ("1.0", "1.1"):
         status = HTTPStatus.BAD_REQUEST if version == "0.9" else HTTPStatus.HTTP_VERSION_NOT_SUPPORTED
-        return Refusal(status=status, message=f"HTTP/{version} is not spoken here; send HTTP/1.1")
+        return Refusal(status=status, message=f"Unsupported HTTP version {version}; use HTTP/1.1")
     hosts, codings = [], []
     for name, value in headers:
         if name == b"host":

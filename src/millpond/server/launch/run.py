@@ -11,7 +11,7 @@ from types import FrameType
 from millpond.server.app import create_app
 from millpond.server.launch import malloc, sockets
 from millpond.server.launch.server import Server
-from millpond.server.models import ServedModels
+from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 from millpond.server.telemetry.tracing import check_installed
 

@@ -12,10 +12,9 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from millpond.errors import EngineOverloadedError
-from millpond.server.admission.body_budget import LARGEST_DROPPED
-from millpond.server.errors import BodyTooLargeError, ClientGoneError, RequestError
-from millpond.server.state import body_budget_of, config_of, models_of, record_model
-from millpond.server.violations import violation
+from millpond.server.errors import BodyTooLargeError, ClientGoneError, RequestError, violation
+from millpond.server.requests.body_budget import LARGEST_DROPPED, body_budget_of
+from millpond.server.state import config_of, models_of, record_model
 
 Body = TypeVar("Body")
 

@@ -14,15 +14,16 @@ from fastapi import Request
 from millpond.errors import EngineClosedError
 from millpond.inputs import Item, TokenIds, size_of
 from millpond.params import PoolingParams
-from millpond.server.admission.body_budget import BodyBudget
 from millpond.server.errors import ClientGoneError, RequestError
-from millpond.server.models import ServedModel
+from millpond.server.requests.body_budget import BodyBudget
 from millpond.server.requests.limits import check_count
-from millpond.server.state import config_of, prepare_executor_of
+from millpond.server.requests.prepare_executor import prepare_executor_of
+from millpond.server.served.models import ServedModel
+from millpond.server.state import config_of
 from millpond.server.telemetry.timings import Work
 from millpond.tasks import Task
-from millpond.vllm_dialect.model import Pending
-from millpond.vllm_dialect.prompts import Tokenization
+from millpond.vllm.model import Pending
+from millpond.vllm.prompts import Tokenization
 
 Output = TypeVar("Output")
 

@@ -4,24 +4,73 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Annotated, Any, Self
 
 from fastapi import Request
+from pydantic import Field
 
 from millpond.engine.composite.scoring import pair_up
 from millpond.errors import InvalidRequestError
 from millpond.outputs import ScoreOutput
 from millpond.params import PoolingParams
 from millpond.server.errors import NotServedError, RequestError
-from millpond.server.models import ServedModel, ServedModels
 from millpond.server.requests import calls
 from millpond.server.requests.chat import check_trusted
+from millpond.server.requests.fields import PoolingRequest, absent_if_null
 from millpond.server.requests.limits import check_count
-from millpond.server.schemas.score import PairRequest
+from millpond.server.served.models import ServedModel, ServedModels
 from millpond.server.state import config_of, models_of, record_model
 from millpond.tasks import Activation, ScoreMethod, ScoreType
-from millpond.vllm_dialect.model import Pending
-from millpond.vllm_dialect.prompts import Tokenization
+from millpond.vllm.arguments import one_value
+from millpond.vllm.model import Pending
+from millpond.vllm.prompts import Tokenization
+
+# A text, or {"content": a text or a list of text parts}.
+Text = str | dict[str, Any]
+Side = Text | list[Text]
+METHOD = (
+    "How a pair is scored: `cosine` of two vectors, `maxsim` of token vectors, or `auto` (the default): what the model "
+    "is; an embedder scores by cosine and reranks by MaxSim."
+)
+
+
+class PairRequest(PoolingRequest):
+    """The fields of every request that scores pairs."""
+
+    max_tokens_per_query: Annotated[int, absent_if_null(int)] = Field(
+        0, description="Keep this many tokens of each query; 0 keeps all."
+    )
+    max_tokens_per_doc: int | None = Field(None, description="Keep this many tokens of each document; 0 keeps all.")
+    instruction: str | None = Field(None, description="Fills the slot in an LLM reranker's template.")
+    use_activation: bool | None = Field(
+        None, description="Whether to apply the activation to a cross-encoder's logit; ignored by other models."
+    )
+    activation: bool | None = Field(None, description="Older name of use_activation.")
+    softmax: bool | None = Field(None, description="Oldest name of use_activation.")
+    chat_template: str | None = Field(
+        None, description="A score template that replaces the model's own, if the server accepts one."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Only `instruction` is read.")
+    method: ScoreMethod | None = Field(None, description=METHOD)
+
+    @property
+    def reranker_instruction(self) -> str | None:
+        """The instruction, from its own field or from chat_template_kwargs."""
+        other = (self.chat_template_kwargs or {}).get("instruction")
+        return other if self.instruction is None and isinstance(other, str) else self.instruction
+
+    @property
+    def cross_encoder_activation(self) -> bool | None:
+        """Whether to activate logits; ``None``: the checkpoint's default.
+
+        Raises:
+            InvalidRequestError: The three fields contradict each other.
+        """
+        switch: bool | None = one_value(
+            {"use_activation": self.use_activation, "activation": self.activation, "softmax": self.softmax}
+        )
+        return switch
+
 
 # An embedder can score pairs too, but if there is a reranker, a rerank request means that one.
 _PREFERENCE: tuple[tuple[ScoreType, ...], ...] = (("cross-encoder", "late-interaction"), ("bi-encoder",))

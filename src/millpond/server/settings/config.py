@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from millpond.errors import InvalidRequestError
-from millpond.vllm_dialect import arguments
+from millpond.vllm import arguments
 
 LogFormat = Literal["plain", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]

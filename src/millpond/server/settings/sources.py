@@ -18,7 +18,7 @@ from millpond.server.settings.config import ModelConfig, ServerConfig
 from millpond.server.settings.file import ModelEntry, SettingsFile
 from millpond.server.settings.file import read as read_file
 from millpond.server.settings.values import RawValue
-from millpond.vllm_dialect import arguments
+from millpond.vllm import arguments
 
 Config = TypeVar("Config", ModelConfig, ServerConfig)
 Layer = dict[str, RawValue]  # the values of one source, by setting

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from millpond.server.scope import client_address, declared_path, request_state
+from millpond.server.telemetry.scope import client_address, declared_path, request_state
 
 logger = logging.getLogger("millpond.access")
 

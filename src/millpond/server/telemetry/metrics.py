@@ -23,8 +23,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from millpond.server.models import ServedModel, ServedModels
-from millpond.server.scope import StatusObserver, declared_path, request_state, route_path
+from millpond.server.served.models import ServedModel, ServedModels
+from millpond.server.telemetry.scope import StatusObserver, declared_path, request_state, route_path
 from millpond.server.telemetry.throughput import Throughput
 from millpond.server.telemetry.timings import work_of
 from millpond.stats import BatchRun, EngineStats

@@ -13,7 +13,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from millpond.server.scope import declared_path, request_state, route_path
+from millpond.server.telemetry.scope import declared_path, request_state, route_path
 from millpond.server.telemetry.timings import Work, work_of
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from millpond.server.scope import request_state
+from millpond.server.telemetry.scope import request_state
 from millpond.stats import Timings
 
 

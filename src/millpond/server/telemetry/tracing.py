@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millpond.errors import MissingExtraError
-from millpond.server.scope import StatusObserver
+from millpond.server.telemetry.scope import StatusObserver
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.recording import Recording
 from tests.tiny import FAMILIES, TEXTS, Layout, Normalize, Pooling, write_checkpoint
-from tests.tiny_cross_encoder import write_cross_encoder
+from tests.tiny.heads import write_cross_encoder
 
 from millpond import Engine
 from millpond.attention import varlen

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.recording import Recording
 from tests.tiny import TEXTS
-from tests.tiny_sparse import write_m3, write_splade
+from tests.tiny.heads import write_m3, write_splade
 
 from millpond import Engine
 from millpond.engine import loading

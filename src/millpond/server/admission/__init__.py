@@ -1,1 +1,0 @@
-"""Admission: limits on what may be in flight at once, and shutdown."""

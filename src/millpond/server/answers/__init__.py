@@ -1,1 +1,0 @@
-"""Answers: response bodies as JSON and as binary."""

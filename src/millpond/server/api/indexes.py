@@ -1,0 +1,284 @@
+"""/v1/indexes: late-interaction indexes, searched by everyone with access, changed by clients with an API key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, Self
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from millpond.late_interaction.documents import Hit
+from millpond.outputs import TokenEmbeddingOutput
+from millpond.params import PoolingParams
+from millpond.server.api import openapi
+from millpond.server.errors import RequestError
+from millpond.server.requests import bodies, calls
+from millpond.server.requests.limits import check_count
+from millpond.server.responses.encoding import json_response
+from millpond.server.served.indexes import ServedIndex
+from millpond.server.state import config_of, indexes_of, record_model
+from millpond.vllm.model import Pending
+
+Count = Annotated[int, Field(ge=1, le=10_000)]
+Candidates = Annotated[int, Field(ge=1, le=1_000_000)]
+Id = Annotated[str, Field(min_length=1)]
+Conditions = dict[str, Any]
+
+_FILTER = "Metadata values that must match; of a list, one of them."
+
+
+class SearchRequest(BaseModel):
+    """A query, or several."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    query: str | None = None
+    queries: list[str] | None = Field(None, description="Several queries instead of one.")
+    k: Count = Field(10, description="Most hits for each query.")
+    filter: Conditions | None = Field(None, description=_FILTER)
+    ids: list[Id] | None = Field(None, description="Search among these documents only.")
+    candidates: Candidates | None = Field(None, description="Documents that the first stage keeps for exact scoring.")
+    exact: bool = Field(False, description="Score every document, without a first stage.")
+
+    @model_validator(mode="after")
+    def _check_forms(self) -> Self:
+        if (self.query is None) is (self.queries is None):
+            raise ValueError("pass query or queries, one of them")
+        return self
+
+
+class IndexHit(BaseModel):
+    """A document that was found."""
+
+    id: str
+    score: float = Field(description="MaxSim.")
+    exact: bool = Field(description="Whether the score was computed from stored rows, not from residual codes.")
+    text: str
+    metadata: dict[str, Any]
+
+
+class SearchAnswer(BaseModel):
+    """The hits, best first; for ``queries`` a list of them for each query."""
+
+    index: str
+    model: str
+    results: list[IndexHit] | list[list[IndexHit]]
+
+
+class AddRequest(BaseModel):
+    """Documents to add; those of equal ids are replaced."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    ids: list[Id]
+    texts: list[str]
+    metadata: list[dict[str, Any] | None] | None = None
+
+
+class AddAnswer(BaseModel):
+    """What was added."""
+
+    index: str
+    added: int
+    replaced: int
+    blank: int = Field(description="Left out, since the text has no visible character.")
+    truncated: int = Field(description="Cut, since the text is longer than the model reads.")
+
+
+class DeleteRequest(BaseModel):
+    """Documents to delete, by id or by metadata."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    ids: list[Id] | None = None
+    filter: Conditions | None = Field(None, description=_FILTER)
+
+    @model_validator(mode="after")
+    def _check_forms(self) -> Self:
+        if (self.ids is None) is (self.filter is None):
+            raise ValueError("pass ids or filter, one of them")
+        return self
+
+
+class DeleteAnswer(BaseModel):
+    """How many documents were deleted."""
+
+    index: str
+    deleted: int
+
+
+class ExplainRequest(BaseModel):
+    """A query and a document of the index."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    query: str
+    id: Id
+
+
+class Match(BaseModel):
+    """The best match of one token of the query."""
+
+    token: str
+    score: float
+    start: int = Field(description="First character of the match in the document's text.")
+    end: int
+    text: str
+
+
+class ExplainAnswer(BaseModel):
+    """A match for each token of the query; the scores add up to the document's."""
+
+    index: str
+    id: str
+    text: str
+    score: float
+    matches: list[Match]
+
+
+class IndexInfo(BaseModel):
+    """One index."""
+
+    name: str
+    model: str
+    documents: int
+    tokens: int
+    width: int
+    codec: str
+    bytes: int
+
+
+class IndexList(BaseModel):
+    """The indexes of this server."""
+
+    data: list[IndexInfo]
+
+
+router = APIRouter(prefix="/v1/indexes", tags=["Late-interaction indexes"])
+
+
+@router.get("", response_model=IndexList)
+async def list_indexes(request: Request) -> Response:
+    """The indexes of this server."""
+    infos = await asyncio.to_thread(lambda: [_info(served) for served in indexes_of(request)])
+    return await json_response({"data": infos})
+
+
+@router.post("/{name}/search", openapi_extra=openapi.operation(SearchRequest, answer=SearchAnswer))
+async def search(request: Request, name: str) -> Response:
+    """The documents whose token vectors match a query best (MaxSim), best first."""
+    served = _find(request, name)
+    body = await bodies.read(request, SearchRequest)
+    queries = body.queries if body.queries is not None else [str(body.query)]
+    check_count(len(queries), config_of(request).max_inputs, field="queries")
+    served.index.check_search(
+        queries, k=body.k, filter=body.filter, ids=body.ids, candidates=body.candidates, exact=body.exact
+    )
+    results: list[list[dict[str, Any]]] = []
+    if queries:
+        output = await _encoded(request, served, queries)
+        found = await asyncio.to_thread(
+            served.index.search_embeddings,
+            output.embeddings,
+            k=body.k,
+            filter=body.filter,
+            ids=body.ids,
+            candidates=body.candidates,
+            exact=body.exact,
+        )
+        results = [[_hit(hit) for hit in hits] for hits in found]
+    return await json_response(
+        {"index": name, "model": served.model.name, "results": results if body.queries is not None else results[0]}
+    )
+
+
+@router.post("/{name}/add", openapi_extra=openapi.operation(AddRequest, answer=AddAnswer))
+async def add(request: Request, name: str) -> Response:
+    """Encode documents and add them; those of equal ids are replaced. The server must have an API key."""
+    served = _find(request, name)
+    _check_writable(request)
+    body = await bodies.read(request, AddRequest)
+    check_count(len(body.texts), config_of(request).max_inputs, field="texts")
+    async with served.writing:
+        report = await asyncio.to_thread(served.index.add, body.ids, body.texts, body.metadata)
+    return await json_response({"index": name, **asdict(report)})
+
+
+@router.post("/{name}/delete", openapi_extra=openapi.operation(DeleteRequest, answer=DeleteAnswer))
+async def delete(request: Request, name: str) -> Response:
+    """Delete documents by id or by metadata. The server must have an API key."""
+    served = _find(request, name)
+    _check_writable(request)
+    body = await bodies.read(request, DeleteRequest, queued=False)
+    async with served.writing:
+        deleted = await asyncio.to_thread(served.index.delete, body.ids, filter=body.filter)
+    return await json_response({"index": name, "deleted": deleted})
+
+
+@router.post("/{name}/explain", openapi_extra=openapi.operation(ExplainRequest, answer=ExplainAnswer))
+async def explain(request: Request, name: str) -> Response:
+    """For each token of a query, the characters of a document that it matched, and the score."""
+    served = _find(request, name)
+    body = await bodies.read(request, ExplainRequest)
+    document = await asyncio.to_thread(served.index.get, body.id)
+    if document is None:
+        raise RequestError(
+            f"The index `{name}` has no document `{body.id[:128]}`.", status=404, type="NotFoundError", param="id"
+        )
+    matches = await asyncio.to_thread(served.index.explain, body.query, body.id)
+    return await json_response(
+        {
+            "index": name,
+            "id": document.id,
+            "text": document.text,
+            "score": sum(match.score for match in matches),
+            "matches": [asdict(match) for match in matches],
+        }
+    )
+
+
+def _find(request: Request, name: str) -> ServedIndex:
+    served = indexes_of(request).find(name)
+    record_model(request, served.model)
+    return served
+
+
+def _check_writable(request: Request) -> None:
+    """Without a key everyone who reaches the server could change the index."""
+    if not config_of(request).api_keys:
+        raise RequestError(
+            "This server has no API key, so its indexes cannot be changed over HTTP; start it with one "
+            "(MILLPOND_API_KEY or --api-key)",
+            status=403,
+            type="PermissionDeniedError",
+        )
+
+
+async def _encoded(request: Request, served: ServedIndex, queries: Sequence[str]) -> TokenEmbeddingOutput:
+    engine = served.model.engine
+
+    def submit() -> Pending[TokenEmbeddingOutput]:
+        future = engine.submit("token_embed", queries, PoolingParams(role="query", normalize=True))
+        return Pending(future=future, finish=lambda output: output, finished=True, items=queries)
+
+    return await calls.run(request, submit, model=served.model, texts=len(queries))
+
+
+def _hit(hit: Hit) -> dict[str, Any]:
+    return {"id": hit.id, "score": hit.score, "exact": hit.exact, "text": hit.text, "metadata": dict(hit.metadata)}
+
+
+def _info(served: ServedIndex) -> dict[str, Any]:
+    stats = served.index.stats()
+    return {
+        "name": served.name,
+        "model": served.model.name,
+        "documents": stats.documents,
+        "tokens": stats.tokens,
+        "width": stats.width,
+        "codec": stats.codec,
+        "bytes": stats.bytes,
+    }

@@ -1,0 +1,74 @@
+"""/classify: the classes of texts, for vLLM's clients."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
+
+from millpond.outputs import ClassificationOutput
+from millpond.server.api import openapi
+from millpond.server.requests import bodies, prompts
+from millpond.server.requests.prompts import PromptRequest
+from millpond.server.responses.encoding import json_response
+from millpond.server.responses.response_fields import UsageInfo, envelope, usage
+from millpond.server.state import find_model
+from millpond.tasks import Activation
+from millpond.vllm.params import PoolingParams
+
+
+class ClassificationRequest(PromptRequest):
+    """Texts to classify."""
+
+    use_activation: bool | None = Field(
+        None, description="Whether logits become probabilities; by default as the model does."
+    )
+    activation: bool | Activation | None = Field(None, description="The same, or an activation by name.")
+    softmax: bool | None = Field(None, description="vLLM's older name for use_activation.")
+
+    def params(self) -> PoolingParams:
+        """The options of the call.
+
+        Raises:
+            InvalidRequestError: An invalid option.
+        """
+        return PoolingParams(use_activation=self.use_activation, activation=self.activation, softmax=self.softmax)
+
+
+class ClassificationData(BaseModel):
+    """The classes of a text."""
+
+    index: int
+    label: str = Field(description="The most probable class.")
+    probs: list[float]
+    num_classes: int
+
+
+class ClassificationResponse(BaseModel):
+    """The classes of each text, in the order of the request."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[ClassificationData]
+    usage: UsageInfo
+
+
+router = APIRouter(tags=["vLLM"])
+
+
+@router.post("/classify", openapi_extra=openapi.operation(ClassificationRequest, answer=ClassificationResponse))
+async def classify(request: Request) -> Response:
+    """The most probable class of each text, and the probability of every class."""
+    body = await bodies.read(request, ClassificationRequest)
+    model = find_model(request, body.model, tasks={"classify"}, api="Classification API")
+    output: ClassificationOutput = await prompts.run(request, model, "classify", body, body.params())
+    best = output.probs.argmax(axis=1).tolist()
+    data = [
+        {"index": i, "label": output.labels[column], "probs": row, "num_classes": len(row)}
+        for i, (column, row) in enumerate(zip(best, output.probs, strict=True))
+    ]
+    head = envelope(request, "classify", model, request_id=body.request_id)
+    return await json_response({**head, "data": data, "usage": usage(output.usage.prompt_tokens)})

@@ -1,0 +1,82 @@
+"""/v1/embeddings: vectors for OpenAI's clients and vLLM's."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
+
+from millpond.outputs import EmbeddingOutput, TokenEmbeddingOutput
+from millpond.server.api import openapi
+from millpond.server.errors import NotServedError, RequestError
+from millpond.server.requests import bodies, prompts
+from millpond.server.requests.vectors import VectorRequest
+from millpond.server.responses.response_fields import UsageInfo, envelope, usage
+from millpond.server.responses.vectors import vector_response
+from millpond.server.served.models import ServedModel, ServedModels
+from millpond.server.state import models_of, record_model
+from millpond.tasks import Task
+
+
+class EmbeddingRequest(VectorRequest):
+    """Texts to embed."""
+
+    late_chunking_params: dict[str, Any] | None = Field(None, description="Refused: see docs/server.md.")
+
+
+class EmbeddingData(BaseModel):
+    """The vector of a text; from a late-interaction model a matrix."""
+
+    index: int
+    object: Literal["embedding"] = "embedding"
+    embedding: list[float] | list[list[float]] | str = Field(description="Numbers, or a base64 string.")
+    shape: list[int] | None = Field(None, description="Rows and columns of a base64 matrix.")
+
+
+class EmbeddingResponse(BaseModel):
+    """A vector for each text, in the order of the request."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[EmbeddingData]
+    usage: UsageInfo
+
+
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.post("/v1/embeddings", openapi_extra=openapi.operation(EmbeddingRequest, answer=EmbeddingResponse, binary=True))
+async def embeddings(request: Request) -> Response:
+    """A vector for each text; from a model with token vectors only, a matrix."""
+    body = await bodies.read(request, EmbeddingRequest)
+    model = record_model(request, _model(models_of(request), body.model))
+    if body.late_chunking_params is not None:
+        raise RequestError(
+            "late_chunking_params is not served; embed the chunks as texts of their own", param="late_chunking_params"
+        )
+    task: Task = "embed" if "embed" in model.engine.tasks else "token_embed"
+    params = body.vector_params(model.engine.spec)
+    output: EmbeddingOutput | TokenEmbeddingOutput = await prompts.run(request, model, task, body, params)
+    head = envelope(request, "embd", model, request_id=body.request_id)
+    return await vector_response(
+        output.embeddings,
+        body.number_format,
+        head,
+        usage(output.usage.prompt_tokens),
+        item="embedding",
+        field="embedding",
+    )
+
+
+def _model(models: ServedModels, name: str | None) -> ServedModel:
+    """The model for a request; without a name, a model that embeds texts is preferred to one that embeds tokens."""
+    api = "Embeddings API"
+    if not name:
+        try:
+            return models.find(None, tasks={"embed"}, api=api)
+        except NotServedError:
+            pass
+    return models.find(name, tasks={"embed", "token_embed"}, api=api)

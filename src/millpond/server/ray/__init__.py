@@ -1,0 +1,1 @@
+"""Ray: the server as replicas on a cluster."""

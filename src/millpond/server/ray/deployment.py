@@ -1,0 +1,192 @@
+"""The server as a Ray Serve deployment: replicas on a cluster with one address.
+
+From Python::
+
+    from ray import serve
+    from millpond.server.settings.config import ModelConfig
+    from millpond.server.ray.deployment import deployment
+    from millpond.server.ray.replicas import Autoscaling
+
+    app = deployment([ModelConfig(model="BAAI/bge-base-en-v1.5")], autoscaling=Autoscaling(max_replicas=4), num_gpus=1)
+    serve.run(app)
+
+From a shell, with the settings of ``millpond serve`` and those of the replicas::
+
+    serve run millpond.server.ray.deployment:build_app model=BAAI/bge-base-en-v1.5 replicas=2 num_cpus=4
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI
+
+from millpond.errors import EngineClosedError, InvalidRequestError, MissingExtraError
+from millpond.server.app import create_app
+from millpond.server.ray import replicas as replica_settings
+from millpond.server.ray.replicas import Autoscaling, Replicas
+from millpond.server.served.models import ServedModels
+from millpond.server.settings import sources
+from millpond.server.settings.config import ModelConfig, ServerConfig
+from millpond.server.telemetry.tracing import check_installed
+
+try:
+    from ray import serve
+except ImportError as error:
+    raise MissingExtraError("a deployment on Ray Serve needs ray: pip install 'millpond[ray]'") from error
+
+# Ray Serve's proxies listen instead of the server; its http_options set the address and the certificate.
+_PROXY = ("host", "port", "uds", "max_connections", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
+_LISTS = ("served_model_name", "api_key", "allowed_origins", "index")
+_ATTEMPTS = 3  # more retries would not load the checkpoint either
+
+
+class Replica:
+    """One copy of the server; it loads the checkpoints where it runs, and receives only their names.
+
+    Args:
+        models: The models to serve.
+        config: The server's configuration.
+    """
+
+    def __init__(self, models: Sequence[ModelConfig], config: ServerConfig) -> None:
+        check_installed(config.otlp_traces_endpoint)
+        self._models = ServedModels.load(models)
+        self._config = config
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called by Ray: the application; its shutdown finishes the queued work."""
+        return create_app(self._models, self._config)
+
+    def check_health(self) -> None:
+        """Called by Ray: raise if this replica has to be replaced.
+
+        Raises:
+            EngineClosedError: An engine no longer accepts requests.
+            DeviceLostError: An engine has lost a device, which only a new process gets back.
+        """
+        for model in self._models:
+            if model.engine.closed:
+                raise EngineClosedError(f"the engine of {model.name!r} is closed")
+            for error in model.engine.lost_devices:
+                raise error
+
+
+def deployment(
+    models: Sequence[ModelConfig],
+    config: ServerConfig | None = None,
+    *,
+    name: str = "millpond",
+    replicas: int = 1,
+    autoscaling: Autoscaling | None = None,
+    num_cpus: float = 1,
+    num_gpus: float = 0,
+    max_ongoing_requests: int = 256,
+    health_check_period: float = 10,
+    health_check_timeout: float = 30,
+) -> serve.Application:
+    """A Serve application that answers like ``millpond serve``.
+
+    Args:
+        models: The models that every replica serves.
+        config: The server's configuration; the address is set in Ray Serve's ``http_options``. When a replica is
+            removed, running requests have ``drain_timeout`` seconds.
+        name: Name of the deployment.
+        replicas: Number of replicas; see :class:`millpond.server.ray.replicas.Replicas` for this and the rest.
+        autoscaling: How the number of replicas follows the load.
+        num_cpus: CPU cores of each replica.
+        num_gpus: GPUs of each replica.
+        max_ongoing_requests: Most requests in a replica at once.
+        health_check_period: Seconds between two health checks of a replica.
+        health_check_timeout: Seconds after which a health check without an answer has failed.
+
+    Raises:
+        InvalidRequestError: No models, or an invalid setting.
+    """
+    return _application(
+        tuple(models),
+        config or ServerConfig(),
+        Replicas(
+            replicas=replicas,
+            autoscaling=autoscaling,
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            max_ongoing_requests=max_ongoing_requests,
+            health_check_period=health_check_period,
+            health_check_timeout=health_check_timeout,
+        ),
+        name,
+    )
+
+
+def build_app(args: Mapping[str, Any]) -> serve.Application:
+    """The application for ``serve run millpond.server.ray.deployment:build_app key=value ...`` and Serve config files.
+
+    Args:
+        args: ``model``: one, several separated by commas, or a list; every setting of ``millpond serve`` except the
+            address, including ``config=FILE``; ``name``; and the fields of
+            :class:`millpond.server.ray.replicas.Replicas`, with ``autoscaling`` as an object or its JSON. The
+            environment is read as by ``millpond serve``, so that an API key need not be on the command line.
+
+    Raises:
+        InvalidRequestError: An unknown or invalid setting.
+    """
+    options = {key.replace("-", "_"): value for key, value in args.items()}
+    name = str(options.pop("name", "millpond"))
+    replica_options = {key: options.pop(key) for key in list(options) if key in replica_settings.SETTINGS}
+    models = _split(options.pop("model", ()))
+    options = {key: _split(value) if key in _LISTS else value for key, value in options.items()}
+    _refuse_proxy_settings([key for key in _PROXY if key in options])
+    proxies = {sources.environment_name(key) for key in _PROXY}  # set in images made for a single server
+    settings = sources.read(models, options, {key: value for key, value in os.environ.items() if key not in proxies})
+    return _application(settings.models, settings.server, replica_settings.read(replica_options), name)
+
+
+def _application(
+    models: tuple[ModelConfig, ...], config: ServerConfig, replicas: Replicas, name: str
+) -> serve.Application:
+    if not models:
+        raise InvalidRequestError("a deployment needs a model; name at least one")
+    defaults = {field.name: field.default for field in dataclasses.fields(ServerConfig)}
+    _refuse_proxy_settings([key for key in _PROXY if getattr(config, key) != defaults[key]])
+    scaling = replicas.autoscaling
+    deploy = serve.deployment(
+        name=name,
+        num_replicas=replicas.replicas if scaling is None else None,
+        autoscaling_config=None if scaling is None else _autoscaling(scaling),
+        ray_actor_options={"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus},
+        max_ongoing_requests=replicas.max_ongoing_requests,
+        health_check_period_s=replicas.health_check_period,
+        health_check_timeout_s=replicas.health_check_timeout,
+        graceful_shutdown_timeout_s=config.drain_timeout,
+        max_constructor_retry_count=_ATTEMPTS,
+    )
+    return deploy(serve.ingress()(Replica)).bind(models, config)
+
+
+def _split(value: Any) -> Any:
+    """A text from ``serve run`` split at its commas; other values as they are."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _autoscaling(scaling: Autoscaling) -> dict[str, Any]:
+    """Ray's names of the settings."""
+    return {
+        "min_replicas": scaling.min_replicas,
+        "max_replicas": scaling.max_replicas,
+        "initial_replicas": max(1, scaling.min_replicas),
+        "target_ongoing_requests": scaling.target_ongoing_requests,
+        "upscale_delay_s": scaling.upscale_delay,
+        "downscale_delay_s": scaling.downscale_delay,
+    }
+
+
+def _refuse_proxy_settings(keys: Sequence[str]) -> None:
+    if keys:
+        raise InvalidRequestError(
+            f"{', '.join(keys)}: on Ray Serve its proxies listen; leave this out, and set what they have of it in "
+            "serve.start(http_options=...) or in the http_options of its config file"
+        )

@@ -1,0 +1,85 @@
+"""Fields of every request in OpenAI's or vLLM's format."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticUseDefault
+
+from millpond.server.errors import RequestError
+from millpond.vllm.prompts import Tokenization
+
+
+def absent_if_null(kind: Any) -> BeforeValidator:
+    """A validator for the ``Annotated`` type of a field of ``kind`` whose default is not null."""
+    return BeforeValidator(_default, json_schema_input_type=kind | None)
+
+
+def _default(value: Any) -> Any:
+    if value is None:
+        raise PydanticUseDefault
+    return value
+
+
+INT64 = 1 << 63
+
+Priority = Annotated[int, Field(ge=-INT64, lt=INT64)]
+
+
+class PoolingRequest(BaseModel):
+    """The fields of every request that runs a model; unknown fields are ignored, as in vLLM.
+
+    Strict: ``true`` is not a number, ``1.0`` not a token id and ``"5"`` not a limit.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str | None = Field(None, description="Optional if only one model serves the task.")
+    user: str | None = Field(None, description="Identifies the client's user; ignored.")
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=INT64)] | None = Field(
+        None, description="Cut longer texts to this many tokens; -1 is the model's maximum."
+    )
+    truncation_side: Literal["left", "right"] | None = Field(None, description="Which end of a text is cut.")
+    padding: Literal["max_length", "do_not_pad"] | None = Field(None, description="Accepted; texts are never padded.")
+    add_special_tokens: bool | None = Field(
+        None, description="Whether to add special tokens: by default true for texts, false for messages."
+    )
+    request_id: Annotated[str, Field(max_length=256)] | None = Field(
+        None, description="Becomes part of the answer's id."
+    )
+    priority: Annotated[Priority, absent_if_null(Priority)] = Field(
+        0, description="Accepted and ignored; calls are scheduled fairly."
+    )
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
+        None, description="Accepted and ignored; requests share no state."
+    )
+    mm_processor_kwargs: dict[str, Any] | None = Field(
+        None, description="Accepted and ignored; only texts are supported."
+    )
+
+    def tokenization(self, max_model_len: int | None = None, *, special_tokens: bool = True) -> Tokenization:
+        """How the texts are tokenized.
+
+        Args:
+            max_model_len: The model's limit; a larger truncation length is refused.
+            special_tokens: The default of ``add_special_tokens``.
+
+        Raises:
+            RequestError: A truncation length above the model's limit.
+            InvalidRequestError: A padding that would only add cost.
+        """
+        limit = self.truncate_prompt_tokens
+        if limit is not None and max_model_len is not None and limit > max_model_len:
+            raise RequestError(
+                "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size.",
+                param="truncate_prompt_tokens",
+            )
+        return Tokenization.of(
+            {
+                "truncate_prompt_tokens": limit,
+                "truncation_side": self.truncation_side,
+                "padding": self.padding,
+                "add_special_tokens": special_tokens if self.add_special_tokens is None else self.add_special_tokens,
+            }
+        )

@@ -1,0 +1,1 @@
+"""Responses: bodies as JSON and as binary, and the fields around their data."""

@@ -1,0 +1,141 @@
+"""Encoding: responses as JSON with numpy arrays, and vectors as binary or base64."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from fastapi import Response
+
+EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
+EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
+Endianness = Literal["native", "big", "little"]
+
+# A response of at most this many numbers is encoded on the event loop: handing it to a thread takes longer.
+_INLINE = 16384
+_TORCH_NAMES = {"bfloat16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberFormat:
+    """How a response writes its numbers.
+
+    Attributes:
+        encoding: JSON, base64, or binary with or without a header.
+        dtype: Type of the numbers in base64 and binary.
+        order: Their byte order.
+    """
+
+    encoding: EncodingFormat = "float"
+    dtype: EmbedDtype = "float32"
+    order: Endianness = "little"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base64:
+    """Numbers that become base64 when the JSON is written.
+
+    Attributes:
+        rows: The numbers.
+        dtype: Type of the encoded numbers.
+        order: Their byte order.
+    """
+
+    rows: npt.NDArray[np.float32]
+    dtype: EmbedDtype = "float32"
+    order: Endianness = "little"
+
+
+async def json_response(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON response.
+
+    Args:
+        content: Mappings with str keys, lists, numpy arrays of any shape (values that are not finite become null), and
+            :class:`Base64`.
+        status: HTTP status.
+        headers: Headers of the response.
+    """
+    body = await encoded(lambda: to_json(content), numbers=_numbers(content))
+    return Response(body, status_code=status, headers=headers, media_type="application/json")
+
+
+async def encoded(encode: Callable[[], bytes], *, numbers: int) -> bytes:
+    """The bytes from ``encode``, called in a thread if it has many ``numbers`` to encode."""
+    return encode() if numbers <= _INLINE else await asyncio.to_thread(encode)
+
+
+def to_json(content: Any) -> bytes:
+    """``content`` as JSON."""
+    return orjson.dumps(content, default=_fragment, option=orjson.OPT_PASSTHROUGH_DATACLASS)
+
+
+def repeatable(value: Any) -> Any:
+    """A value from a request's JSON, for a response: integers of more than 64 bits keep their digits."""
+    if isinstance(value, Mapping):
+        return {name: repeatable(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [repeatable(part) for part in value]
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        return orjson.Fragment(str(value))
+    return value
+
+
+def to_bytes(rows: npt.NDArray[np.float32], dtype: EmbedDtype = "float32", order: Endianness = "little") -> bytes:
+    """The numbers of ``rows``, one row after the other."""
+    typed = _as(rows, dtype)
+    foreign = resolved(order) != sys.byteorder and typed.dtype.itemsize > 1
+    return (typed.byteswap() if foreign else typed).tobytes()
+
+
+def to_base64(rows: npt.NDArray[np.float32], dtype: EmbedDtype = "float32", order: Endianness = "little") -> str:
+    """:func:`to_bytes` as base64."""
+    return base64.b64encode(to_bytes(rows, dtype, order)).decode("ascii")
+
+
+def resolved(order: Endianness) -> Literal["big", "little"]:
+    """``order``, with ``native`` replaced by the byte order of this machine."""
+    return sys.byteorder if order == "native" else order
+
+
+def _as(rows: npt.NDArray[np.float32], dtype: EmbedDtype) -> npt.NDArray[Any]:
+    """``rows`` in another precision; types that numpy lacks are viewed as integers of the same width."""
+    if dtype in ("float32", "float16"):
+        return np.ascontiguousarray(rows, dtype=dtype)
+    import torch
+
+    # A copy: the engine's rows may be read-only, which torch warns about.
+    rounded = torch.from_numpy(np.array(rows, dtype=np.float32)).to(getattr(torch, _TORCH_NAMES[dtype]))
+    return rounded.view(torch.int16 if dtype == "bfloat16" else torch.uint8).numpy()
+
+
+def _fragment(value: Any) -> orjson.Fragment:
+    """An array, encoded separately: between two arrays the event loop can run, during one long call it cannot."""
+    if isinstance(value, Base64):
+        return orjson.Fragment(f'"{to_base64(value.rows, value.dtype, value.order)}"')
+    if not isinstance(value, np.ndarray | np.generic):
+        raise TypeError(f"a {type(value).__name__} has no form in JSON")
+    if isinstance(value, np.ndarray) and not value.flags.c_contiguous:
+        value = np.ascontiguousarray(value)
+    return orjson.Fragment(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+def _numbers(content: Any) -> int:
+    """An estimate of the numbers to write; the items of a list are assumed to be alike."""
+    if isinstance(content, Base64):
+        return content.rows.size // 4  # copying is faster than writing digits
+    if isinstance(content, np.ndarray):
+        return content.size
+    if isinstance(content, str):
+        return len(content) // 16  # which takes as long
+    if isinstance(content, Mapping):
+        return sum(_numbers(value) for value in content.values())
+    if isinstance(content, Sequence) and content:
+        return len(content) * _numbers(content[0])
+    return 1

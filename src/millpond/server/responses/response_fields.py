@@ -1,0 +1,64 @@
+"""Envelope: the fields around the data of OpenAI's, vLLM's and Cohere's responses."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import Request
+from pydantic import BaseModel
+
+from millpond.server.served.models import ServedModel
+
+
+class UsageInfo(BaseModel):
+    """Token counts."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0
+    prompt_tokens_details: None = None
+    completion_tokens_details: None = None
+
+
+def envelope(request: Request, prefix: str, model: ServedModel, *, request_id: str | None = None) -> dict[str, Any]:
+    """``id``, ``object``, ``created`` and ``model``.
+
+    Args:
+        request: The request; its id, which is also in the log and the headers, is part of the response's.
+        prefix: Prefix of the id, such as ``embd``.
+        model: The model that answered.
+        request_id: The body's own ``request_id``.
+    """
+    return {
+        "id": f"{prefix}-{request_id or request.state.request_id}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": model.name,
+    }
+
+
+def usage(prompt_tokens: int) -> dict[str, Any]:
+    """Token counts in OpenAI's format; nothing is generated."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens,
+        "completion_tokens": 0,
+        "prompt_tokens_details": None,
+        "completion_tokens_details": None,
+    }
+
+
+def cohere_meta(version: str, tokens: int, **units: int) -> dict[str, Any]:
+    """Cohere's ``meta``; nothing is billed.
+
+    Args:
+        version: Version of Cohere's API: ``1`` or ``2``.
+        tokens: Input tokens.
+        units: The units that Cohere would bill.
+    """
+    return {
+        "api_version": {"version": version},
+        "billed_units": units,
+        "tokens": {"input_tokens": tokens, "output_tokens": 0},
+    }

@@ -1,1 +1,0 @@
-"""Bodies of requests and responses, as OpenAPI shows them."""

@@ -1,0 +1,1 @@
+"""Served: the models and the indexes of a server."""

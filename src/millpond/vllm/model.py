@@ -1,0 +1,190 @@
+"""PoolingModel: an engine with vLLM's defaults and a pooler configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.engine.engine import Engine
+from millpond.engine.schedule.timing import CallFuture
+from millpond.errors import InputTooLongError, UnsupportedTaskError
+from millpond.inputs import Item, Pair, TokenIds
+from millpond.outputs import ScoreOutput
+from millpond.params import PoolingParams
+from millpond.pooling.activations import by_width
+from millpond.ragged import Ragged
+from millpond.tasks import Activation, ScoreMethod, Task
+from millpond.vllm import arguments
+from millpond.vllm.params import complete
+from millpond.vllm.pooler_config import PoolerConfig
+from millpond.vllm.prompts import Tokenization
+
+Output = TypeVar("Output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pending(Generic[Output]):
+    """A queued call whose output still has to be calibrated.
+
+    Attributes:
+        future: The engine's future; cancelling it drops what is still queued.
+        finish: Calibrates and activates the logits of the future's result.
+        finished: Whether the result needs no calibration: ``finish`` returns it unchanged.
+        items: The inputs of the call.
+    """
+
+    future: CallFuture[Output]
+    finish: Callable[[Output], Output]
+    finished: bool = False
+    items: Sequence[Item] = ()
+
+    def result(self) -> Output:
+        """Wait for the result, calibrated."""
+        return self.finish(self.future.result())
+
+
+class PoolingModel:
+    """One checkpoint with vLLM's defaults: over-long prompts are errors, and no prompt of the checkpoint is added.
+
+    Args:
+        engine: The engine; the caller closes it.
+        config: Defaults of every request.
+        task: The default task of ``encode``, by vLLM's older argument.
+    """
+
+    def __init__(self, engine: Engine, config: PoolerConfig, *, task: str | None = None) -> None:
+        self.engine = engine
+        self.config = config
+        self._task = task
+
+    def task(self, name: str | None) -> Task:
+        """The task of an ``encode`` call by its present or older name, or by default.
+
+        Raises:
+            InvalidRequestError: There is no such task.
+            UnsupportedTaskError: The model serves no task that vLLM has.
+        """
+        chosen = name or self.config.task or self._task
+        if chosen is None and self.config.returned_token_ids is not None:
+            chosen = "token_classify"  # the configuration is for STEP pooling over a vocabulary
+        return arguments.pooling_task(chosen, self.engine.tasks, model=self.engine.spec.name)
+
+    def complete(self, task: Task, params: PoolingParams, tokenization: Tokenization) -> PoolingParams:
+        """``params`` with the configured defaults, as :meth:`submit` takes them.
+
+        Raises:
+            InvalidRequestError: They contradict the task, each other or the tokenization.
+        """
+        return complete(task, params, tokenization, self.config, self.engine.spec)
+
+    def without_special_tokens(self, items: Sequence[Item], tokenization: Tokenization) -> list[Item]:
+        """``items``; if ``tokenization`` leaves out special tokens, every text is replaced by its token ids."""
+        if tokenization.special_tokens:
+            return list(items)
+        texts = iter(self.engine.tokenize([item for item in items if isinstance(item, str)], special_tokens=False))
+        return [TokenIds(tuple(next(texts))) if isinstance(item, str) else item for item in items]
+
+    def submit(self, task: Task, items: Sequence[Item], params: PoolingParams) -> Pending[Any]:
+        """Queue one call; ``params`` from :meth:`complete`, ``items`` from :meth:`without_special_tokens`.
+
+        Raises:
+            InvalidRequestError: An item or an option that cannot be served; nothing was queued.
+            EngineOverloadedError: Too many texts are waiting.
+        """
+        if params.chunking is not None:
+            self._check_embed_len(items)
+        raw = self.config.calibrated and task in ("classify", "token_classify", "reward")
+        engine_params = replace(params, activation=False) if raw else params
+        future = self.engine.submit(self.engine_task(task, params), items, engine_params)
+        return Pending(
+            future=future,
+            finish=lambda output: self._calibrated(output, params) if raw else output,
+            finished=not raw,
+            items=items,
+        )
+
+    def submit_score(
+        self,
+        pairs: Sequence[Pair],
+        params: PoolingParams,
+        *,
+        template: str | None = None,
+        method: ScoreMethod = "auto",
+        ranking: bool = False,
+    ) -> Pending[ScoreOutput]:
+        """Queue the scoring of pairs; ``params`` from :meth:`complete`.
+
+        Args:
+            pairs: (query, document) pairs.
+            params: The options of all pairs.
+            template: A score template to use instead of the checkpoint's own.
+            method: As :meth:`millpond.Engine.score`.
+            ranking: ``method="auto"`` is that of :meth:`millpond.Engine.rerank`.
+
+        Raises:
+            InvalidRequestError: A pair, an option, the template or the method cannot be used.
+            EngineOverloadedError: Too many texts are waiting.
+        """
+        raw = self.config.calibrated and self.engine.spec.score_type == "cross-encoder"
+        engine_params = replace(params, activation=False) if raw else params
+        future = self.engine.submit_score(pairs, engine_params, template=template, method=method, ranking=ranking)
+
+        def finish(output: ScoreOutput) -> ScoreOutput:
+            if not raw:
+                return output
+            scores = self.config.activate(output.scores[:, None], self._activation(params, 1))[:, 0]
+            return replace(output, scores=scores)
+
+        return Pending(future=future, finish=finish, finished=not raw, items=pairs)
+
+    def engine_task(self, task: Task, params: PoolingParams) -> Task:
+        """The engine's task; vLLM's ``reward`` gives a row for each token, even if the model rewards whole texts.
+
+        Raises:
+            UnsupportedTaskError: The checkpoint has no rewards.
+        """
+        if task not in ("reward", "token_classify"):
+            return task
+        if params.returned_token_ids is not None and not self.engine.spec.labels:
+            return "reward"  # logits of vocabulary entries, not of classes
+        tasks = self.engine.tasks
+        if task == "reward" and "token_classify" not in tasks:
+            raise UnsupportedTaskError(
+                f"{self.engine.spec.name} serves {', '.join(sorted(tasks))}, not reward; for a language model pass "
+                'pooler_config={"pooling_type": "STEP", "step_tag_id": ..., "returned_token_ids": [...]}'
+            )
+        return "token_classify"
+
+    def _calibrated(self, output: Any, params: PoolingParams) -> Any:
+        """The output of a call, its logits shifted, scaled and activated."""
+        if hasattr(output, "rewards"):
+            return replace(output, rewards=self._activated(output.rewards, params))
+        return replace(output, probs=self._activated(output.probs, params))
+
+    def _activated(self, logits: Any, params: PoolingParams) -> Any:
+        flat = logits.flat if isinstance(logits, Ragged) else cast("npt.NDArray[np.float32]", logits)
+        rows = self.config.activate(flat, self._activation(params, flat.shape[-1]))
+        return Ragged(flat=rows, offsets=logits.offsets) if isinstance(logits, Ragged) else rows
+
+    def _activation(self, params: PoolingParams, width: int) -> Activation:
+        """The activation to apply to ``width`` calibrated logits."""
+        if isinstance(params.activation, str):
+            return params.activation
+        if not params.activation:
+            return "identity"
+        return self.engine.spec.activation if width == len(self.engine.spec.labels) else by_width(width)
+
+    def _check_embed_len(self, items: Sequence[Item]) -> None:
+        longest = self.config.max_embed_len
+        if longest is None:
+            return
+        for i, item in enumerate(items):
+            count = len(self.engine.tokenize([item])[0]) if isinstance(item, str) else 0
+            if count > longest:
+                raise InputTooLongError(
+                    f"the prompt at index {i} has {count} tokens, more than max_embed_len={longest}; shorten it"
+                )

@@ -1,1 +1,0 @@
-"""vLLM's names and defaults over the engine, for the offline class and for the server."""

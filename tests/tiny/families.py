@@ -1,0 +1,117 @@
+"""The model families of tiny checkpoints; families.json has the config.json of their checkpoints on the hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tests.tiny.layouts import Normalize, Pooling
+
+MAX_TOKENS = 64
+
+Classification = Literal["SequenceClassification", "TokenClassification"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A row of :data:`FAMILIES`.
+
+    Attributes:
+        config: config.json of the hub's checkpoints (4.x style), without the size of the vocabulary and without the
+            fields that only training needs.
+        prefix: Prefix of the class names in config.json.
+        tokenizer: Key of the tokenizer kinds.
+        head: Suffix of the language model's class, for ``wrapped`` checkpoints.
+        modules: The usual modules of its embedding checkpoints.
+        position_ids: Whether older files contain this buffer.
+        shifted_norms: Whether norm weights are stored as their difference from 1 (Gemma).
+        native: Fields to replace in the config so that transformers' class accepts it.
+        native_prefix: Prefix of transformers' class names, if it differs from ``prefix``.
+        wrapped: The language model's class, if it is not ``prefix + head``.
+    """
+
+    config: Mapping[str, Any]
+    prefix: str
+    tokenizer: str
+    head: Literal["ForMaskedLM", "ForCausalLM", "LMHeadModel"] = "ForMaskedLM"
+    modules: tuple[Any, ...] = (Pooling(modes=("mean",)), Normalize())
+    position_ids: bool = False
+    shifted_norms: bool = False
+    native: Mapping[str, Any] = field(default_factory=dict)
+    native_prefix: str = ""
+    wrapped: str = ""
+
+    def claimed(self, *, wrapped: bool, head: Classification | None = None) -> str:
+        """The class named in config.json."""
+        if head is not None:
+            return f"{self.prefix}For{head}"
+        return (self.wrapped or self.prefix + self.head) if wrapped else f"{self.prefix}Model"
+
+    def native_class(self, *, wrapped: bool, head: Classification | None = None) -> str:
+        """transformers' class for the same weights."""
+        if not self.native_prefix:
+            return self.claimed(wrapped=wrapped, head=head)
+        return self.native_prefix + (f"For{head}" if head else self.head if wrapped else "Model")
+
+
+_CONFIGS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+_SIZES = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+_NOMIC = {
+    "native": {"model_type": "nomic_bert", **_SIZES, "max_position_embeddings": MAX_TOKENS},
+    "native_prefix": "NomicBert",
+    "wrapped": "NomicBertForPreTraining",
+}
+_CLS = (Pooling(modes=("cls",)), Normalize())
+_NEW = {"modules": _CLS, "native": {"model_type": "gte", "rope_scaling": None}, "native_prefix": "Gte"}
+_LAST = (Pooling(modes=("lasttoken",)), Normalize())
+_DECODER = {"head": "ForCausalLM", "modules": _LAST}
+_LLAMA = {**_DECODER, "native_prefix": "Llama"}
+_GEMMA = {**_DECODER, "shifted_norms": True}
+_GEMMA3 = {**_GEMMA, "wrapped": "Gemma3ForCausalLM"}
+
+
+# Prefix, tokenizer, and the fields that are not the defaults.
+_ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "bert": ("Bert", "bert", {"position_ids": True}),
+    "roberta": ("Roberta", "roberta", {"position_ids": True}),
+    "xlm-roberta": ("XLMRoberta", "xlm-roberta", {"position_ids": True}),
+    "distilbert": ("DistilBert", "bert", {}),
+    "mpnet": ("MPNet", "mpnet", {"position_ids": True}),
+    "modernbert": ("ModernBert", "modernbert", {}),
+    "electra": ("Electra", "bert", {"position_ids": True}),
+    "albert": ("Albert", "albert", {}),
+    "deberta-v2": ("DebertaV2", "deberta", {}),  # as in deberta-v3-base, except for the last two fields
+    "eurobert": ("EuroBert", "llama", {}),
+    "nomic": ("NomicBert", "bert", _NOMIC),
+    "gte": ("New", "xlm-roberta", _NEW),  # gte-multilingual-base
+    "gte-en": ("New", "bert", _NEW),  # gte-base-en-v1.5
+    "gte-snowflake": ("Gte", "xlm-roberta", {"modules": _CLS}),  # snowflake-arctic-embed-m-v2.0
+    "jina": (
+        "XLMRoberta",
+        "xlm-roberta",
+        {"native": {"model_type": "jina_embeddings_v3"}, "native_prefix": "JinaEmbeddingsV3"},
+    ),
+    "llama": ("Llama", "llama", _DECODER),
+    "llama-bidirectional": ("LlamaBidirectional", "llama", {**_LLAMA, "native": {"model_type": "llama"}}),
+    "internlm2": ("InternLM2", "mistral", {**_LLAMA, "native": {"model_type": "llama", "rope_scaling": None}}),
+    "mistral": ("Mistral", "mistral", _DECODER),
+    "mistral-sliding": ("Mistral", "mistral", _DECODER),
+    "qwen2": ("Qwen2", "qwen", _DECODER),
+    "qwen2-sliding": ("Qwen2", "qwen", _DECODER),
+    "qwen2-bidirectional": ("Qwen2", "qwen", _DECODER),
+    "qwen3": ("Qwen3", "qwen", _DECODER),
+    "gemma": ("Gemma", "gemma", _GEMMA),
+    "gemma2": ("Gemma2", "gemma", _GEMMA),
+    "gemma3": ("Gemma3Text", "gemma", _GEMMA3),
+    "gemma3-bidirectional": ("Gemma3Text", "gemma", _GEMMA3),  # EmbeddingGemma
+    "gpt2": ("GPT2", "gpt2", {"head": "LMHeadModel", "modules": _LAST}),
+    "jamba": ("Jamba", "llama", _DECODER),  # Mamba, Mamba with experts, attention, Mamba with experts
+}
+FAMILIES: Mapping[str, Family] = {
+    name: Family(config=_CONFIGS[name], prefix=prefix, tokenizer=tokenizer, **fields)
+    for name, (prefix, tokenizer, fields) in _ROWS.items()
+}
+JINA_TASKS = tuple(FAMILIES["jina"].config["lora_adaptations"])

@@ -1,0 +1,297 @@
+"""Tiny checkpoints with heads, in the file layouts of the hub: late interaction, sparse, cross-encoders, rewards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tests.tiny.checkpoints import add_tokens, edit_json, save_weights, token_id, write_checkpoint
+from tests.tiny.families import FAMILIES
+from tests.tiny.layouts import Dense, Layout, Normalize, Other, Pooling
+
+if TYPE_CHECKING:
+    import torch
+
+DIM = 24
+QUERY_LENGTH, DOCUMENT_LENGTH = 12, 24
+
+
+def write_stanford(
+    folder: Path, family: str = "bert", *, weights: Literal["safetensors", "bin"] = "safetensors", **metadata: Any
+) -> Path:
+    """Write an ``HF_ColBERT``: markers are plain entries of the vocabulary, ``linear.weight`` lies beside ``bert.*``.
+
+    ``family="jina"`` is jina-colbert-v2: its tensor names, no adapters, markers that are added tokens.
+    ``metadata`` replaces fields of artifact.metadata; ``None`` leaves a field out.
+    """
+    import torch
+
+    plain = {"lora_adaptations": None, "matryoshka_dimensions": None} if family == "jina" else {}
+    write_checkpoint(folder, family, lowercase=family == "bert", config=plain)
+    markers = ("[unused0]", "[unused1]") if family == "bert" else ("[QueryMarker]", "[DocumentMarker]")
+    tensors = add_tokens(folder, markers, added=family != "bert")
+    # The prefix of transformers' class; jina's tensors already have their own.
+    prefix = f"{FAMILIES[family].config['model_type']}." if family == "bert" else ""
+    tensors = {prefix + name: tensor for name, tensor in tensors.items()}
+    generator = torch.Generator().manual_seed(7)
+    tensors["linear.weight"] = torch.randn(DIM, 48, generator=generator) / 48**0.5
+    save_weights(tensors, folder, weights)
+    edit_json(folder / "config.json", architectures=["HF_ColBERT"])
+    content = {
+        "query_token_id": markers[0],
+        "doc_token_id": markers[1],
+        "query_token": "[Q]",
+        "doc_token": "[D]",
+        "query_maxlen": QUERY_LENGTH,
+        "doc_maxlen": DOCUMENT_LENGTH,
+        "dim": 999,  # wrong on purpose: the tensor decides
+        "mask_punctuation": True,
+        "attend_to_mask_tokens": False,
+        "similarity": "cosine",
+        "interaction": "colbert",
+        **metadata,
+    }
+    kept = {key: value for key, value in content.items() if value is not None}
+    (folder / "artifact.metadata").write_text(json.dumps(kept), encoding="utf-8")
+    return folder
+
+
+def write_pylate(
+    folder: Path, family: str = "modernbert", *, widths: Sequence[int] = (DIM,), residual: bool = False, **settings: Any
+) -> Path:
+    """Write a PyLate checkpoint: markers that end with a space, added after the vocabulary; one or more Dense layers.
+
+    ``settings`` replaces keys of config_sentence_transformers.json; ``None`` leaves a key out.
+    """
+    modules = tuple(Dense(out_features=width, activation="Identity", bias=False, residual=residual) for width in widths)
+    # PyLate's max_seq_length does not count the document's marker.
+    layout = Layout(modules=modules, style="old", max_seq_length=DOCUMENT_LENGTH - 1, prompts={})
+    # A window of 2 x 32: with a narrower one, some rows of the query expansion would have no key to attend to.
+    config = {"local_attention": 64} if family == "modernbert" else {}
+    write_checkpoint(folder, family, sentence_transformers=layout, config=config)
+    save_weights(add_tokens(folder, ("[Q] ", "[D] "), added=True), folder)
+    listed = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+    for entry in listed[1:]:
+        entry["type"] = "pylate.models.Dense.Dense"
+    (folder / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
+    path = folder / "config_sentence_transformers.json"
+    content = {
+        **json.loads(path.read_text(encoding="utf-8")),
+        "model_type": "ColBERT",
+        "similarity_fn_name": "MaxSim",
+        "query_prefix": "[Q] ",
+        "document_prefix": "[D] ",
+        "query_length": QUERY_LENGTH,
+        "document_length": DOCUMENT_LENGTH,
+        "do_query_expansion": True,
+        "attend_to_expansion_tokens": False,
+        "skiplist_words": [".", ",", "?", "!", ";", ":", "'"],
+        **settings,
+    }
+    kept = {key: value for key, value in content.items() if value is not None}
+    path.write_text(json.dumps(kept), encoding="utf-8")
+    return folder
+
+
+_OLD = "sentence_transformers.sparse_encoder.models."
+_NEW = "sentence_transformers.sparse_encoder.modules.splade_pooling."
+
+
+def write_splade(
+    folder: Path,
+    family: str = "bert",
+    *,
+    style: Literal["old", "new"] = "new",
+    strategy: str = "max",
+    activation: str = "relu",
+    **options: Any,
+) -> Path:
+    """Write a masked language model followed by SpladePooling; ``options`` are those of ``write_checkpoint``."""
+    pooling = Other(
+        dotted=(_OLD if style == "old" else _NEW) + "SpladePooling",
+        config={"pooling_strategy": strategy, "activation_function": activation, "word_embedding_dimension": None},
+    )
+    layout = Layout(modules=(pooling,), style=style)
+    write_checkpoint(folder, family, sentence_transformers=layout, wrapped=True, **options)
+    edit_json(folder / "config_sentence_transformers.json", model_type="SparseEncoder", similarity_fn_name="dot")
+    if style == "old":
+        modules = json.loads((folder / "modules.json").read_text())
+        modules[0]["type"] = _OLD + "MLMTransformer"
+        (folder / "modules.json").write_text(json.dumps(modules))
+    else:
+        edit_json(
+            folder / "sentence_bert_config.json",
+            transformer_task="fill-mask",
+            modality_config={"text": {"method": "forward", "method_output_name": "logits"}},
+        )
+    return folder
+
+
+def write_m3(folder: Path, *, colbert_width: int = 48) -> Path:
+    """Write a BGE-M3: XLM-R with CLS pooling, and two linear layers in half precision in files beside it."""
+    import torch
+
+    layout = Layout(modules=(Pooling(modes=("cls",)), Normalize()), style="old")
+    write_checkpoint(folder, "xlm-roberta", sentence_transformers=layout)
+    generator = torch.Generator().manual_seed(12)
+    for name, rows in (("sparse_linear", 1), ("colbert_linear", colbert_width)):
+        weight = torch.randn(rows, 48, generator=generator)  # some tokens get a weight, others zero
+        layer = {"weight": weight, "bias": torch.randn(rows, generator=generator) * 0.3}
+        torch.save({key: tensor.half() for key, tensor in layer.items()}, folder / f"{name}.pt")
+    return folder
+
+
+def write_cross_encoder(folder: Path, *, activation: str | None = "Identity", seed: int = 3) -> Path:
+    """Write a cross-encoder into ``folder``.
+
+    Args:
+        folder: Its folder, which is created.
+        activation: Name of the activation class that config.json names, as in the ms-marco models; ``None``: none.
+        seed: Seed of all weights.
+    """
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    write_checkpoint(folder, "bert", lowercase=True)
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = BertConfig.from_dict({**content, "num_labels": 1})
+    torch.manual_seed(seed)
+    model = BertForSequenceClassification(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:  # with transformers' initial scale, all pairs would have nearly the same score
+                parameter.copy_(torch.randn_like(parameter) * 0.5)
+    model.save_pretrained(folder)
+    saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if activation is not None:
+        saved["sentence_transformers"] = {"activation_fn": f"torch.nn.modules.linear.{activation}"}
+    (folder / "config.json").write_text(json.dumps(saved), encoding="utf-8")
+    return folder
+
+
+CHAT = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+)
+STEP = "<extra_0>"
+REWARD = "[UNUSED_TOKEN_130]"
+_HEADS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "InternLM2ForRewardModel": {"v_head.weight": (1, 48)},
+    "Qwen2ForRewardModel": {
+        "score.0.weight": (48, 48),
+        "score.0.bias": (48,),
+        "score.2.weight": (1, 48),
+        "score.2.bias": (1,),
+    },
+    "Qwen2ForProcessRewardModel": {
+        "score.0.weight": (48, 48),
+        "score.0.bias": (48,),
+        "score.2.weight": (2, 48),
+        "score.2.bias": (2,),
+    },
+}
+
+
+def write_reward(folder: Path, architecture: str, *, stray: bool = False, **config: Any) -> Path:
+    """Write a backbone with the prefix ``model.``, the head of ``architecture`` and a chat template.
+
+    InternLM2's reward token and Qwen's step token are appended to the vocabulary. ``stray`` keeps the language model's
+    head, as Qwen's files do.
+    """
+    import torch
+
+    intern = architecture.startswith("InternLM2")
+    # The reward is read at the last token, so no special token follows a text.
+    template = "<s> $A" if intern else "$A"
+    family = "internlm2" if intern else "qwen2"
+    write_checkpoint(folder, family, wrapped=True, template=template, config=config)
+    tensors = add_tokens(folder, ("<|im_start|>", "<|im_end|>", REWARD if intern else STEP), added=True)
+    if not stray:
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in ("output.weight", "lm_head.weight")}
+    generator = torch.Generator().manual_seed(7)
+    for name, shape in _HEADS[architecture].items():
+        tensors[name] = torch.randn(shape, generator=generator) * (shape[-1] ** -0.5 if len(shape) > 1 else 0.3)
+    save_weights(tensors, folder)
+    edit_json(folder / "config.json", architectures=[architecture])
+    if intern:
+        edit_json(folder / "config.json", reward_token_id=token_id(folder, REWARD))
+    (folder / "chat_template.jinja").write_text(CHAT, encoding="utf-8")
+    return folder
+
+
+def write_language_model(folder: Path, family: str, tokens: Sequence[str], **options: Any) -> Path:
+    """Write a ``*ForCausalLM`` with its head; ``tokens`` are appended to the vocabulary."""
+    write_checkpoint(folder, family, wrapped=True, **options)
+    save_weights(add_tokens(folder, tokens, added=True), folder)
+    return folder
+
+
+def headed(
+    family: str,
+    size: Mapping[str, Any],
+    architecture: str,
+    heads: Mapping[str, tuple[int, ...]],
+    *,
+    prefix: str,
+    tokens: Sequence[str] = (),
+    wrapped: bool = False,
+    config: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Callable[[Path], Path]:
+    """A writer of a backbone with ``prefix`` and random heads; ``tokens`` are added to the vocabulary."""
+
+    def write(folder: Path) -> Path:
+        import torch
+        from safetensors.torch import load_file
+
+        write_checkpoint(folder, family, config=dict(size), wrapped=wrapped, **options)
+        tensors = add_tokens(folder, tokens, added=True) if tokens else load_file(folder / "model.safetensors")
+        tensors = tensors if wrapped else {prefix + name: tensor for name, tensor in tensors.items()}
+        generator = torch.Generator().manual_seed(7)
+        for name, shape in heads.items():
+            tensors[name] = _random(name, shape, generator)
+        save_weights(tensors, folder)
+        edit_json(folder / "config.json", architectures=[architecture], **(config or {}))
+        _pair_template(folder)
+        return folder
+
+    return write
+
+
+def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    import torch
+
+    noise = torch.randn(shape, generator=generator)
+    if len(shape) > 1:
+        return noise * 1.3 / shape[-1] ** 0.5
+    return noise * 0.2 + ("norm" in name and name.endswith("weight"))
+
+
+def _pair_template(folder: Path) -> None:
+    """Add the family's pair template to an encoder's tokenizer.json, if that has none."""
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    processor = content["post_processor"]
+    if "single" not in processor:  # RoBERTa's processor has a pair template already
+        return
+    single = [next(iter(part.values()))["id"] for part in processor["single"]]
+    if len(single) != 3 or any("SpecialToken" in part for part in processor["pair"]):
+        return
+    first, _, last = single
+    roberta = first == "<s>"
+    pair = [(first, 0), ("A", 0), (last, 0), *([(last, 0)] if roberta else []), ("B", 1), (last, 1)]
+    processor["pair"] = [
+        {"Sequence" if name in ("A", "B") else "SpecialToken": {"id": name, "type_id": 0 if roberta else kind}}
+        for name, kind in pair
+    ]
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def linears(*named: tuple[str, int, int]) -> dict[str, tuple[int, ...]]:
+    """Shapes of weights and biases, for each ``(name, rows, columns)``."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, rows, columns in named:
+        shapes |= {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
+    return shapes

@@ -1,0 +1,197 @@
+"""Conversion of transformers' tensors to the names and shapes of a family's checkpoints on the hub."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+Tensors = dict[str, "torch.Tensor"]
+
+
+_HEADS = ("lm_head.", "classifier.")  # not part of the backbone; keep their names
+_QKV = tuple(f"self_attn.{letter}_proj" for letter in "qkv")
+
+
+def _gpt2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """Adds the causal masks, a former buffer that the hub's files still contain."""
+    import torch
+
+    length = int(config["n_positions"])
+    prefix = "transformer." if any(name.startswith("transformer.") for name in tensors) else ""
+    mask = torch.tril(torch.ones(length, length))[None, None]
+    return tensors | {f"{prefix}h.{i}.attn.bias": mask.clone() for i in range(int(config["n_layer"]))}
+
+
+def _jamba(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """Splits the experts' fused tensors into three matrices per expert."""
+    originals = {}
+    for name, tensor in tensors.items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            originals[name] = tensor
+            continue
+        prefix, _, kind = name.rpartition(".")
+        for i, expert in enumerate(tensor):
+            parts = {"gate_proj": expert.chunk(2)[0], "up_proj": expert.chunk(2)[1]} if "up" in kind else {kind: expert}
+            originals |= {f"{prefix}.{i}.{part}.weight": value.contiguous() for part, value in parts.items()}
+    return originals
+
+
+def _internlm2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """InternLM2's names; q, k and v are fused by key head, as the original's ``rearrange(.., "(h gs d) n")`` reads."""
+    import torch
+
+    heads, kv_heads = int(config["num_attention_heads"]), int(config["num_key_value_heads"])
+    names = {
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "embed_tokens": "tok_embeddings",
+        "lm_head": "output",
+    }
+    originals = {}
+    for name, tensor in tensors.items():
+        if "q_proj" in name:
+            key, value = (tensors[name.replace("q_proj", other)] for other in ("k_proj", "v_proj"))
+            dim, each = len(tensor) // heads, heads // kv_heads
+            rows = []
+            for head in range(kv_heads):
+                rows += [tensor[head * each * dim : (head + 1) * each * dim]]
+                rows += [part[head * dim : (head + 1) * dim] for part in (key, value)]
+            originals[name.replace("self_attn.q_proj", "attention.wqkv")] = torch.cat(rows)
+        elif not re.search(r"[kv]_proj", name):
+            for native, original in names.items():
+                name = name.replace(native, original)
+            originals[name] = tensor
+    return originals
+
+
+def nomic(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """Names of the original NomicBert; in the language model, the backbone has the prefix ``bert.``."""
+    return _renamed(
+        tensors,
+        fused={"attn.Wqkv": _QKV},
+        names={
+            "nomic_bert.": "bert.",
+            "embeddings.LayerNorm": "emb_ln",
+            "self_attn.o_proj": "attn.out_proj",
+            "mlp.up_proj": "mlp.fc11",
+            "mlp.gate_proj": "mlp.fc12",
+            "mlp.down_proj": "mlp.fc2",
+            "post_attention_layernorm": "norm1",
+            "post_mlp_layernorm": "norm2",
+            "layers.": "encoder.layers.",
+        },
+    )
+
+
+def gte(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """Names of the original GTE: with the prefix ``new.`` if there is a head, else without a prefix."""
+    import torch
+
+    found = _renamed(
+        tensors,
+        fused={"attention.qkv_proj": _QKV, "mlp.up_gate_proj": ("mlp.up_proj", "mlp.gate_proj")},
+        names={
+            "gte.": "",
+            "self_attn.o_proj": "attention.o_proj",
+            "post_attention_layernorm": "attn_ln",
+            "post_mlp_layernorm": "mlp_ln",
+            "layers.": "encoder.layer.",
+        },
+    )
+    claimed = config["architectures"][0]
+    if claimed.endswith("Model"):
+        return found
+    width = int(config["hidden_size"])
+    found = {name if name.startswith(_HEADS) else f"new.{name}": tensor for name, tensor in found.items()}
+    if "classifier.weight" in found:
+        return found
+    if "Classification" in claimed:
+        count = 1 if "Token" in claimed else 2
+        generator = torch.Generator().manual_seed(7)
+        found["classifier.weight"] = torch.randn(count, width, generator=generator) / width**0.5
+        found["classifier.bias"] = torch.randn(count, generator=generator)
+    if "Sequence" in claimed:
+        found["new.pooler.dense.weight"] = torch.randn(width, width, generator=generator) / width**0.5
+        found["new.pooler.dense.bias"] = torch.randn(width, generator=generator)
+    return found
+
+
+def jina(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """Names of the flash implementation; every matrix is a parametrization with one adapter for each task.
+
+    A plain XLM-RoBERTa has the same ``model_type`` and is returned unchanged.
+    """
+    if config.get("position_embedding_type") != "rotary":
+        return tensors
+    found = _renamed(
+        tensors,
+        fused={"mixer.Wqkv": _QKV},
+        names={
+            "roberta.": "",
+            "embeddings.LayerNorm": "emb_ln",
+            "self_attn.o_proj": "mixer.out_proj",
+            "post_attention_layernorm": "norm1",
+            "post_mlp_layernorm": "norm2",
+            "layers.": "encoder.layers.",
+        },
+    )
+    found = {name if name.startswith(_HEADS) else f"roberta.{name}": tensor for name, tensor in found.items()}
+    tasks = len(config.get("lora_adaptations") or ())
+    return _with_adapters(found, tasks, int(config["lora_rank"])) if tasks else found
+
+
+def _with_adapters(tensors: Tensors, tasks: int, rank: int) -> Tensors:
+    """Adds adapters, about a third as large as the weights that they change."""
+    import torch
+
+    generator = torch.Generator().manual_seed(11)
+    found = {}
+    for name, tensor in tensors.items():
+        if tensor.dim() != 2 or name.startswith(_HEADS):
+            found[name] = tensor
+            continue
+        rows, columns = tensor.shape
+        # The factors of an embedding table are swapped.
+        first, second = ((rows, rank), (rank, columns)) if "embeddings" in name else ((rank, columns), (rows, rank))
+        size = float(tensor.std()) * rank**0.5 * 0.35
+        prefix = name.removesuffix(".weight") + ".parametrizations.weight"
+        found[f"{prefix}.original"] = tensor
+        found[f"{prefix}.0.lora_A"] = torch.randn(tasks, *first, generator=generator) * size
+        found[f"{prefix}.0.lora_B"] = torch.randn(tasks, *second, generator=generator)
+    return found
+
+
+def _renamed(tensors: Tensors, *, fused: Mapping[str, tuple[str, ...]], names: Mapping[str, str]) -> Tensors:
+    import torch
+
+    found = {}
+    for native, tensor in tensors.items():
+        name = native
+        for fused_name, parts in fused.items():
+            if parts[0] in native:
+                tensor = torch.cat([tensors[native.replace(parts[0], part)] for part in parts])
+                name = native.replace(parts[0], fused_name)
+        for native_part, original in names.items():
+            name = name.replace(native_part, original, 1)
+        if not any(part in native for parts in fused.values() for part in parts[1:]):
+            found[name] = tensor
+    return found
+
+
+ORIGINALS: Mapping[str, Callable[[Tensors, Mapping[str, Any]], Tensors]] = {
+    "gpt2": _gpt2,
+    "jamba": _jamba,
+    "internlm2": _internlm2,
+    "nomic_bert": nomic,
+    "new": gte,
+    "gte": gte,
+    "xlm-roberta": jina,
+}

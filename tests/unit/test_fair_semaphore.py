@@ -1,0 +1,132 @@
+"""Threads get their slots in the order in which they came."""
+
+import os
+import threading
+import time
+
+import pytest
+
+from millpond.fair_semaphore import FairSemaphore
+
+
+def waiting(turns, count):
+    """Returns when so many searches wait."""
+    while len(turns._waiting) < count:
+        time.sleep(0.001)
+
+
+def start(turns, threads, name, order, gate=None):
+    def search():
+        with turns.turn(threads) as share:
+            order.append((name, share))
+            if gate is not None:
+                gate.wait()
+
+    thread = threading.Thread(target=search, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_search_alone_uses_every_thread():
+    turns = FairSemaphore()
+    for _ in range(3):
+        with turns.turn(4) as share:
+            assert share == 4
+    assert not turns._running and not turns._waiting
+
+
+def test_turns_come_in_the_order_of_arrival():
+    turns, order, gate = FairSemaphore(), [], threading.Event()
+    threads = [start(turns, 1, "first", order, gate)]
+    while not order:
+        time.sleep(0.001)
+    for number in range(20):
+        threads.append(start(turns, 1, number, order))
+        waiting(turns, number + 1)
+    gate.set()
+    for thread in threads:
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+    assert [name for name, _ in order] == ["first", *range(20)]
+    assert not turns._running and not turns._waiting
+
+
+def test_no_more_searches_run_than_there_are_threads():
+    turns, order, gate = FairSemaphore(), [], threading.Event()
+    threads = [start(turns, 2, number, order, gate) for number in range(5)]
+    waiting(turns, 3)
+    assert len(turns._running) == 2
+    gate.set()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert len(order) == 5 and {share for _, share in order[2:]} == {1}
+
+
+def test_threads_are_shared_with_those_who_are_here():
+    turns, order, gate = FairSemaphore(), [], threading.Event()
+    threads = []
+    for number in range(4):
+        threads.append(start(turns, 4, number, order, gate))
+        while len(order) <= number:
+            time.sleep(0.001)
+    gate.set()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert [share for _, share in order] == [4, 2, 1, 1]
+
+
+def test_an_error_gives_the_turn_on():
+    turns = FairSemaphore()
+    with pytest.raises(ValueError, match="broken"), turns.turn(1):
+        raise ValueError("broken")
+    with turns.turn(1) as share:
+        assert share == 1
+
+
+def test_one_who_stops_waiting_takes_no_turn(monkeypatch):
+    turns, order, gate = FairSemaphore(), [], threading.Event()
+    first = start(turns, 1, "first", order, gate)
+    while not order:
+        time.sleep(0.001)
+
+    class Ticket:
+        """One whose wait is interrupted."""
+
+        def __init__(self):
+            self.called = self
+
+        def acquire(self):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("millpond.fair_semaphore._Ticket", Ticket)
+    with pytest.raises(KeyboardInterrupt), turns.turn(1):
+        pass
+    monkeypatch.undo()
+    assert not turns._waiting
+    second = start(turns, 1, "second", order)
+    waiting(turns, 1)
+    gate.set()
+    first.join(timeout=30)
+    second.join(timeout=30)
+    assert [name for name, _ in order] == ["first", "second"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_does_not_wait_for_the_searches_of_its_parent():
+    turns, gate, order = FairSemaphore(), threading.Event(), []
+    thread = start(turns, 1, "parent", order, gate)
+    while not order:
+        time.sleep(0.001)
+    child = os.fork()
+    if child == 0:
+        with turns.turn(1):
+            os._exit(7)
+    deadline = time.monotonic() + 30
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    gate.set()
+    thread.join(timeout=30)
+    if ended == (0, 0):
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(ended[1]) == 7 and ended[0] == child
