@@ -34,7 +34,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def terminal():
     leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 110, 0, 0))
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
     terminal = Terminal()
     terminal.follower = follower
     yield terminal
@@ -86,8 +86,8 @@ def draw(terminal, options, finished, computed=0):
 @pytest.mark.parametrize(
     ("options", "state", "last"),
     [
-        ({"total": 10_000}, r" 40%\|#+\D* *\| 4,000/10,000 records in 00:00, 00:00 left", "100%|#"),
-        ({"position": File()}, r" 40%\|#+\D* *\| 4,000 records in 00:00, 00:00 left", "100%|#"),
+        ({"total": 10_000}, r" 40%\|#+\d? *\| 4,000/10,000 records in 00:00, 00:00 left", "100%|#"),
+        ({"position": File()}, r" 40%\|#+\d? *\| 4,000 records in 00:00, 00:00 left", "100%|#"),
         ({}, r"4,000 records in 00:00", "10,000 records in 00:00"),
     ],
     ids=["a list", "a file", "a stream"],

@@ -15,7 +15,7 @@ import pytest
 from pymilvus import DataType, MilvusClient
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError, MissingExtraError
-from millpond.ingest import WriteBatch, IngestReport, Record, SinkError, ingest, open_sink, point_id
+from millpond.ingest import IngestReport, Record, SinkError, WriteBatch, ingest, open_sink, point_id
 from millpond_milvus import MilvusSink, sink_from_url
 from millpond_milvus.filters import to_expression
 from millpond_milvus.schema import SCHEMAS

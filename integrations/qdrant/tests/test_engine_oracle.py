@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from millpond import Engine
-from millpond.ingest import WriteBatch, Record, ingest, point_id
+from millpond.ingest import Record, WriteBatch, ingest, point_id
 from millpond_qdrant import QdrantSink
 from millpond_qdrant.filters import to_filter
 

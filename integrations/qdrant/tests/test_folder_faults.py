@@ -18,7 +18,7 @@ from tests.late_interaction.index_contract import ragged
 
 from millpond import Engine
 from millpond.errors import SinkError
-from millpond.ingest import WriteBatch, Record, point_id
+from millpond.ingest import Record, WriteBatch, point_id
 from millpond_qdrant import QdrantIndex, QdrantSink
 
 WIDTH = 64

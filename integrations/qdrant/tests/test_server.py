@@ -15,7 +15,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from millpond import Engine
-from millpond.ingest import WriteBatch, Record, SinkError, ingest, point_id
+from millpond.ingest import Record, SinkError, WriteBatch, ingest, point_id
 from millpond.ingest.delivery import RetryPolicy
 from millpond.ingest.manifest import CollectionManifest
 from millpond_qdrant import QdrantSink

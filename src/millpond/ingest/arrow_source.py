@@ -99,8 +99,8 @@ class ArrowReader:
         identity = types.get(columns.id)
         if identity is not None and not self._is_identity(identity):
             raise InvalidRequestError(
-                f"{self._name}: column {columns.id!r} is of type {identity}; an id is a str, an integer or a UUID: name "
-                "another column, or cast it"
+                f"{self._name}: column {columns.id!r} is of type {identity}; an id is a str, an integer or a UUID: "
+                "name another column, or cast it"
             )
         with_bytes = [column for column, kind in types.items() if self._holds_bytes(kind)]
         if with_bytes:

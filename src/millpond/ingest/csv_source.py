@@ -86,14 +86,16 @@ class CsvRows:
         """Yields the cells of a row and ``None``, or no cells and the fault of the row."""
         csv.field_size_limit(max(csv.field_size_limit(), _FIELD_CHARS))
         reader, broken = self._reader(), False
+        fault: str | None
+        cells: list[str]
         while True:
             self.line += len(self.taken)
             self.taken.clear()
-            fault = None
+            fault, cells = None, []
             try:
-                cells = next(reader, None)
-                if cells is None:
+                if (row := next(reader, None)) is None:
                     return
+                cells = row
                 if broken and not self._clean.fullmatch("".join(self.taken)):
                     fault = "a quote in an unquoted cell, behind a row that is not CSV"
             except csv.Error as error:

@@ -124,7 +124,7 @@ class EmbeddedRows:
         ends = list(accumulate(len(record.chunks) for record in records))
         whole = len(self.chunks) == len(records)  # one chunk each, as in nearly every run
         spans = pairwise([0, *ends])
-        cut_ids = [self.chunks[index].id for index in np.flatnonzero(self.truncated)]
+        cut_ids = [self.chunks[index].id for index in np.flatnonzero(self.truncated).tolist()]
         return EmbeddedRecords(
             records=records,
             batch=WriteBatch(

@@ -154,7 +154,7 @@ class CollectionEntries:
             )
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Remove the entries of records that the collection holds no more, and of pieces that were records themselves."""
+        """Remove the entries of records that the collection holds no more, and of their pieces that were records."""
         removed = list(ids)
         with self._journal.writing() as connection:
             connection.executemany(

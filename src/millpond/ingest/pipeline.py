@@ -227,9 +227,7 @@ def run_ingest(
                 dead_letters.close(complete=complete)
 
 
-def _open_files(
-    stack: ExitStack, options: RunOptions, source: object
-) -> tuple[Journal | None, DeadLetterFile | None]:
+def _open_files(stack: ExitStack, options: RunOptions, source: object) -> tuple[Journal | None, DeadLetterFile | None]:
     """The journal, and the file of the dead letters."""
     path, letters = options.journal, options.dead_letters
     if path is None and options.verify:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _TICK = 0.1  # seconds between two looks at the counts
 _DRAWN_TICKS = 2  # the bar is drawn at every second look
 _OPEN = "{desc} in {elapsed}{postfix}"
+_WHOLE = "{percentage:3.0f}%|{bar}| {desc} in {elapsed}{postfix}"
 _SHARE = "{percentage:3.0f}%|{bar}| {desc} in {elapsed}, {remaining} left{postfix}"
 
 
@@ -91,7 +92,7 @@ class IngestProgress:
         self._trace.sample(counts, {}, last=True)
         if not self._bar.disable and not report.stopped:
             self._bar.n = self._bar.total or report.read
-            self._bar.bar_format = self._bar.bar_format.replace(", {remaining} left", "")
+            self._bar.bar_format = _WHOLE if self._bar.total else _OPEN
             self._draw({**counts, "finished": report.read}, {})
 
     def _tick(self) -> None:

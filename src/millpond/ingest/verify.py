@@ -68,7 +68,7 @@ class RecordSample:
 def forget_missing(sink: Reads, entries: CollectionEntries) -> int:
     """Remove the entries of records that the collection lacks: it was deleted, or restored from a copy.
 
-    The collection is trusted if it has as many rows as the entries say, and the rows of the first and the last ids; else
+    The collection is trusted if it has as many rows as the entries say, and those of the first and the last ids; else
     every row is looked for by its id.
 
     Returns:
@@ -134,9 +134,7 @@ def _is_stored(row: StoredRow | None, batch: WriteBatch, index: int, readable: I
     return (
         row is not None
         and row.content_hash in ("", content_hash(batch.records[index].text))
-        and all(
-            width in row.vectors and _alike(row.vectors[width], batch.vectors[width][index]) for width in readable
-        )
+        and all(width in row.vectors and _alike(row.vectors[width], batch.vectors[width][index]) for width in readable)
     )
 
 

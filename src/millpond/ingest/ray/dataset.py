@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -158,7 +158,7 @@ def _records(ds: Dataset, rows: RowReader) -> Iterator[Record | Rejected]:
     log.setLevel(logging.ERROR)  # it tells every step, and that its bars are off
     try:
         for table in ds.iter_batches(batch_size=_READ_ROWS, batch_format="pyarrow"):
-            for row in table.to_pylist():
+            for row in cast(pa.Table, table).to_pylist():
                 yield rows.item(row, f"row {number}")
                 number += 1
     finally:
@@ -244,7 +244,9 @@ class BatchEmbedder:
             found = [row.get(vector_name(width)) for row in rows]
             values = np.stack([np.zeros(width, np.float32) if each is None else each for each in found] or [[]])
             columns[vector_name(width)] = pa.FixedSizeListArray.from_arrays(
-                pa.array(values.ravel(), pa.float32()), width, mask=pa.array([each is None for each in found], pa.bool_())
+                pa.array(values.ravel(), pa.float32()),
+                width,
+                mask=pa.array([each is None for each in found], pa.bool_()),
             )
         if self._keep_failed:
             columns["error"] = pa.array([row.get("error") for row in rows], pa.string())

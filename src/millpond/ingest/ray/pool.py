@@ -63,7 +63,7 @@ class WorkerPool:
     @property
     def unwritten(self) -> int:
         """Vectors that the workers' caches could not store."""
-        return sum(each.count for each in list(self._uncached.values()))
+        return sum(each.vectors for each in list(self._uncached.values()))
 
     @property
     def write_error(self) -> str | None:

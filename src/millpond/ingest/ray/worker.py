@@ -59,11 +59,11 @@ class Uncached(NamedTuple):
     """What a worker's cache could not store.
 
     Attributes:
-        count: Vectors.
+        vectors: How many vectors.
         error: Why.
     """
 
-    count: int
+    vectors: int
     error: str | None
 
 
